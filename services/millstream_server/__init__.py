@@ -1,0 +1,1 @@
+"""Millstream: disaggregated serving of large language models as gRPC microservices."""

@@ -1,0 +1,1 @@
+"""Inference engines behind one small Protocol: `sglang` (real) and `simulated` (by hand)."""

@@ -1,0 +1,1 @@
+"""What every service stands on: errors, settings, server bootstrap, health, logging."""

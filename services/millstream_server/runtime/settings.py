@@ -1,0 +1,171 @@
+"""Typed settings: command-line flags over environment over defaults, read once at the edge.
+
+The only module that reads `os.environ`. A component states its settings as a frozen dataclass whose
+fields carry `setting(...)`; `load` makes flags (`--step-s`) and variables (`MILLSTREAM_STEP_S`) of
+them, and stops the process with a sentence that names a value that doesn't parse.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import enum
+import json
+import os
+import sys
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_PREFIX = "MILLSTREAM_"
+
+
+class SettingsError(Exception):
+    """A setting is missing, doesn't parse or contradicts another; the text names it."""
+
+
+def setting(default: Any = dataclasses.MISSING, *, help: str, secret: bool = False) -> Any:  # noqa: A002
+    """Declare one setting.
+
+    ``secret`` settings come from the environment only (flags show in process lists) and are masked
+    when the configuration is printed.
+    """
+    return dataclasses.field(default=default, metadata={"help": help, "secret": secret})
+
+
+def load(
+    cls: type[T],
+    argv: Sequence[str] | None = None,
+    env: Mapping[str, str] | None = None,
+    *,
+    prog: str,
+    description: str,
+) -> T:
+    """Read settings, or stop the process (exit code 2) with a sentence that says what to mend."""
+    env = os.environ if env is None else env
+    parser = _parser(cls, prog, description)
+    flags = vars(parser.parse_args(argv))
+    try:
+        settings = _build(cls, flags, env)
+    except SettingsError as error:
+        parser.error(str(error))
+    if flags["print_config"]:
+        sys.stdout.write(json.dumps(describe(settings), indent=2) + "\n")
+        raise SystemExit(0)
+    return settings
+
+
+def describe(settings: Any) -> dict[str, Any]:
+    """Give the effective settings as JSON types, secrets masked."""
+    return {
+        f.name: "***" if f.metadata["secret"] and getattr(settings, f.name) else _plain(
+            getattr(settings, f.name)
+        )
+        for f in dataclasses.fields(settings)
+    }
+
+
+def _parser(cls: type[Any], prog: str, description: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"Every flag can be set as {_PREFIX}<NAME> in the environment; a flag wins.",
+        allow_abbrev=False,
+    )
+    for f in dataclasses.fields(cls):
+        text = f.metadata["help"]
+        if f.default is dataclasses.MISSING:
+            text += " (required)"
+        elif f.default not in (None, "", ()):
+            text += f" (default: {_plain(f.default)})"
+        if f.metadata["secret"]:
+            parser.epilog = f"{parser.epilog}\nFrom the environment only: {_variable(f)}: {text}"
+            continue
+        parser.add_argument(
+            "--" + f.name.replace("_", "-"),
+            default=None,
+            metavar=f.name.rsplit("_", 1)[-1].upper(),
+            help=text.replace("%", "%%"),
+        )
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the effective settings and stop"
+    )
+    return parser
+
+
+def _variable(f: dataclasses.Field[Any]) -> str:
+    return _PREFIX + f.name.upper()
+
+
+def _build(cls: type[T], flags: Mapping[str, Any], env: Mapping[str, str]) -> T:
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    for f in dataclasses.fields(cls):  # type: ignore[arg-type]
+        text = flags.get(f.name)
+        source = "--" + f.name.replace("_", "-")
+        if text is None and _variable(f) in env:
+            text, source = env[_variable(f)], _variable(f)
+        if text is not None:
+            values[f.name] = _parse(text, hints[f.name], source)
+        elif f.default is dataclasses.MISSING:
+            message = f"{source} is required (or {_variable(f)} in the environment): " + str(
+                f.metadata["help"]
+            )
+            raise SettingsError(message)
+    return cls(**values)
+
+
+def _parse(text: str, kind: Any, source: str) -> Any:
+    options = [k for k in typing.get_args(kind) if k is not NoneType]
+    if typing.get_origin(kind) is tuple:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if options:
+        return None if text == "" else _parse(text, options[0], source)
+    parse = _SCALARS.get(kind)
+    if parse is None and issubclass(kind, enum.Enum):
+        parse = kind
+    if parse is None:
+        message = f"settings of type {kind} are not supported"
+        raise TypeError(message)
+    try:
+        return parse(text)
+    except ValueError:
+        raise SettingsError(f"{source}: {text!r} is not {_expected(kind)}") from None
+
+
+def _bool(text: str) -> bool:
+    try:
+        return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}[
+            text.lower()
+        ]
+    except KeyError:
+        raise ValueError(text) from None
+
+
+_SCALARS: dict[Any, Callable[[str], Any]] = {
+    str: str,
+    int: int,
+    float: float,
+    bool: _bool,
+    Path: Path,
+}
+
+
+def _expected(kind: Any) -> str:
+    if kind is bool:
+        return "true or false"
+    if kind in _SCALARS:
+        return {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
+    return "one of " + ", ".join(str(member.value) for member in kind)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value

@@ -1,0 +1,55 @@
+"""Settings of a worker process."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream_server.runtime.settings import setting
+
+
+class EngineKind(enum.Enum):
+    """Which engine answers."""
+
+    SGLANG = "sglang"
+    SIMULATED = "simulated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """Read by `python -m millstream_server.prefill` and `python -m millstream_server.decode`."""
+
+    listen: str = setting("0.0.0.0:50051", help="address to serve on, HOST:PORT")
+    model_path: Path | None = setting(
+        None, help="model directory (weights and config); not needed by the simulated engine"
+    )
+    model_name: str = setting("", help="name the model is served under; empty: the directory's name")
+    engine: EngineKind = setting(EngineKind.SGLANG, help="sglang or simulated")
+    device: str = setting("auto", help="auto, cuda or cpu")
+    dtype: str = setting("auto", help="auto, bfloat16, float16 or float32")
+    max_total_tokens: int = setting(0, help="KV cache size in tokens; 0: what fits")
+    max_running_requests: int = setting(0, help="most requests at once; 0: the engine decides")
+    context_length: int = setting(0, help="most tokens of prompt and completion; 0: the model's")
+    deterministic: bool = setting(
+        False, help="deterministic inference; turns SamplingParams.seed on, costs some speed"
+    )
+    engine_tokenizer: bool = setting(
+        False, help="give the engine a tokenizer; turns min_new_tokens and constraints on"
+    )
+    bootstrap_host: str = setting(
+        "127.0.0.1", help="prefill: address at which decode workers reach this one's KV bootstrap"
+    )
+    bootstrap_port: int = setting(8998, help="prefill: port of the KV bootstrap")
+    transfer_backend: str = setting("nixl", help="how KV moves: nixl or mooncake")
+    transfer_timeout_s: float = setting(30.0, help="longest wait for the other leg of a hand-off")
+    engine_args: str = setting("", help="further SGLang ServerArgs, as a JSON object")
+    warm_up_timeout_s: float = setting(120.0, help="longest warm-up before the start fails")
+    drain_s: float = setting(30.0, help="on SIGTERM: longest wait for running requests")
+    ticket_key: str = setting(
+        "", help="hex key, 32 bytes or more, that signs hand-off tickets", secret=True
+    )
+    simulated_step_s: float = setting(0.0, help="simulated: time of a decode step")
+    simulated_prefill_s_per_token: float = setting(0.0, help="simulated: prefill time per token")
+    simulated_vocab_size: int = setting(32000, help="simulated: vocabulary size")
+    log_level: str = setting("info", help="debug, info, warning or error")
