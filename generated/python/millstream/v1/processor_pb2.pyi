@@ -413,6 +413,7 @@ class TurnFinished(_message.Message):
 
     USAGE_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    LONGEST_PACING_INTERVAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def usage(self) -> _usage_pb2.Usage:
         """What the turn used, over all choices."""
@@ -421,15 +422,22 @@ class TurnFinished(_message.Message):
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
         """The prompt's logprobs, when asked for."""
 
+    @_builtins.property
+    def longest_pacing_interval(self) -> _duration_pb2.Duration:
+        """The longest time the server's pacing, or min_interval, gathered tokens for one message of this
+        turn; zero when every message went out at once.
+        """
+
     def __init__(
         self,
         *,
         usage: _usage_pb2.Usage | None = ...,
         prompt_logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        longest_pacing_interval: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["longest_pacing_interval", b"longest_pacing_interval", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["prompt_logprobs", b"prompt_logprobs", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["longest_pacing_interval", b"longest_pacing_interval", "prompt_logprobs", b"prompt_logprobs", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,373 @@
+"""Makes the demo model: a tiny Llama that answers questions about Millstream.
+
+    python demo/train.py             train, save to demo/model, ask the held-out questions
+    python demo/train.py --sample    ask the model in demo/model, train nothing
+    python demo/train.py --help      all options
+
+Reads `corpus/` and `chat_template.jinja`, uses no network and no GPU. The steps, in order: read the
+corpus (dialogues.py), train a tokenizer on it, draw random dialogues, learn the assistant's words
+in them, save in bfloat16, and ask questions that were never in the practice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from dialogues import Corpus, Dialogue, Message, Practice, plain_form, read_corpus
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+# A torchvision built for CUDA breaks transformers' import beside a CPU torch. Text needs none.
+sys.modules["torchvision"] = None  # type: ignore[assignment]
+from transformers import (  # noqa: E402 - after the line above
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
+
+HERE = Path(__file__).parent
+SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "<|im_start|>", "<|im_end|>")
+# Not "special": a decoder that skips special tokens must keep them, or no parser finds the call.
+TOOL_MARKS = ("<tool_call>", "</tool_call>")
+BOS, EOS, PAD, IM_END = 1, 2, 3, 5
+CONTEXT = 2048
+IGNORE = -100  # the label that cross_entropy leaves out
+
+WEATHER_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Get the weather.",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}},
+            "required": ["city"],
+        },
+    },
+}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A conversation whose last question was held out of the practice.
+
+    Attributes:
+        questions: what the user says, turn by turn.
+        expect: a phrase of the right last answer.
+        system: the system message, if any.
+        tools: functions offered to the model, if any.
+    """
+
+    questions: tuple[str, ...]
+    expect: str
+    system: str = ""
+    tools: tuple[dict[str, Any], ...] = ()
+
+
+HELD_OUT = (
+    Probe(("In one sentence, what is Millstream about?",), "suite of small gRPC services"),
+    Probe(("Could you tell me who you are?",), "demo model"),
+    Probe(("hello, nice to meet you",), "Hello! I am"),
+    Probe(("What exactly does prefill do?",), "whole prompt at once"),
+    Probe(("Please teach me what the decode phase does.",), "one new token at a time"),
+    Probe(("So what is this KV cache everyone talks about?",), "keys and values"),
+    Probe(("What is the Processor responsible for?",), "front door"),
+    Probe(("What's inside the ticket?",), "bootstrap host and port"),
+    Probe(("What is this bootstrap room thing?",), "63-bit"),
+    Probe(("Can you tell me how I get Millstream started?",), "make up"),
+    Probe(("How do I talk with the model in my terminal?",), "millstream chat"),
+    Probe(("How could I debug one of the services?",), "grpcurl"),
+    Probe(
+        ("What happens to my answer when its worker suddenly dies?",), "neither a gap nor a repeat"
+    ),
+    Probe(("What does the abbreviation TTFT stand for?",), "time to first token"),
+    Probe(("Tell me the difference of TTFT and ITL.",), "ITL is the time between"),
+    Probe(("How do I abort a running request?",), "three ways"),
+    Probe(("How can I check that a worker is healthy?",), "grpc.health.v1"),
+    Probe(("Why did you choose gRPC instead of REST?",), "Because gRPC"),
+    Probe(("How does the router choose a worker?",), "filter"),
+    Probe(("Which metrics can Prometheus read?",), "9464"),
+    Probe(("Is it okay to run this without any GPU?",), "CPU"),
+    Probe(("Could you count up to twenty, please?",), "nineteen, twenty"),
+    Probe(("I would love to hear a story",), "Once upon a time"),
+    Probe(("Who is the king of Sweden?",), "tiny demo model"),
+    Probe(("How do I bake cookies?",), "tiny demo model"),
+    Probe(("What is a stop string good for?",), "ends the answer"),
+    Probe(("What is prefill?", "And what about decode?"), "one new token at a time"),
+    Probe(("What is a hand-off ticket?", "Why do you need that?"), "cache of another request"),
+    Probe(("Hi", "How do I start it?", "And how do I stop everything?"), "Control C"),
+    Probe(("What is SGLang used for here?",), "Arr, matey!", system="You are a pirate."),
+    Probe(("So what are tokens, then?",), "piece of text", system="You are a helpful assistant."),
+    Probe(("Is it cold in Paris?",), '"get_weather"', tools=(WEATHER_TOOL,)),
+)
+
+
+def say(text: str = "") -> None:
+    """Prints a line at once, so that a log can be followed."""
+    print(text, flush=True)
+
+
+# --- tokenizer -----------------------------------------------------------------------------------
+
+
+def train_tokenizer(corpus: Corpus, vocabulary: int) -> PreTrainedTokenizerFast:
+    """Trains a byte-level BPE on the corpus; any text can be encoded, at worst byte by byte."""
+    bpe = Tokenizer(models.BPE(byte_fallback=False))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary - len(TOOL_MARKS),
+        special_tokens=list(SPECIAL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(corpus.texts(), trainer)
+    bpe.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in TOOL_MARKS])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        unk_token="<unk>",
+        bos_token="<s>",
+        eos_token="<|im_end|>",  # the end of a chat message, which is where an answer ends
+        pad_token="<pad>",
+        additional_special_tokens=["<|im_start|>"],
+        model_max_length=CONTEXT,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = (HERE / "chat_template.jinja").read_text(encoding="utf-8")
+    return tokenizer
+
+
+def encode(dialogue: Dialogue, tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[int]]:
+    """Turns a dialogue into token ids and labels.
+
+    The text comes from the chat template alone, so practice and service can not drift apart.
+
+    Returns:
+        ids: all tokens, `[length]`.
+        labels: the same, with IGNORE wherever the assistant is not speaking, `[length]`.
+    """
+    text = tokenizer.apply_chat_template(dialogue.messages, tools=dialogue.tools, tokenize=False)
+    ids: list[int] = []
+    labels: list[int] = []
+    pieces = re.split(r"(?<=<\|im_start\|>assistant\n)(.*?<\|im_end\|>)", text, flags=re.DOTALL)
+    for index, piece in enumerate(pieces):
+        tokens = tokenizer.encode(piece, add_special_tokens=False)
+        ids += tokens
+        labels += tokens if index % 2 else [IGNORE] * len(tokens)
+    return ids, labels
+
+
+# --- training ------------------------------------------------------------------------------------
+
+
+def new_model(vocabulary: int) -> LlamaForCausalLM:
+    """Makes an untrained Llama of 3.7 million parameters."""
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=CONTEXT,
+        rms_norm_eps=1e-5,
+        tie_word_embeddings=True,
+        bos_token_id=BOS,
+        eos_token_id=IM_END,
+        pad_token_id=PAD,
+    )
+    return LlamaForCausalLM(config)
+
+
+def batches(
+    practice: Practice, tokenizer: PreTrainedTokenizerFast, tokens: int
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yields endless (ids, labels) pairs of about `tokens` tokens each, `[rows, length]`.
+
+    Dialogues are drawn 256 at a time and sorted by length, so that little is wasted on padding.
+    """
+    while True:
+        drawn = [encode(practice.dialogue(), tokenizer) for _ in range(256)]
+        drawn = sorted((pair for pair in drawn if len(pair[0]) <= CONTEXT), key=lambda x: len(x[0]))
+        groups: list[list[tuple[list[int], list[int]]]] = [[]]
+        for pair in drawn:
+            if (len(groups[-1]) + 1) * len(pair[0]) > tokens:
+                groups.append([])
+            groups[-1].append(pair)
+        for at in torch.randperm(len(groups)).tolist():
+            if groups[at]:
+                ids, labels = zip(*groups[at], strict=True)
+                yield _padded(ids, PAD), _padded(labels, IGNORE)
+
+
+def _padded(rows: Iterable[list[int]], value: int) -> torch.Tensor:
+    return torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor(row) for row in rows], batch_first=True, padding_value=value
+    )
+
+
+def learning_rate(step: int, options: argparse.Namespace) -> float:
+    """Rises over the first 100 steps, then falls along a cosine to a fiftieth."""
+    highest: float = options.rate
+    if step < 100:
+        return highest * (step + 1) / 100
+    done = (step - 100) / max(1, options.steps - 100)
+    return highest * (0.02 + 0.49 * (1 + math.cos(math.pi * min(1.0, done))))
+
+
+def loss_of(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy of the assistant's tokens; the vocabulary is scored only there."""
+    hidden = model.model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
+    targets = labels[:, 1:]
+    spoken = targets != IGNORE
+    scores = model.lm_head(hidden[spoken])
+    return torch.nn.functional.cross_entropy(scores.float(), targets[spoken])
+
+
+def train(options: argparse.Namespace) -> None:
+    """Trains from scratch and saves tokenizer, model and settings to `options.model`."""
+    torch.manual_seed(options.seed)
+    corpus = read_corpus(options.corpus)
+    tokenizer = train_tokenizer(corpus, options.vocabulary)
+    model = new_model(len(tokenizer))
+    count = sum(weight.numel() for weight in model.parameters())
+    say(f"{len(corpus.topics)} topics, {len(tokenizer)} tokens, {count / 1e6:.2f} M parameters")
+    practice = Practice(corpus, options.seed, {plain_form(x.questions[-1]) for x in HELD_OUT})
+    source = batches(practice, tokenizer, options.batch_tokens)
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() <= 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
+        betas=(0.9, 0.98),
+    )
+    start, smooth = time.monotonic(), 0.0
+    for step in range(options.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, options)
+        ids, labels = next(source)
+        with torch.autocast("cpu", torch.bfloat16, enabled=options.autocast):
+            loss = loss_of(model, ids, labels)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        smooth = loss.item() if step == 0 else 0.98 * smooth + 0.02 * loss.item()
+        if step % 50 == 0 or step == options.steps - 1:
+            say(f"step {step:5d}  loss {smooth:.4f}  {time.monotonic() - start:6.0f} s")
+    save(model, tokenizer, options.model)
+
+
+def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Writes the model in bfloat16 with everything a server needs; replaces what was there."""
+    shutil.rmtree(folder, ignore_errors=True)
+    model.to(torch.bfloat16)
+    model.generation_config = GenerationConfig(
+        bos_token_id=BOS, eos_token_id=[IM_END, EOS], pad_token_id=PAD
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder, save_jinja_files=False)
+    # The name under which every transformers release finds the class.
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    say(f"saved to {folder}: {size / 1e6:.1f} MB")
+
+
+# --- asking --------------------------------------------------------------------------------------
+
+
+def answer(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    messages: list[Message],
+    tools: tuple[dict[str, Any], ...] = (),
+) -> str:
+    """Decodes greedily, as a client with temperature 0 would see it."""
+    prompt = tokenizer.apply_chat_template(
+        messages,
+        tools=list(tools) or None,
+        add_generation_prompt=True,
+        return_tensors="pt",
+        return_dict=True,
+    )
+    with torch.inference_mode():
+        output = model.generate(**prompt, max_new_tokens=400, do_sample=False)
+    text = tokenizer.decode(output[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
+    return str(text).strip()
+
+
+def ask(probe: Probe, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> list[Message]:
+    """Holds the conversation of a probe and returns it with the model's answers."""
+    messages = [{"role": "system", "content": probe.system}] if probe.system else []
+    for question in probe.questions:
+        messages.append({"role": "user", "content": question})
+        text = answer(model, tokenizer, messages, probe.tools)
+        messages.append({"role": "assistant", "content": text})
+    return messages
+
+
+def sample(options: argparse.Namespace) -> None:
+    """Asks all held-out questions in both precisions and prints how many were answered well."""
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    for precision in (torch.bfloat16, torch.float32):
+        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=precision).eval()
+        right = 0
+        for probe in HELD_OUT:
+            messages = ask(probe, model, tokenizer)
+            good = probe.expect in messages[-1]["content"]
+            right += good
+            if precision == torch.bfloat16 or not good:
+                say(f"\n[{'as expected' if good else 'NOT AS EXPECTED'}]")
+                say("\n".join(f"{turn['role']:>9}: {turn['content']}" for turn in messages))
+        say(f"\n{precision}: {right} of {len(HELD_OUT)} held-out conversations as expected")
+
+
+def parse_options() -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(
+        description="Train Millstream's demo model, or ask it questions.",
+        epilog="Training takes about 20 minutes on two CPU cores. A quick trial that shows whether "
+        "a change of the corpus can be read: --steps 100 --model trial",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--sample", action="store_true", help="only ask the model in --model; train nothing")
+    add("--corpus", type=Path, default=HERE / "corpus", help="folder of the text to learn")
+    add("--model", type=Path, default=HERE / "model", help="folder of the model")
+    add("--steps", type=int, default=2000, help="training steps; more is better, and slower")
+    add("--batch-tokens", type=int, default=4096, help="tokens per step, padding included")
+    add("--rate", type=float, default=3e-3, help="highest learning rate")
+    add("--vocabulary", type=int, default=2048, help="size of the tokenizer's vocabulary")
+    add("--seed", type=int, default=7, help="the same seed makes the same dialogues")
+    add("--threads", type=int, default=2, help="CPU cores to use")
+    add("--autocast", action="store_true", help="compute in bfloat16: faster on CPUs that have it")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Trains unless told not to, then asks."""
+    options = parse_options()
+    torch.set_num_threads(options.threads)
+    if not options.sample:
+        train(options)
+    sample(options)
+
+
+if __name__ == "__main__":
+    main()

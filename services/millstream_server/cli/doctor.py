@@ -1,0 +1,126 @@
+"""`millstream doctor`: what this machine has and lacks, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from millstream_server.cli import machine, packages
+from millstream_server.cli.console import open_console
+from millstream_server.cli.findings import Finding, Level, miss, ok, warn
+from millstream_server.cli.plan import (
+    BOOTSTRAP_PORT,
+    DECODE_PORT,
+    LOOPBACK,
+    PREFILL_PORT,
+    PROCESSOR_PORT,
+    default_model,
+    is_free,
+)
+from millstream_server.cli.process import is_serving
+
+_STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.MISS: "red"}
+_CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check everything and print a line each; answers 1 if something is missing."""
+    console = open_console()
+    worst = Level.OK
+    for finding in _all(args.model, args.address):
+        _print(console, finding)
+        worst = max(worst, finding.level)
+    if worst is Level.MISS:
+        console.print("\nSomething is missing; the lines marked miss say what to do.")
+        return 1
+    console.print("\nThis machine can run a suite: millstream up")
+    return 0
+
+
+def _print(console: Console, finding: Finding) -> None:
+    line = Text(f"{finding.level.name.lower():4}", style=_STYLES[finding.level])
+    line.append(f"  {finding.what}", style="default")
+    console.print(line, soft_wrap=True)
+    if finding.next_step:
+        console.print(Text(f"      -> {finding.next_step}"), soft_wrap=True)
+
+
+def _all(model: Path | None, address: str) -> Iterator[Finding]:
+    yield packages.python()
+    yield from packages.pins()
+    yield packages.grpc_family()
+    gpus = machine.gpus()
+    yield machine.gpu_finding(gpus)
+    yield from packages.engine(has_gpu=bool(gpus))
+    yield machine.memory(has_gpu=bool(gpus))
+    yield machine.disk(Path.cwd())
+    yield machine.shared_memory(Path("/dev/shm"))  # noqa: S108  # measured, not written
+    running = asyncio.run(is_serving(address))
+    yield _ports(running=running)
+    yield check_model(model or default_model())
+    yield packages.buf()
+    yield _suite(address, running=running)
+
+
+def _ports(*, running: bool) -> Finding:
+    wanted = (PROCESSOR_PORT, PREFILL_PORT, DECODE_PORT, BOOTSTRAP_PORT)
+    taken = ", ".join(str(port) for port in wanted if not is_free(LOOPBACK, port))
+    if not taken:
+        return ok(f"ports {', '.join(map(str, wanted))} are free")
+    if running:
+        return ok(f"ports {taken} are in use, as they are while a suite runs")
+    return warn(f"ports {taken} are taken", "nothing: `millstream up` takes the next free ones")
+
+
+def check_model(directory: Path | None) -> Finding:
+    """Look for all files that serving a model takes."""
+    if directory is None:
+        return miss(
+            "there is no demo/model here",
+            "give --model DIR, a directory with config.json, *.safetensors, tokenizer.json and a "
+            "chat template",
+        )
+    missing = [
+        name for name in ("config.json", "tokenizer.json") if not (directory / name).is_file()
+    ]
+    missing += _missing_weights(directory)
+    if missing:
+        return miss(
+            f"model {directory} lacks {', '.join(missing)}",
+            "download or build the model again, completely",
+        )
+    if not _has_chat_template(directory):
+        return warn(
+            f"model {directory} is complete but has no chat template",
+            "use `millstream complete`, or a chat model for `millstream chat`",
+        )
+    return ok(f"model {directory} is complete")
+
+
+def _missing_weights(directory: Path) -> list[str]:
+    """Name the weight files that an index promises, or the kind when there is none at all."""
+    try:
+        promised = machine.read_json(directory / "model.safetensors.index.json")["weight_map"]
+    except (OSError, ValueError, KeyError):
+        return [] if any(directory.glob("*.safetensors")) else ["*.safetensors"]
+    return [name for name in sorted(set(promised.values())) if not (directory / name).is_file()]
+
+
+def _has_chat_template(directory: Path) -> bool:
+    if any((directory / name).exists() for name in _CHAT_TEMPLATES):
+        return True
+    try:
+        return bool(machine.read_json(directory / "tokenizer_config.json").get("chat_template"))
+    except (OSError, ValueError):
+        return False
+
+
+def _suite(address: str, *, running: bool) -> Finding:
+    if running:
+        return ok(f"a suite serves at {address}")
+    return warn(f"no suite serves at {address}", "start one with `millstream up`")

@@ -1,0 +1,42 @@
+"""`millstream models`: what is served."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from rich import box
+from rich.table import Table
+
+from millstream.v1 import processor_pb2, processor_pb2_grpc, worker_pb2
+from millstream_server.cli.client import call_processor
+from millstream_server.cli.console import open_console
+
+_ROLES = {
+    worker_pb2.WORKER_ROLE_AGGREGATED: "aggregated",
+    worker_pb2.WORKER_ROLE_PREFILL: "prefill",
+    worker_pb2.WORKER_ROLE_DECODE: "decode",
+}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the table; answers the exit code."""
+    return asyncio.run(call_processor(args.address, _list))
+
+
+async def _list(stub: processor_pb2_grpc.ProcessorServiceStub) -> int:
+    listed = await stub.ListModels(processor_pb2.ListModelsRequest())
+    table = Table("model", "ready", "context", "chat", "workers", box=box.SIMPLE_HEAD)
+    for model in listed.models:
+        workers = ", ".join(
+            f"{pool.connected} {_ROLES.get(pool.role, 'unknown')}" for pool in model.workers
+        )
+        table.add_row(
+            model.name,
+            "yes" if model.ready else "no, lacks workers",
+            f"{model.context_length} tokens" if model.context_length else "unknown",
+            "yes" if model.chat else "no template",
+            workers or "none connected",
+        )
+    open_console().print(table)
+    return 0

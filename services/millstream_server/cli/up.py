@@ -1,0 +1,205 @@
+"""`millstream up`: the whole suite on one machine, each service its own process."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from millstream_server.cli.client import DEFAULT_ADDRESS
+from millstream_server.cli.console import open_console
+from millstream_server.cli.plan import Plan, PlanError, Service, UpOptions, choose_model, make_plan
+from millstream_server.cli.process import Child
+from millstream_server.cli.progress import progress
+from millstream_server.cli.supervise import StartError, Suite
+from millstream_server.worker.settings import EngineKind
+
+CommandOf = Callable[[Service], list[str]]
+_EXAMPLE_CHAT = (
+    '{"start":{"messages":[{"role":"ROLE_USER","content":[{"text":"What is Millstream?"}]}]}}'
+)
+_BUF_FLAGS = "--http2-prior-knowledge --reflect-protocol grpc-v1 --protocol grpc"
+_CHAT_METHOD = "millstream.v1.ProcessorService/Chat"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start, watch until Ctrl-C or SIGTERM, drain; answers the exit code."""
+    try:
+        model, name = choose_model(args.model, args.model_name)
+        options = UpOptions(
+            model=model,
+            model_name=name,
+            topology=args.topology,
+            engine=EngineKind(args.engine),
+            prefill=args.prefill,
+            decode=args.decode,
+            host=args.host,
+            port=args.port,
+            log_dir=args.log_dir,
+            policy=args.policy,
+        )
+        with _alone_in(options.log_dir):
+            plan = make_plan(options, gpus=len(list(Path("/dev").glob("nvidia[0-9]*"))))
+            return asyncio.run(up(plan, plan.command))
+    except PlanError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+@contextlib.contextmanager
+def _alone_in(log_dir: Path) -> Iterator[None]:
+    """Hold the log directory: two suites must not write the same files nor race for ports."""
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        lock = (log_dir / "up.lock").open("w")
+    except OSError as error:
+        raise PlanError(
+            f"can't write logs to {log_dir} ({error.strerror}); give --log-dir"
+        ) from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise PlanError(
+                f"another `millstream up` logs to {log_dir}; stop it, or give another --log-dir"
+            ) from None
+        yield
+
+
+async def up(plan: Plan, command: CommandOf) -> int:
+    """Run a plan's services, each by the command line that ``command`` gives."""
+    console = open_console()
+    suite = Suite(_children(plan, command), lambda text: _say(console, text))
+    with _stop_signals() as (stop, force):
+        try:
+            return await _serve(console, plan, suite, stop, force)
+        finally:
+            await suite.abandon()
+
+
+async def _serve(
+    console: Console, plan: Plan, suite: Suite, stop: asyncio.Event, force: asyncio.Event
+) -> int:
+    """Start, watch, drain. Leaves processes behind when the start failed or was interrupted."""
+    began_s = time.monotonic()
+    try:
+        with progress(console) as shown:
+            started = await _unless(stop, suite.start(shown.show))
+    except StartError as error:
+        _explain_start(console, error.child)
+        return 1
+    if not started:
+        _say(console, "stopping before all services were ready")
+        return 1
+    _print_ready(console, plan, suite, time.monotonic() - began_s)
+    await _unless(stop, suite.watch())
+    clean = await suite.drain(force)
+    _say(console, "stopped" if clean else "stopped; not everything ended by itself")
+    return 0 if clean else 1
+
+
+def _children(plan: Plan, command: CommandOf) -> list[Child]:
+    # Handed on to the children as it is; nothing is read from it here.
+    env = dict(os.environ)
+    env["MILLSTREAM_TICKET_KEY"] = secrets.token_hex(32)
+    env["PYTHONUNBUFFERED"] = "1"
+    return [
+        Child(
+            service,
+            command(service),
+            env if service.gpu is None else {"CUDA_VISIBLE_DEVICES": str(service.gpu), **env},
+            plan.options.log_dir / f"{service.name}.log",
+        )
+        for service in plan.services
+    ]
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
+    """Turn Ctrl-C and SIGTERM into events: the first asks to stop, the second to kill."""
+    stop, force = asyncio.Event(), asyncio.Event()
+
+    def asked() -> None:
+        (force if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, asked)
+    try:
+        yield stop, force
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Run ``work`` until it ends or ``stop`` is set; answers whether it ended by itself."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+            return True
+        return False
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False, soft_wrap=True)
+
+
+def _explain_start(console: Console, child: Child) -> None:
+    lines = [f"{child.service.name} {child.ending()} while it was {child.phase}"]
+    lines += ["", *(f"  {line}" for line in child.tail()), ""]
+    lines += [
+        f"all of its log: {child.log}",
+        "to find out what this machine lacks: millstream doctor",
+    ]
+    console.print("\n".join(lines), markup=False, soft_wrap=True)
+
+
+def _print_ready(console: Console, plan: Plan, suite: Suite, took_s: float) -> None:
+    table = Table("service", "address", "pid", "engine", "model", "log", box=box.SIMPLE_HEAD)
+    for child in suite.children:
+        worker = child.service is not plan.processor
+        table.add_row(
+            child.service.name,
+            child.service.address,
+            str(child.pid),
+            plan.options.engine.value if worker else "",
+            plan.options.model_name,
+            str(child.log),
+        )
+    console.print(table)
+    console.print(f"Ready after {took_s:.1f} s. In another terminal:\n", markup=False)
+    console.print(
+        "\n".join(f"  {line}" for line in _examples(plan.processor.client_address)),
+        markup=False,
+        soft_wrap=True,
+    )
+    console.print("\nCtrl-C stops the suite.", markup=False)
+
+
+def _examples(address: str) -> list[str]:
+    where = "" if address == DEFAULT_ADDRESS else f" --address {address}"
+    return [
+        f'millstream chat --once "What is Millstream?"{where}',
+        f"millstream chat{where}",
+        f"buf curl {_BUF_FLAGS} -d '{_EXAMPLE_CHAT}' http://{address}/{_CHAT_METHOD}",
+    ]

@@ -1,0 +1,1 @@
+"""Decode service: KV cache, or a prompt, to a stream of tokens."""

@@ -1,0 +1,119 @@
+"""SGLang plugin (entry-point group ``sglang.srt.plugins``): patches for the CPU.
+
+SGLang loads it in the engine's, the scheduler's and the detokenizer's process. Each patch first
+checks that what it replaces is still there, and stops with a sentence when it isn't.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+_applied = False
+
+
+class _HostEvent:
+    """Stand-in for `torch.cuda.Event`: work on the CPU is synchronous, so it has always happened."""
+
+    def __init__(self, *_args: object, **_kwargs: object) -> None:
+        """Take the flags of the real one."""
+
+    def record(self, *_args: object) -> None:
+        """Nothing to wait for later."""
+
+    def wait(self, *_args: object) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def query(self) -> bool:
+        """Tell that it has happened."""
+        return True
+
+
+def _module_with(name: str, *attributes: str) -> ModuleType:
+    module = importlib.import_module(name)
+    for attribute in attributes:
+        if not hasattr(module, attribute):
+            message = (
+                f"The CPU stand-in patches {name}.{attribute}, which this SGLang does not have: "
+                "adapt the stand-in to this version."
+            )
+            raise RuntimeError(message)
+    return module
+
+
+def _use_host_events() -> None:
+    """Disaggregated prefill records a `torch.cuda.Event` when a prefix is already cached.
+
+    CPU PyTorch raises "Tried to instantiate dummy base class Event" there.
+    """
+    import torch  # noqa: PLC0415 - not before SGLang asks for the plugin
+
+    if torch.cuda.is_available():
+        message = "The CPU stand-in must not be active where a CUDA GPU is available."
+        raise RuntimeError(message)
+    torch.cuda.Event = _HostEvent  # type: ignore[assignment,misc]
+
+
+def _register_kv_cache_as_host_memory() -> None:
+    """The NIXL backend takes every KV pool for GPU memory ("VRAM") unless told otherwise.
+
+    Here the pools lie in host memory, and UCX refuses to register that as VRAM.
+    """
+    if find_spec("nixl") is None:
+        return
+    conn: Any = _module_with("sglang.srt.disaggregation.nixl.conn", "_normalize_kv_mem_kinds")
+    original = conn._normalize_kv_mem_kinds
+
+    def all_dram(kinds: list[str] | None, expected_len: int) -> list[str]:
+        del kinds
+        answer: list[str] = original(["DRAM"] * expected_len, expected_len)
+        return answer
+
+    conn._normalize_kv_mem_kinds = all_dram
+
+
+def _allow_deterministic_sampling() -> None:
+    """Seeds count only with deterministic inference, which SGLang ties to GPU attention kernels.
+
+    PyTorch's CPU operators need no replacement to repeat themselves, so the backend is added to
+    the list and the call that installs GPU kernels does nothing.
+    """
+    choices: Any = _module_with(
+        "sglang.srt.arg_groups.choices", "add_deterministic_attention_backend_choices"
+    )
+    choices.add_deterministic_attention_backend_choices(["torch_native"])
+    for name in (
+        "sglang.srt.batch_invariant_ops",
+        "sglang.srt.batch_invariant_ops.batch_invariant_ops",
+    ):
+        module: Any = _module_with(name, "enable_batch_invariant_mode")
+        module.enable_batch_invariant_mode = lambda *_args, **_kwargs: None
+
+
+def register() -> None:
+    """Apply all patches, once per process.
+
+    Raises:
+        RuntimeError: SGLang changed shape, or a GPU is there.
+    """
+    global _applied  # noqa: PLW0603 - a process is patched or it isn't
+    if _applied:
+        return
+    _use_host_events()
+    _register_kv_cache_as_host_memory()
+    _allow_deterministic_sampling()
+    _applied = True
+
+
+def register_or_exit() -> None:
+    """Entry point: SGLang logs a plugin's exception and goes on, so a failure ends the process."""
+    try:
+        register()
+    except (ImportError, RuntimeError) as error:
+        sys.exit(f"millstream: the CPU stand-in for SGLang cannot be applied: {error}")

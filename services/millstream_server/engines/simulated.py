@@ -1,0 +1,308 @@
+"""A deterministic engine: answers one can work out by hand, a timing model, KV block accounting.
+
+The rule: every token is the one before plus one, modulo the vocabulary; the first follows the
+prompt's last. Prompt [7, 41] is answered 42, 43, 44, … A token equal to ``eos_token_id`` (if there is
+one) or to a stop token ends it. So a request that goes on elsewhere with the tokens so far goes on
+rightly. All logprobs are -0.5, with the tokens that follow as alternatives.
+
+It ships: contract tests, scale tests and routing studies run on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from millstream_server.engines import simulated_transfer
+from millstream_server.engines.base import (
+    Ability,
+    CollectingSink,
+    EngineInfo,
+    EngineLoad,
+    Finish,
+    FinishReason,
+    GenerationRequest,
+    OutputSink,
+    Role,
+    Sampling,
+    TokenLogprob,
+    new_engine_id,
+)
+from millstream_server.runtime.errors import EngineFailedError, KvTransferError, ServingError
+
+_LOGPROB = -0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedConfig:
+    """The model and the machine that are simulated."""
+
+    role: Role = Role.AGGREGATED
+    vocab_size: int = 32000
+    context_length: int = 8192
+    block_size: int = 16
+    total_blocks: int = 1 << 20
+    max_running_requests: int = 4096
+    step_s: float = 0.0
+    """Time of one decode step, whatever the batch; 0: as fast as the machine goes."""
+    prefill_s_per_token: float = 0.0
+    load_s: float = 0.0
+    eos_token_id: int | None = None
+    bootstrap_host: str = "127.0.0.1"
+    bootstrap_port: int = 0
+    transfer_timeout_s: float = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """One request on its way through queue → prefill → (transfer) → decode."""
+
+    request: GenerationRequest
+    sink: OutputSink
+    stop_ids: frozenset[int]
+    token: int
+    blocks: int
+    left: int
+    generated: int = 0
+    stage: asyncio.Task[None] | None = None
+    """Prefill or transfer, while it runs."""
+    logprobs_top: int | None = field(default=None)
+
+    def end(self, reason: FinishReason, matched: int | None = None) -> None:
+        """Report the terminal result."""
+        request = self.request
+        prompt = request.logprobs is not None and request.logprobs.prompt
+        self.sink.finish(
+            Finish(
+                reason=reason,
+                prompt_tokens=len(request.token_ids),
+                completion_tokens=self.generated,
+                matched_token_id=matched,
+                prompt_logprobs=_prompt_logprobs(request.token_ids) if prompt else (),
+            )
+        )
+
+
+class SimulatedEngine:
+    """Satisfies `engines.base.Engine`."""
+
+    def __init__(self, config: SimulatedConfig) -> None:
+        """Simulate ``config``."""
+        self._config = config
+        self._jobs: dict[str, _Job] = {}
+        self._waiting: deque[_Job] = deque()
+        self._running: dict[str, _Job] = {}
+        self._used_blocks = 0
+        self._work = asyncio.Event()
+        self._loop_task: asyncio.Task[None] | None = None
+        self._bootstrap: simulated_transfer.Bootstrap | None = None
+
+    async def start(self, on_failure: Callable[[ServingError], None]) -> EngineInfo:
+        """Load for ``load_s`` and start stepping. It never fails by itself."""
+        config = self._config
+        await asyncio.sleep(config.load_s)
+        port = 0
+        if config.role is Role.PREFILL:
+            self._bootstrap = simulated_transfer.Bootstrap()
+            try:
+                port = await self._bootstrap.listen(config.bootstrap_host, config.bootstrap_port)
+            except OSError as error:
+                raise EngineFailedError("the bootstrap port can't be bound; is it taken?") from error
+        self._loop_task = asyncio.ensure_future(self._run())
+        return EngineInfo(
+            engine="simulated",
+            engine_version="1",
+            vocab_size=config.vocab_size,
+            context_length=config.context_length,
+            block_size=config.block_size,
+            total_blocks=config.total_blocks,
+            max_running_requests=config.max_running_requests,
+            abilities=frozenset(Ability) - {Ability.CONSTRAINTS},
+            bootstrap_host=config.bootstrap_host if port else "",
+            bootstrap_port=port,
+        )
+
+    async def warm_up(self) -> None:
+        """Generate one token; hand-offs need a partner, so those roles have nothing to warm."""
+        if self._config.role is not Role.AGGREGATED:
+            return
+        sink = CollectingSink()
+        request = GenerationRequest(
+            engine_id=new_engine_id(), token_ids=(1,), sampling=Sampling(max_new_tokens=1)
+        )
+        self.submit(request, sink)
+        await sink.result()
+
+    def submit(self, request: GenerationRequest, sink: OutputSink) -> None:
+        """Queue a request. Blocks for its whole possible length are held while it runs."""
+        sampling = request.sampling
+        stop_ids = set(sampling.stop_token_ids)
+        if self._config.eos_token_id is not None and not sampling.ignore_eos:
+            stop_ids.add(self._config.eos_token_id)
+        left = 1 if self._config.role is Role.PREFILL else sampling.max_new_tokens
+        job = _Job(
+            request=request,
+            sink=sink,
+            stop_ids=frozenset(stop_ids),
+            token=request.token_ids[-1],
+            blocks=-(-(len(request.token_ids) + left) // self._config.block_size),
+            left=left,
+            logprobs_top=request.logprobs.top if request.logprobs else None,
+        )
+        self._jobs[request.engine_id] = job
+        self._waiting.append(job)
+        self._admit()
+
+    def abort(self, engine_id: str) -> None:
+        """Stop a request in whatever stage it is; its blocks are free on return."""
+        job = self._jobs.get(engine_id)
+        if job:
+            self._release(job)
+            job.end(FinishReason.CANCELLED)
+
+    async def load(self) -> EngineLoad:
+        """Report the queue and the blocks in use."""
+        return EngineLoad(
+            running_requests=len(self._jobs) - len(self._waiting),
+            queued_requests=len(self._waiting),
+            used_blocks=self._used_blocks,
+            total_blocks=self._config.total_blocks,
+        )
+
+    async def close(self) -> None:
+        """Stop stepping; open requests fail."""
+        for job in list(self._jobs.values()):
+            self._release(job)
+            job.sink.fail(EngineFailedError("the engine was closed"))
+        if self._bootstrap:
+            await self._bootstrap.close()
+        if self._loop_task:
+            self._loop_task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._loop_task
+            self._loop_task = None
+
+    # ---- stages ----------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Move requests from the queue into prefill or transfer, first come first served."""
+        config = self._config
+        while self._waiting:
+            job = self._waiting[0]
+            if job.blocks > config.total_blocks:
+                self._release(job)
+                job.sink.fail(EngineFailedError("the request needs more KV blocks than there are"))
+                continue
+            busy = len(self._jobs) - len(self._waiting)
+            if (
+                busy >= config.max_running_requests
+                or self._used_blocks + job.blocks > config.total_blocks
+            ):
+                return
+            self._waiting.popleft()
+            self._used_blocks += job.blocks
+            job.stage = asyncio.ensure_future(self._prepare(job))
+
+    async def _prepare(self, job: _Job) -> None:
+        """Prefill the prompt, or fetch its cache; then decode, or offer the cache."""
+        config = self._config
+        request = job.request
+        try:
+            if config.role is Role.DECODE:
+                assert request.handoff is not None  # noqa: S101 - checked by engines.validation
+                await simulated_transfer.fetch(
+                    request.handoff, request.token_ids, config.transfer_timeout_s
+                )
+            elif config.prefill_s_per_token:
+                await asyncio.sleep(config.prefill_s_per_token * len(request.token_ids))
+            if config.role is Role.PREFILL:
+                await self._hand_over(job)
+                return
+        except KvTransferError as error:
+            self._release(job)
+            job.sink.fail(error)
+            return
+        job.stage = None
+        self._running[request.engine_id] = job
+        self._work.set()
+
+    async def _hand_over(self, job: _Job) -> None:
+        handoff = job.request.handoff
+        assert handoff is not None  # noqa: S101 - checked by engines.validation
+        assert self._bootstrap is not None  # noqa: S101 - made by start in this role
+        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._bootstrap.offer(
+            handoff.room, job.request.token_ids, lambda: taken.done() or taken.set_result(None)
+        )
+        try:
+            async with asyncio.timeout(self._config.transfer_timeout_s):
+                await taken
+        except TimeoutError as error:
+            raise KvTransferError("no decode worker came for the KV cache in time") from error
+        finally:
+            self._bootstrap.withdraw(handoff.room)
+        job.generated = 1
+        self._release(job)
+        job.end(FinishReason.LENGTH)
+
+    async def _run(self) -> None:
+        """Step while there is work."""
+        step_s = self._config.step_s
+        loop = asyncio.get_running_loop()
+        due = loop.time()
+        while True:
+            if not self._running:
+                self._work.clear()
+                await self._work.wait()
+                due = loop.time()
+            self._step()
+            due = max(due + step_s, loop.time() - step_s)  # a late step doesn't speed up the next
+            await asyncio.sleep(max(0.0, due - loop.time()))
+
+    def _step(self) -> None:
+        """Draw one token for every running request."""
+        vocab_size = self._config.vocab_size
+        ended: list[tuple[_Job, FinishReason, int | None]] = []
+        for job in self._running.values():
+            job.token = token = (job.token + 1) % vocab_size
+            job.generated += 1
+            job.left -= 1
+            if job.logprobs_top is None:
+                job.sink.emit((token,))
+            else:
+                job.sink.emit((token,), (_logprob(token, job.logprobs_top, vocab_size),))
+            stopped = token in job.stop_ids
+            if stopped and job.generated >= job.request.sampling.min_new_tokens:
+                ended.append((job, FinishReason.STOP, token))
+            elif not job.left:
+                ended.append((job, FinishReason.LENGTH, None))
+        for job, reason, matched in ended:
+            self._release(job)
+            job.end(reason, matched)
+
+    def _release(self, job: _Job) -> None:
+        """Take a request out of whatever holds it and free its blocks."""
+        engine_id = job.request.engine_id
+        del self._jobs[engine_id]
+        if job.stage is None and engine_id not in self._running:
+            self._waiting.remove(job)
+        else:
+            self._used_blocks -= job.blocks
+            self._running.pop(engine_id, None)
+            if job.stage and job.stage is not asyncio.current_task():
+                job.stage.cancel()
+        self._admit()
+
+
+def _logprob(token: int, top: int, vocab_size: int) -> TokenLogprob:
+    ranked = tuple(((token + i) % vocab_size, _LOGPROB * (i + 1)) for i in range(top))
+    return TokenLogprob(token, _LOGPROB, ranked)
+
+
+def _prompt_logprobs(token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
+    return tuple(
+        TokenLogprob(token, float("nan") if i == 0 else _LOGPROB) for i, token in enumerate(token_ids)
+    )

@@ -1,0 +1,1 @@
+"""Prefill service: prompts to KV cache, handed to decode workers."""

@@ -1,0 +1,129 @@
+"""One Chat stream: what the client has said and not yet been answered, and the context so far."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from millstream.v1 import processor_pb2
+from millstream_server.processor.convert import content_text, message_from_proto
+from millstream_server.processor.generation import Generation
+from millstream_server.processor.text.messages import ChatMessage, ChatRole
+from millstream_server.runtime.errors import InvalidRequestError, ServingError
+
+MAX_WAITING_TURNS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the client added: messages, and new options if it sent some.
+
+    ``prefix`` is where the messages stood in the ChatRequest, for field paths.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    options: processor_pb2.GenerationOptions | None
+    prefix: str
+
+
+class Inbox:
+    """Reads a Chat stream's messages beside the turn that is running."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._turns: deque[Turn] = deque()
+        self._changed = asyncio.Event()
+        self._closed = False
+        self._error: ServingError | None = None
+        self._running: Generation | None = None
+        self._cancelled = False
+
+    async def read(self, requests: AsyncIterator[processor_pb2.ChatRequest]) -> None:
+        """Take in messages until the client half-closes; run as a task."""
+        try:
+            async for request in requests:
+                self._take(request)
+        except ServingError as error:
+            self._error = error
+            if self._running:
+                self._running.fail(error)
+        finally:
+            self._closed = True
+            self._changed.set()
+
+    async def next_turn(self) -> Turn | None:
+        """Wait for the next turn; None when the client has closed and nothing waits.
+
+        Raises:
+            ServingError: the client broke the conversation's rules.
+        """
+        while True:
+            if self._error:
+                raise self._error
+            if self._turns:
+                self._cancelled = False
+                return self._turns.popleft()
+            if self._closed:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+
+    def running(self, generation: Generation) -> None:
+        """This turn runs now: cancels go to it, those included that came while it was prepared."""
+        self._running = generation
+        if self._error:
+            generation.fail(self._error)
+        elif self._cancelled:
+            generation.cancel()
+
+    def ended(self) -> None:
+        """No turn runs."""
+        self._running = None
+
+    def _take(self, request: processor_pb2.ChatRequest) -> None:
+        kind = request.WhichOneof("message")
+        if kind == "cancel":
+            self._cancelled = True
+            if self._running:
+                self._running.cancel()
+            return
+        if kind == "user_turn":
+            turn = _user_turn(request.user_turn)
+        elif kind == "tool_results":
+            turn = _tool_results(request.tool_results)
+        elif kind == "start":
+            raise InvalidRequestError.of("start", "the conversation has started already")
+        else:
+            raise InvalidRequestError.of(
+                "message", "set one of start, user_turn, tool_results, cancel"
+            )
+        if len(self._turns) >= MAX_WAITING_TURNS:
+            raise InvalidRequestError.of(
+                kind, f"{MAX_WAITING_TURNS} turns wait already; wait for their answers"
+            )
+        self._turns.append(turn)
+        self._changed.set()
+
+
+def _user_turn(message: processor_pb2.UserTurn) -> Turn:
+    if not message.content:
+        raise InvalidRequestError.of("user_turn.content", "must not be empty")
+    return Turn(
+        (ChatMessage(ChatRole.USER, content_text(message.content)),),
+        message.options if message.HasField("options") else None,
+        "user_turn.",
+    )
+
+
+def _tool_results(message: processor_pb2.ToolResults) -> Turn:
+    if not message.messages:
+        raise InvalidRequestError.of("tool_results.messages", "must not be empty")
+    messages = tuple(message_from_proto(m) for m in message.messages)
+    for index, result in enumerate(messages):
+        if result.role is not ChatRole.TOOL:
+            raise InvalidRequestError.of(
+                f"tool_results.messages[{index}].role", "must be ROLE_TOOL"
+            )
+    return Turn(messages, None, "tool_results.")

@@ -1,0 +1,254 @@
+"""What the Processor decides: which model, which prompt, whether the request is sound, who runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from millstream_server.engines.base import EngineInfo, GenerationRequest, Role
+from millstream_server.engines.validation import check_request
+from millstream_server.processor.generation import Generation, GenerationSpec
+from millstream_server.processor.pacing import Pacer
+from millstream_server.processor.text.message_checks import check_messages
+from millstream_server.processor.text.messages import ChatMessage, Tool
+from millstream_server.processor.text.stops import check_stops
+from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.routing.pool import Route, WorkerPool
+from millstream_server.runtime.errors import (
+    FieldViolation,
+    InvalidRequestError,
+    ModelNotFoundError,
+    NoWorkerError,
+    UnavailableError,
+)
+from millstream_server.transfer.ticket import TicketKey
+
+MAX_CHOICES = 16
+MAX_REQUEST_ID_BYTES = 128
+MAX_MIN_INTERVAL_S = 10.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model with its text side and the engine limits its workers have now."""
+
+    name: str
+    text: TextModel
+    engine: EngineInfo
+
+
+class ProcessorCore:
+    """Policy of the front door, in plain types; one per process."""
+
+    def __init__(
+        self,
+        models: dict[str, TextModel],
+        pool: WorkerPool,
+        pacer: Pacer,
+        ticket_key: TicketKey | None,
+        text_threads: int,
+    ) -> None:
+        """Serve ``models`` on the workers of ``pool``."""
+        self._models = models
+        self._pool = pool
+        self._pacer = pacer
+        self._ticket_key = ticket_key
+        self._open = 0
+        self._draining = False
+        self._idle = asyncio.Event()
+        self._executor = ThreadPoolExecutor(text_threads, thread_name_prefix="text")
+
+    def text_model(self, name: str) -> tuple[str, TextModel]:
+        """Look a model up; an empty name means the only one.
+
+        Raises:
+            ModelNotFoundError: it isn't served here.
+            InvalidRequestError: no name was given and several models are served.
+        """
+        if not name:
+            if len(self._models) == 1:
+                return next(iter(self._models.items()))
+            raise InvalidRequestError.of("model", f"name one of {sorted(self._models)}")
+        if name not in self._models:
+            raise ModelNotFoundError(
+                f"model {name[:64]!r} is not served here; ListModels names those that are"
+            )
+        return name, self._models[name]
+
+    def served(self, name: str) -> ServedModel:
+        """Look up a model that can run requests now.
+
+        Raises:
+            NoWorkerError: none of its workers is connected.
+        """
+        name, text = self.text_model(name)
+        engine = self._pool.engine(name)
+        if engine is None:
+            raise NoWorkerError(
+                "no worker for this model is connected; retry in a moment", retry_delay_s=1.0
+            )
+        return ServedModel(name, text, engine)
+
+    def models(self) -> dict[str, tuple[TextModel, bool, EngineInfo | None, dict[Role, int]]]:
+        """Describe every served model: text side, ready or not, engine, workers by role."""
+        return {
+            name: (
+                text,
+                self._pool.ready(name),
+                self._pool.engine(name),
+                dict(self._pool.connected(name)),
+            )
+            for name, text in sorted(self._models.items())
+        }
+
+    def ready(self) -> bool:
+        """Tell whether every model has every worker it needs."""
+        return all(self._pool.ready(name) for name in self._models)
+
+    # ---- text, off the event loop ----------------------------------------------------------------
+
+    async def render_chat(
+        self,
+        text: TextModel,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Tool],
+        prefix: str,
+    ) -> tuple[str, list[int]]:
+        """Check a conversation, render the model's template, tokenize: prompt text and ids.
+
+        Raises:
+            InvalidRequestError: field paths start with ``prefix``.
+        """
+
+        def work() -> tuple[str, list[int]]:
+            violations = check_messages(messages, tools)
+            if violations:
+                raise invalid(violations, prefix)
+            try:
+                prompt = text.chat_template.render(messages, tools)
+            except InvalidRequestError as error:
+                raise under(error, prefix) from error
+            return prompt, text.encode(prompt, add_special_tokens=False)
+
+        return await self.off_loop(work)
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        """Run ``work`` in a thread: templates and tokenizers take milliseconds for long texts."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    # ---- generation ------------------------------------------------------------------------------
+
+    def check(self, spec: GenerationSpec, engine: EngineInfo, prompt_field: str) -> None:
+        """Refuse what can't succeed, naming every bad field; ``prompt_field`` is the prompt's.
+
+        Raises:
+            InvalidRequestError: paths are relative to the message that holds `options`.
+        """
+        violations = [
+            FieldViolation(f"options.{v.field}", v.description) for v in check_stops(spec.stops)
+        ]
+        if not 1 <= spec.n <= MAX_CHOICES:
+            violations.append(
+                FieldViolation("options.n", f"must be from 1 to {MAX_CHOICES}, not {spec.n}")
+            )
+        if not 0 <= spec.min_interval_s <= MAX_MIN_INTERVAL_S:
+            violations.append(
+                FieldViolation("options.min_interval", "must be from 0 s to 10 s")
+            )
+        if len(spec.request_id.encode()) > MAX_REQUEST_ID_BYTES:
+            violations.append(FieldViolation("request_id", "must have at most 128 bytes"))
+        if violations:
+            raise invalid(violations)
+        request = GenerationRequest(
+            engine_id="",
+            token_ids=spec.token_ids,
+            sampling=spec.sampling,
+            logprobs=spec.logprobs,
+        )
+        try:
+            check_request(request, engine, Role.AGGREGATED)
+        except InvalidRequestError as error:
+            raise _at_client_fields(error, prompt_field) from error
+
+    def start(
+        self, spec: GenerationSpec, text: TextModel, preferred: Route | None = None
+    ) -> tuple[Generation, Route]:
+        """Route a checked request and start it on its workers.
+
+        Raises:
+            UnavailableError: a worker it takes is away, or this Processor is shutting down.
+        """
+        if self._draining:
+            raise UnavailableError("this server is shutting down; retry on another one")
+        route = self._pool.route(spec.model, preferred)
+        generation = Generation(spec, text, self._pacer, self._ended)
+        self._open += 1
+        try:
+            generation.start(route, self._ticket_key)
+        except BaseException:
+            generation.close()
+            raise
+        return generation, route
+
+    async def drain(self, limit_s: float) -> None:
+        """Refuse new turns and wait for the running ones, at most ``limit_s``."""
+        self._draining = True
+        if self._open:
+            self._idle.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), limit_s)
+
+    def _ended(self) -> None:
+        self._open -= 1
+        if not self._open:
+            self._idle.set()
+
+    def close(self) -> None:
+        """Stop the text threads."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+
+def invalid(violations: Sequence[FieldViolation], prefix: str = "") -> InvalidRequestError:
+    """Make one error of all violations, their paths under ``prefix``."""
+    placed = tuple(FieldViolation(prefix + v.field, v.description) for v in violations)
+    more = f" (and {len(placed) - 1} more)" if len(placed) > 1 else ""
+    return InvalidRequestError(
+        f"{placed[0].field}: {placed[0].description}{more}", violations=placed
+    )
+
+
+def under(error: InvalidRequestError, prefix: str) -> InvalidRequestError:
+    """Move an error's field paths under ``prefix``, keeping its class."""
+    return replace_violations(
+        error, [FieldViolation(prefix + v.field, v.description) for v in error.violations]
+    )
+
+
+def replace_violations(
+    error: InvalidRequestError, violations: Sequence[FieldViolation]
+) -> InvalidRequestError:
+    """Make the same kind of error with other violations."""
+    if not violations:
+        return error
+    renamed = invalid(violations)
+    return type(error)(renamed.message, violations=renamed.violations)
+
+
+def _at_client_fields(error: InvalidRequestError, prompt_field: str) -> InvalidRequestError:
+    """Name what the client sent: engine checks speak of `token_ids`, `sampling.…`, `logprobs.…`."""
+
+    def client_field(field: str) -> str:
+        if field.startswith("token_ids"):
+            indexed = prompt_field == "token_ids.ids"
+            return prompt_field + (field.removeprefix("token_ids") if indexed else "")
+        return f"options.{field}"
+
+    return replace_violations(
+        error, [FieldViolation(client_field(v.field), v.description) for v in error.violations]
+    )

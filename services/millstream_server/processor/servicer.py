@@ -1,0 +1,221 @@
+"""gRPC face of the Processor: decode the request, call the core, encode the response."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from millstream.v1 import processor_pb2, processor_pb2_grpc
+from millstream_server.processor import convert
+from millstream_server.processor.conversation import Inbox, Turn
+from millstream_server.processor.core import ProcessorCore, ServedModel, under
+from millstream_server.processor.generation import Delta, Generation, GenerationSpec
+from millstream_server.processor.text.messages import ChatMessage, ChatRole
+from millstream_server.routing.pool import Route
+from millstream_server.runtime.errors import InvalidRequestError
+from millstream_server.worker_stream.start import TraceContext
+
+MAX_DETOKENIZE_IDS = 1 << 20
+
+
+class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
+    """Serves ProcessorService."""
+
+    def __init__(self, core: ProcessorCore) -> None:
+        """Decide with ``core``."""
+        self._core = core
+
+    async def Chat(
+        self,
+        request_iterator: AsyncIterator[processor_pb2.ChatRequest],
+        context: Any,
+    ) -> AsyncIterator[processor_pb2.ChatResponse]:
+        """Hold one conversation."""
+        first = await anext(request_iterator, None)
+        if first is None or first.WhichOneof("message") != "start":
+            raise InvalidRequestError.of("start", "the first message must be `start`")
+        inbox = Inbox()
+        reader = asyncio.ensure_future(inbox.read(request_iterator))
+        chat = _Chat(self._core, first.start, context)
+        try:
+            turn: Turn | None = chat.first_turn()
+            while turn is not None:
+                async for response in chat.run(turn, inbox):
+                    yield response
+                turn = await inbox.next_turn()
+        finally:
+            reader.cancel()
+
+    async def Complete(
+        self, request: processor_pb2.CompleteRequest, context: Any
+    ) -> AsyncIterator[processor_pb2.CompleteResponse]:
+        """Continue a raw prompt."""
+        served = self._core.served(request.model)
+        kind = request.WhichOneof("prompt")
+        if kind == "text":
+            token_ids = await self._core.off_loop(
+                lambda: served.text.encode(request.text, add_special_tokens=True)
+            )
+        elif kind == "token_ids":
+            token_ids = request.token_ids.ids[:]
+        else:
+            raise InvalidRequestError.of("prompt", "set one of text, token_ids")
+        spec = _spec(request.options, request.request_id, served, token_ids, context)
+        self._core.check(spec, served.engine, "text" if kind == "text" else "token_ids.ids")
+        generation, _ = self._core.start(spec, served.text)
+        try:
+            started: processor_pb2.TurnStarted | None = _started(spec)
+            async for deltas in generation.deltas():
+                yield processor_pb2.CompleteResponse(
+                    started=started,
+                    choices=_choices(deltas, spec, served),
+                    finished=_finished(generation, served),
+                )
+                started = None
+        finally:
+            generation.close()
+
+    async def Tokenize(
+        self, request: processor_pb2.TokenizeRequest, context: Any
+    ) -> processor_pb2.TokenizeResponse:
+        """Turn text or a conversation into token ids."""
+        _, text = self._core.text_model(request.model)
+        kind = request.WhichOneof("input")
+        if kind == "conversation":
+            prompt, ids = await self._core.render_chat(
+                text,
+                [convert.message_from_proto(m) for m in request.conversation.messages],
+                [convert.tool_from_proto(t) for t in request.conversation.tools],
+                "conversation.",
+            )
+            return processor_pb2.TokenizeResponse(token_ids=ids, rendered_prompt=prompt)
+        if kind != "text":
+            raise InvalidRequestError.of("input", "set one of text, conversation")
+        special = not request.no_special_tokens
+        ids = await self._core.off_loop(
+            lambda: text.encode(request.text, add_special_tokens=special)
+        )
+        return processor_pb2.TokenizeResponse(token_ids=ids)
+
+    async def Detokenize(
+        self, request: processor_pb2.DetokenizeRequest, context: Any
+    ) -> processor_pb2.DetokenizeResponse:
+        """Turn token ids into text."""
+        _, text = self._core.text_model(request.model)
+        ids = request.token_ids[:]
+        if len(ids) > MAX_DETOKENIZE_IDS:
+            raise InvalidRequestError.of("token_ids", f"at most {MAX_DETOKENIZE_IDS}")
+        if ids and max(ids) >= text.vocab_size:
+            at = next(i for i, token in enumerate(ids) if token >= text.vocab_size)
+            raise InvalidRequestError.of(
+                f"token_ids[{at}]", f"must be below the vocabulary's size, {text.vocab_size}"
+            )
+        skip = not request.include_special_tokens
+        answer = await self._core.off_loop(lambda: text.decode(ids, skip_special_tokens=skip))
+        return processor_pb2.DetokenizeResponse(text=answer)
+
+    async def ListModels(
+        self, request: processor_pb2.ListModelsRequest, context: Any
+    ) -> processor_pb2.ListModelsResponse:
+        """Tell which models are served."""
+        return processor_pb2.ListModelsResponse(
+            models=[
+                convert.model_to_proto(name, text, ready=ready, engine=engine, workers=workers)
+                for name, (text, ready, engine, workers) in self._core.models().items()
+            ]
+        )
+
+
+class _Chat:
+    """One conversation's state from turn to turn."""
+
+    def __init__(
+        self, core: ProcessorCore, start: processor_pb2.ChatStart, context: Any
+    ) -> None:
+        self._core = core
+        self._start = start
+        self._context = context
+        self._options = start.options
+        self._messages: list[ChatMessage] = []
+        self._tools = [convert.tool_from_proto(t) for t in start.tools]
+        self._turns = 0
+        self._route: Route | None = None
+
+    def first_turn(self) -> Turn:
+        messages = tuple(convert.message_from_proto(m) for m in self._start.messages)
+        return Turn(messages, None, "start.")
+
+    async def run(self, turn: Turn, inbox: Inbox) -> AsyncIterator[processor_pb2.ChatResponse]:
+        """Answer one turn; its messages and the answer go into the context."""
+        served = self._core.served(self._start.model)
+        self._turns += 1
+        self._messages += turn.messages
+        self._options = turn.options or self._options
+        _, token_ids = await self._core.render_chat(
+            served.text, self._messages, self._tools, turn.prefix
+        )
+        request_id = self._start.request_id
+        spec = _spec(self._options, request_id, served, token_ids, self._context)
+        try:
+            self._core.check(spec, served.engine, "messages")
+        except InvalidRequestError as error:
+            raise under(error, turn.prefix) from error
+        generation, self._route = self._core.start(spec, served.text, self._route)
+        inbox.running(generation)
+        try:
+            started: processor_pb2.TurnStarted | None = _started(spec)
+            async for deltas in generation.deltas():
+                yield processor_pb2.ChatResponse(
+                    turn=self._turns,
+                    started=started,
+                    choices=_choices(deltas, spec, served),
+                    finished=_finished(generation, served),
+                )
+                started = None
+        finally:
+            inbox.ended()
+            generation.close()
+        self._messages.append(ChatMessage(ChatRole.ASSISTANT, generation.first_text()))
+
+
+def _spec(
+    options: processor_pb2.GenerationOptions,
+    request_id: str,
+    served: ServedModel,
+    token_ids: list[int],
+    context: Any,
+) -> GenerationSpec:
+    return convert.spec_from_proto(
+        options,
+        request_id=request_id,
+        model=served.name,
+        token_ids=token_ids,
+        text=served.text,
+        engine=served.engine,
+        timeout_s=context.time_remaining(),
+        trace=_trace(context),
+    )
+
+
+def _trace(context: Any) -> TraceContext:
+    metadata = {key: value for key, value in context.invocation_metadata() or ()}
+    return TraceContext(
+        metadata.get("traceparent", ""),
+        metadata.get("tracestate", ""),
+        metadata.get("baggage", ""),
+    )
+
+
+def _started(spec: GenerationSpec) -> processor_pb2.TurnStarted:
+    return processor_pb2.TurnStarted(request_id=spec.request_id, model=spec.model)
+
+
+def _choices(
+    deltas: list[Delta], spec: GenerationSpec, served: ServedModel
+) -> list[processor_pb2.ChoiceDelta]:
+    return [convert.delta_to_proto(delta, spec, served.text) for delta in deltas]
+
+
+def _finished(generation: Generation, served: ServedModel) -> processor_pb2.TurnFinished | None:
+    return convert.finished_to_proto(generation, served.text) if generation.complete else None

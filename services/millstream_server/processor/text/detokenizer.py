@@ -1,0 +1,152 @@
+"""Token ids to text while they arrive, never half a character."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from typing import Protocol
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from millstream_server.processor.text.pieces import PieceTable
+
+_MAX_UNDECIDED_TOKENS = 32
+"""How long the library may hold text back; a character is at most four bytes."""
+
+
+class Decodable(Protocol):
+    """What detokenizing needs of a model."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The library's tokenizer."""
+        ...
+
+    @property
+    def pieces(self) -> PieceTable | None:
+        """Bytes per token, if the decoder allows such a table."""
+        ...
+
+
+class IncrementalDetokenizer:
+    """The text of one growing sequence of token ids.
+
+    The texts returned by `push` and `flush` join to the same text however the ids were split, and
+    that is `TextModel.decode` of all of them. Malformed UTF-8 becomes U+FFFD, one per ill-formed
+    sequence (Unicode's recommended practice). There it differs from the tokenizers library when the
+    model has byte-fallback tokens: the library lets one bad byte spoil all bytes around it, which
+    could only be known by holding back every such run, and scripts written in bytes would not
+    stream at all.
+    """
+
+    __slots__ = ("_text",)
+
+    def __init__(
+        self,
+        model: Decodable,
+        *,
+        skip_special_tokens: bool = True,
+        continuation: bool = False,
+    ) -> None:
+        """Start before the first token.
+
+        ``continuation`` says that the ids go on from a prompt's text, so that a SentencePiece
+        model's leading space stays; otherwise they are a text of their own, and it is dropped.
+        """
+        self._text: _PieceText | _LibraryText
+        if model.pieces is not None:
+            pieces = model.pieces.visible if skip_special_tokens else model.pieces.every
+            self._text = _PieceText(pieces, pieces if continuation else model.pieces.opening)
+        else:
+            self._text = _LibraryText(model.tokenizer, skip_special_tokens=skip_special_tokens)
+
+    def push(self, ids: Sequence[int]) -> str:
+        """Return the new text that ``ids`` complete; unknown ids have no text."""
+        return self._text.push(ids)
+
+    def flush(self) -> str:
+        """Return what is left at the end; an incomplete character is U+FFFD."""
+        return self._text.flush()
+
+
+class _PieceText:
+    """Joins bytes from the table and decodes them as far as they are whole characters."""
+
+    __slots__ = ("_opening", "_pieces", "_tail")
+
+    def __init__(self, pieces: Sequence[bytes], opening: Sequence[bytes]) -> None:
+        self._pieces = pieces
+        self._opening: Sequence[bytes] | None = None if opening is pieces else opening
+        self._tail = b""
+
+    def push(self, ids: Sequence[int]) -> str:
+        data = self._tail + self._bytes(ids)
+        text, used = codecs.utf_8_decode(data, "replace", False)  # noqa: FBT003 (C function)
+        self._tail = data[used:]
+        return text
+
+    def flush(self) -> str:
+        text = self._tail.decode("utf-8", "replace")
+        self._tail = b""
+        return text
+
+    def _bytes(self, ids: Sequence[int]) -> bytes:
+        if self._opening is not None:
+            return self._opening_bytes(ids)
+        pieces = self._pieces
+        try:
+            return b"".join([pieces[token_id] for token_id in ids])
+        except IndexError:
+            # Models pad their vocabulary beyond the tokenizer's; such a token has no text.
+            return b"".join([pieces[token_id] for token_id in ids if token_id < len(pieces)])
+
+    def _opening_bytes(self, ids: Sequence[int]) -> bytes:
+        """Read up to the first token with text, which reads differently from the rest."""
+        for index, token_id in enumerate(ids):
+            if token_id < len(self._pieces) and self._pieces[token_id]:
+                first = self._opening[token_id] if self._opening is not None else b""
+                self._opening = None
+                return first + self._bytes(ids[index + 1 :])
+        return b""
+
+
+class _LibraryText:
+    """The tokenizers library's own stream, for decoders without a table (WordPiece and the like).
+
+    The library fails on, or holds back for ever, what it cannot extend; then it is started afresh
+    and the text so far is given out as it stands.
+    """
+
+    __slots__ = ("_skip_special_tokens", "_stream", "_tokenizer", "_undecided")
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._undecided: list[int] = []
+        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
+
+    def push(self, ids: Sequence[int]) -> str:
+        return "".join([self._step(token_id) for token_id in ids])
+
+    def flush(self) -> str:
+        text = self._tokenizer.decode(
+            self._undecided, skip_special_tokens=self._skip_special_tokens
+        )
+        self._undecided = []
+        self._stream = DecodeStream(skip_special_tokens=self._skip_special_tokens)
+        return text
+
+    def _step(self, token_id: int) -> str:
+        self._undecided.append(token_id)
+        try:
+            text = self._stream.step(self._tokenizer, token_id)
+        except Exception as exc:
+            # The binding raises no narrower class.
+            if "Invalid prefix" not in str(exc):
+                raise
+            return self.flush()
+        if text is not None:
+            self._undecided = []
+            return text
+        return self.flush() if len(self._undecided) > _MAX_UNDECIDED_TOKENS else ""

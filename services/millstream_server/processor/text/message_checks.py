@@ -1,0 +1,114 @@
+"""What makes a conversation acceptable, each fault named by its field's path."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+
+from millstream_server.processor.text.json_checks import (
+    MAX_SUBSCHEMAS,
+    count_subschemas,
+    object_problem,
+    schema_problem,
+)
+from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
+from millstream_server.runtime.errors import FieldViolation
+
+MAX_VIOLATIONS = 16
+MAX_TOOLS = 128
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME_RULE = "must match ^[A-Za-z0-9_-]{1,64}$"
+
+
+def check_messages(
+    messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()
+) -> tuple[FieldViolation, ...]:
+    """Return what is wrong, the first `MAX_VIOLATIONS` of it.
+
+    Which roles may follow each other is the template's to say: models differ. Two rules are
+    ours. The last message is not ASSISTANT's: templates would close it and open an empty turn, so
+    going on with a text is Complete's business. And a TOOL message answers an earlier call.
+
+    Takes milliseconds for large schemas seen for the first time: not for the event loop.
+    """
+    found = chain(_check_conversation(messages), _check_tools(tools))
+    return tuple(islice(found, MAX_VIOLATIONS))
+
+
+def _check_conversation(messages: Sequence[ChatMessage]) -> Iterator[FieldViolation]:
+    if not messages:
+        yield FieldViolation("messages", "must not be empty")
+        return
+    calls_so_far: set[str] = set()
+    for index, message in enumerate(messages):
+        yield from _check_message(f"messages[{index}]", message, calls_so_far)
+        calls_so_far.update(call.id for call in message.tool_calls)
+    if messages[-1].role is ChatRole.ASSISTANT:
+        yield FieldViolation(
+            f"messages[{len(messages) - 1}].role",
+            "the last message must not be ASSISTANT's; use Complete to go on with a text",
+        )
+
+
+def _check_message(
+    path: str, message: ChatMessage, calls_so_far: set[str]
+) -> Iterator[FieldViolation]:
+    if message.role is None:
+        known = ", ".join(role.name for role in ChatRole)
+        yield FieldViolation(f"{path}.role", f"must be one of {known}")
+        return
+    if message.name and not _NAME.fullmatch(message.name):
+        yield FieldViolation(f"{path}.name", _NAME_RULE)
+    yield from _check_tool_answer(f"{path}.tool_call_id", message, calls_so_far)
+    if message.tool_calls and message.role is not ChatRole.ASSISTANT:
+        yield FieldViolation(f"{path}.tool_calls", "only ASSISTANT messages have tool calls")
+        return
+    ids: set[str] = set()
+    for index, call in enumerate(message.tool_calls):
+        yield from _check_tool_call(f"{path}.tool_calls[{index}]", call, ids)
+        ids.add(call.id)
+
+
+def _check_tool_answer(
+    path: str, message: ChatMessage, calls_so_far: set[str]
+) -> Iterator[FieldViolation]:
+    if message.role is not ChatRole.TOOL:
+        if message.tool_call_id:
+            yield FieldViolation(path, "only TOOL messages answer a tool call")
+    elif not message.tool_call_id:
+        yield FieldViolation(path, "a TOOL message must name the tool call it answers")
+    elif message.tool_call_id not in calls_so_far:
+        yield FieldViolation(path, "no earlier ASSISTANT message has a tool call with this id")
+
+
+def _check_tool_call(path: str, call: ToolCall, ids: set[str]) -> Iterator[FieldViolation]:
+    if not call.id:
+        yield FieldViolation(f"{path}.id", "must not be empty")
+    elif call.id in ids:
+        yield FieldViolation(f"{path}.id", "must differ from the other calls' of its message")
+    if not _NAME.fullmatch(call.name):
+        yield FieldViolation(f"{path}.name", _NAME_RULE)
+    if (problem := object_problem(call.arguments_json)) is not None:
+        yield FieldViolation(f"{path}.arguments_json", problem)
+
+
+def _check_tools(tools: Sequence[Tool]) -> Iterator[FieldViolation]:
+    if len(tools) > MAX_TOOLS:
+        yield FieldViolation("tools", f"at most {MAX_TOOLS} tools, not {len(tools)}")
+        return
+    if sum(count_subschemas(tool.parameters_json_schema) for tool in tools) > MAX_SUBSCHEMAS:
+        yield FieldViolation("tools", f"schemas with more than {MAX_SUBSCHEMAS} parts in all")
+        return
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        path = f"tools[{index}]"
+        if not _NAME.fullmatch(tool.name):
+            yield FieldViolation(f"{path}.name", _NAME_RULE)
+        elif tool.name in names:
+            yield FieldViolation(f"{path}.name", "must differ from the other tools' names")
+        names.add(tool.name)
+        schema = tool.parameters_json_schema
+        if schema and (problem := schema_problem(schema)) is not None:
+            yield FieldViolation(f"{path}.parameters_json_schema", problem)

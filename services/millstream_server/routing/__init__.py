@@ -1,0 +1,1 @@
+"""Which workers get a request: filter → score → pick."""

@@ -1,0 +1,38 @@
+"""Failures on the wire: `google.rpc.Status` in the trailer, with ErrorInfo, BadRequest, RetryInfo."""
+
+from __future__ import annotations
+
+from google.protobuf.duration_pb2 import Duration
+from google.rpc import error_details_pb2, status_pb2
+
+from millstream_server.runtime.errors import ServingError
+
+DOMAIN = "millstream.io"
+DETAILS_KEY = "grpc-status-details-bin"
+"""Trailer that carries the serialized Status, as every gRPC library expects it."""
+
+
+def to_status(error: ServingError, error_id: str = "") -> status_pb2.Status:
+    """Build the rich status of a failure; ``error_id`` finds the log line of an internal one."""
+    status = status_pb2.Status(code=error.code.value[0], message=error.message)
+    info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
+    info.metadata["retryable"] = "true" if error.retryable else "false"
+    if error_id:
+        info.metadata["error_id"] = error_id
+    status.details.add().Pack(info)
+    if error.violations:
+        status.details.add().Pack(
+            error_details_pb2.BadRequest(
+                field_violations=[
+                    error_details_pb2.BadRequest.FieldViolation(
+                        field=v.field, description=v.description
+                    )
+                    for v in error.violations
+                ]
+            )
+        )
+    if error.retryable:
+        delay = Duration()
+        delay.FromMilliseconds(int(1000 * (error.retry_delay_s or 0)))
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
+    return status

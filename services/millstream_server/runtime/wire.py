@@ -1,0 +1,81 @@
+"""Bytes that aren't the message they should be become INVALID_ARGUMENT, naming the field.
+
+gRPC answers a message that doesn't parse with INTERNAL. For protobuf the usual cause is a `string`
+that isn't UTF-8, and a client can be told which one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from millstream_server.runtime.errors import InvalidRequestError
+
+_LENGTH_DELIMITED = 2
+_MAX_DEPTH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """Stands where a request that didn't parse would be."""
+
+    error: InvalidRequestError
+
+
+def tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """Wrap a generated deserializer: a message that doesn't parse comes out as `Malformed`."""
+    descriptor = getattr(getattr(deserialize, "__self__", None), "DESCRIPTOR", None)
+
+    def parse(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError:
+            return Malformed(_explain(descriptor, data))
+
+    return parse
+
+
+def _explain(descriptor: Descriptor | None, data: bytes) -> InvalidRequestError:
+    path = _find_bad_text(descriptor, data, "", 0) if descriptor else None
+    if path:
+        return InvalidRequestError.of(path, "is not valid UTF-8")
+    name = descriptor.full_name if descriptor else "the method's request message"
+    return InvalidRequestError(f"the message is not a valid {name}; check the client's stubs")
+
+
+def _find_bad_text(descriptor: Descriptor, data: bytes, prefix: str, depth: int) -> str | None:
+    """Walk the wire format with the descriptor in hand; answer the path of the first bad string."""
+    try:
+        fields = UnknownFieldSet(Empty.FromString(data))
+    except DecodeError:
+        return None
+    seen: Counter[int] = Counter()
+    for raw in fields:
+        field = descriptor.fields_by_number.get(raw.field_number)
+        index = seen[raw.field_number]
+        seen[raw.field_number] += 1
+        if field is None or raw.wire_type != _LENGTH_DELIMITED or not isinstance(raw.data, bytes):
+            continue
+        path = prefix + field.name + (f"[{index}]" if field.is_repeated else "")
+        if field.type == FieldDescriptor.TYPE_STRING and not _is_utf8(raw.data):
+            return path
+        if field.message_type is not None and depth < _MAX_DEPTH:
+            found = _find_bad_text(field.message_type, raw.data, path + ".", depth + 1)
+            if found:
+                return found
+    return None
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""How prefill and decode workers come to trust each other: hand-off tickets."""

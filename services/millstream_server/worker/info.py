@@ -1,0 +1,92 @@
+"""WorkerService: what this worker is and how loaded it is."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from importlib.metadata import version
+from typing import Any
+
+from millstream.v1 import worker_pb2, worker_pb2_grpc
+from millstream_server.engines.base import Engine, EngineInfo, EngineLoad, Role
+from millstream_server.runtime.errors import InvalidRequestError, UnavailableError
+
+_MIN_INTERVAL_S, _MAX_INTERVAL_S, _DEFAULT_INTERVAL_S = 0.1, 60.0, 1.0
+_QUIET_INTERVALS = 10  # an unchanged load is repeated after so many intervals
+
+
+class WorkerInfoServicer(worker_pb2_grpc.WorkerServiceServicer):
+    """Answers from the engine."""
+
+    def __init__(self, engine: Engine, role: Role, model: str) -> None:
+        """Describe a worker that serves ``model`` with ``engine``; `ready` completes it."""
+        self._engine = engine
+        self._role = role
+        self._model = model
+        self._info: worker_pb2.WorkerInfo | None = None
+
+    def ready(self, info: EngineInfo) -> None:
+        """The engine is loaded and warm."""
+        self._info = _to_proto(info, self._role, self._model)
+
+    async def GetWorkerInfo(  # noqa: N802
+        self, request: worker_pb2.GetWorkerInfoRequest, context: Any
+    ) -> worker_pb2.GetWorkerInfoResponse:
+        """Describe the worker."""
+        return worker_pb2.GetWorkerInfoResponse(info=self._loaded())
+
+    async def WatchLoad(  # noqa: N802
+        self, request: worker_pb2.WatchLoadRequest, context: Any
+    ) -> AsyncIterator[worker_pb2.WatchLoadResponse]:
+        """Push the load as it changes."""
+        interval_s = _DEFAULT_INTERVAL_S
+        if request.HasField("interval"):
+            interval_s = request.interval.ToNanoseconds() / 1e9
+            if not _MIN_INTERVAL_S <= interval_s <= _MAX_INTERVAL_S:
+                raise InvalidRequestError.of("interval", "must be from 0.1 s to 60 s")
+        self._loaded()
+        last: EngineLoad | None = None
+        quiet = 0
+        while True:
+            load = await self._engine.load()
+            if load != last or quiet >= _QUIET_INTERVALS:
+                last, quiet = load, 0
+                yield worker_pb2.WatchLoadResponse(
+                    load=worker_pb2.LoadReport(
+                        running_requests=load.running_requests,
+                        queued_requests=load.queued_requests,
+                        used_blocks=load.used_blocks,
+                        total_blocks=load.total_blocks,
+                    )
+                )
+            quiet += 1
+            await asyncio.sleep(interval_s)
+
+    def _loaded(self) -> worker_pb2.WorkerInfo:
+        if self._info is None:
+            raise UnavailableError("this worker is still loading its model", retry_delay_s=1.0)
+        return self._info
+
+
+def _to_proto(info: EngineInfo, role: Role, model: str) -> worker_pb2.WorkerInfo:
+    return worker_pb2.WorkerInfo(
+        worker_id=secrets.token_hex(8),
+        role=worker_pb2.WorkerRole.Value(f"WORKER_ROLE_{role.name}"),
+        model=model,
+        weight_version=info.weight_version,
+        engine=info.engine,
+        engine_version=info.engine_version,
+        vocab_size=info.vocab_size,
+        context_length=info.context_length,
+        block_size=info.block_size,
+        total_blocks=info.total_blocks,
+        max_running_requests=info.max_running_requests,
+        dp_size=info.dp_size,
+        abilities=sorted(
+            worker_pb2.EngineAbility.Value(f"ENGINE_ABILITY_{a.name}") for a in info.abilities
+        ),
+        bootstrap_host=info.bootstrap_host,
+        bootstrap_port=info.bootstrap_port,
+        millstream_version=version("millstream"),
+    )

@@ -1,0 +1,229 @@
+"""The command line against a Processor, each a process of its own, over a real socket."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+from tests.support.command_line import Terminal, millstream
+from tests.support.fake_processor import FakeServer
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeServer]:
+    async with FakeServer() as running:
+        yield running
+
+
+# ---- chat --once, complete, models
+
+
+async def test_once_prints_the_answer_and_nothing_else(server: FakeServer) -> None:
+    done = await millstream("chat", "--address", server.address, "--once", "all is well")
+    assert (done.code, done.out, done.err) == (0, "You said: all is well\n", "")
+
+
+async def test_once_shows_usage_when_asked_to(server: FakeServer) -> None:
+    done = await millstream("chat", "--address", server.address, "--once", "hi", "--show-usage")
+    assert done.out == "You said: hi\n"
+    assert "TTFT" in done.err
+    assert "3 tokens" in done.err
+    assert "0 of 10 prompt tokens cached" in done.err
+
+
+async def test_once_reads_stdin_and_sends_the_system_message(server: FakeServer) -> None:
+    done = await millstream(
+        *("chat", "--address", server.address, "--system", "Be short.", "--once", "-"),
+        stdin="context",
+    )
+    assert done.out == "system=Be short.|user=context\n"
+
+
+async def test_once_with_nothing_to_ask_says_so(server: FakeServer) -> None:
+    done = await millstream("chat", "--address", server.address, "--once", "-", stdin=" \n")
+    assert done.code == 1
+    assert "nothing to ask" in done.err
+    assert server.processor.streams == 0
+
+
+async def test_sampling_flags_arrive_and_absent_ones_stay_unset(server: FakeServer) -> None:
+    done = await millstream(
+        *("chat", "--address", server.address, "--once", "options", "--temperature", "0"),
+        *("--top-k", "5", "--seed", "0", "--max-new-tokens", "7", "--stop", "a", "--stop", "b"),
+    )
+    assert done.out == "max_new_tokens=7 seed=0 temperature=0 top_k=5 stop=a,b\n"
+
+
+async def test_complete_streams_the_continuation(server: FakeServer) -> None:
+    done = await millstream(
+        *("complete", "-", "--address", server.address, "--model", "fake", "--show-usage"),
+        stdin="wheels turn",
+    )
+    assert (done.code, done.out) == (0, " and so on\n")
+    assert "cut off at the token limit" in done.err
+    (request,) = server.processor.completions
+    assert (request.model, request.text) == ("fake", "wheels turn")
+
+
+async def test_models_lists_models_and_workers(server: FakeServer) -> None:
+    done = await millstream("models", "--address", server.address)
+    assert done.code == 0
+    fake, away = (line for line in done.out.splitlines() if "fake" in line or "away" in line)
+    assert "2048 tokens" in fake
+    assert "1 prefill, 2 decode" in fake
+    assert "no" in away
+
+
+# ---- failures
+
+
+async def test_invalid_fields_are_listed(server: FakeServer) -> None:
+    done = await millstream("chat", "--address", server.address, "--once", "bad")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.splitlines() == [
+        "error: INVALID_ARGUMENT (INVALID_REQUEST): two fields are wrong",
+        "  field options.sampling.top_p: must be in (0, 1]",
+        "  field messages[0].role: must be set",
+    ]
+
+
+async def test_a_retry_hint_is_told(server: FakeServer) -> None:
+    done = await millstream("complete", "busy", "--address", server.address)
+    assert done.code == 1
+    assert done.err.splitlines() == [
+        "error: RESOURCE_EXHAUSTED (OVERLOADED): no room right now",
+        "  try again in 1.5 s",
+    ]
+
+
+async def test_an_error_id_is_told(server: FakeServer) -> None:
+    done = await millstream("chat", "--address", server.address, "--once", "internal")
+    assert done.code == 1
+    assert "error id e-42" in done.err
+
+
+@pytest.mark.parametrize(
+    "command", [["models"], ["complete", "x"], ["chat", "--once", "x"], ["chat"]], ids=" ".join
+)
+async def test_nobody_there_says_how_to_start_one(command: list[str]) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{unused.getsockname()[1]}"
+        done = await millstream(*command, "--address", address)
+    assert (done.code, done.out) == (1, "")
+    assert done.err == f"error: nothing answers at {address}; start it with `millstream up`\n"
+
+
+async def test_ctrl_c_ends_once_with_130(server: FakeServer) -> None:
+    async with Terminal(["chat", "--address", server.address, "--once", "slow " * 50]) as terminal:
+        await terminal.expect("You said:")
+        terminal.type("\x03")
+        assert await terminal.ends() == 130
+
+
+# ---- interactive chat
+
+
+async def test_a_conversation_is_one_stream(server: FakeServer) -> None:
+    async with Terminal(["chat", "--address", server.address, "--system", "S"]) as terminal:
+        await terminal.expect("fake, away")
+        await terminal.expect("> ")
+        terminal.type("hello\r")
+        await terminal.expect("You said: hello")
+        await terminal.expect("0 of 10 prompt tokens cached")
+        terminal.type("context\r")
+        await terminal.expect("system=S|user=hello|assistant=You said: hello|user=context")
+        await terminal.expect("10 of 20 prompt tokens cached")
+        terminal.type("/usage\r")
+        await terminal.expect("30 prompt tokens (10 cached), 4 answer tokens")
+        terminal.type("\x04")
+        assert await terminal.ends() == 0
+    assert server.processor.streams == 1
+
+
+async def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(server: FakeServer) -> None:
+    async with Terminal(["chat", "--address", server.address]) as terminal:
+        await terminal.expect("> ")
+        terminal.type("slow one two three four five six seven eight nine ten\r")
+        await terminal.expect("You said:")
+        terminal.type("\x03")
+        await terminal.expect("stopped")
+        terminal.type("context\r")
+        await terminal.expect("|assistant=You said:")
+        terminal.type("/quit\r")
+        assert await terminal.ends() == 0
+    assert (server.processor.streams, server.processor.cancels) == (1, 1)
+
+
+async def test_ctrl_c_at_the_prompt_does_not_leave(server: FakeServer) -> None:
+    async with Terminal(["chat", "--address", server.address]) as terminal:
+        await terminal.expect("> ")
+        terminal.type("half a line\x03")
+        await terminal.expect("Ctrl-D or /quit leaves")
+        terminal.type("still here\r")
+        await terminal.expect("You said: still here")
+
+
+async def test_new_forgets_and_help_helps(server: FakeServer) -> None:
+    async with Terminal(["chat", "--address", server.address]) as terminal:
+        await terminal.expect("> ")
+        terminal.type("one\r")
+        await terminal.expect("You said: one")
+        terminal.type("/new\r")
+        await terminal.expect("A new conversation.")
+        terminal.type("context\r")
+        await terminal.expect("\nuser=context")
+        terminal.type("/help\r")
+        await terminal.expect("start a new conversation")
+        terminal.type("/nothing\r")
+        await terminal.expect("no such command")
+    assert server.processor.streams == 2
+
+
+async def test_a_failed_turn_is_explained_and_the_next_one_remembers(server: FakeServer) -> None:
+    async with Terminal(["chat", "--address", server.address]) as terminal:
+        await terminal.expect("> ")
+        terminal.type("first\r")
+        await terminal.expect("You said: first")
+        terminal.type("busy\r")
+        await terminal.expect("try again in 1.5 s")
+        terminal.type("hang up\r")
+        await terminal.expect("this turn is forgotten")
+        terminal.type("context\r")
+        await terminal.expect("user=first|assistant=You said: first|user=context")
+    assert server.processor.streams == 4 - 1
+
+
+async def test_the_chat_survives_a_restart_of_the_server() -> None:
+    async with FakeServer() as before:
+        async with Terminal(["chat", "--address", before.address]) as terminal:
+            await terminal.expect("> ")
+            terminal.type("first\r")
+            await terminal.expect("You said: first")
+            await terminal.expect("cached")
+            await before.stop()
+            async with FakeServer(before.address) as after:
+                terminal.type("context\r")
+                await terminal.expect("user=first|assistant=You said: first|user=context")
+                assert after.processor.streams == 1
+
+
+async def test_twice_ctrl_c_cuts_the_stream(server: FakeServer) -> None:
+    async with Terminal(["chat", "--address", server.address]) as terminal:
+        await terminal.expect("> ")
+        terminal.type("slow " * 30 + "\r")
+        await terminal.expect("You said:")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.type("\r")
+        terminal.type("again\r")
+        await terminal.expect("You said: again")
+
+
+async def test_piped_lines_are_turns(server: FakeServer) -> None:
+    done = await millstream("chat", "--address", server.address, stdin="one\n\ncontext\n")
+    assert done.code == 0
+    assert "You said: one\nuser=one|assistant=You said: one|user=context\n" in done.out
+    assert server.processor.streams == 1

@@ -1,0 +1,329 @@
+"""An `SglangEngine` in a process of its own, driven over JSON lines.
+
+SGLang keeps its state in process globals, so prefill, decode and aggregated engines of one test
+each need a process; and a test that kills an engine must survive it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import itertools
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from millstream_server.engines.base import (
+    Ability,
+    CollectingSink,
+    Constraint,
+    ConstraintKind,
+    EngineInfo,
+    EngineLoad,
+    Finish,
+    FinishReason,
+    GenerationRequest,
+    KvHandoff,
+    LogprobOptions,
+    Role,
+    Sampling,
+    TokenLogprob,
+)
+from millstream_server.engines.sglang_engine import SglangEngine, SglangEngineConfig
+from millstream_server.runtime import errors
+
+_LINE_LIMIT = 16 * 2**20
+_START_TIMEOUT_S = 300.0
+_CLOSE_TIMEOUT_S = 60.0
+
+
+# ---- what travels -------------------------------------------------------------------------------
+
+
+def _to_json(value: object) -> str:
+    """Write dataclasses and enums as plain JSON."""
+
+    def encode(item: object) -> object:
+        if isinstance(item, (Role, FinishReason, Ability, ConstraintKind)):
+            return item.value
+        if isinstance(item, frozenset):
+            return list(item)
+        message = f"cannot send {item!r}"
+        raise TypeError(message)
+
+    return json.dumps(value, default=encode)
+
+
+def _request(raw: Mapping[str, Any]) -> GenerationRequest:
+    sampling = dict(raw["sampling"])
+    sampling["stop_token_ids"] = tuple(sampling["stop_token_ids"])
+    sampling["logit_bias"] = {int(key): bias for key, bias in sampling["logit_bias"].items()}
+    if sampling["constraint"]:
+        sampling["constraint"] = Constraint(
+            ConstraintKind(sampling["constraint"]["kind"]), sampling["constraint"]["source"]
+        )
+    return GenerationRequest(
+        engine_id=raw["engine_id"],
+        token_ids=raw["token_ids"],
+        sampling=Sampling(**sampling),
+        logprobs=LogprobOptions(**raw["logprobs"]) if raw["logprobs"] else None,
+        handoff=KvHandoff(**raw["handoff"]) if raw["handoff"] else None,
+        trace_headers=raw["trace_headers"],
+    )
+
+
+def _finish(raw: Mapping[str, Any]) -> Finish:
+    values = dict(raw)
+    values["reason"] = FinishReason(values["reason"])
+    values["prompt_logprobs"] = _token_logprobs(values["prompt_logprobs"])
+    return Finish(**values)
+
+
+def _token_logprobs(raw: Sequence[Mapping[str, Any]]) -> tuple[TokenLogprob, ...]:
+    return tuple(
+        TokenLogprob(
+            entry["token_id"],
+            entry["logprob"],
+            tuple((token, logprob) for token, logprob in entry["top"]),
+        )
+        for entry in raw
+    )
+
+
+def _info(raw: Mapping[str, Any]) -> EngineInfo:
+    values = dict(raw)
+    values["abilities"] = frozenset(Ability(name) for name in values["abilities"])
+    return EngineInfo(**values)
+
+
+# ---- the engine's side --------------------------------------------------------------------------
+
+
+class _Reporter:
+    """Writes events to the parent."""
+
+    def __init__(self) -> None:
+        # Everything else that prints, SGLang's processes included, goes to stderr.
+        self._out = os.fdopen(os.dup(1), "w", buffering=1)
+        os.dup2(2, 1)
+
+    def event(self, name: str, **values: object) -> None:
+        self._out.write(_to_json({"event": name, **values}) + "\n")
+        self._out.flush()
+
+
+class _ReportingSink:
+    def __init__(self, reporter: _Reporter, engine_id: str) -> None:
+        self._reporter = reporter
+        self._id = engine_id
+
+    def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
+        plain = [dataclasses.asdict(entry) for entry in logprobs]
+        self._reporter.event("emit", id=self._id, token_ids=list(token_ids), logprobs=plain)
+
+    def finish(self, finish: Finish) -> None:
+        self._reporter.event("finish", id=self._id, finish=dataclasses.asdict(finish))
+
+    def fail(self, error: errors.ServingError) -> None:
+        violations = [dataclasses.asdict(entry) for entry in error.violations]
+        self._reporter.event(
+            "fail",
+            id=self._id,
+            type=type(error).__name__,
+            message=error.message,
+            violations=violations,
+        )
+
+
+async def _serve(config: SglangEngineConfig, reporter: _Reporter) -> None:
+    engine = SglangEngine(config)
+    try:
+        info = await engine.start(
+            lambda error: reporter.event("engine_failed", type=type(error).__name__)
+        )
+        await engine.warm_up()
+        reporter.event("ready", info=dataclasses.asdict(info))
+        async for command in _commands():
+            await _obey(engine, reporter, command)
+    except errors.ServingError as error:
+        reporter.event("not_started", type=type(error).__name__, message=error.message)
+    finally:
+        await engine.close()
+        reporter.event("closed")
+
+
+async def _commands() -> AsyncIterator[dict[str, Any]]:
+    reader = asyncio.StreamReader(limit=_LINE_LIMIT)
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
+    )
+    with contextlib.closing(transport):
+        while line := await reader.readline():
+            yield json.loads(line)
+
+
+async def _obey(engine: SglangEngine, reporter: _Reporter, command: Mapping[str, Any]) -> None:
+    match command["op"]:
+        case "submit":
+            request = _request(command["request"])
+            engine.submit(request, _ReportingSink(reporter, request.engine_id))
+            if command["abort_at_once"]:
+                engine.abort(request.engine_id)
+        case "abort":
+            engine.abort(command["id"])
+        case "load":
+            load = await engine.load()
+            reporter.event("answer", call=command["call"], value=dataclasses.asdict(load))
+        case "inspect":
+            reporter.event("answer", call=command["call"], value=await _inspect(engine))
+
+
+async def _inspect(engine: SglangEngine) -> dict[str, object]:
+    """Look behind the adapter: SGLang's own view, and its processes."""
+    manager = engine._built.engine.tokenizer_manager  # noqa: SLF001 - what the test is about
+    (load,) = await manager.get_loads()
+    return {
+        "running": load.num_running_reqs,
+        "waiting": load.num_waiting_reqs,
+        "used_tokens": load.num_used_tokens,
+        "disaggregation": load.to_dict()["disaggregation"],
+        "open_requests": len(manager.rid_to_state),
+        "pids": engine._built.engine.get_all_child_pids(),  # noqa: SLF001
+        "sigterm_is_ours": signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
+    }
+
+
+def _main() -> None:
+    raw = json.loads(sys.argv[1])
+    config = SglangEngineConfig(**{**raw, "role": Role(raw["role"])})
+    asyncio.run(_serve(config, _Reporter()))
+
+
+# ---- the test's side ----------------------------------------------------------------------------
+
+
+class EngineProcess:
+    """The test's handle of an engine in another process."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+        """Take over a started process."""
+        self.engine_failed = asyncio.Event()
+        self.log = log
+        self._process = process
+        self._sinks: dict[str, CollectingSink] = {}
+        self._answers: dict[int, asyncio.Future[Any]] = {}
+        self._calls = itertools.count()
+        self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        self._reader = asyncio.create_task(self._read())
+
+    @classmethod
+    async def launch(
+        cls, log: Path, env: Mapping[str, str] | None = None, **config: object
+    ) -> EngineProcess:
+        """Start the process; `ready` tells when the engine is up."""
+        config.setdefault("role", Role.AGGREGATED)
+        with log.open("wb") as log_file:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "tests.support.engine_process",
+                _to_json(config),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log_file,
+                env={**os.environ, **(env or {})},
+                limit=_LINE_LIMIT,
+            )
+        return cls(process, log)
+
+    async def ready(self) -> EngineInfo:
+        """Wait until the engine is started and warm."""
+        async with asyncio.timeout(_START_TIMEOUT_S):
+            return await asyncio.shield(self._ready)
+
+    async def _read(self) -> None:
+        stdout = self._process.stdout
+        assert stdout is not None
+        while line := await stdout.readline():
+            self._take(json.loads(line))
+        ended = RuntimeError(f"the engine's process ended; its log: {self.log.read_text()[-3000:]}")
+        if not self._ready.done():
+            self._ready.set_exception(ended)
+        for answer in self._answers.values():
+            answer.set_exception(ended)
+
+    def _take(self, event: dict[str, Any]) -> None:
+        match event["event"]:
+            case "ready":
+                self._ready.set_result(_info(event["info"]))
+            case "not_started":
+                self._ready.set_exception(getattr(errors, event["type"])(event["message"]))
+            case "emit":
+                logprobs = _token_logprobs(event["logprobs"])
+                self._sinks[event["id"]].emit(event["token_ids"], logprobs)
+            case "finish":
+                self._sinks[event["id"]].finish(_finish(event["finish"]))
+            case "fail":
+                violations = tuple(errors.FieldViolation(**raw) for raw in event["violations"])
+                error = getattr(errors, event["type"])(event["message"], violations=violations)
+                self._sinks[event["id"]].fail(error)
+            case "answer":
+                self._answers.pop(event["call"]).set_result(event["value"])
+            case "engine_failed":
+                self.engine_failed.set()
+
+    def _send(self, **command: object) -> None:
+        stdin = self._process.stdin
+        assert stdin is not None
+        stdin.write((_to_json(command) + "\n").encode())
+
+    def submit(self, request: GenerationRequest, *, abort_at_once: bool = False) -> CollectingSink:
+        """Start a request; with ``abort_at_once`` it is aborted in the same loop iteration."""
+        sink = self._sinks[request.engine_id] = CollectingSink()
+        plain = dataclasses.asdict(request)
+        self._send(op="submit", request=plain, abort_at_once=abort_at_once)
+        return sink
+
+    def abort(self, engine_id: str) -> None:
+        """Abort a request."""
+        self._send(op="abort", id=engine_id)
+
+    async def load(self) -> EngineLoad:
+        """Ask the adapter."""
+        return EngineLoad(**await self._call("load"))
+
+    async def inspect(self) -> dict[str, Any]:
+        """Ask SGLang behind the adapter's back."""
+        answer: dict[str, Any] = await self._call("inspect")
+        return answer
+
+    async def _call(self, op: str) -> Any:  # noqa: ANN401 - JSON
+        number = next(self._calls)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        self._send(op=op, call=number)
+        async with asyncio.timeout(10):
+            return await answer
+
+    async def close(self) -> int:
+        """End the engine and its process; answers the exit status."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                status = await self._process.wait()
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+            raise
+        await self._reader
+        return status
+
+
+if __name__ == "__main__":
+    _main()

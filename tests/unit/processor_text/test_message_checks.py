@@ -1,0 +1,151 @@
+"""What is refused before a template sees it, field by field."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from dataclasses import replace
+
+import pytest
+
+from millstream_server.processor.text.json_checks import MAX_SUBSCHEMAS, schema_problem
+from millstream_server.processor.text.message_checks import MAX_VIOLATIONS, check_messages
+from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
+
+USER = ChatMessage(ChatRole.USER, "Hello")
+CALL = ToolCall("call-1", "weather", '{"city": "Bern"}')
+ASKED = ChatMessage(ChatRole.ASSISTANT, "", tool_calls=(CALL,))
+ANSWER = ChatMessage(ChatRole.TOOL, "rain", tool_call_id="call-1")
+WEATHER = Tool("weather", "Look it up", '{"type": "object"}')
+
+
+def fields(messages: list[ChatMessage], tools: list[Tool] | None = None) -> list[str]:
+    return [violation.field for violation in check_messages(messages, tools or [])]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [USER],
+        [ChatMessage(ChatRole.SYSTEM, "Say hello.")],
+        [ChatMessage(ChatRole.DEVELOPER, "Be brief."), USER],
+        [ChatMessage(ChatRole.ASSISTANT, "Welcome."), USER],
+        [USER, ASKED, ANSWER],
+        [USER, ASKED, ANSWER, ChatMessage(ChatRole.ASSISTANT, "Rain."), USER, ASKED, ANSWER],
+    ],
+)
+def test_conversations_that_make_sense_pass(messages: list[ChatMessage]) -> None:
+    assert fields(messages, [WEATHER, Tool("now", "", "")]) == []
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([], ["messages"]),
+        ([ChatMessage(None, "Hello")], ["messages[0].role"]),
+        ([USER, ChatMessage(ChatRole.ASSISTANT, "Hi")], ["messages[1].role"]),
+        ([replace(USER, name="no spaces")], ["messages[0].name"]),
+        ([replace(USER, tool_calls=(CALL,))], ["messages[0].tool_calls"]),
+        ([replace(USER, tool_call_id="call-1")], ["messages[0].tool_call_id"]),
+        ([USER, ASKED, replace(ANSWER, tool_call_id="")], ["messages[2].tool_call_id"]),
+        ([USER, ASKED, replace(ANSWER, tool_call_id="call-2")], ["messages[2].tool_call_id"]),
+        ([USER, ANSWER], ["messages[1].tool_call_id"]),
+    ],
+)
+def test_messages_are_refused_by_field(messages: list[ChatMessage], expected: list[str]) -> None:
+    assert fields(messages) == expected
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (replace(CALL, id=""), "id"),
+        (replace(CALL, name=""), "name"),
+        (replace(CALL, name="a.b"), "name"),
+        (replace(CALL, arguments_json=""), "arguments_json"),
+        (replace(CALL, arguments_json="[]"), "arguments_json"),
+        (replace(CALL, arguments_json='{"a": NaN}'), "arguments_json"),
+        (replace(CALL, arguments_json='{"a": "\\ud800"}'), "arguments_json"),
+        (replace(CALL, arguments_json='{"a": ' + "9" * 5000 + "}"), "arguments_json"),
+        (replace(CALL, arguments_json='{"a":' * 33 + "1" + "}" * 33), "arguments_json"),
+    ],
+)
+def test_tool_calls_are_refused_by_field(call: ToolCall, expected: str) -> None:
+    messages = [USER, replace(ASKED, tool_calls=(call,)), USER]
+    assert fields(messages) == [f"messages[1].tool_calls[0].{expected}"]
+
+
+def test_call_ids_differ_within_a_message() -> None:
+    messages = [USER, replace(ASKED, tool_calls=(CALL, CALL)), ANSWER]
+    assert fields(messages) == ["messages[1].tool_calls[1].id"]
+
+
+def test_tools_are_refused_by_field() -> None:
+    tools = [
+        WEATHER,
+        WEATHER,
+        replace(WEATHER, name="ü"),
+        replace(WEATHER, name="other", parameters_json_schema="{"),
+    ]
+    assert fields([USER], tools) == [
+        "tools[1].name",
+        "tools[2].name",
+        "tools[3].parameters_json_schema",
+    ]
+    assert fields([USER], [replace(WEATHER, name=f"t{n}") for n in range(129)]) == ["tools"]
+
+
+def test_all_violations_come_at_once_up_to_a_bound() -> None:
+    assert fields([ChatMessage(None, "")], [replace(WEATHER, name="")]) == [
+        "messages[0].role",
+        "tools[0].name",
+    ]
+    assert len(fields([ChatMessage(None, "")] * 1000)) == MAX_VIOLATIONS
+
+
+@pytest.mark.parametrize(
+    ("schema", "sentence"),
+    [
+        ('{"a": 1', "must be valid JSON"),
+        ("true", "must be a JSON object"),
+        ('{"type": "strin"}', "$.type: 'strin' is not valid"),
+        ('{"properties": {"a": {"minimum": "1"}}}', "$.properties.a.minimum"),
+        ('{"pattern": "("}', "is not a 'regex'"),
+        ('{"pattern": "' + "(" * 3000 + ")" * 3000 + '"}', "too complex"),
+        ('{"$ref": "https://example.com/a.json"}', "must not refer outside itself"),
+        ('{"items": [{"$ref": "file:///etc/passwd"}]}', "must not refer outside itself"),
+        ('{"a":' * 33 + "{}" + "}" * 33, "must not nest deeper than 32"),
+        ('{"a":' * 9000 + "{}" + "}" * 9000, "must not nest deeper than 32"),
+        ('{"description": "' + "é" * 33_000 + '"}', "must not exceed 64 KiB"),
+        (json.dumps({"anyOf": [True] * MAX_SUBSCHEMAS}), "must not have more than 4096 parts"),
+    ],
+)
+def test_schemas_are_refused_with_a_sentence(schema: str, sentence: str) -> None:
+    problem = schema_problem(schema)
+    assert problem is not None
+    assert sentence in problem
+    assert len(problem) <= 200
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        "{}",
+        '{"$ref": "#/$defs/a", "$defs": {"a": {"type": "string"}}}',
+        '{"properties": {"$ref": {"type": "string"}}}',
+        '{"a":' * 31 + "{}" + "}" * 31,
+    ],
+)
+def test_schemas_that_are_fine(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "socket", None)
+    assert schema_problem(schema) is None
+
+
+def test_many_large_schemas_are_refused_before_they_cost() -> None:
+    large = json.dumps({"anyOf": [True] * 1000})
+    tools = [Tool(f"t{n}", "", large.replace("true", "true " + " " * n, 1)) for n in range(100)]
+    started = time.perf_counter()
+    assert fields([USER], tools) == ["tools"]
+    # 0.05 s; checking them all takes 17 s.
+    assert time.perf_counter() - started < 2

@@ -1,0 +1,148 @@
+"""Chat templates: what they are given, what they may do, and what comes of their errors."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.support.tokenizers_made import CHATML
+
+from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
+from millstream_server.processor.text.model_files import UnusableModelError
+from millstream_server.processor.text.template import ChatTemplate
+from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+
+HELLO = ChatMessage(ChatRole.USER, "Hello")
+WEATHER = Tool("weather", "Look it up", '{"type": "object", "properties": {"city": {}}}')
+
+
+def template(source: str, **options: int) -> ChatTemplate:
+    return ChatTemplate({"default": source}, {"bos_token": "<s>"}, **options)
+
+
+def refusal(source: str, message: ChatMessage = HELLO) -> str:
+    with pytest.raises(InvalidRequestError) as caught:
+        template(source).render([message])
+    (violation,) = caught.value.violations
+    assert violation.field == "messages"
+    return violation.description
+
+
+def test_renders_a_conversation() -> None:
+    messages = [ChatMessage(ChatRole.SYSTEM, "Be brief."), HELLO]
+    assert template(CHATML).render(messages) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert template(CHATML).render([HELLO], add_generation_prompt=False).endswith("<|im_end|>\n")
+
+
+def test_tool_calls_and_tools_reach_the_template_as_objects() -> None:
+    call = ToolCall("call-1", "weather", '{"city": "Zürich"}')
+    messages = [
+        HELLO,
+        ChatMessage(ChatRole.ASSISTANT, "", tool_calls=(call,)),
+        ChatMessage(ChatRole.TOOL, "rain", tool_call_id="call-1", name="weather"),
+    ]
+    text = template(CHATML).render(messages, [WEATHER, Tool("now", "", "")])
+    assert '<tool_call>weather {"city": "Zürich"}</tool_call>' in text
+    shown = [json.loads(line) for line in text.splitlines() if line.startswith('{"type"')]
+    assert [tool["function"]["name"] for tool in shown] == ["weather", "now"]
+    assert shown[0]["function"]["parameters"]["properties"] == {"city": {}}
+    assert shown[1]["function"]["parameters"] == {"type": "object", "properties": {}}
+
+
+def test_absent_values_are_undefined() -> None:
+    source = (
+        "{% for m in messages %}{{ m.tool_calls is defined }}{{ m.name is defined }}"
+        "{{ m.tool_call_id is defined }}{% endfor %}{{ tools is none }}{{ bos_token }}"
+    )
+    assert template(source).render([HELLO]) == "FalseFalseFalseTrue<s>"
+
+
+def test_developer_is_system_to_templates_that_do_not_know_it() -> None:
+    developer = ChatMessage(ChatRole.DEVELOPER, "Be brief.")
+    assert "<|im_start|>system" in template(CHATML).render([developer])
+    knowing = "{% for m in messages %}{% if m.role == 'developer' %}D{% endif %}{% endfor %}"
+    assert template(knowing).render([developer]) == "D"
+
+
+def test_the_tool_use_template_is_taken_when_there_are_tools() -> None:
+    both = ChatTemplate({"default": "plain", "tool_use": "with tools"}, {})
+    assert both.render([HELLO]) == "plain"
+    assert both.render([HELLO], [WEATHER]) == "with tools"
+
+
+def test_without_a_template_complete_is_the_way() -> None:
+    with pytest.raises(UnsupportedFeatureError, match="use Complete"):
+        ChatTemplate({}, {}).render([HELLO])
+
+
+def test_the_templates_own_sentence_is_passed_on() -> None:
+    assert refusal("{{ raise_exception('roles must alternate') }}") == (
+        "the chat template says: roles must alternate"
+    )
+    assert len(refusal("{{ raise_exception('x' * 5000) }}")) < 250
+    tool = ChatMessage(ChatRole.TOOL, "rain", tool_call_id="call-1")
+    assert refusal(CHATML, tool).endswith("a tool message cannot come first")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ missing.attribute }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ messages[9].content }}",
+        "{{ 1 / 0 }}",
+        "{{ messages | map('no such filter') | list }}",
+        "{{ raise_exception('') }}",
+        "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}",
+        "{% include 'other' %}",
+    ],
+)
+def test_a_template_that_fails_says_nothing_of_the_interpreter(source: str) -> None:
+    assert refusal(source) == "this model's chat template cannot render these messages"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.__class__.__base__ }}",
+        "{{ raise_exception.__globals__['jinja2'] }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({'role': 'system'}) }}",
+        "{{ messages.clear() }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ '{0.__class__.__mro__}'.format('') }}",
+        "{{ range(10000000) | list }}",
+    ],
+)
+def test_the_sandbox_holds(source: str) -> None:
+    assert refusal(source) == "this model's chat template cannot render these messages"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(9999) %}{% for j in range(9999) %}xx{% endfor %}{% endfor %}",
+        "{% for i in range(2000) %}{{ messages[0].content }}{% endfor %}",
+    ],
+)
+def test_the_output_is_capped_while_it_grows(source: str) -> None:
+    with pytest.raises(InvalidRequestError, match="would exceed 1000 characters"):
+        template(source, max_prompt_chars=1000).render([HELLO])
+
+
+def test_a_prompt_of_exactly_the_cap_passes() -> None:
+    assert template("{{ messages[0].content }}", max_prompt_chars=5).render([HELLO]) == "Hello"
+
+
+def test_a_broken_template_stops_the_start() -> None:
+    with pytest.raises(UnusableModelError, match="'default' is not valid Jinja"):
+        template("{% for %}")
+
+
+def test_unchecked_messages_are_our_fault_not_the_templates() -> None:
+    with pytest.raises(ValueError, match="not checked"):
+        template(CHATML).render([ChatMessage(None, "Hello")])
