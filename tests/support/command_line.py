@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import pty
 import re
+import struct
 import sys
+import termios
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +20,7 @@ MILLSTREAM = (
     "import sys; from millstream_server.cli.main import main; sys.exit(main())",
 )
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
-_WAIT_S = 30.0
+_WAIT_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,14 @@ class Terminal:
 
     async def __aenter__(self) -> Terminal:
         self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
         self.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-c", _CONTROLLED, *self._command),
             stdin=slave,
             stdout=slave,
             stderr=slave,
             cwd=self._cwd,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "160", "PROMPT_TOOLKIT_NO_CPR": "1"},
+            env={**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"},
             start_new_session=True,
         )
         os.close(slave)

@@ -85,8 +85,11 @@ def _prompt(
             f"token_ids[{index}]", f"{token} is not in the vocabulary (0 to {info.vocab_size - 1})"
         )
     if len(token_ids) + max(max_new_tokens, 1) > info.context_length:
+        # Name the one that must shrink.
         yield FieldViolation(
-            "token_ids",
+            "token_ids"
+            if len(token_ids) >= info.context_length
+            else "sampling.max_new_tokens",
             f"{len(token_ids)} prompt tokens and max_new_tokens {max_new_tokens} exceed "
             f"the context length of {info.context_length} tokens",
         )

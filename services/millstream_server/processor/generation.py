@@ -43,6 +43,8 @@ class GenerationSpec:
     min_interval_s: float = 0.0
     return_token_ids: bool = False
     include_special_tokens: bool = False
+    continuation: bool = False
+    """The answer goes on with the prompt's text (Complete), so its leading space counts."""
     timeout_s: float | None = None
     trace: TraceContext = TraceContext()
 
@@ -190,7 +192,10 @@ class Generation:
                 self,
                 index,
                 ChoiceText(
-                    text_model, spec.stops, skip_special_tokens=not spec.include_special_tokens
+                    text_model,
+                    spec.stops,
+                    skip_special_tokens=not spec.include_special_tokens,
+                    continuation=spec.continuation,
                 ),
             )
             for index in range(spec.n)

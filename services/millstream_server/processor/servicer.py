@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from millstream.v1 import processor_pb2, processor_pb2_grpc
@@ -61,7 +62,10 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
             token_ids = request.token_ids.ids[:]
         else:
             raise InvalidRequestError.of("prompt", "set one of text, token_ids")
-        spec = _spec(request.options, request.request_id, served, token_ids, context)
+        spec = replace(
+            _spec(request.options, request.request_id, served, token_ids, context),
+            continuation=True,
+        )
         self._core.check(spec, served.engine, "text" if kind == "text" else "token_ids.ids")
         generation, _ = self._core.start(spec, served.text)
         try:

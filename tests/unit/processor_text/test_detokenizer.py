@@ -11,6 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, decoders
+from tokenizers.decoders import DecodeStream
+
+from millstream_server.processor.text.detokenizer import IncrementalDetokenizer
+from millstream_server.processor.text.pieces import PieceTable, build_piece_table
+from millstream_server.processor.text.tokenizer import TextModel
 from tests.support.tokenizers_made import (
     byte_level_model,
     sample_texts,
@@ -19,12 +25,6 @@ from tests.support.tokenizers_made import (
     unigram_model,
     wordpiece_model,
 )
-from tokenizers import Tokenizer, decoders
-from tokenizers.decoders import DecodeStream
-
-from millstream_server.processor.text.detokenizer import IncrementalDetokenizer
-from millstream_server.processor.text.pieces import PieceTable, build_piece_table
-from millstream_server.processor.text.tokenizer import TextModel
 
 MAKERS: dict[str, Callable[[Path], Path]] = {
     "byte_level": byte_level_model,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 import pytest
-from tests.support.tokenizers_made import byte_level_model, sample_texts
 
 from millstream_server.processor.text.output import ChoiceText, TextDelta
 from millstream_server.processor.text.tokenizer import TextModel
+from tests.support.tokenizers_made import byte_level_model, sample_texts
 
 
 @pytest.fixture(scope="module")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.support.tokenizers_made import CHATML
 
 from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
 from millstream_server.processor.text.model_files import UnusableModelError
 from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from tests.support.tokenizers_made import CHATML
 
 HELLO = ChatMessage(ChatRole.USER, "Hello")
 WEATHER = Tool("weather", "Look it up", '{"type": "object", "properties": {"city": {}}}')
@@ -134,8 +134,10 @@ def test_the_output_is_capped_while_it_grows(source: str) -> None:
         template(source, max_prompt_chars=1000).render([HELLO])
 
 
-def test_a_prompt_of_exactly_the_cap_passes() -> None:
+def test_a_prompt_of_exactly_the_cap_passes_and_one_more_does_not() -> None:
     assert template("{{ messages[0].content }}", max_prompt_chars=5).render([HELLO]) == "Hello"
+    with pytest.raises(InvalidRequestError, match="would exceed 4 characters"):
+        template("{{ messages[0].content }}", max_prompt_chars=4).render([HELLO])
 
 
 def test_a_broken_template_stops_the_start() -> None:

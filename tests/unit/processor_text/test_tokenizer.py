@@ -5,10 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from millstream_server.processor.text.messages import ChatMessage, ChatRole
+from millstream_server.processor.text.model_files import GenerationDefaults, UnusableModelError
+from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.runtime.errors import UnsupportedFeatureError
 from tests.support.tokenizers_made import (
     byte_level_model,
     sample_texts,
@@ -17,11 +24,6 @@ from tests.support.tokenizers_made import (
     unigram_model,
     wordpiece_model,
 )
-
-from millstream_server.processor.text.messages import ChatMessage, ChatRole
-from millstream_server.processor.text.model_files import GenerationDefaults, UnusableModelError
-from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.runtime.errors import UnsupportedFeatureError
 
 HELLO = [ChatMessage(ChatRole.USER, "Hello")]
 
@@ -109,6 +111,19 @@ def test_special_tokens_are_added_only_when_asked_for(tmp_path: Path) -> None:
     assert model.bos_token_id == 1
     assert model.decode([1, *plain]) == "hello"
     assert model.decode([1, *plain], skip_special_tokens=False) == "<s> hello"
+
+
+def test_encoding_in_a_thread_leaves_the_event_loop_running(tmp_path: Path) -> None:
+    model = TextModel.load(byte_level_model(tmp_path))
+    text = " ".join(sample_texts(12_000))
+    thread = threading.Thread(target=lambda: model.encode(text, add_special_tokens=False))
+    thread.start()
+    ticks = 0
+    while thread.is_alive():
+        ticks += 1
+        time.sleep(0.0005)
+    # Some 300; with the interpreter lock held, one or two.
+    assert ticks > 10
 
 
 def test_a_baked_in_truncation_is_taken_out(tmp_path: Path) -> None:

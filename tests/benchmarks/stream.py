@@ -1,0 +1,312 @@
+"""What a token costs on its way: worker → Processor → client, each its own process, on loopback.
+
+    python -m tests.benchmarks.stream           # a table
+    python -m tests.benchmarks.stream --json    # one JSON object
+
+The engine is simulated: it costs about half a microsecond per token and is counted to the worker.
+CPU time is what the kernel charged to a process (user and system) between the first request and the
+last answer, divided by the tokens. How to read and repeat it: docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import grpc
+import uvloop
+from millstream.v1 import (
+    chat_pb2,
+    decode_pb2,
+    decode_pb2_grpc,
+    generation_pb2,
+    processor_pb2,
+    processor_pb2_grpc,
+    sampling_pb2,
+)
+
+from millstream_server.engines.base import Finish, Sampling, TokenLogprob
+from millstream_server.runtime.errors import ServingError
+from millstream_server.worker_stream.client import WorkerConnection
+from millstream_server.worker_stream.start import GenerationStart
+from tests.support.models import make_random_model
+from tests.support.suite import ServiceProcess, running
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_CHANNELS = 4
+_TTFT_CALLS = 200
+_PROMPT = "What is Millstream?"
+_VOCAB = 1024  # of the model that make_random_model makes
+
+
+@dataclass
+class Row:
+    """One line of the result. ``step_ms`` 0: the engine as fast as it goes."""
+
+    streams: int
+    step_ms: float
+    worker_us_per_token: float
+    processor_us_per_token: float
+    hop_us_per_token: float
+    """The Processor's end of the internal stream alone, without text and clients."""
+    tokens_per_s: float
+    ttft_ms_p50: float
+    ttft_ms_p99: float
+    direct_ttft_ms_p50: float
+    tokens_per_message: float
+    longest_pacing_ms: float
+    worker_rss_mb: float
+    processor_rss_mb: float
+    client_us_per_token: float
+
+
+@dataclass
+class Answer:
+    """What one chat saw."""
+
+    ttft_s: float
+    tokens: int
+    messages: int
+    longest_pacing_s: float
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def rss_mb(pid: int) -> float:
+    """Resident memory of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE / 2**20
+
+
+def sampling(tokens: int) -> sampling_pb2.SamplingParams:
+    return sampling_pb2.SamplingParams(max_new_tokens=tokens, ignore_eos=True)
+
+
+async def chat(stub: processor_pb2_grpc.ProcessorServiceStub, tokens: int) -> Answer:
+    """One one-shot chat; counts what comes back."""
+    request = processor_pb2.ChatRequest(
+        start=processor_pb2.ChatStart(
+            messages=[
+                chat_pb2.Message(
+                    role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=_PROMPT)]
+                )
+            ],
+            options=processor_pb2.GenerationOptions(sampling=sampling(tokens)),
+        )
+    )
+    began = time.perf_counter()
+    call = stub.Chat()
+    await call.write(request)
+    await call.done_writing()
+    first_s, received, messages, pacing_s = 0.0, 0, 0, 0.0
+    while (response := await call.read()) is not grpc.aio.EOF:
+        if not messages:
+            first_s = time.perf_counter() - began
+        messages += 1
+        received += sum(choice.token_count for choice in response.choices)
+        if response.HasField("finished"):
+            pacing_s = response.finished.longest_pacing_interval.ToNanoseconds() / 1e9
+    assert received == tokens, (received, tokens, await call.code(), await call.details())
+    return Answer(first_s, received, messages, pacing_s)
+
+
+async def direct(stub: decode_pb2_grpc.DecodeServiceStub) -> float:
+    """Time to the first token of a worker, without a Processor."""
+    request = decode_pb2.DecodeRequest(
+        start=generation_pb2.StartGeneration(
+            slot=0, token_ids=list(range(5, 25)), sampling=sampling(1)
+        )
+    )
+    began = time.perf_counter()
+    call = stub.Decode()
+    await call.write(request)
+    await call.read()
+    took_s = time.perf_counter() - began
+    await call.done_writing()
+    assert await call.read() is grpc.aio.EOF
+    return took_s
+
+
+class _Counter:
+    """A sink that only counts: the Processor's end of the internal stream and nothing else."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.ended = asyncio.get_running_loop().create_future()
+
+    def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
+        self.tokens += len(token_ids)
+
+    def finish(self, finish: Finish) -> None:
+        self.ended.set_result(None)
+
+    def fail(self, error: ServingError) -> None:
+        self.ended.set_exception(error)
+
+
+async def hop(worker: ServiceProcess, streams: int, tokens: int) -> float:
+    """CPU µs per token of the Processor's end of the internal stream, measured in this process."""
+    connection = WorkerConnection(worker.address, lambda: None)
+    task = asyncio.ensure_future(connection.run())
+    while connection.description is None:
+        await asyncio.sleep(0.01)
+    start = GenerationStart(
+        request_id="hop",
+        token_ids=list(range(5, 25)),
+        sampling=Sampling(max_new_tokens=tokens, ignore_eos=True),
+    )
+    sinks = [_Counter() for _ in range(streams)]
+    before = cpu_s(os.getpid())
+    for sink in sinks:
+        connection.start(start, sink)
+    await asyncio.gather(*(sink.ended for sink in sinks))
+    spent_s = cpu_s(os.getpid()) - before
+    task.cancel()
+    return spent_s / sum(sink.tokens for sink in sinks) * 1e6
+
+
+async def measure(
+    worker: ServiceProcess, processor: ServiceProcess, streams: int, step_ms: float, seconds: float
+) -> Row:
+    """One row: warm up, latency, then throughput and cost."""
+    channels = [
+        grpc.aio.insecure_channel(
+            processor.address, options=[("grpc.use_local_subchannel_pool", 1)]
+        )
+        for _ in range(min(_CHANNELS, streams))
+    ]
+    stubs = [processor_pb2_grpc.ProcessorServiceStub(channel) for channel in channels]
+    worker_channel = grpc.aio.insecure_channel(worker.address)
+    decode = decode_pb2_grpc.DecodeServiceStub(worker_channel)
+    rate = 1000 / step_ms if step_ms else min(6000, 300_000 / streams)
+    tokens = max(64, min(8000, int(rate * seconds)))
+    await asyncio.gather(*(chat(stubs[i % len(stubs)], 32) for i in range(streams)))
+    direct_s = [await direct(decode) for _ in range(_TTFT_CALLS)]
+    alone = [(await chat(stubs[0], 1)).ttft_s for _ in range(_TTFT_CALLS)] if streams == 1 else []
+    pids = (worker.pid, processor.pid, os.getpid())
+    before = [cpu_s(pid) for pid in pids]
+    began = time.perf_counter()
+    answers = await asyncio.gather(*(chat(stubs[i % len(stubs)], tokens) for i in range(streams)))
+    took_s = time.perf_counter() - began
+    spent = [cpu_s(pid) - start for pid, start in zip(pids, before, strict=True)]
+    total = sum(answer.tokens for answer in answers)
+    ttft = sorted(alone or [answer.ttft_s for answer in answers])
+    hop_us = await hop(worker, streams, min(tokens, 2000))
+    for channel in (*channels, worker_channel):
+        await channel.close()
+    return Row(
+        streams=streams,
+        step_ms=step_ms,
+        worker_us_per_token=spent[0] / total * 1e6,
+        processor_us_per_token=spent[1] / total * 1e6,
+        hop_us_per_token=hop_us,
+        tokens_per_s=total / took_s,
+        ttft_ms_p50=statistics.median(ttft) * 1e3,
+        ttft_ms_p99=ttft[int(len(ttft) * 0.99)] * 1e3,
+        direct_ttft_ms_p50=statistics.median(direct_s) * 1e3,
+        tokens_per_message=total / sum(answer.messages for answer in answers),
+        longest_pacing_ms=max(answer.longest_pacing_s for answer in answers) * 1e3,
+        worker_rss_mb=rss_mb(worker.pid),
+        processor_rss_mb=rss_mb(processor.pid),
+        client_us_per_token=spent[2] / total * 1e6,
+    )
+
+
+def run(streams: Sequence[int], steps_ms: Sequence[float], seconds: float) -> list[Row]:
+    """Measure every combination, each on freshly started processes."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        model = make_random_model(Path(folder, "tiny"))
+        for step_ms in steps_ms:
+            for count in streams:
+                log = Path(folder, "services.log")
+                worker = ServiceProcess(
+                    "millstream_server.decode",
+                    {
+                        "engine": "simulated",
+                        "model_name": "tiny",
+                        "simulated_vocab_size": _VOCAB,
+                        "simulated_step_s": step_ms / 1000,
+                        "log_level": "warning",
+                    },
+                    log,
+                )
+                processor = ServiceProcess(
+                    "millstream_server.processor",
+                    {
+                        "models": f"tiny={model}",
+                        "workers": worker.address,
+                        "log_level": "warning",
+                    },
+                    log,
+                )
+                with running(worker, processor):
+                    rows.append(uvloop.run(measure(worker, processor, count, step_ms, seconds)))
+                sys.stderr.write(f"{count} streams, step {step_ms} ms: done\n")
+    return rows
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Lay the rows out for people."""
+    head = [
+        ("streams", "streams", "{:d}"),
+        ("step_ms", "step ms", "{:g}"),
+        ("worker_us_per_token", "worker µs/tok", "{:.2f}"),
+        ("processor_us_per_token", "processor µs/tok", "{:.2f}"),
+        ("hop_us_per_token", "hop µs/tok", "{:.2f}"),
+        ("tokens_per_s", "tok/s", "{:,.0f}"),
+        ("tokens_per_message", "tok/msg", "{:.1f}"),
+        ("longest_pacing_ms", "pacing ms", "{:.1f}"),
+        ("ttft_ms_p50", "TTFT p50 ms", "{:.2f}"),
+        ("ttft_ms_p99", "p99", "{:.2f}"),
+        ("direct_ttft_ms_p50", "direct p50", "{:.2f}"),
+        ("worker_rss_mb", "worker MB", "{:.0f}"),
+        ("processor_rss_mb", "processor MB", "{:.0f}"),
+    ]
+    lines = [[title for _, title, _ in head]]
+    lines += [[form.format(getattr(row, name)) for name, _, form in head] for row in rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
+
+
+def main() -> None:
+    """Parse arguments, measure, print."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks.stream",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object, no table")
+    parser.add_argument("--streams", default="1,64,256", help="how many at once (1,64,256)")
+    parser.add_argument("--steps-ms", default="0,10", help="engine step times; 0: unbounded (0,10)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="about how long a row takes (5)")
+    arguments = parser.parse_args()
+    rows = run(
+        [int(n) for n in arguments.streams.split(",")],
+        [float(s) for s in arguments.steps_ms.split(",")],
+        arguments.seconds,
+    )
+    if arguments.json:
+        print(json.dumps({"rows": [asdict(row) for row in rows]}))  # noqa: T201
+    else:
+        print(table(rows))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()
