@@ -10,9 +10,10 @@ import re
 import struct
 import sys
 import termios
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 MILLSTREAM = (
     sys.executable,
@@ -30,6 +31,13 @@ class Outcome:
     code: int
     out: str
     err: str
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition of the outside world, which nobody announces."""
+    async with asyncio.timeout(_WAIT_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 async def millstream(*args: str, stdin: str = "", cwd: Path | None = None) -> Outcome:
@@ -58,7 +66,7 @@ class Terminal:
         self._seen = 0
         self._more = asyncio.Event()
 
-    async def __aenter__(self) -> Terminal:
+    async def __aenter__(self) -> Self:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
         self.process = await asyncio.create_subprocess_exec(

@@ -3,6 +3,7 @@
 A question is answered word by word with "You said: " and the question. Some questions do more:
 
 - "slow ..."    waits before each word, until cancelled
+- "deaf ..."    waits before each word and doesn't heed a cancel
 - "context"     answers with every message it was given, as "role=text|role=text"
 - "options"     answers with the sampling options it was given
 - "bad"         fails with INVALID_ARGUMENT and two field violations
@@ -17,7 +18,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import grpc
 from google.protobuf import duration_pb2
@@ -25,6 +26,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_status import rpc_status
+
 from millstream.v1 import (
     chat_pb2,
     generation_pb2,
@@ -37,7 +39,7 @@ from millstream.v1 import (
 MODEL = "fake"
 
 
-class _EndOfStream(Exception):
+class _EndOfStreamError(Exception):
     """The fake hangs up."""
 
 
@@ -60,6 +62,7 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
     def __init__(self) -> None:
         self.streams = 0
         self.cancels = 0
+        self.told_to_cancel = asyncio.Event()
         self.starts: list[processor_pb2.ChatStart] = []
         self.completions: list[processor_pb2.CompleteRequest] = []
 
@@ -77,7 +80,7 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
                 cancelled.clear()
                 async for response in self._answer(conversation, cancelled, context):
                     yield response
-        except _EndOfStream:
+        except _EndOfStreamError:
             return
         finally:
             reader.cancel()
@@ -91,6 +94,7 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
         async for request in incoming:
             if request.WhichOneof("message") == "cancel":
                 self.cancels += 1
+                self.told_to_cancel.set()
                 cancelled.set()
             else:
                 requests.put_nowait(request)
@@ -120,13 +124,16 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
         )
         sent: list[str] = []
         for word in words:
+            if question.startswith("deaf"):
+                await asyncio.sleep(0.1)
+                cancelled.clear()
             if question.startswith("slow"):
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(cancelled.wait(), 0.2)
             if cancelled.is_set():
                 break
             if question == "hang up" and sent:
-                raise _EndOfStream
+                raise _EndOfStreamError
             sent.append(word)
             delta = processor_pb2.ChoiceDelta(text=word, token_count=1)
             yield processor_pb2.ChatResponse(turn=turn, choices=[delta])
@@ -171,13 +178,25 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
                     context_length=2048,
                     chat=True,
                     workers=[
-                        processor_pb2.ModelWorkers(role=worker_pb2.WORKER_ROLE_PREFILL, connected=1),
+                        processor_pb2.ModelWorkers(
+                            role=worker_pb2.WORKER_ROLE_PREFILL, connected=1
+                        ),
                         processor_pb2.ModelWorkers(role=worker_pb2.WORKER_ROLE_DECODE, connected=2),
                     ],
                 ),
                 processor_pb2.Model(name="away", ready=False),
             ]
         )
+
+    async def Tokenize(
+        self, request: processor_pb2.TokenizeRequest, context: Any
+    ) -> processor_pb2.TokenizeResponse:
+        return processor_pb2.TokenizeResponse(token_ids=request.text.encode())
+
+    async def Detokenize(
+        self, request: processor_pb2.DetokenizeRequest, context: Any
+    ) -> processor_pb2.DetokenizeResponse:
+        return processor_pb2.DetokenizeResponse(text=bytes(request.token_ids).decode())
 
 
 def _words(question: str, conversation: _Conversation) -> list[str]:
@@ -249,7 +268,7 @@ class FakeServer:
         self._address = address
         self.address = ""
 
-    async def __aenter__(self) -> FakeServer:
+    async def __aenter__(self) -> Self:
         self._server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
         processor_pb2_grpc.add_ProcessorServiceServicer_to_server(self.processor, self._server)
         health = HealthServicer()

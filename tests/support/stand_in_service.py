@@ -1,6 +1,6 @@
 """A service process for tests of `millstream up`: health, phases in the log, a drain.
 
-`python stand_in_service.py ADDRESS [--die-loading] [--die-once FILE] [--slow-drain S] [--spawn FILE]`
+`python stand_in_service.py ADDRESS [--flags]`
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from grpc_health.v1._async import HealthServicer
 
 
 def _log(text: str) -> None:
-    print(f"2026-01-01 level=INFO logger=stand_in {text}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"2026-01-01 level=INFO logger=stand_in {text}\n")
+    sys.stderr.flush()
 
 
 async def _serve(args: argparse.Namespace) -> None:

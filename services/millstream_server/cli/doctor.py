@@ -20,8 +20,8 @@ from millstream_server.cli.plan import (
     PREFILL_PORT,
     PROCESSOR_PORT,
     default_model,
-    is_free,
 )
+from millstream_server.cli.ports import is_free
 from millstream_server.cli.process import is_serving
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.MISS: "red"}

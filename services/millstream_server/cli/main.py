@@ -13,6 +13,7 @@ from typing import TypeAlias
 from millstream_server.cli import chat, complete, doctor, models, up
 from millstream_server.cli.client import DEFAULT_ADDRESS, INTERRUPTED
 from millstream_server.cli.sampling import add_sampling_flags
+from millstream_server.routing.policy import PolicyName
 from millstream_server.worker.settings import EngineKind
 
 _UP_NOTES = """\
@@ -143,8 +144,8 @@ def _add_up(commands: _Commands) -> None:
     )
     parser.add_argument(
         "--policy",
-        choices=("round_robin", "least_loaded"),
-        default="least_loaded",
+        choices=[policy.value for policy in PolicyName],
+        default=PolicyName.LEAST_LOADED.value,
         help="which worker gets a request (default: %(default)s)",
     )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from millstream_server.cli.ports import NoPortError, PortClaims
+from millstream_server.routing.policy import PolicyName
 from millstream_server.worker.settings import EngineKind
 
 PROCESSOR_PORT = 50051
@@ -17,7 +18,6 @@ BOOTSTRAP_PORT = 8998
 LOOPBACK = "127.0.0.1"
 """Workers listen here only: nobody but this machine's Processor needs them."""
 
-_LAST_PORT = 65535
 _DEMO_MODEL = Path("demo") / "model"
 _ALL_INTERFACES = ("0.0.0.0", "[::]")  # noqa: S104  # compared with, not bound
 
@@ -39,7 +39,7 @@ class UpOptions:
     host: str = LOOPBACK
     port: int | None = None
     log_dir: Path = Path(".millstream/logs")
-    policy: str = "least_loaded"
+    policy: PolicyName = PolicyName.LEAST_LOADED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class Plan:
             *("--listen", self.processor.address),
             *("--workers", ",".join(worker.address for worker in self.workers)),
             *("--models", f"{self.options.model_name}={self.options.model}"),
-            *("--policy", self.options.policy),
+            *("--policy", self.options.policy.value),
         ]
 
     def _worker_flags(self, service: Service) -> list[str]:
@@ -108,40 +108,45 @@ class Plan:
         return flags
 
 
-def make_plan(options: UpOptions, gpus: int = 0) -> Plan:
+def make_plan(options: UpOptions, ports: PortClaims, gpus: int = 0) -> Plan:
     """Decide on services and ports; a default port that is taken becomes the next free one.
 
     Raises:
-        PlanError: the counts make no suite, or no port is free.
+        PlanError: the counts make no suite, or a port is not to be had.
     """
-    prefill = options.prefill if options.topology == "disaggregated" else 0
-    if options.decode < 1 or (options.topology == "disaggregated" and prefill < 1):
-        raise PlanError(
-            "a suite needs --decode 1 or more, and --prefill 1 or more if disaggregated"
-        )
-    taken: set[int] = set()
-    processor_port = _processor_port(options, taken)
-    services = [
-        Service(
-            name=f"prefill-{i}",
-            role="prefill",
-            address=f"{LOOPBACK}:{_next_free(LOOPBACK, PREFILL_PORT, taken)}",
-            bootstrap_port=_next_free(LOOPBACK, BOOTSTRAP_PORT, taken),
-            gpu=_gpu(i - 1, gpus),
-        )
-        for i in range(1, prefill + 1)
-    ]
-    services += [
-        Service(
-            name=f"decode-{i}",
-            role="decode",
-            address=f"{LOOPBACK}:{_next_free(LOOPBACK, DECODE_PORT, taken)}",
-            gpu=_gpu(prefill + i - 1, gpus),
-        )
-        for i in range(1, options.decode + 1)
-    ]
-    front = Service(name="processor", role="processor", address=f"{options.host}:{processor_port}")
-    return Plan(options, (*services, front))
+    roles = ["prefill"] * options.prefill if options.topology == "disaggregated" else []
+    if options.decode < 1 or (options.topology == "disaggregated" and not roles):
+        raise PlanError("a suite needs --decode 1 or more, and --prefill 1 or more to disaggregate")
+    roles += ["decode"] * options.decode
+    try:
+        front = _processor(options, ports)
+        workers = [
+            _worker(role, roles[:i].count(role) + 1, ports, i % gpus if gpus > 1 else None)
+            for i, role in enumerate(roles)
+        ]
+    except NoPortError as error:
+        raise PlanError(str(error)) from error
+    return Plan(options, (*workers, front))
+
+
+def _worker(role: str, number: int, ports: PortClaims, gpu: int | None) -> Service:
+    is_prefill = role == "prefill"
+    port = ports.next_free(LOOPBACK, PREFILL_PORT if is_prefill else DECODE_PORT)
+    return Service(
+        name=f"{role}-{number}",
+        role=role,
+        address=f"{LOOPBACK}:{port}",
+        bootstrap_port=ports.next_free(LOOPBACK, BOOTSTRAP_PORT) if is_prefill else None,
+        gpu=gpu,
+    )
+
+
+def _processor(options: UpOptions, ports: PortClaims) -> Service:
+    if options.port is None:
+        port = ports.next_free(options.host, PROCESSOR_PORT)
+    else:
+        port = ports.exactly(options.host, options.port)
+    return Service(name="processor", role="processor", address=f"{options.host}:{port}")
 
 
 def default_model() -> Path | None:
@@ -166,47 +171,14 @@ def choose_model(given: Path | None, name: str) -> tuple[Path, str]:
         )
     if not (model / "config.json").is_file():
         raise PlanError(f"{model} is no model directory: it has no config.json")
+    if "," in str(model.resolve()) or any(sign in name for sign in ",="):
+        raise PlanError(
+            "neither the model's directory nor its name may have a comma (nor = its name)"
+        )
     model = model.resolve()
     # The demo model's directory is called "model", which names nothing.
     is_demo = model.parts[-2:] == _DEMO_MODEL.parts
     return model, name or (model.parent.name if is_demo else model.name)
-
-
-def is_free(host: str, port: int) -> bool:
-    """Tell whether a server could listen there."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        # Connections that a stopped suite left in TIME_WAIT don't hinder a new one.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host.strip("[]"), port))
-        except OSError:
-            return False
-    return True
-
-
-def _processor_port(options: UpOptions, taken: set[int]) -> int:
-    if options.port is None:
-        return _next_free(options.host, PROCESSOR_PORT, taken)
-    if not is_free(options.host, options.port):
-        raise PlanError(
-            f"can't listen on {options.host}:{options.port}: it is taken or not this machine's; "
-            "leave --port out to get the next free one"
-        )
-    taken.add(options.port)
-    return options.port
-
-
-def _next_free(host: str, start: int, taken: set[int]) -> int:
-    for port in range(start, _LAST_PORT + 1):
-        if port not in taken and is_free(host, port):
-            taken.add(port)
-            return port
-    raise PlanError(f"no port from {start} up is free on {host}")
-
-
-def _gpu(index: int, gpus: int) -> int | None:
-    return index % gpus if gpus > 1 else None
 
 
 def _vocab_size(model: Path) -> int:

@@ -22,9 +22,11 @@ from rich.table import Table
 from millstream_server.cli.client import DEFAULT_ADDRESS
 from millstream_server.cli.console import open_console
 from millstream_server.cli.plan import Plan, PlanError, Service, UpOptions, choose_model, make_plan
+from millstream_server.cli.ports import PortClaims
 from millstream_server.cli.process import Child
 from millstream_server.cli.progress import progress
 from millstream_server.cli.supervise import StartError, Suite
+from millstream_server.routing.policy import PolicyName
 from millstream_server.worker.settings import EngineKind
 
 CommandOf = Callable[[Service], list[str]]
@@ -49,10 +51,11 @@ def run(args: argparse.Namespace) -> int:
             host=args.host,
             port=args.port,
             log_dir=args.log_dir,
-            policy=args.policy,
+            policy=PolicyName(args.policy),
         )
-        with _alone_in(options.log_dir):
-            plan = make_plan(options, gpus=len(list(Path("/dev").glob("nvidia[0-9]*"))))
+        with _alone_in(options.log_dir), PortClaims() as ports:
+            gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
+            plan = make_plan(options, ports, gpus)
             return asyncio.run(up(plan, plan.command))
     except PlanError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -11,8 +11,8 @@ import contextlib
 import logging
 import math
 import secrets
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from millstream_server.engines.base import (
@@ -115,7 +115,7 @@ class SglangEngine:
         self._on_failure = on_failure
         return self._info
 
-    def _receive_responses(self, manager: Any) -> None:  # noqa: ANN401 - SGLang has no types
+    def _receive_responses(self, manager: Any) -> None:
         """Run SGLang's response loop ourselves.
 
         `auto_create_handle_loop` would start it with the first request, and with it take over
@@ -237,7 +237,7 @@ class SglangEngine:
         stream = await built.engine.async_generate(**run.arguments)
         async with contextlib.aclosing(stream):
             async for raw in stream:
-                chunk = read_chunk(raw, run.taken)
+                chunk = read_chunk(raw)
                 run.taken += len(chunk.token_ids)
                 if chunk.token_ids and self._config.role is not Role.PREFILL and not run.over:
                     run.sink.emit(chunk.token_ids, chunk.logprobs)
@@ -246,13 +246,9 @@ class SglangEngine:
         run.end(InternalError("The engine ended the request without a reason."))
 
     def _conclude(self, run: _Run, chunk: Chunk) -> None:
-        result = conclude(
-            chunk, run.request, emitted=self._reported(run), aborted=run.aborted
-        )
+        result = conclude(chunk, run.request, emitted=self._reported(run), aborted=run.aborted)
         if isinstance(result, ServingError):
-            _log.warning(
-                "SGLang failed request %s: %s", run.request.engine_id, chunk.finish_reason
-            )
+            _log.warning("SGLang failed request %s: %s", run.request.engine_id, chunk.finish_reason)
         run.end(result)
 
     def _reported(self, run: _Run) -> int:

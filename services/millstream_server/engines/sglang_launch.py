@@ -118,7 +118,7 @@ def _build(config: SglangEngineConfig, ended: threading.Event) -> BuiltEngine:
     return _describe(engine)
 
 
-def _import_engine_module() -> Any:  # noqa: ANN401 - SGLang has no types
+def _import_engine_module() -> Any:
     """Import SGLang, which replaces the process's event loop policy on the way."""
     policy = asyncio.get_event_loop_policy()
     try:
@@ -133,7 +133,7 @@ def _keep_our_logging(_server_args: object, prefix: str = "") -> None:
 
 
 @contextlib.contextmanager
-def _replaced(module: Any, name: str, value: Callable[..., None]) -> Iterator[None]:  # noqa: ANN401
+def _replaced(module: Any, name: str, value: Callable[..., None]) -> Iterator[None]:
     original = getattr(module, name)
     setattr(module, name, value)
     try:
@@ -142,8 +142,8 @@ def _replaced(module: Any, name: str, value: Callable[..., None]) -> Iterator[No
         setattr(module, name, original)
 
 
-def _describe(engine: Any) -> BuiltEngine:  # noqa: ANN401
-    scheduler = engine._scheduler_init_result.scheduler_infos[0]
+def _describe(engine: Any) -> BuiltEngine:
+    scheduler = engine._scheduler_init_result.scheduler_infos[0]  # noqa: SLF001 - no other way
     utils = importlib.import_module("sglang.srt.disaggregation.utils")
     return BuiltEngine(
         engine=engine,
@@ -164,7 +164,7 @@ def kill_children() -> None:
     That one removes the semaphores the killed ones leave in /dev/shm, when this process ends.
     """
     psutil = importlib.import_module("psutil")
-    tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
+    tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]  # noqa: SLF001
     children = [
         child for child in psutil.Process().children(recursive=True) if child.pid != tracker
     ]
@@ -176,7 +176,7 @@ def kill_children() -> None:
     psutil.wait_procs(children, timeout=_DEATH_TIMEOUT_S)
 
 
-def _shut_down(engine: Any) -> None:  # noqa: ANN401
+def _shut_down(engine: Any) -> None:
     atexit.unregister(engine.shutdown)
     manager = engine.tokenizer_manager
     contexts = [engine.send_to_rpc.context, manager.recv_from_detokenizer.context]
@@ -189,7 +189,7 @@ def _shut_down(engine: Any) -> None:  # noqa: ANN401
         path.unlink(missing_ok=True)
 
 
-def _left_behind(engine: Any) -> Iterator[Path]:  # noqa: ANN401
+def _left_behind(engine: Any) -> Iterator[Path]:
     """Name the files SGLang creates and does not remove: a load snapshot and its IPC sockets."""
     snapshot = getattr(engine.tokenizer_manager.load_snapshot_reader, "path", None)
     if snapshot is not None:

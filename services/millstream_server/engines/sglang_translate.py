@@ -131,24 +131,25 @@ class Chunk:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
-def read_chunk(raw: Mapping[str, Any], emitted: int) -> Chunk:
-    """Take a chunk apart, ``emitted`` tokens of the request having been delivered before.
+def read_chunk(raw: Mapping[str, Any]) -> Chunk:
+    """Take a chunk apart.
 
-    The chunk that reports an abort from the waiting queue repeats the last token, or all
-    logprobs; `completion_tokens` tells how many tokens are really new.
+    Tokens of a chunk that reports an abort are dropped. They can be noise: SGLang runs a request
+    it refuses late (a bad grammar, say) once with a prompt of one token, and reports what came
+    out; and a request aborted in the waiting queue repeats its last token.
     """
     meta: Mapping[str, Any] = raw["meta_info"]
-    ids: Sequence[int] = raw["output_ids"]
-    new = min(len(ids), max(0, meta.get("completion_tokens", emitted + len(ids)) - emitted))
-    # Copied: SGLang may keep appending to the list it handed out.
-    token_ids = tuple(ids[:new])
     finish_reason = meta.get("finish_reason")
+    # Copied: SGLang may keep appending to the list it handed out.
+    token_ids = tuple(raw["output_ids"])
+    if finish_reason is not None and finish_reason.get("type") == "abort":
+        token_ids = ()
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     if finish_reason is not None:
         prompt_logprobs = _logprobs(meta, "input")
     return Chunk(
         token_ids=token_ids,
-        logprobs=_logprobs(meta, "output")[:new],
+        logprobs=_logprobs(meta, "output")[: len(token_ids)],
         cached_tokens=meta.get("cached_tokens") or 0,
         finish_reason=finish_reason,
         prompt_logprobs=prompt_logprobs,

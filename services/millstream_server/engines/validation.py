@@ -87,9 +87,7 @@ def _prompt(
     if len(token_ids) + max(max_new_tokens, 1) > info.context_length:
         # Name the one that must shrink.
         yield FieldViolation(
-            "token_ids"
-            if len(token_ids) >= info.context_length
-            else "sampling.max_new_tokens",
+            "token_ids" if len(token_ids) >= info.context_length else "sampling.max_new_tokens",
             f"{len(token_ids)} prompt tokens and max_new_tokens {max_new_tokens} exceed "
             f"the context length of {info.context_length} tokens",
         )

@@ -114,7 +114,7 @@ async def _abort(context: Context, method: str, error: Exception) -> NoReturn:
         logger.error("method=%s error_id=%s uncaught failure", method, error_id, exc_info=error)
         error = InternalError(f"internal error; quote id {error_id} to the operator")
     else:
-        logger.info("method=%s code=%s reason=%s", method, error.code.name, error.reason)
+        logger.debug("method=%s code=%s reason=%s", method, error.code.name, error.reason)
     status = to_status(error, error_id)
     try:
         await context.abort(

@@ -22,6 +22,9 @@ _DEFAULTS = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    # Threads that spin at a barrier for one that isn't scheduled make a step of a tiny model
+    # take 200 ms on a busy machine.
+    "OMP_WAIT_POLICY": "PASSIVE",
 }
 
 

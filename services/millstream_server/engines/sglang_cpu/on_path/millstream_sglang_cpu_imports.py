@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - a folder for PYTHONPATH, not a package
 """Import hook: what SGLang imports at module level and a CPU machine lacks."""
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class _Stub(ModuleType):
         self.__path__: list[str] = []
         self.__version__ = "3.0.0"  # a number, because SGLang parses it
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - a stub's attribute is anything
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         full = f"{self.__name__}.{name}"

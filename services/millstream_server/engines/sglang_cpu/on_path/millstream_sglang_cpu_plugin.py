@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - a folder for PYTHONPATH, not a package
 """SGLang plugin (entry-point group ``sglang.srt.plugins``): patches for the CPU.
 
 SGLang loads it in the engine's, the scheduler's and the detokenizer's process. Each patch first
@@ -16,7 +17,7 @@ _applied = False
 
 
 class _HostEvent:
-    """Stand-in for `torch.cuda.Event`: work on the CPU is synchronous, so it has always happened."""
+    """Stand-in for `torch.cuda.Event`: work on the CPU is synchronous, so it is over."""
 
     def __init__(self, *_args: object, **_kwargs: object) -> None:
         """Take the flags of the real one."""
@@ -68,14 +69,14 @@ def _register_kv_cache_as_host_memory() -> None:
     if find_spec("nixl") is None:
         return
     conn: Any = _module_with("sglang.srt.disaggregation.nixl.conn", "_normalize_kv_mem_kinds")
-    original = conn._normalize_kv_mem_kinds
+    original = conn._normalize_kv_mem_kinds  # noqa: SLF001 - checked to be there
 
     def all_dram(kinds: list[str] | None, expected_len: int) -> list[str]:
         del kinds
         answer: list[str] = original(["DRAM"] * expected_len, expected_len)
         return answer
 
-    conn._normalize_kv_mem_kinds = all_dram
+    conn._normalize_kv_mem_kinds = all_dram  # noqa: SLF001
 
 
 def _allow_deterministic_sampling() -> None:

@@ -1,3 +1,4 @@
+# ruff: noqa: INP001 - a folder for PYTHONPATH, not a package
 """Pure-PyTorch stand-in for the compiled package `sgl_kernel`, which exists for GPUs and AMX CPUs.
 
 SGLang has a plain PyTorch path for every layer when AMX is absent; what it still takes from here
@@ -27,7 +28,7 @@ def __getattr__(name: str) -> Callable[..., NoReturn]:
     return missing
 
 
-def assign_req_to_token_pool_cpu(  # noqa: PLR0913, PLR0917 - SGLang's signature
+def assign_req_to_token_pool_cpu(
     req_pool_indices: torch.Tensor,
     req_to_token: torch.Tensor,
     start_offset: torch.Tensor,
@@ -37,9 +38,7 @@ def assign_req_to_token_pool_cpu(  # noqa: PLR0913, PLR0917 - SGLang's signature
 ) -> None:
     """Write each request's new cache slots into its row, as `mem_cache/allocation.py` asks."""
     taken = 0
-    rows = zip(
-        req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist(), strict=True
-    )
+    rows = zip(req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist(), strict=True)
     for row, start, end in rows:
         slots = out_cache_loc[taken : taken + end - start]
         req_to_token[row, start:end] = slots.to(req_to_token.dtype)

@@ -1,4 +1,5 @@
-"""Python runs this at the start of every process SGLang spawns, because this folder is on PYTHONPATH.
+# ruff: noqa: INP001 - a folder for PYTHONPATH, not a package
+"""Python runs this at the start of every process that has this folder on PYTHONPATH.
 
 It installs the import hook, then runs the `sitecustomize` it hides, if there is one.
 """
