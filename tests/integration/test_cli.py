@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.command_line import Terminal, millstream
+from tests.support.command_line import Terminal, millstream, without_reader
 from tests.support.fake_processor import FakeServer
 
 
@@ -115,6 +115,12 @@ async def test_nobody_there_says_how_to_start_one(command: list[str]) -> None:
         done = await millstream(*command, "--address", address)
     assert (done.code, done.out) == (1, "")
     assert done.err == f"error: nothing answers at {address}; start it with `millstream up`\n"
+
+
+@pytest.mark.parametrize("command", [["models"], ["complete", "x"], ["chat", "--once", "x"]])
+async def test_a_reader_that_left_is_no_traceback(server: FakeServer, command: list[str]) -> None:
+    done = await without_reader(*command, "--address", server.address)
+    assert (done.code, done.err) == (1, "")
 
 
 async def test_ctrl_c_ends_once_with_130(server: FakeServer) -> None:

@@ -54,6 +54,18 @@ async def millstream(*args: str, stdin: str = "", cwd: Path | None = None) -> Ou
     return Outcome(process.returncode or 0, out.decode(), err.decode())
 
 
+async def without_reader(*args: str) -> Outcome:
+    """Run a command whose output nobody reads any more, as `head` may leave it."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = await asyncio.create_subprocess_exec(
+        *MILLSTREAM, *args, stdout=writer, stderr=asyncio.subprocess.PIPE
+    )
+    os.close(writer)
+    _, err = await asyncio.wait_for(process.communicate(), _WAIT_S)
+    return Outcome(process.returncode or 0, "", err.decode())
+
+
 class Terminal:
     """A command on a pseudo-terminal; an async context manager."""
 

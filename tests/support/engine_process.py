@@ -142,8 +142,13 @@ class _ReportingSink:
         )
 
 
-async def _serve(config: SglangEngineConfig, reporter: _Reporter) -> None:
+async def _serve(
+    config: SglangEngineConfig, reporter: _Reporter, close_after_s: float | None
+) -> None:
     engine = SglangEngine(config)
+    if close_after_s is not None:
+        closing = asyncio.create_task(_close_later(engine, close_after_s))
+        closing.add_done_callback(lambda _: reporter.event("closed_early"))
     try:
         info = await engine.start(
             lambda error: reporter.event("engine_failed", type=type(error).__name__)
@@ -157,6 +162,11 @@ async def _serve(config: SglangEngineConfig, reporter: _Reporter) -> None:
     finally:
         await engine.close()
         reporter.event("closed")
+
+
+async def _close_later(engine: SglangEngine, delay_s: float) -> None:
+    await asyncio.sleep(delay_s)
+    await engine.close()
 
 
 async def _commands() -> AsyncIterator[dict[str, Any]]:
@@ -206,7 +216,8 @@ async def _inspect(engine: SglangEngine) -> dict[str, object]:
 def _main() -> None:
     raw = json.loads(sys.argv[1])
     config = SglangEngineConfig(**{**raw, "role": Role(raw["role"])})
-    asyncio.run(_serve(config, _Reporter()))
+    close_after_s = float(sys.argv[2]) if sys.argv[2] else None
+    asyncio.run(_serve(config, _Reporter(), close_after_s))
 
 
 # ---- the test's side ----------------------------------------------------------------------------
@@ -218,6 +229,7 @@ class EngineProcess:
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         """Take over a started process."""
         self.engine_failed = asyncio.Event()
+        self.failures = 0
         self.log = log
         self._process = process
         self._sinks: dict[str, CollectingSink] = {}
@@ -226,11 +238,24 @@ class EngineProcess:
         self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         self._reader = asyncio.create_task(self._read())
 
+    @property
+    def pid(self) -> int:
+        """The process that holds the engine, SGLang's parent."""
+        return self._process.pid
+
     @classmethod
     async def launch(
-        cls, log: Path, env: Mapping[str, str] | None = None, **config: object
+        cls,
+        log: Path,
+        *,
+        close_after_s: float | None = None,
+        env: Mapping[str, str] | None = None,
+        **config: object,
     ) -> EngineProcess:
-        """Start the process; `ready` tells when the engine is up."""
+        """Start the process; `ready` tells when the engine is up.
+
+        With ``close_after_s`` the engine is closed that long after its start began.
+        """
         config.setdefault("role", Role.AGGREGATED)
         with log.open("wb") as log_file:
             process = await asyncio.create_subprocess_exec(
@@ -238,6 +263,7 @@ class EngineProcess:
                 "-m",
                 "tests.support.engine_process",
                 _to_json(config),
+                str(close_after_s or ""),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log_file,
@@ -280,6 +306,7 @@ class EngineProcess:
             case "answer":
                 self._answers.pop(event["call"]).set_result(event["value"])
             case "engine_failed":
+                self.failures += 1
                 self.engine_failed.set()
 
     def _send(self, **command: object) -> None:

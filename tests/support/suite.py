@@ -18,7 +18,7 @@ from pathlib import Path
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-_TICKET_KEY = secrets.token_hex(32)
+TICKET_KEY = secrets.token_hex(32)
 
 
 def free_port() -> int:
@@ -57,7 +57,7 @@ class ServiceProcess:
                 command,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "MILLSTREAM_TICKET_KEY": _TICKET_KEY, **self.env},
+                env={**os.environ, "MILLSTREAM_TICKET_KEY": TICKET_KEY, **self.env},
                 start_new_session=True,
             )
         return self

@@ -34,6 +34,9 @@ _CONSTRAINT_FIELDS = {
     ConstraintKind.EBNF: "ebnf",
 }
 
+# SGLang puts top_k into an int32 tensor; a larger number ends its scheduler. This one is its "all".
+_TOP_K_ALL = 1 << 30
+
 _BAD_REQUEST = 400
 _SERVICE_UNAVAILABLE = 503
 
@@ -100,7 +103,7 @@ def sampling_params(sampling: Sampling, role: Role) -> dict[str, object]:
         "max_new_tokens": max_new_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
-        "top_k": sampling.top_k or -1,
+        "top_k": min(sampling.top_k, _TOP_K_ALL) or -1,
         "min_p": sampling.min_p,
         "frequency_penalty": sampling.frequency_penalty,
         "presence_penalty": sampling.presence_penalty,

@@ -110,7 +110,9 @@ class SimulatedEngine:
             try:
                 port = await self._bootstrap.listen(config.bootstrap_host, config.bootstrap_port)
             except OSError as error:
-                raise EngineFailedError("the bootstrap port can't be bound; is it taken?") from error
+                raise EngineFailedError(
+                    "the bootstrap port can't be bound; is it taken?"
+                ) from error
         self._loop_task = asyncio.ensure_future(self._run())
         return EngineInfo(
             engine="simulated",
@@ -304,5 +306,6 @@ def _logprob(token: int, top: int, vocab_size: int) -> TokenLogprob:
 
 def _prompt_logprobs(token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
     return tuple(
-        TokenLogprob(token, float("nan") if i == 0 else _LOGPROB) for i, token in enumerate(token_ids)
+        TokenLogprob(token, float("nan") if i == 0 else _LOGPROB)
+        for i, token in enumerate(token_ids)
     )

@@ -6,6 +6,7 @@ process, and with it every other request.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -32,6 +33,8 @@ MAX_SEED = 2**63 - 1
 MIN_SEED = -(2**63)
 MAX_STOP_TOKEN_IDS = 256
 MAX_TOP_LOGPROBS = 20
+MAX_VIOLATIONS = 16
+"""Reported at once: they travel in trailers, which are limited to some 8 KiB."""
 
 _ABILITY_SETTINGS: Mapping[Ability, str] = {
     Ability.SEED: "deterministic",
@@ -47,16 +50,17 @@ def check_request(request: GenerationRequest, info: EngineInfo, role: Role) -> N
         InvalidRequestError: a value is out of range, whatever the worker's settings.
         UnsupportedFeatureError: values are fine, but this worker lacks an ability.
     """
-    violations = (
-        *_prompt(request.token_ids, request.sampling.max_new_tokens, info),
-        *_distribution(request.sampling),
-        *_penalties(request.sampling),
-        *_lengths(request.sampling),
-        *_tokens_named(request.sampling, info.vocab_size),
-        *_constraint(request.sampling),
-        *_logprobs(request.logprobs),
-        *_ticket(request, role),
+    found = itertools.chain(
+        _prompt(request.token_ids, request.sampling.max_new_tokens, info),
+        _distribution(request.sampling),
+        _penalties(request.sampling),
+        _lengths(request.sampling),
+        _tokens_named(request.sampling, info.vocab_size),
+        _constraint(request.sampling),
+        _logprobs(request.logprobs),
+        _ticket(request, role),
     )
+    violations = tuple(itertools.islice(found, MAX_VIOLATIONS))
     if violations:
         raise InvalidRequestError(_sentence(violations), violations=violations)
     missing = tuple(_missing_abilities(request, info))

@@ -140,7 +140,7 @@ def start_to_proto(slot: int, start: GenerationStart) -> generation_pb2.StartGen
         message.logprobs.prompt = start.logprobs.prompt
         message.logprobs.SetInParent()
     if start.ticket is not None:
-        message.ticket.CopyFrom(_ticket_to_proto(start.ticket))
+        message.ticket.CopyFrom(ticket_to_proto(start.ticket))
     if start.trace.traceparent:
         message.trace.traceparent = start.trace.traceparent
         message.trace.tracestate = start.trace.tracestate
@@ -161,7 +161,8 @@ def _ticket_from_proto(message: kv_transfer_pb2.KvHandoffTicket) -> Ticket:
     )
 
 
-def _ticket_to_proto(ticket: Ticket) -> kv_transfer_pb2.KvHandoffTicket:
+def ticket_to_proto(ticket: Ticket) -> kv_transfer_pb2.KvHandoffTicket:
+    """Write a ticket."""
     expires_at = Timestamp()
     expires_at.FromMilliseconds(ticket.expires_at_ms)
     return kv_transfer_pb2.KvHandoffTicket(

@@ -1,0 +1,79 @@
+"""The whole suite on real SGLang, on the CPU: one aggregated and one disaggregated topology."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.models import make_random_model
+from tests.support.suite import ServiceProcess, free_port
+
+# A prompt of some 1,900 tokens takes a second of prefill then: time enough to cancel in.
+_SLOW_PREFILL = '{"chunked_prefill_size": 32, "disable_radix_cache": true}'
+
+
+@dataclass
+class Suite:
+    """Addresses of the running services; `decode` and `prefill` are one hand-off pair."""
+
+    model: Path
+    aggregated: ServiceProcess
+    prefill: ServiceProcess
+    decode: ServiceProcess
+    front_aggregated: ServiceProcess
+    front_disaggregated: ServiceProcess
+
+    @property
+    def services(self) -> tuple[ServiceProcess, ...]:
+        return (
+            self.aggregated,
+            self.prefill,
+            self.decode,
+            self.front_aggregated,
+            self.front_disaggregated,
+        )
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_random_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def suite(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
+    logs = tmp_path_factory.mktemp("logs")
+    common = {"model_path": model, "model_name": "tiny", "max_total_tokens": 16384}
+    aggregated = ServiceProcess("millstream_server.decode", common, logs / "aggregated.log")
+    prefill = ServiceProcess(
+        "millstream_server.prefill",
+        {**common, "bootstrap_port": free_port(), "engine_args": _SLOW_PREFILL},
+        logs / "prefill.log",
+    )
+    decode = ServiceProcess(
+        "millstream_server.decode", {**common, "mode": "disaggregated"}, logs / "decode.log"
+    )
+    fronts = [
+        ServiceProcess(
+            "millstream_server.processor",
+            {"models": f"tiny={model}", "workers": workers},
+            logs / f"{name}.log",
+        )
+        for name, workers in (
+            ("front-aggregated", aggregated.address),
+            ("front-disaggregated", f"{prefill.address},{decode.address}"),
+        )
+    ]
+    started = Suite(model, aggregated, prefill, decode, *fronts)
+    try:
+        for service in started.services:
+            service.start()
+        for service in started.services:
+            service.wait_serving(timeout_s=300)
+        yield started
+    finally:
+        for service in reversed(started.services):
+            if service.process is not None:
+                service.stop()

@@ -1,0 +1,87 @@
+"""What a bare `sgl.Engine` answers, and what SGLang looks like: printed as JSON by a child process.
+
+`python -m tests.support.bare_sglang generate MODEL PROMPTS_JSON` or `… names`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import json
+import os
+import sys
+from typing import Any
+
+from millstream_server.engines import sglang_cpu
+
+NEW_TOKENS = 12
+
+
+def _generate(model_path: str, prompts: list[list[int]]) -> list[list[int]]:
+    engine = importlib.import_module("sglang").Engine(
+        model_path=model_path,
+        device="cpu",
+        dtype="float32",
+        attention_backend="torch_native",
+        sampling_backend="pytorch",
+        disable_cuda_graph=True,
+        skip_tokenizer_init=True,
+        max_total_tokens=8192,
+    )
+    params = {"temperature": 0.0, "max_new_tokens": NEW_TOKENS}
+    answers = [engine.generate(input_ids=ids, sampling_params=params) for ids in prompts]
+    engine.shutdown()
+    return [list(answer["output_ids"]) for answer in answers]
+
+
+def _names() -> dict[str, Any]:
+    """Collect every name of SGLang's that the adapter and the stand-in rely on."""
+    module = importlib.import_module
+    engine = module("sglang.srt.entrypoints.engine")
+    manager = module("sglang.srt.managers.tokenizer_manager")
+    snapshot = module("sglang.srt.managers.load_snapshot")
+    launch = inspect.getsource(engine.Engine.__init__)
+    return {
+        "version": module("sglang").__version__,
+        "async_generate": list(inspect.signature(engine.Engine.async_generate).parameters),
+        "server_args": list(module("sglang.srt.server_args").ServerArgs.__struct_fields__),
+        "engine_attributes": [
+            name
+            for name in ("tokenizer_manager", "port_args", "send_to_rpc", "_scheduler_init_result")
+            if f"self.{name} = " in launch
+        ],
+        "engine_methods": [name for name in dir(engine.Engine) if not name.startswith("__")],
+        "engine_module": dir(engine),
+        "manager_methods": dir(manager.TokenizerManager),
+        "request_state": list(manager.ReqState.__dataclass_fields__),
+        "handle_loop_guard": inspect.getsource(manager.TokenizerManager.auto_create_handle_loop),
+        "load": list(snapshot.LoadSnapshot.__struct_fields__),
+        "load_disaggregation": list(snapshot.DisaggregationMetrics.__struct_fields__),
+        "load_queues": list(snapshot.QueueMetrics.__struct_fields__),
+        "sampling": list(
+            module("sglang.srt.sampling.sampling_params").SamplingParams.__struct_fields__
+        ),
+        "fake_host": module("sglang.srt.disaggregation.utils").FAKE_BOOTSTRAP_HOST,
+        "environment": [
+            name
+            for name in dir(module("sglang.srt.environ").Envs)
+            if name.startswith("SGLANG_DISAGGREGATION")
+        ],
+    }
+
+
+def _main() -> None:
+    with contextlib.closing(os.fdopen(os.dup(1), "w")) as out:
+        os.dup2(2, 1)  # SGLang's processes print, too
+        sglang_cpu.activate()
+        if sys.argv[1] == "names":
+            sglang_cpu.patch_sglang()
+            answer: object = _names()
+        else:
+            answer = _generate(sys.argv[2], json.loads(sys.argv[3]))
+        json.dump(answer, out)
+
+
+if __name__ == "__main__":
+    _main()

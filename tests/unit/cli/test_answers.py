@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from millstream.v1 import generation_pb2, processor_pb2, usage_pb2
+from millstream_server.cli import answers
+from millstream_server.cli.answers import Answer, write_text
+
+
+class _Clock:
+    def __init__(self, *times: float) -> None:
+        self._times = list(times)
+
+    def monotonic(self) -> float:
+        return self._times.pop(0)
+
+
+def _delta(text: str, tokens: int, reason: int = 0) -> processor_pb2.ChatResponse:
+    choice = processor_pb2.ChoiceDelta(
+        text=text,
+        token_count=tokens,
+        finish_reason=generation_pb2.FinishReason.Name(reason),  # type: ignore[arg-type]
+    )
+    return processor_pb2.ChatResponse(choices=[choice])
+
+
+def _finished(completion: int) -> processor_pb2.ChatResponse:
+    usage = usage_pb2.Usage(prompt_tokens=8, completion_tokens=completion, cached_tokens=6)
+    return processor_pb2.ChatResponse(finished=processor_pb2.TurnFinished(usage=usage))
+
+
+def test_speed_counts_tokens_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "time", _Clock(10.5, 12.5))
+    answer = Answer(sent_s=10.0)
+    answer.add(_delta("a", 1))
+    answer.add(_delta("b", 4))
+    answer.add(_finished(5))
+    assert answer.text == "ab"
+    assert answer.stats() == ("TTFT 0.500 s · 5 tokens · 2 tokens/s · 6 of 8 prompt tokens cached")
+
+
+def test_one_token_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "time", _Clock(10.25))
+    answer = Answer(sent_s=10.0)
+    answer.add(_delta("a", 1, generation_pb2.FINISH_REASON_CANCELLED))
+    answer.add(_finished(1))
+    assert answer.stats() == "TTFT 0.250 s · 1 tokens · 6 of 8 prompt tokens cached · stopped"
+
+
+def test_an_empty_answer_has_no_ttft() -> None:
+    answer = Answer()
+    answer.add(_finished(0))
+    assert answer.stats() == "0 tokens · 6 of 8 prompt tokens cached"
+
+
+def test_other_choices_are_left_out() -> None:
+    answer = Answer()
+    choices = [processor_pb2.ChoiceDelta(index=i, text=str(i), token_count=1) for i in range(2)]
+    assert answer.add(processor_pb2.CompleteResponse(choices=choices)) == "0"
+
+
+class _FakeTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_no_steering_controls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", screen := _FakeTerminal())
+    write_text("a\x1b[2Jb\tc\n\x07é 漢 👍")
+    assert screen.getvalue() == "a[2Jb\tc\né 漢 👍"
+
+
+def test_a_pipe_gets_every_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", pipe := io.StringIO())
+    write_text("a\x1b[2J")
+    assert pipe.getvalue() == "a\x1b[2J"

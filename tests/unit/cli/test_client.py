@@ -1,0 +1,45 @@
+"""Failures in human lines; those with rich details are tested over a socket in test_cli.py."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from google.rpc import status_pb2
+
+from millstream_server.cli.client import explain
+
+
+def failure(code: grpc.StatusCode, details: str, trailer: bytes | None = None) -> list[str]:
+    metadata = grpc.aio.Metadata()
+    if trailer is not None:
+        metadata.add("grpc-status-details-bin", trailer)
+    error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, details, None)
+    return explain(error, "host:1")
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "expected"),
+    [
+        (
+            grpc.StatusCode.UNAVAILABLE,
+            "failed to connect to all addresses; last error: UNKNOWN: ipv4:1.2.3.4:1: refused",
+            "nothing answers at host:1; start it with `millstream up`",
+        ),
+        (grpc.StatusCode.UNAVAILABLE, "Socket closed", "the connection to host:1 broke"),
+        (grpc.StatusCode.UNAVAILABLE, "DNS resolution failed for host:1", "can't be found"),
+        (grpc.StatusCode.UNIMPLEMENTED, "Method not found!", "has no ProcessorService"),
+    ],
+)
+def test_transport_failures_are_hints(code: grpc.StatusCode, details: str, expected: str) -> None:
+    (line,) = failure(code, details)
+    assert expected in line
+
+
+def test_a_status_without_details_shows_code_and_message() -> None:
+    assert failure(grpc.StatusCode.UNAVAILABLE, "in a while") == ["error: UNAVAILABLE: in a while"]
+
+
+def test_details_that_contradict_the_status_are_ignored() -> None:
+    trailer = status_pb2.Status(code=5, message="other").SerializeToString()
+    lines = failure(grpc.StatusCode.INTERNAL, "oops", trailer)
+    assert lines == ["error: INTERNAL: oops"]

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from pathlib import Path
+
+import pytest
+
+from millstream_server.cli import doctor, machine, packages
+from millstream_server.cli.doctor import check_model
+from millstream_server.cli.findings import Finding, Level, miss, ok, warn
+from millstream_server.cli.main import main
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    for name in ("config.json", "tokenizer.json", "a.safetensors", "b.safetensors"):
+        (tmp_path / name).write_text("{}")
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    return tmp_path
+
+
+def test_a_complete_model(model: Path) -> None:
+    assert check_model(model).level is Level.OK
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_a_missing_file_is_named(model: Path, name: str) -> None:
+    (model / name).unlink()
+    finding = check_model(model)
+    assert finding.level is Level.MISS
+    assert name in finding.what
+
+
+def test_missing_weights(model: Path) -> None:
+    for weights in model.glob("*.safetensors"):
+        weights.unlink()
+    assert "*.safetensors" in check_model(model).what
+
+
+def test_a_shard_that_the_index_promises(model: Path) -> None:
+    index = {"weight_map": {"w1": "a.safetensors", "w2": "c.safetensors", "w3": "c.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert check_model(model).what.endswith("lacks c.safetensors")
+
+
+def test_no_chat_template_is_a_warning(model: Path) -> None:
+    (model / "chat_template.jinja").unlink()
+    assert check_model(model).level is Level.WARN
+    (model / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert check_model(model).level is Level.OK
+
+
+def test_no_model_says_what_to_give() -> None:
+    assert "--model DIR" in check_model(None).next_step
+
+
+def _memory(root: Path, available_gib: float, limit_gib: float | None = None) -> dict[str, Path]:
+    (root / "meminfo").write_text(
+        f"MemTotal: 99 kB\nMemAvailable: {int(available_gib * 2**20)} kB\n"
+    )
+    (root / "memory.max").write_text("max" if limit_gib is None else str(int(limit_gib * 2**30)))
+    (root / "memory.current").write_text(str(2**30))
+    return {"proc": root, "cgroup": root}
+
+
+@pytest.mark.parametrize(
+    ("available", "limit", "has_gpu", "level"),
+    [
+        (8, None, False, Level.OK),
+        (8, 7, False, Level.OK),
+        (8, 6, False, Level.MISS),  # The container has used 1 of its 6 GiB.
+        (4, None, False, Level.MISS),
+        (4, None, True, Level.WARN),
+    ],
+)
+def test_memory(
+    *, tmp_path: Path, available: float, limit: float | None, has_gpu: bool, level: Level
+) -> None:
+    found = machine.memory(has_gpu=has_gpu, **_memory(tmp_path, available, limit))
+    assert found.level is level
+    assert bool(found.next_step) is (level is not Level.OK)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("__version__ = '2.13.0+cpu'\ncuda: Optional[str] = None\n", ("2.13.0+cpu", "")),
+        ("__version__ = '2.14.1'\ncuda: Optional[str] = '13.0'\n", ("2.14.1", "13.0")),
+        ("", ("?", "")),
+    ],
+)
+def test_torch_build_is_read_not_imported(
+    tmp_path: Path, text: str, expected: tuple[str, str]
+) -> None:
+    file = tmp_path / "version.py"
+    file.write_text(text)
+    assert packages.torch_build(file) == expected
+
+
+def test_grpc_packages_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dist:
+        def __init__(self, name: str, version: str) -> None:
+            self.name, self.version = name, version
+
+    found = [Dist("grpcio", "1.85.0"), Dist("grpcio-status", "1.84.0"), Dist("rich", "1")]
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: found)
+    finding = packages.grpc_family()
+    assert finding.level is Level.MISS
+    assert "grpcio-status==1.85.0" in finding.next_step
+
+
+def test_pins_name_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        importlib.metadata,
+        "requires",
+        lambda _: ["grpcio==0.0.1", "surely-not-installed>=2", "sglang==0.5.23; extra == 'gpu'"],
+    )
+    wrong, absent = packages.pins()
+    assert wrong.next_step == "pip install 'grpcio==0.0.1'"
+    assert "surely-not-installed is not installed" in absent.what
+
+
+def test_an_engine_that_is_missing_has_two_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        importlib.metadata,
+        "requires",
+        lambda _: ["rich>=1", "surely-not-installed==1; extra == 'gpu'"],
+    )
+    first, *_ = packages.engine(has_gpu=True)
+    assert first.level is Level.MISS
+    assert "millstream[gpu]" in first.next_step
+    assert "--engine simulated" in first.next_step
+
+
+@pytest.mark.parametrize(
+    ("findings", "code"),
+    [([ok("a")], 0), ([ok("a"), warn("b", "do c")], 0), ([miss("d", "do e"), ok("a")], 1)],
+)
+def test_exit_code_and_next_steps(
+    findings: list[Finding],
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(doctor, "_all", lambda *_: iter(findings))
+    assert main(["doctor"]) == code
+    shown = capsys.readouterr().out
+    for finding in findings:
+        assert f"{finding.level.name.lower():4}  {finding.what}" in shown
+        assert finding.next_step in shown
+
+
+def test_it_runs_on_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor", "--address", "127.0.0.1:1"])
+    shown = capsys.readouterr().out
+    assert "no suite serves at 127.0.0.1:1" in shown
+    for topic in ("Python", "grpcio", "memory", "disk", "shared memory", "ports", "model", "buf"):
+        assert topic in shown

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from millstream_server.cli.plan import PlanError, Service, UpOptions, choose_model, make_plan
+from millstream_server.cli.ports import NoPortError, PortClaims, is_free
+from millstream_server.decode.settings import DecodeMode, DecodeSettings
+from millstream_server.processor.settings import ProcessorSettings
+from millstream_server.routing.policy import PolicyName
+from millstream_server.runtime import settings
+from millstream_server.worker.settings import EngineKind, WorkerSettings
+
+
+@pytest.fixture
+def ports() -> Iterator[PortClaims]:
+    with PortClaims() as claims:
+        yield claims
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> UpOptions:
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": 321}))
+    return UpOptions(model=tmp_path, model_name="m")
+
+
+def test_commands_are_what_the_services_read(options: UpOptions, ports: PortClaims) -> None:
+    simulated = replace(options, engine=EngineKind.SIMULATED, policy=PolicyName.ROUND_ROBIN)
+    plan = make_plan(simulated, ports)
+    prefill, decode, processor = plan.services
+
+    def flags(service: Service) -> list[str]:
+        command = plan.command(service)
+        assert command[1:3] == ["-m", f"millstream_server.{service.role}"]
+        return command[3:]
+
+    p = settings.load(WorkerSettings, flags(prefill), {}, prog="p", description="")
+    d = settings.load(DecodeSettings, flags(decode), {}, prog="d", description="")
+    front = settings.load(ProcessorSettings, flags(processor), {}, prog="f", description="")
+    assert p.listen == prefill.address
+    assert p.bootstrap_port == prefill.bootstrap_port
+    assert d.mode is DecodeMode.DISAGGREGATED
+    assert {p.engine, d.engine} == {EngineKind.SIMULATED}
+    assert {p.simulated_vocab_size, d.simulated_vocab_size} == {321}
+    assert (p.model_path, p.model_name) == (options.model, "m")
+    assert front.listen == processor.address
+    assert front.workers == (prefill.address, decode.address)
+    assert front.model_directories() == {"m": options.model}
+    assert front.policy is PolicyName.ROUND_ROBIN
+
+
+def test_aggregated_has_no_prefill(options: UpOptions, ports: PortClaims) -> None:
+    plan = make_plan(replace(options, topology="aggregated", decode=2, prefill=5), ports)
+    assert [service.name for service in plan.services] == ["decode-1", "decode-2", "processor"]
+    command = plan.command(plan.services[0])
+    assert command[command.index("--mode") + 1] == "aggregated"
+
+
+def test_no_two_services_share_a_port(options: UpOptions, ports: PortClaims) -> None:
+    plan = make_plan(replace(options, prefill=15, decode=3), ports)
+    taken = [service.address.rpartition(":")[2] for service in plan.services]
+    taken += [str(s.bootstrap_port) for s in plan.services if s.bootstrap_port is not None]
+    assert len(set(taken)) == len(taken) == 15 + 3 + 1 + 15
+
+
+def test_workers_take_gpus_in_turn(options: UpOptions, ports: PortClaims) -> None:
+    plan = make_plan(replace(options, decode=2), ports, gpus=2)
+    assert [service.gpu for service in plan.services] == [0, 1, 0, None]
+
+
+def test_one_gpu_is_left_to_everyone(options: UpOptions, ports: PortClaims) -> None:
+    assert {service.gpu for service in make_plan(options, ports, gpus=1).services} == {None}
+
+
+@pytest.mark.parametrize(
+    "counts", [{"decode": 0}, {"prefill": 0}, {"topology": "aggregated", "decode": 0}]
+)
+def test_a_suite_needs_workers(
+    options: UpOptions, ports: PortClaims, counts: dict[str, int]
+) -> None:
+    with pytest.raises(PlanError, match="--decode 1 or more"):
+        make_plan(replace(options, **counts), ports)  # type: ignore[arg-type]
+
+
+def test_a_given_port_that_is_taken_is_refused(options: UpOptions, ports: PortClaims) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(PlanError, match=f"can't listen on 127.0.0.1:{port}"):
+            make_plan(replace(options, port=port), ports)
+
+
+def test_all_interfaces_are_reached_by_loopback() -> None:
+    service = Service(name="processor", role="processor", address="0.0.0.0:50051")
+    assert service.client_address == "127.0.0.1:50051"
+
+
+def test_a_taken_port_is_passed_over(ports: PortClaims) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        assert not is_free("127.0.0.1", port)
+        assert ports.next_free("127.0.0.1", port) > port
+
+
+def test_a_claimed_port_is_passed_over(ports: PortClaims) -> None:
+    first = ports.next_free("127.0.0.1", 20000)
+    with PortClaims() as others:
+        assert others.next_free("127.0.0.1", first) > first
+        with pytest.raises(NoPortError):
+            others.exactly("127.0.0.1", first)
+
+
+def test_the_demo_model_is_found_here_and_called_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "demo" / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert choose_model(None, "") == (model.resolve(), "demo")
+    assert choose_model(Path("demo/model"), "mine")[1] == "mine"
+
+
+def test_a_model_is_called_after_its_directory(options: UpOptions) -> None:
+    assert choose_model(options.model, "") == (options.model.resolve(), options.model.name)
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"no config\.json"):
+        choose_model(tmp_path, "")
+
+
+def test_names_that_flags_cannot_carry_are_refused(options: UpOptions) -> None:
+    with pytest.raises(PlanError, match="comma"):
+        choose_model(options.model, "a=b")
+
+
+def test_without_any_model_the_error_says_what_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millstream_server.cli.plan.default_model", lambda: None)
+    with pytest.raises(PlanError, match="give --model DIR"):
+        choose_model(None, "")
+
+
+def test_a_config_without_vocabulary_is_refused(options: UpOptions, ports: PortClaims) -> None:
+    (options.model / "config.json").write_text("{}")
+    plan = make_plan(replace(options, engine=EngineKind.SIMULATED), ports)
+    with pytest.raises(PlanError, match="vocab_size"):
+        plan.command(plan.services[0])

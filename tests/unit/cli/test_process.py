@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from millstream_server.cli.plan import Service
+from millstream_server.cli.process import TAIL_LINES, Child
+from tests.support.command_line import until
+
+SERVICE = Service(name="decode-1", role="decode", address="127.0.0.1:1")
+
+
+def child(program: str, log: Path) -> Child:
+    return Child(SERVICE, [sys.executable, "-u", "-c", program], dict(os.environ), log)
+
+
+async def test_the_last_phase_logged_counts(tmp_path: Path) -> None:
+    program = (
+        "print('x level=INFO phase=\"loading the model\" n=1'); print('y phase=warming');"
+        "print('emphase=no'); print('z phase=\"half a li', end='', flush=True);"
+        "import time; time.sleep(60)"
+    )
+    loading = child(program, tmp_path / "log")
+    await loading.start()
+    assert loading.phase == "starting"
+    await until(lambda: "half" in (tmp_path / "log").read_text())
+    await loading.check()
+    assert loading.phase == "warming"
+    assert not loading.serving
+    loading.kill()
+    assert await loading.wait() == -9
+    assert "SIGKILL" in loading.ending()
+
+
+async def test_the_tail_and_the_exit_code(tmp_path: Path) -> None:
+    failed = child("[print(i) for i in range(40)]; raise SystemExit(7)", tmp_path / "log")
+    await failed.start()
+    assert await failed.wait() == 7
+    assert failed.tail() == [str(i) for i in range(40 - TAIL_LINES, 40)]
+    assert failed.ending() == "exited with code 7"
+    assert not failed.running
+
+
+async def test_a_second_start_appends_and_looks_at_new_lines_only(tmp_path: Path) -> None:
+    again = child("print('phase=one')", tmp_path / "log")
+    for _ in range(2):
+        await again.start()
+        await again.wait()
+    assert (tmp_path / "log").read_text() == "phase=one\n" * 2
+    await again.start()
+    assert again.phase == "starting"
+    await again.wait()

@@ -1,0 +1,208 @@
+"""`check_request`: every bound, every field name, all violations at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from millstream_server.engines.base import (
+    Ability,
+    Constraint,
+    ConstraintKind,
+    EngineInfo,
+    GenerationRequest,
+    KvHandoff,
+    LogprobOptions,
+    Role,
+    Sampling,
+)
+from millstream_server.engines.validation import (
+    MAX_CONSTRAINT_BYTES,
+    MAX_VIOLATIONS,
+    check_request,
+)
+from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+
+_INFO = EngineInfo(
+    engine="simulated",
+    engine_version="1",
+    vocab_size=100,
+    context_length=50,
+    block_size=1,
+    total_blocks=1000,
+    max_running_requests=4,
+    abilities=frozenset(Ability),
+)
+_HANDOFF = KvHandoff("127.0.0.1", 8998, 7)
+
+
+def _request(**changes: Any) -> GenerationRequest:
+    sampling = Sampling(**{"max_new_tokens": 10, **changes.pop("sampling", {})})
+    return GenerationRequest(
+        **{"engine_id": "0" * 32, "token_ids": [1, 2, 3], "sampling": sampling, **changes}
+    )
+
+
+def _fields(request: GenerationRequest, role: Role = Role.AGGREGATED) -> list[str]:
+    with pytest.raises(InvalidRequestError) as caught:
+        check_request(request, _INFO, role)
+    assert not isinstance(caught.value, UnsupportedFeatureError)
+    for violation in caught.value.violations:
+        assert violation.description
+        assert violation.field in caught.value.message
+    return [violation.field for violation in caught.value.violations]
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {},
+        {"temperature": 0.0},
+        {"top_p": 1.0, "top_k": 0, "min_p": 0.0},
+        {"top_p": 1e-9, "top_k": 1, "min_p": 1.0},
+        {"frequency_penalty": -2.0, "presence_penalty": 2.0, "repetition_penalty": 2.0},
+        {"max_new_tokens": 47},
+        {"min_new_tokens": 10},
+        {"stop_token_ids": (0, 99), "logit_bias": {0: -100.0, 99: 100.0}},
+        {"seed": -(2**63)},
+        {"seed": 2**63 - 1},
+        {"constraint": Constraint(ConstraintKind.REGEX, "a" * MAX_CONSTRAINT_BYTES)},
+    ],
+)
+def test_values_at_their_bounds_pass(sampling: dict[str, Any]) -> None:
+    check_request(_request(sampling=sampling), _INFO, Role.AGGREGATED)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "field"),
+    [
+        ({"temperature": -0.1}, "sampling.temperature"),
+        ({"temperature": math.nan}, "sampling.temperature"),
+        ({"temperature": math.inf}, "sampling.temperature"),
+        ({"top_p": 0.0}, "sampling.top_p"),
+        ({"top_p": 1.01}, "sampling.top_p"),
+        ({"top_p": math.nan}, "sampling.top_p"),
+        ({"top_k": -1}, "sampling.top_k"),
+        ({"min_p": -0.1}, "sampling.min_p"),
+        ({"min_p": 1.1}, "sampling.min_p"),
+        ({"frequency_penalty": 2.1}, "sampling.frequency_penalty"),
+        ({"frequency_penalty": math.nan}, "sampling.frequency_penalty"),
+        ({"presence_penalty": -2.1}, "sampling.presence_penalty"),
+        ({"repetition_penalty": 0.0}, "sampling.repetition_penalty"),
+        ({"repetition_penalty": 2.1}, "sampling.repetition_penalty"),
+        ({"max_new_tokens": 0}, "sampling.max_new_tokens"),
+        ({"min_new_tokens": 11}, "sampling.min_new_tokens"),
+        ({"min_new_tokens": -1}, "sampling.min_new_tokens"),
+        ({"stop_token_ids": (5, 100)}, "sampling.stop_token_ids[1]"),
+        ({"stop_token_ids": (-1,)}, "sampling.stop_token_ids[0]"),
+        ({"stop_token_ids": tuple(range(99)) * 3}, "sampling.stop_token_ids"),
+        ({"logit_bias": {100: 1.0}}, "sampling.logit_bias"),
+        ({"logit_bias": {1: 100.5}}, "sampling.logit_bias"),
+        ({"logit_bias": {1: math.nan}}, "sampling.logit_bias"),
+        ({"logit_bias": {1: -math.inf}}, "sampling.logit_bias"),
+        ({"seed": 2**63}, "sampling.seed"),
+        ({"constraint": Constraint(ConstraintKind.EBNF, "")}, "sampling.constraint"),
+        (
+            {"constraint": Constraint(ConstraintKind.REGEX, "é" * (MAX_CONSTRAINT_BYTES // 2 + 1))},
+            "sampling.constraint",
+        ),
+    ],
+)
+def test_values_out_of_range_name_their_field(sampling: dict[str, Any], field: str) -> None:
+    assert _fields(_request(sampling=sampling)) == [field]
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "field"),
+    [([], "token_ids"), ([1, 2, 3, 100], "token_ids[3]"), ([-1], "token_ids[0]")],
+)
+def test_bad_prompts(token_ids: list[int], field: str) -> None:
+    assert _fields(_request(token_ids=token_ids)) == [field]
+
+
+def test_a_request_that_does_not_fit_says_all_three_numbers() -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        check_request(_request(sampling={"max_new_tokens": 48}), _INFO, Role.AGGREGATED)
+    (violation,) = caught.value.violations
+    for number in ("3", "48", "50"):
+        assert number in violation.description
+
+
+def test_the_field_that_must_shrink_is_named() -> None:
+    assert _fields(_request(sampling={"max_new_tokens": 48})) == ["sampling.max_new_tokens"]
+    assert _fields(_request(token_ids=[1] * 50)) == ["token_ids"]
+
+
+@pytest.mark.parametrize("top", [-1, 21])
+def test_logprobs_top(top: int) -> None:
+    assert _fields(_request(logprobs=LogprobOptions(top=top))) == ["logprobs.top"]
+
+
+def test_everything_wrong_is_named_at_once() -> None:
+    sampling = {"temperature": -1.0, "top_p": 2.0, "max_new_tokens": 0}
+    found = _fields(_request(token_ids=[], sampling=sampling))
+    assert found == [
+        "token_ids",
+        "sampling.temperature",
+        "sampling.top_p",
+        "sampling.max_new_tokens",
+    ]
+
+
+def test_the_number_of_violations_is_bounded() -> None:
+    sampling = {"stop_token_ids": tuple(range(1000, 1200))}
+    assert len(_fields(_request(sampling=sampling))) == MAX_VIOLATIONS
+
+
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+def test_disaggregated_roles_need_a_ticket(role: Role) -> None:
+    assert _fields(_request(), role) == ["ticket"]
+    check_request(_request(handoff=_HANDOFF), _INFO, role)
+
+
+@pytest.mark.parametrize("room", [-1, 2**63])
+def test_a_ticket_with_an_impossible_room_is_refused(room: int) -> None:
+    handoff = dataclasses.replace(_HANDOFF, room=room)
+    assert _fields(_request(handoff=handoff), Role.DECODE) == ["ticket"]
+
+
+def test_an_aggregated_worker_takes_no_ticket() -> None:
+    assert _fields(_request(handoff=_HANDOFF)) == ["ticket"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "setting"),
+    [
+        ({"sampling": {"seed": 1}}, "sampling.seed", "deterministic"),
+        ({"sampling": {"min_new_tokens": 1}}, "sampling.min_new_tokens", "engine_tokenizer"),
+        (
+            {"sampling": {"constraint": Constraint(ConstraintKind.REGEX, "a")}},
+            "sampling.constraint",
+            "engine_tokenizer",
+        ),
+        ({"sampling": {"logit_bias": {1: 1.0}}}, "sampling.logit_bias", ""),
+        ({"logprobs": LogprobOptions(prompt=True)}, "logprobs.prompt", ""),
+    ],
+)
+def test_a_missing_ability_names_the_setting_that_turns_it_on(
+    changes: dict[str, Any], field: str, setting: str
+) -> None:
+    request = _request(**changes)
+    check_request(request, _INFO, Role.AGGREGATED)
+    bare = dataclasses.replace(_INFO, abilities=frozenset())
+    with pytest.raises(UnsupportedFeatureError) as caught:
+        check_request(request, bare, Role.AGGREGATED)
+    (violation,) = caught.value.violations
+    assert violation.field == field
+    assert setting in violation.description
+
+
+def test_bad_values_are_reported_before_missing_abilities() -> None:
+    bare = dataclasses.replace(_INFO, abilities=frozenset())
+    request = _request(sampling={"seed": 1, "top_p": 2.0})
+    with pytest.raises(InvalidRequestError) as caught:
+        check_request(request, bare, Role.AGGREGATED)
+    assert [violation.field for violation in caught.value.violations] == ["sampling.top_p"]

@@ -1,0 +1,367 @@
+"""The pure half of the SGLang adapter: arguments, chunks, endings, failures."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from millstream_server.engines.base import (
+    Ability,
+    Constraint,
+    ConstraintKind,
+    Finish,
+    FinishReason,
+    GenerationRequest,
+    KvHandoff,
+    LogprobOptions,
+    Role,
+    Sampling,
+    TokenLogprob,
+)
+from millstream_server.engines.sglang_config import (
+    SglangEngineConfig,
+    engine_arguments,
+    engine_environment,
+)
+from millstream_server.engines.sglang_translate import (
+    Chunk,
+    conclude,
+    generate_arguments,
+    read_chunk,
+    sampling_params,
+    translate_exception,
+    translate_failure,
+)
+from millstream_server.runtime.errors import (
+    EngineFailedError,
+    InternalError,
+    InvalidRequestError,
+    KvTransferError,
+    OverloadedError,
+    ServingError,
+    UnavailableError,
+    UnsupportedFeatureError,
+)
+
+_PRIVATE = "/srv/model at 10.0.0.7:8998"
+
+
+def _request(**changes: Any) -> GenerationRequest:
+    values = {
+        "engine_id": "a" * 32,
+        "token_ids": (5, 6, 7),
+        "sampling": Sampling(max_new_tokens=9),
+        **changes,
+    }
+    return GenerationRequest(**values)
+
+
+# ---- arguments ----------------------------------------------------------------------------------
+
+
+def test_neutral_sampling_always_says_how_many_tokens() -> None:
+    assert sampling_params(Sampling(max_new_tokens=9), Role.AGGREGATED) == {
+        "max_new_tokens": 9,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "frequency_penalty": 0.0,
+        "presence_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "ignore_eos": False,
+    }
+
+
+def test_every_knob_arrives() -> None:
+    sampling = Sampling(
+        max_new_tokens=9,
+        top_k=40,
+        min_new_tokens=2,
+        stop_token_ids=(3, 4),
+        seed=-5,
+        logit_bias={8: -1.5},
+        constraint=Constraint(ConstraintKind.JSON_SCHEMA, "{}"),
+    )
+    params = sampling_params(sampling, Role.AGGREGATED)
+    assert params["top_k"] == 40
+    assert params["min_new_tokens"] == 2
+    assert params["stop_token_ids"] == [3, 4]
+    assert params["sampling_seed"] == -5
+    assert params["logit_bias"] == {"8": -1.5}
+    assert params["json_schema"] == "{}"
+
+
+def test_a_huge_top_k_becomes_sglangs_all() -> None:
+    params = sampling_params(Sampling(max_new_tokens=1, top_k=2**40), Role.AGGREGATED)
+    assert params["top_k"] == 2**30
+
+
+def test_prefill_makes_one_token_whatever_is_asked() -> None:
+    params = sampling_params(Sampling(max_new_tokens=9, min_new_tokens=5), Role.PREFILL)
+    assert params["max_new_tokens"] == 1
+    assert params["min_new_tokens"] == 1
+
+
+def test_stop_tokens_that_sglang_would_ignore_are_refused() -> None:
+    sampling = Sampling(max_new_tokens=1, stop_token_ids=(3,), ignore_eos=True)
+    with pytest.raises(UnsupportedFeatureError) as caught:
+        sampling_params(sampling, Role.AGGREGATED)
+    assert caught.value.violations[0].field == "sampling.stop_token_ids"
+
+
+def test_a_plain_request_asks_for_nothing_extra() -> None:
+    arguments = generate_arguments(_request(), Role.AGGREGATED)
+    assert set(arguments) == {"input_ids", "sampling_params", "rid", "stream"}
+    assert arguments["input_ids"] == [5, 6, 7]
+    assert arguments["rid"] == "a" * 32
+    assert arguments["stream"] is True
+
+
+@pytest.mark.parametrize(
+    ("role", "prompt", "start"),
+    [
+        (Role.AGGREGATED, False, -1),
+        (Role.AGGREGATED, True, 0),
+        (Role.PREFILL, True, 0),
+        (Role.DECODE, True, -1),
+    ],
+)
+def test_logprob_arguments(role: Role, prompt: bool, start: int) -> None:  # noqa: FBT001
+    request = _request(logprobs=LogprobOptions(top=3, prompt=prompt))
+    arguments = generate_arguments(request, role)
+    assert arguments["return_logprob"] is True
+    assert arguments["top_logprobs_num"] == 3
+    assert arguments["logprob_start_len"] == start
+
+
+@pytest.mark.parametrize(
+    ("role", "rank_argument"),
+    [(Role.PREFILL, "routed_dp_rank"), (Role.DECODE, "disagg_prefill_dp_rank")],
+)
+def test_the_ticket_and_the_trace_arrive(role: Role, rank_argument: str) -> None:
+    handoff = KvHandoff("10.0.0.7", 8998, 2**63 - 1, prefill_dp_rank=2)
+    headers = {"traceparent": "00-1-2-01"}
+    arguments = generate_arguments(_request(handoff=handoff, trace_headers=headers), role)
+    assert arguments["bootstrap_host"] == "10.0.0.7"
+    assert arguments["bootstrap_port"] == 8998
+    assert arguments["bootstrap_room"] == 2**63 - 1
+    assert arguments[rank_argument] == 2
+    assert arguments["external_trace_header"] == headers
+
+
+# ---- chunks -------------------------------------------------------------------------------------
+
+
+def test_a_delta_is_copied() -> None:
+    ids = [1, 2]
+    chunk = read_chunk({"output_ids": ids, "meta_info": {"completion_tokens": 2}})
+    ids.append(3)
+    assert chunk.token_ids == (1, 2)
+    assert chunk.finish_reason is None
+
+
+def test_logprobs_are_paired_with_their_alternatives() -> None:
+    meta = {
+        "finish_reason": {"type": "length", "length": 1},
+        "cached_tokens": 4,
+        "output_token_logprobs": [(-0.1, 11, None)],
+        "output_top_logprobs": [[(-0.1, 11, None), (-2.0, 12, None)]],
+        "input_token_logprobs": [(None, 5, None), (-3.0, 6, None)],
+        "input_top_logprobs": [None, [(-0.5, 9, None)]],
+    }
+    chunk = read_chunk({"output_ids": [11], "meta_info": meta})
+    assert chunk.logprobs == (TokenLogprob(11, -0.1, ((11, -0.1), (12, -2.0))),)
+    assert chunk.cached_tokens == 4
+    first, second = chunk.prompt_logprobs
+    assert math.isnan(first.logprob)
+    assert second == TokenLogprob(6, -3.0, ((9, -0.5),))
+
+
+def test_tokens_of_an_abort_are_dropped() -> None:
+    meta = {
+        "finish_reason": {"type": "abort", "message": "Aborted"},
+        "completion_tokens": 5,
+        "output_token_logprobs": [(-0.1, 11, None)],
+    }
+    chunk = read_chunk({"output_ids": [11], "meta_info": meta})
+    assert chunk.token_ids == ()
+    assert chunk.logprobs == ()
+
+
+# ---- endings ------------------------------------------------------------------------------------
+
+
+def _conclude(reason: dict[str, Any] | None, *, aborted: bool = False) -> Finish | ServingError:
+    chunk = Chunk(token_ids=(), logprobs=(), cached_tokens=2, finish_reason=reason)
+    return conclude(chunk, _request(), emitted=4, aborted=aborted)
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected", "matched"),
+    [
+        ({"type": "stop", "matched": 2}, FinishReason.STOP, 2),
+        ({"type": "stop", "matched": [2, 3]}, FinishReason.STOP, None),
+        ({"type": "length", "length": 4}, FinishReason.LENGTH, None),
+        ({"type": "abort", "message": "Aborted"}, FinishReason.CANCELLED, None),
+        (
+            {"type": "abort", "message": "Aborted", "status_code": None},
+            FinishReason.CANCELLED,
+            None,
+        ),
+    ],
+)
+def test_good_endings(reason: dict[str, Any], expected: FinishReason, matched: int | None) -> None:
+    finish = _conclude(reason)
+    assert isinstance(finish, Finish)
+    assert finish.reason is expected
+    assert finish.matched_token_id == matched
+    assert (finish.prompt_tokens, finish.completion_tokens, finish.cached_tokens) == (3, 4, 2)
+
+
+def test_our_own_abort_is_cancelled_whatever_sglang_calls_it() -> None:
+    reason = {"type": "abort", "message": "KVTransferError: Aborted", "status_code": 500}
+    finish = _conclude(reason, aborted=True)
+    assert isinstance(finish, Finish)
+    assert finish.reason is FinishReason.CANCELLED
+
+
+def test_an_end_that_came_before_the_abort_stands() -> None:
+    finish = _conclude({"type": "length", "length": 4}, aborted=True)
+    assert isinstance(finish, Finish)
+    assert finish.reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("reason", [{"type": "stop", "matched": "NaN happened"}, {"type": "new"}])
+def test_endings_that_are_faults(reason: dict[str, Any]) -> None:
+    assert isinstance(_conclude(reason), InternalError)
+
+
+# ---- failures -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "status", "expected", "field"),
+    [
+        ("Failed to compile json_schema grammar", 400, InvalidRequestError, "sampling.constraint"),
+        ("Input length (3000 tokens) exceeds the maximum", 400, InvalidRequestError, "token_ids"),
+        ("odd", 400, InvalidRequestError, None),
+        ("KVTransferError(bootstrap_room=2): timed out", 500, KvTransferError, None),
+        ("Lost connection with prefill instance", 500, KvTransferError, None),
+        ("timed out in KVPoll.Bootstrapping", 500, KvTransferError, None),
+        ("The request queue is full.", 503, OverloadedError, None),
+        ("took too long", 503, UnavailableError, None),
+        ("odd", 500, InternalError, None),
+    ],
+)
+def test_failures_by_class_without_the_vendors_text(
+    text: str, status: int, expected: type[ServingError], field: str | None
+) -> None:
+    error = translate_failure(f"{text} {_PRIVATE}", status)
+    assert type(error) is expected
+    assert _PRIVATE not in error.message
+    assert [violation.field for violation in error.violations] == ([field] if field else [])
+
+
+class _HttpError(Exception):
+    """As fastapi.HTTPException: what SGLang raises."""
+
+    def __init__(self, status_code: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status_code = status_code
+        self.detail = detail
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (ValueError(f"is longer than the context length {_PRIVATE}"), InvalidRequestError),
+        (ValueError("Duplicate request ID detected: d"), InternalError),
+        (TypeError(f"Unexpected keyword argument {_PRIVATE}"), InternalError),
+        (_HttpError(500, f"KVTransferError {_PRIVATE}"), KvTransferError),
+        (_HttpError(503, "The request queue is full."), OverloadedError),
+    ],
+)
+def test_exceptions(error: Exception, expected: type[ServingError]) -> None:
+    translated = translate_exception(error)
+    assert type(translated) is expected
+    assert _PRIVATE not in translated.message
+
+
+# ---- how the engine is started ------------------------------------------------------------------
+
+_KNOWN = {
+    "model_path", "device", "dtype", "log_level", "skip_tokenizer_init",
+    "incremental_streaming_output", "disaggregation_mode", "enable_deterministic_inference",
+    "max_total_tokens", "max_running_requests", "context_length", "host", "page_size",
+    "disaggregation_transfer_backend", "disaggregation_bootstrap_port", "attention_backend",
+    "sampling_backend", "disable_cuda_graph", "sleep_on_idle",
+    "disaggregation_decode_retraction_backup",
+}  # fmt: skip
+
+
+def _config(**changes: Any) -> SglangEngineConfig:
+    return SglangEngineConfig(**{"model_path": "m", "device": "cpu", **changes})
+
+
+def test_arguments_on_the_cpu() -> None:
+    arguments = engine_arguments(_config(), _KNOWN)
+    assert arguments["skip_tokenizer_init"] is True
+    assert arguments["incremental_streaming_output"] is True
+    assert arguments["disaggregation_mode"] == "null"
+    assert arguments["dtype"] == "float32"
+    assert arguments["attention_backend"] == "torch_native"
+    assert arguments["max_total_tokens"] == 8192
+
+
+def test_a_gpu_gets_no_cpu_arguments() -> None:
+    arguments = engine_arguments(_config(device="cuda"), _KNOWN)
+    assert not {"attention_backend", "disable_cuda_graph", "max_total_tokens"} & set(arguments)
+    assert arguments["dtype"] == "auto"
+
+
+def test_arguments_of_the_two_halves() -> None:
+    prefill = engine_arguments(_config(role=Role.PREFILL, bootstrap_port=9), _KNOWN)
+    assert prefill["disaggregation_mode"] == "prefill"
+    assert prefill["disaggregation_bootstrap_port"] == 9
+    decode = engine_arguments(_config(role=Role.DECODE), _KNOWN)
+    assert decode["disaggregation_mode"] == "decode"
+    assert decode["disaggregation_decode_retraction_backup"] == "cpu_tensor"
+    assert "disaggregation_bootstrap_port" not in decode
+
+
+def test_settings_beat_defaults_and_extra_adds() -> None:
+    config = _config(max_total_tokens=99, extra={"page_size": 16, "sleep_on_idle": False})
+    arguments = engine_arguments(config, _KNOWN)
+    assert arguments["max_total_tokens"] == 99
+    assert arguments["page_size"] == 16
+    assert arguments["sleep_on_idle"] is False
+
+
+@pytest.mark.parametrize("name", ["no_such_argument", "skip_tokenizer_init", "model_path"])
+def test_extra_that_is_unknown_or_ours_is_refused_by_name(name: str) -> None:
+    with pytest.raises(EngineFailedError, match=name):
+        engine_arguments(_config(extra={name: 1}), _KNOWN)
+
+
+def test_an_sglang_that_lost_an_argument_is_refused_by_name() -> None:
+    with pytest.raises(EngineFailedError, match="incremental_streaming_output"):
+        engine_arguments(_config(), _KNOWN - {"incremental_streaming_output"})
+
+
+def test_time_outs_and_the_address_reach_the_transfer() -> None:
+    environment = engine_environment(_config(role=Role.DECODE, transfer_timeout_s=1.2))
+    assert environment["SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT"] == "2"
+    assert environment["SGLANG_DISAGGREGATION_WAITING_TIMEOUT"] == "2"
+    assert environment["SGLANG_HOST_IP"] == "127.0.0.1"
+    assert engine_environment(_config()) == {}
+
+
+def test_abilities_follow_the_settings() -> None:
+    always = {Ability.LOGIT_BIAS, Ability.PROMPT_LOGPROBS}
+    assert _config().abilities() == always
+    assert _config(role=Role.DECODE).abilities() == {Ability.LOGIT_BIAS}
+    everything = _config(deterministic=True, engine_tokenizer=True).abilities()
+    assert everything == frozenset(Ability)
