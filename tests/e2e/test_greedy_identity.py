@@ -78,9 +78,7 @@ async def test_prefill_to_decode(expected: list[list[int]], suite: Suite) -> Non
 
 
 @pytest.mark.parametrize("front", ["front_aggregated", "front_disaggregated"])
-async def test_through_the_processor(
-    expected: list[list[int]], suite: Suite, front: str
-) -> None:
+async def test_through_the_processor(expected: list[list[int]], suite: Suite, front: str) -> None:
     async with grpc.aio.insecure_channel(getattr(suite, front).address) as channel:
         answers = await asyncio.gather(
             *(complete(channel, prompt, _NEW_TOKENS) for prompt in PROMPTS)

@@ -65,9 +65,7 @@ class RawStream:
         await self._call.write(self._request(start=message))
 
     async def cancel(self, slot: int) -> None:
-        await self._call.write(
-            self._request(cancel=generation_pb2.CancelGeneration(slot=slot))
-        )
+        await self._call.write(self._request(cancel=generation_pb2.CancelGeneration(slot=slot)))
 
     def cancel_rpc(self) -> None:
         self._call.cancel()

@@ -11,6 +11,7 @@ from millstream.v1 import generation_pb2, processor_pb2, usage_pb2
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 _KEPT_CONTROLS = "\n\t"
+_SHORTEST_SPAN_S = 0.005
 
 
 @dataclass
@@ -19,6 +20,8 @@ class Answer:
 
     sent_s: float = field(default_factory=time.monotonic)
     first_s: float | None = None
+    first_tokens: int = 0
+    """How many tokens came with the first text: they took no time that we could measure."""
     last_s: float = 0.0
     text: str = ""
     finish_reason: int = generation_pb2.FINISH_REASON_UNSPECIFIED
@@ -32,7 +35,8 @@ class Answer:
                 continue
             if choice.text or choice.token_count:
                 self.last_s = time.monotonic()
-                self.first_s = self.first_s or self.last_s
+                if self.first_s is None:
+                    self.first_s, self.first_tokens = self.last_s, choice.token_count
             new += choice.text
             self.finish_reason = choice.finish_reason or self.finish_reason
         if message.HasField("finished"):
@@ -45,7 +49,8 @@ class Answer:
         parts = []
         if self.first_s is not None:
             parts.append(f"TTFT {self.first_s - self.sent_s:.3f} s")
-        parts.append(f"{self.usage.completion_tokens} tokens")
+        tokens = self.usage.completion_tokens
+        parts.append(f"{tokens} token{'' if tokens == 1 else 's'}")
         if (rate := self._tokens_per_s()) is not None:
             parts.append(f"{rate:.0f} tokens/s")
         parts.append(
@@ -56,10 +61,11 @@ class Answer:
         return " · ".join(parts)
 
     def _tokens_per_s(self) -> float | None:
-        """Decode speed: the first token is prefill's and doesn't count."""
-        if self.first_s is None or self.last_s <= self.first_s or self.usage.completion_tokens < 2:  # noqa: PLR2004
+        """Give the speed after the first message; None when all came at once."""
+        tokens = self.usage.completion_tokens - self.first_tokens
+        if self.first_s is None or tokens < 1 or self.last_s - self.first_s < _SHORTEST_SPAN_S:
             return None
-        return (self.usage.completion_tokens - 1) / (self.last_s - self.first_s)
+        return tokens / (self.last_s - self.first_s)
 
 
 _ENDINGS: dict[int, str] = {

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from millstream_server.cli import chat, complete, doctor, models, up
 from millstream_server.cli.client import DEFAULT_ADDRESS, INTERRUPTED
-from millstream_server.cli.sampling import add_sampling_flags
+from millstream_server.cli.sampling import add_sampling_flags, whole_number
 from millstream_server.routing.policy import PolicyName
 from millstream_server.worker.settings import EngineKind
 
@@ -133,7 +133,10 @@ def _add_up(commands: _Commands) -> None:
         help="address the Processor listens on (default: %(default)s)",
     )
     parser.add_argument(
-        "--port", type=int, help="port of the Processor (default: 50051, or the next free one)"
+        "--port",
+        type=whole_number(65535, 1),
+        metavar="PORT",
+        help="port of the Processor (default: 50051, or the next free one)",
     )
     parser.add_argument(
         "--log-dir",

@@ -49,6 +49,8 @@ class PortClaims:
 
     def next_free(self, host: str, start: int) -> int:
         """Claim the first free port from ``start`` up."""
+        if not is_free(host, 0):
+            raise NoPortError(f"{host} is no address of this machine")
         for port in range(start, _LAST_PORT + 1):
             if self._claim(host, port):
                 return port

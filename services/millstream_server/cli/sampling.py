@@ -11,12 +11,12 @@ _UINT32_MAX = 2**32 - 1
 _UINT64_MAX = 2**64 - 1
 
 
-def _whole_number(most: int) -> Callable[[str], int]:
+def whole_number(most: int, least: int = 0) -> Callable[[str], int]:
     """Make an argparse type; out-of-range values must fail here, not inside protobuf."""
 
     def parse(text: str) -> int:
-        if not (text.isascii() and text.isdecimal() and int(text) <= most):
-            message = f"{text!r} is not a whole number from 0 to {most}"
+        if not (text.isascii() and text.isdecimal() and least <= int(text) <= most):
+            message = f"{text!r} is not a whole number from {least} to {most}"
             raise argparse.ArgumentTypeError(message)
         return int(text)
 
@@ -29,7 +29,7 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
     group.add_argument("--top-p", type=float, metavar="P", help="nucleus mass, above 0 up to 1")
     group.add_argument(
-        "--top-k", type=_whole_number(_UINT32_MAX), metavar="K", help="0 switches it off"
+        "--top-k", type=whole_number(_UINT32_MAX), metavar="K", help="0 switches it off"
     )
     group.add_argument(
         "--min-p", type=float, metavar="P", help="least probability relative to the likeliest"
@@ -39,13 +39,13 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--max-new-tokens",
-        type=_whole_number(_UINT32_MAX),
+        type=whole_number(_UINT32_MAX),
         metavar="N",
         help="most tokens of an answer",
     )
     group.add_argument(
         "--seed",
-        type=_whole_number(_UINT64_MAX),
+        type=whole_number(_UINT64_MAX),
         metavar="N",
         help="same seed, same request: same answer (if the engine can)",
     )

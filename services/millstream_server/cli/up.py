@@ -48,7 +48,10 @@ def run(args: argparse.Namespace) -> int:
             engine=EngineKind(args.engine),
             prefill=args.prefill,
             decode=args.decode,
-            host=args.host,
+            # As in URLs, since a port follows.
+            host=f"[{args.host}]"
+            if args.host.count(":") > 1 and args.host[0] != "["
+            else args.host,
             port=args.port,
             log_dir=args.log_dir,
             policy=PolicyName(args.policy),

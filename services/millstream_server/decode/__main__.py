@@ -7,10 +7,12 @@ from millstream_server.decode.servicer import DecodeServicer
 from millstream_server.decode.settings import DecodeMode, DecodeSettings
 from millstream_server.engines.base import Role
 from millstream_server.runtime.main import main
+from millstream_server.runtime.server import Server
 from millstream_server.worker.app import run
+from millstream_server.worker.core import WorkerCore
 
 
-def _add(core, server):
+def _add(core: WorkerCore, server: Server) -> None:
     decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(core), server.grpc)
 
 

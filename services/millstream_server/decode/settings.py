@@ -22,5 +22,5 @@ class DecodeSettings(WorkerSettings):
 
     mode: DecodeMode = setting(
         DecodeMode.AGGREGATED,
-        help="aggregated: run prompts here; disaggregated: take their KV cache from prefill workers",
+        help="aggregated: run prompts here; disaggregated: take their KV from prefill workers",
     )

@@ -1,9 +1,9 @@
 """A deterministic engine: answers one can work out by hand, a timing model, KV block accounting.
 
 The rule: every token is the one before plus one, modulo the vocabulary; the first follows the
-prompt's last. Prompt [7, 41] is answered 42, 43, 44, … A token equal to ``eos_token_id`` (if there is
-one) or to a stop token ends it. So a request that goes on elsewhere with the tokens so far goes on
-rightly. All logprobs are -0.5, with the tokens that follow as alternatives.
+prompt's last. Prompt [7, 41] is answered 42, 43, 44, … A token equal to ``eos_token_id`` (if there
+is one) or to a stop token ends it. So a request that goes on elsewhere with the tokens so far goes
+on rightly. All logprobs are -0.5, with the tokens that follow as alternatives.
 
 It ships: contract tests, scale tests and routing studies run on it.
 """
@@ -236,9 +236,12 @@ class SimulatedEngine:
         assert handoff is not None  # noqa: S101 - checked by engines.validation
         assert self._bootstrap is not None  # noqa: S101 - made by start in this role
         taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._bootstrap.offer(
-            handoff.room, job.request.token_ids, lambda: taken.done() or taken.set_result(None)
-        )
+
+        def on_taken() -> None:
+            if not taken.done():
+                taken.set_result(None)
+
+        self._bootstrap.offer(handoff.room, job.request.token_ids, on_taken)
         try:
             async with asyncio.timeout(self._config.transfer_timeout_s):
                 await taken

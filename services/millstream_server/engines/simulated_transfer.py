@@ -1,7 +1,7 @@
 """The simulated engine's KV transfer: a rendezvous by room number over TCP, between real processes.
 
-Prefill listens; decode connects and names its room; when the room's prompt is ready, prefill sends a
-digest that stands for the KV cache (the prompt's length and last token), which is all that the
+Prefill listens; decode connects and names its room; when the room's prompt is ready, prefill sends
+a digest that stands for the KV cache (the prompt's length and last token), which is all that the
 simulated decode rule needs, and enough to notice a mix-up.
 """
 

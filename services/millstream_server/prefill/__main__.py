@@ -6,11 +6,13 @@ from millstream.v1 import prefill_pb2_grpc
 from millstream_server.engines.base import Role
 from millstream_server.prefill.servicer import PrefillServicer
 from millstream_server.runtime.main import main
+from millstream_server.runtime.server import Server
 from millstream_server.worker.app import run
+from millstream_server.worker.core import WorkerCore
 from millstream_server.worker.settings import WorkerSettings
 
 
-def _add(core, server):
+def _add(core: WorkerCore, server: Server) -> None:
     prefill_pb2_grpc.add_PrefillServiceServicer_to_server(PrefillServicer(core), server.grpc)
 
 

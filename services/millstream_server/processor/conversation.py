@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -15,17 +16,33 @@ from millstream_server.runtime.errors import InvalidRequestError, ServingError
 
 MAX_WAITING_TURNS = 16
 
+_INDEX = re.compile(r"^messages\[(\d+)\]")
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """What the client added: messages, and new options if it sent some.
 
-    ``prefix`` is where the messages stood in the ChatRequest, for field paths.
+    ``kind`` is the field of ChatRequest they came in: start, user_turn or tool_results.
     """
 
     messages: tuple[ChatMessage, ...]
     options: processor_pb2.GenerationOptions | None
-    prefix: str
+    kind: str
+
+    def place(self, field: str, context: int) -> str:
+        """Find a fault's place in the client's message.
+
+        ``field`` counts messages from the conversation's first; ``context`` of them came in earlier
+        turns.
+        """
+        if self.kind == "start" or not field.startswith("messages"):
+            return f"{self.kind}.{field}"
+        if self.kind == "user_turn":
+            return "user_turn.content"
+        return _INDEX.sub(
+            lambda match: f"tool_results.messages[{max(0, int(match[1]) - context)}]", field
+        )
 
 
 class Inbox:
@@ -113,7 +130,7 @@ def _user_turn(message: processor_pb2.UserTurn) -> Turn:
     return Turn(
         (ChatMessage(ChatRole.USER, content_text(message.content)),),
         message.options if message.HasField("options") else None,
-        "user_turn.",
+        "user_turn",
     )
 
 
@@ -126,4 +143,4 @@ def _tool_results(message: processor_pb2.ToolResults) -> Turn:
             raise InvalidRequestError.of(
                 f"tool_results.messages[{index}].role", "must be ROLE_TOOL"
             )
-    return Turn(messages, None, "tool_results.")
+    return Turn(messages, None, "tool_results")

@@ -157,5 +157,3 @@ def model_to_proto(
         ],
         chat=text.chat_template.available,
     )
-
-

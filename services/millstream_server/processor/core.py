@@ -1,4 +1,4 @@
-"""What the Processor decides: which model, which prompt, whether the request is sound, who runs it."""
+"""What the Processor decides: which model, which prompt, is the request sound, who runs it."""
 
 from __future__ import annotations
 
@@ -118,22 +118,22 @@ class ProcessorCore:
         text: TextModel,
         messages: Sequence[ChatMessage],
         tools: Sequence[Tool],
-        prefix: str,
+        place: Callable[[str], str],
     ) -> tuple[str, list[int]]:
         """Check a conversation, render the model's template, tokenize: prompt text and ids.
 
         Raises:
-            InvalidRequestError: field paths start with ``prefix``.
+            InvalidRequestError: ``place`` made its field paths from `messages[2].role` etc.
         """
 
         def work() -> tuple[str, list[int]]:
             violations = check_messages(messages, tools)
             if violations:
-                raise invalid(violations, prefix)
+                raise placed(invalid(violations), place)
             try:
                 prompt = text.chat_template.render(messages, tools)
             except InvalidRequestError as error:
-                raise under(error, prefix) from error
+                raise placed(error, place) from error
             return prompt, text.encode(prompt, add_special_tokens=False)
 
         return await self.off_loop(work)
@@ -158,9 +158,7 @@ class ProcessorCore:
                 FieldViolation("options.n", f"must be from 1 to {MAX_CHOICES}, not {spec.n}")
             )
         if not 0 <= spec.min_interval_s <= MAX_MIN_INTERVAL_S:
-            violations.append(
-                FieldViolation("options.min_interval", "must be from 0 s to 10 s")
-            )
+            violations.append(FieldViolation("options.min_interval", "must be from 0 s to 10 s"))
         if len(spec.request_id.encode()) > MAX_REQUEST_ID_BYTES:
             violations.append(FieldViolation("request_id", "must have at most 128 bytes"))
         if violations:
@@ -174,7 +172,7 @@ class ProcessorCore:
         try:
             check_request(request, engine, Role.AGGREGATED)
         except InvalidRequestError as error:
-            raise _at_client_fields(error, prompt_field) from error
+            raise placed(error, lambda field: _client_field(field, prompt_field)) from error
 
     def start(
         self, spec: GenerationSpec, text: TextModel, preferred: Route | None = None
@@ -214,41 +212,25 @@ class ProcessorCore:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-def invalid(violations: Sequence[FieldViolation], prefix: str = "") -> InvalidRequestError:
-    """Make one error of all violations, their paths under ``prefix``."""
-    placed = tuple(FieldViolation(prefix + v.field, v.description) for v in violations)
-    more = f" (and {len(placed) - 1} more)" if len(placed) > 1 else ""
+def invalid(violations: Sequence[FieldViolation]) -> InvalidRequestError:
+    """Make one error of all violations."""
+    more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
+    first = violations[0]
     return InvalidRequestError(
-        f"{placed[0].field}: {placed[0].description}{more}", violations=placed
+        f"{first.field}: {first.description}{more}", violations=tuple(violations)
     )
 
 
-def under(error: InvalidRequestError, prefix: str) -> InvalidRequestError:
-    """Move an error's field paths under ``prefix``, keeping its class."""
-    return replace_violations(
-        error, [FieldViolation(prefix + v.field, v.description) for v in error.violations]
-    )
-
-
-def replace_violations(
-    error: InvalidRequestError, violations: Sequence[FieldViolation]
-) -> InvalidRequestError:
-    """Make the same kind of error with other violations."""
-    if not violations:
+def placed(error: InvalidRequestError, place: Callable[[str], str]) -> InvalidRequestError:
+    """Make the same kind of error with the field paths that the client knows."""
+    if not error.violations:
         return error
-    renamed = invalid(violations)
-    return type(error)(renamed.message, violations=renamed.violations)
+    moved = invalid([FieldViolation(place(v.field), v.description) for v in error.violations])
+    return type(error)(moved.message, violations=moved.violations)
 
 
-def _at_client_fields(error: InvalidRequestError, prompt_field: str) -> InvalidRequestError:
+def _client_field(field: str, prompt_field: str) -> str:
     """Name what the client sent: engine checks speak of `token_ids`, `sampling.…`, `logprobs.…`."""
-
-    def client_field(field: str) -> str:
-        if field.startswith("token_ids"):
-            indexed = prompt_field == "token_ids.ids"
-            return prompt_field + (field.removeprefix("token_ids") if indexed else "")
+    if not field.startswith("token_ids"):
         return f"options.{field}"
-
-    return replace_violations(
-        error, [FieldViolation(client_field(v.field), v.description) for v in error.violations]
-    )
+    return prompt_field + (field.removeprefix("token_ids") if "token_ids" in prompt_field else "")

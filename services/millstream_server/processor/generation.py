@@ -20,7 +20,7 @@ from millstream_server.engines.base import (
 )
 from millstream_server.processor.text.output import ChoiceText
 from millstream_server.runtime.errors import ServingError, UnavailableError
-from millstream_server.worker_stream.start import GenerationStart, TraceContext
+from millstream_server.worker_stream.start import NOT_TRACED, GenerationStart, TraceContext
 
 if TYPE_CHECKING:
     from millstream_server.processor.pacing import Pacer
@@ -46,7 +46,7 @@ class GenerationSpec:
     continuation: bool = False
     """The answer goes on with the prompt's text (Complete), so its leading space counts."""
     timeout_s: float | None = None
-    trace: TraceContext = TraceContext()
+    trace: TraceContext = NOT_TRACED
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class _Choice:
         )
 
     def _push(self, ids: list[int], finish: Finish | None) -> tuple[str, int]:
-        """Detokenize; the token that ended the generation counts, but its text isn't the answer's."""
+        """Detokenize; the token that ended it all counts, but its text isn't the answer's."""
         hidden = (
             finish is not None
             and ids
@@ -210,9 +210,7 @@ class Generation:
         for choice in self._choices:
             self._start_choice(choice, route, ticket_key)
 
-    def _start_choice(
-        self, choice: _Choice, route: Route, ticket_key: TicketKey | None
-    ) -> None:
+    def _start_choice(self, choice: _Choice, route: Route, ticket_key: TicketKey | None) -> None:
         spec = self.spec
         sampling = spec.sampling
         if sampling.seed is not None and choice.index:

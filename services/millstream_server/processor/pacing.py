@@ -1,6 +1,6 @@
 """When a stream's gathered tokens are written: at once while there is room, in batches when not.
 
-A message to a client costs 30–40 µs of CPU whatever is in it, a token in it 1 µs. So while the
+A message to a client costs some 40 µs of CPU whatever is in it, a token in it 1 µs. So while the
 process has time to spare every token goes out at once; when it runs out, the interval between two
 messages of one stream grows, up to a bound: latency is bought only when no capacity is left.
 

@@ -10,7 +10,7 @@ from typing import Any
 from millstream.v1 import processor_pb2, processor_pb2_grpc
 from millstream_server.processor import convert
 from millstream_server.processor.conversation import Inbox, Turn
-from millstream_server.processor.core import ProcessorCore, ServedModel, under
+from millstream_server.processor.core import ProcessorCore, ServedModel, placed
 from millstream_server.processor.generation import Delta, Generation, GenerationSpec
 from millstream_server.processor.text.messages import ChatMessage, ChatRole
 from millstream_server.routing.pool import Route
@@ -91,7 +91,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                 text,
                 [convert.message_from_proto(m) for m in request.conversation.messages],
                 [convert.tool_from_proto(t) for t in request.conversation.tools],
-                "conversation.",
+                lambda field: f"conversation.{field}",
             )
             return processor_pb2.TokenizeResponse(token_ids=ids, rendered_prompt=prompt)
         if kind != "text":
@@ -134,9 +134,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
 class _Chat:
     """One conversation's state from turn to turn."""
 
-    def __init__(
-        self, core: ProcessorCore, start: processor_pb2.ChatStart, context: Any
-    ) -> None:
+    def __init__(self, core: ProcessorCore, start: processor_pb2.ChatStart, context: Any) -> None:
         self._core = core
         self._start = start
         self._context = context
@@ -148,23 +146,26 @@ class _Chat:
 
     def first_turn(self) -> Turn:
         messages = tuple(convert.message_from_proto(m) for m in self._start.messages)
-        return Turn(messages, None, "start.")
+        return Turn(messages, None, "start")
 
     async def run(self, turn: Turn, inbox: Inbox) -> AsyncIterator[processor_pb2.ChatResponse]:
         """Answer one turn; its messages and the answer go into the context."""
         served = self._core.served(self._start.model)
+        context = len(self._messages)
         self._turns += 1
         self._messages += turn.messages
         self._options = turn.options or self._options
-        _, token_ids = await self._core.render_chat(
-            served.text, self._messages, self._tools, turn.prefix
-        )
+
+        def place(field: str) -> str:
+            return turn.place(field, context)
+
+        _, token_ids = await self._core.render_chat(served.text, self._messages, self._tools, place)
         request_id = self._start.request_id
         spec = _spec(self._options, request_id, served, token_ids, self._context)
         try:
             self._core.check(spec, served.engine, "messages")
         except InvalidRequestError as error:
-            raise under(error, turn.prefix) from error
+            raise placed(error, place) from error
         generation, self._route = self._core.start(spec, served.text, self._route)
         inbox.running(generation)
         try:
@@ -203,7 +204,7 @@ def _spec(
 
 
 def _trace(context: Any) -> TraceContext:
-    metadata = {key: value for key, value in context.invocation_metadata() or ()}
+    metadata = dict(context.invocation_metadata() or ())
     return TraceContext(
         metadata.get("traceparent", ""),
         metadata.get("tracestate", ""),

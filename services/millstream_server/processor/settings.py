@@ -15,7 +15,7 @@ class ProcessorSettings:
 
     listen: str = setting("0.0.0.0:50051", help="address to serve on, HOST:PORT")
     models: tuple[str, ...] = setting(
-        help="models to serve, NAME=DIR,…; DIR holds the tokenizer and the configs, weights aren't read"
+        help="models to serve, NAME=DIR,…; DIR holds tokenizer and configs, no weights are read"
     )
     workers: tuple[str, ...] = setting(
         help="static discovery: addresses of the workers of all roles, HOST:PORT,…"

@@ -10,7 +10,7 @@ from typing import Protocol, TypeVar
 from millstream_server.engines.base import EngineLoad
 
 AFFINITY_SLACK = 8
-"""A conversation stays with its worker while that has at most so many requests more than the best."""
+"""A conversation stays with its worker while that has so many requests more than the best."""
 
 
 class Candidate(Protocol):
@@ -82,4 +82,4 @@ def requests(candidate: Candidate) -> int:
 
 def make_policy(name: PolicyName) -> Policy:
     """Make a policy from its name."""
-    return {PolicyName.ROUND_ROBIN: RoundRobin, PolicyName.LEAST_LOADED: LeastLoaded}[name]()
+    return RoundRobin() if name is PolicyName.ROUND_ROBIN else LeastLoaded()

@@ -95,16 +95,14 @@ class WorkerPool:
                 decode=self._pick(model, Role.AGGREGATED, preferred.decode if preferred else None)
             )
         missing = next(
-            (r.value for r in (Role.PREFILL, Role.DECODE) if not roles[r] and sum(roles.values())),
+            (r.value for r in (Role.PREFILL, Role.DECODE) if not roles[r] and roles.total()),
             "decode",
         )
         raise NoWorkerError(
             f"no {missing} worker for this model is connected; retry in a moment", retry_delay_s=1.0
         )
 
-    def _pick(
-        self, model: str, role: Role, preferred: WorkerConnection | None
-    ) -> WorkerConnection:
+    def _pick(self, model: str, role: Role, preferred: WorkerConnection | None) -> WorkerConnection:
         candidates = [
             c
             for c in self._connections

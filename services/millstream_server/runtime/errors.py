@@ -2,7 +2,7 @@
 
 ServingError
 ├── InvalidRequestError       INVALID_ARGUMENT     can never succeed as sent; names the fields
-│   └── UnsupportedFeatureError                    right in itself, but not on this engine or setting
+│   └── UnsupportedFeatureError                    right in itself, but not with these settings
 ├── ModelNotFoundError        NOT_FOUND            no pool serves that model
 ├── RequestCancelledError     CANCELLED            the caller gave up
 ├── DeadlinePassedError       DEADLINE_EXCEEDED    the caller's time is up
@@ -12,8 +12,8 @@ ServingError
 │   ├── WorkerLostError                            the stream to the worker broke
 │   ├── WorkerDrainingError                        the worker is shutting down
 │   ├── EngineFailedError                          the engine behind the worker died
-│   └── KvTransferError                            prefill and decode could not hand the KV cache over
-└── InternalError             INTERNAL             our fault; the client gets an opaque id, never the text
+│   └── KvTransferError                            the KV cache did not get across
+└── InternalError             INTERNAL             our fault; the client gets an opaque id
 
 ``reason`` is the name of a value of ``millstream.v1.ErrorReason`` without its prefix. Which bytes
 travel on the wire is decided in ``runtime.status`` and nowhere else.

@@ -22,7 +22,7 @@ Handler = Any
 logger = logging.getLogger(__name__)
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):
+class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     """Ends an RPC with the status its ServingError names.
 
     Anything uncaught ends as INTERNAL with an opaque id that finds the log line; its text stays

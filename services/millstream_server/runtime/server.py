@@ -13,7 +13,7 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2
 from grpc_reflection.v1alpha._async import ReflectionServicer
 
 from millstream_server.runtime.interceptors import ErrorInterceptor
@@ -91,11 +91,10 @@ def _add_reflection(names: Sequence[str], server: grpc.aio.Server) -> None:
     """Serve v1alpha as grpcio does, and v1, which has the same messages under another name."""
     reflection.enable_server_reflection(names, server)
     servicer = ReflectionServicer(names)
-    pb = reflection._reflection_pb2  # noqa: SLF001 - the package exports no other way in
     handler = grpc.stream_stream_rpc_method_handler(
         servicer.ServerReflectionInfo,
-        request_deserializer=pb.ServerReflectionRequest.FromString,
-        response_serializer=pb.ServerReflectionResponse.SerializeToString,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
     )
     server.add_generic_rpc_handlers(
         (grpc.method_handlers_generic_handler(_REFLECTION_V1, {"ServerReflectionInfo": handler}),)

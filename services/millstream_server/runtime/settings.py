@@ -61,9 +61,9 @@ def load(
 def describe(settings: Any) -> dict[str, Any]:
     """Give the effective settings as JSON types, secrets masked."""
     return {
-        f.name: "***" if f.metadata["secret"] and getattr(settings, f.name) else _plain(
-            getattr(settings, f.name)
-        )
+        f.name: "***"
+        if f.metadata["secret"] and getattr(settings, f.name)
+        else _plain(getattr(settings, f.name))
         for f in dataclasses.fields(settings)
     }
 
@@ -98,7 +98,7 @@ def _parser(cls: type[Any], prog: str, description: str) -> argparse.ArgumentPar
 
 
 def _variable(f: dataclasses.Field[Any]) -> str:
-    return _PREFIX + f.name.upper()
+    return _PREFIX + str(f.name).upper()
 
 
 def _build(cls: type[T], flags: Mapping[str, Any], env: Mapping[str, str]) -> T:
@@ -120,6 +120,12 @@ def _build(cls: type[T], flags: Mapping[str, Any], env: Mapping[str, str]) -> T:
 
 
 def _parse(text: str, kind: Any, source: str) -> Any:
+    if typing.get_origin(kind) is typing.Literal:
+        if text not in typing.get_args(kind):
+            raise SettingsError(
+                f"{source}: {text!r} is not one of " + ", ".join(typing.get_args(kind))
+            )
+        return text
     options = [k for k in typing.get_args(kind) if k is not NoneType]
     if typing.get_origin(kind) is tuple:
         return tuple(part.strip() for part in text.split(",") if part.strip())
@@ -159,7 +165,7 @@ def _expected(kind: Any) -> str:
     if kind is bool:
         return "true or false"
     if kind in _SCALARS:
-        return {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
+        return {int: "a whole number", float: "a number"}.get(kind, str(kind.__name__))
     return "one of " + ", ".join(str(member.value) for member in kind)
 
 

@@ -1,4 +1,4 @@
-"""Failures on the wire: `google.rpc.Status` in the trailer, with ErrorInfo, BadRequest, RetryInfo."""
+"""Failures on the wire: `google.rpc.Status` with ErrorInfo, BadRequest and RetryInfo."""
 
 from __future__ import annotations
 

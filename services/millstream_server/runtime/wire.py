@@ -7,9 +7,9 @@ that isn't UTF-8, and a client can be told which one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.empty_pb2 import Empty
@@ -57,7 +57,7 @@ def _find_bad_text(descriptor: Descriptor, data: bytes, prefix: str, depth: int)
     except DecodeError:
         return None
     seen: Counter[int] = Counter()
-    for raw in fields:
+    for raw in cast("Iterable[Any]", fields):
         field = descriptor.fields_by_number.get(raw.field_number)
         index = seen[raw.field_number]
         seen[raw.field_number] += 1

@@ -1,1 +1,1 @@
-"""What prefill and decode workers share: settings, engine choice, WorkerService, start and drain."""
+"""What prefill and decode workers share: settings, engine, WorkerService, start and drain."""

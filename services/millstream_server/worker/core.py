@@ -1,4 +1,4 @@
-"""What a worker does with a request: check it, admit its ticket, hand it to the engine, count it."""
+"""What a worker does with a request: check it, admit its ticket, pass it on, count it."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from millstream_server.runtime.settings import setting
 
@@ -24,18 +25,21 @@ class WorkerSettings:
     model_path: Path | None = setting(
         None, help="model directory (weights and config); not needed by the simulated engine"
     )
-    model_name: str = setting("", help="name the model is served under; empty: the directory's name")
+    model_name: str = setting(
+        "", help="name the model is served under; empty: the directory's name"
+    )
     engine: EngineKind = setting(EngineKind.SGLANG, help="sglang or simulated")
-    device: str = setting("auto", help="auto, cuda or cpu")
+    device: Literal["auto", "cuda", "cpu"] = setting("auto", help="auto, cuda or cpu")
     dtype: str = setting("auto", help="auto, bfloat16, float16 or float32")
     max_total_tokens: int = setting(0, help="KV cache size in tokens; 0: what fits")
     max_running_requests: int = setting(0, help="most requests at once; 0: the engine decides")
     context_length: int = setting(0, help="most tokens of prompt and completion; 0: the model's")
     deterministic: bool = setting(
-        False, help="deterministic inference; turns SamplingParams.seed on, costs some speed"
+        default=False,
+        help="deterministic inference; turns SamplingParams.seed on, costs some speed",
     )
     engine_tokenizer: bool = setting(
-        False, help="give the engine a tokenizer; turns min_new_tokens and constraints on"
+        default=False, help="give the engine a tokenizer; turns min_new_tokens and constraints on"
     )
     bootstrap_host: str = setting(
         "127.0.0.1", help="prefill: address at which decode workers reach this one's KV bootstrap"

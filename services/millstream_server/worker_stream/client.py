@@ -103,9 +103,7 @@ class WorkerConnection:
 
         def cancel() -> None:
             if slot < len(self._sinks) and self._sinks[slot] is sink:
-                self._send(
-                    self._request_type(cancel=generation_pb2.CancelGeneration(slot=slot))
-                )
+                self._send(self._request_type(cancel=generation_pb2.CancelGeneration(slot=slot)))
 
         return cancel
 
@@ -141,7 +139,7 @@ class WorkerConnection:
         )
         self._on_change()
         try:
-            while (response := await call.read()) is not grpc.aio.EOF:
+            while (response := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
                 self._dispatch(response.frame)
         finally:
             for task in background:
@@ -237,8 +235,10 @@ class WorkerConnection:
 
 def _open(channel: grpc.aio.Channel, role: Role) -> tuple[Any, Any]:
     if role is Role.PREFILL:
-        return prefill_pb2_grpc.PrefillServiceStub(channel).Prefill(), prefill_pb2.PrefillRequest
-    return decode_pb2_grpc.DecodeServiceStub(channel).Decode(), decode_pb2.DecodeRequest
+        prefill: Any = prefill_pb2_grpc.PrefillServiceStub(channel).Prefill
+        return prefill(), prefill_pb2.PrefillRequest
+    decode: Any = decode_pb2_grpc.DecodeServiceStub(channel).Decode
+    return decode(), decode_pb2.DecodeRequest
 
 
 def _describe(info: worker_pb2.WorkerInfo) -> WorkerDescription:

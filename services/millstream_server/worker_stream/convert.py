@@ -51,7 +51,7 @@ _KNOBS = (
 )
 
 
-def finish_reason_to_proto(reason: FinishReason) -> generation_pb2.FinishReason:
+def finish_reason_to_proto(reason: FinishReason) -> generation_pb2.FinishReason.ValueType:
     """Map a finish reason to the contract's enum."""
     return _FINISH_TO_PROTO[reason]
 
@@ -64,7 +64,7 @@ def sampling_from_proto(
 ) -> Sampling:
     """Read sampling knobs; ``defaults`` replace the neutral values of unset ones."""
     values = {**defaults}
-    values.update({knob: getattr(message, knob) for knob in _KNOBS if message.HasField(knob)})
+    values.update({knob: getattr(message, knob) for knob in _KNOBS if message.HasField(knob)})  # type: ignore[arg-type]
     kind = message.constraint.WhichOneof("grammar") if message.HasField("constraint") else None
     return Sampling(
         max_new_tokens=message.max_new_tokens

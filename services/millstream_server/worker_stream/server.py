@@ -62,7 +62,7 @@ class WorkerSession:
         self._sequence = 0
 
     async def frames(self, controls: AsyncIterator[Any]) -> AsyncIterator[generation_pb2.StepFrame]:
-        """Serve PrefillRequest or DecodeRequest messages until the caller half-closes and all ended.
+        """Serve PrefillRequest or DecodeRequest messages until the caller closes and all ended.
 
         Raises:
             InvalidRequestError: the caller broke the stream's own rules (a slot used twice); every
@@ -108,9 +108,9 @@ class WorkerSession:
             slot.begin(convert.start_from_proto(message, self._generator.context_length))
         except ServingError as error:
             slot.fail(error)
-        except Exception as error:
+        except Exception:
             error_id = secrets.token_hex(8)
-            logger.error("error_id=%s start failed", error_id, exc_info=error)
+            logger.exception("error_id=%s start failed", error_id)
             slot.fail(InternalError(f"internal error; quote id {error_id} to the operator"))
 
     def _take_frame(self) -> generation_pb2.StepFrame:

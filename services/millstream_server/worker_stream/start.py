@@ -18,6 +18,9 @@ class TraceContext:
     baggage: str = ""
 
 
+NOT_TRACED = TraceContext()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationStart:
     """One request for a worker. ``timeout_s`` is the time left until the caller's deadline."""
@@ -27,5 +30,5 @@ class GenerationStart:
     sampling: Sampling
     logprobs: LogprobOptions | None = None
     ticket: Ticket | None = None
-    trace: TraceContext = TraceContext()
+    trace: TraceContext = NOT_TRACED
     timeout_s: float | None = None

@@ -42,12 +42,21 @@ def test_speed_counts_tokens_after_the_first(monkeypatch: pytest.MonkeyPatch) ->
     assert answer.stats() == ("TTFT 0.500 s · 5 tokens · 2 tokens/s · 6 of 8 prompt tokens cached")
 
 
+def test_a_burst_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "time", _Clock(10.5, 10.5001))
+    answer = Answer(sent_s=10.0)
+    answer.add(_delta("a", 1))
+    answer.add(_delta("b", 19))
+    answer.add(_finished(20))
+    assert "tokens/s" not in answer.stats()
+
+
 def test_one_token_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "time", _Clock(10.25))
     answer = Answer(sent_s=10.0)
     answer.add(_delta("a", 1, generation_pb2.FINISH_REASON_CANCELLED))
     answer.add(_finished(1))
-    assert answer.stats() == "TTFT 0.250 s · 1 tokens · 6 of 8 prompt tokens cached · stopped"
+    assert answer.stats() == "TTFT 0.250 s · 1 token · 6 of 8 prompt tokens cached · stopped"
 
 
 def test_an_empty_answer_has_no_ttft() -> None:

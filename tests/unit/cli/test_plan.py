@@ -94,6 +94,11 @@ def test_a_given_port_that_is_taken_is_refused(options: UpOptions, ports: PortCl
             make_plan(replace(options, port=port), ports)
 
 
+def test_a_host_of_another_machine_is_refused(options: UpOptions, ports: PortClaims) -> None:
+    with pytest.raises(PlanError, match="no address of this machine"):
+        make_plan(replace(options, host="203.0.113.1"), ports)
+
+
 def test_all_interfaces_are_reached_by_loopback() -> None:
     service = Service(name="processor", role="processor", address="0.0.0.0:50051")
     assert service.client_address == "127.0.0.1:50051"
