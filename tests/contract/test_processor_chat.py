@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import pytest
-from millstream.v1 import chat_pb2, generation_pb2, processor_pb2
 
+from millstream.v1 import chat_pb2, generation_pb2, processor_pb2
 from millstream_server.processor.text.tokenizer import TextModel
 from tests.support.chats import (
     CANCEL,
@@ -29,9 +30,7 @@ CANCELLED = generation_pb2.FINISH_REASON_CANCELLED
 STEPPING = replace(ALPHABET, step_s=0.005)
 
 
-async def _prompt_tokens(
-    stub: processor_pb2.ProcessorServiceStub, *messages: chat_pb2.Message
-) -> int:
+async def _prompt_tokens(stub: Any, *messages: chat_pb2.Message) -> int:
     conversation = processor_pb2.Conversation(messages=messages)
     answer = await stub.Tokenize(processor_pb2.TokenizeRequest(conversation=conversation))
     return len(answer.token_ids)

@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from millstream.v1 import chat_pb2, processor_pb2, sampling_pb2
 
+from millstream.v1 import chat_pb2, processor_pb2, sampling_pb2
 from millstream_server.processor.text.tokenizer import TextModel
 from tests.support.chats import (
     Conversation,
@@ -35,6 +35,8 @@ from tests.support.in_process import (
     suite,
     worker,
 )
+from tests.support.tokenizers_made import byte_level_model
+from tests.support.waiting import EOF
 
 STEPPING = replace(ALPHABET, step_s=0.002)
 
@@ -66,6 +68,7 @@ def _seconds(value: float) -> Duration:
 
 
 CALL = chat_pb2.ToolCall(id="c1", name="f", arguments_json="{}")
+UNKNOWN: Any = 77
 ASSISTANT, TOOL = chat_pb2.ROLE_ASSISTANT, chat_pb2.ROLE_TOOL
 
 
@@ -76,7 +79,7 @@ def _tool(schema: str, name: str = "f") -> chat_pb2.Tool:
 REFUSED: dict[str, tuple[Any, list[str]]] = {
     "no messages": (start(), ["messages"]),
     "no role": (start(messages=[chat_pb2.Message()]), ["messages[0].role"]),
-    "unknown role": (start(messages=[message("a"), message("b", 77)]), ["messages[1].role"]),
+    "unknown role": (start(messages=[message("a"), message("b", UNKNOWN)]), ["messages[1].role"]),
     "assistant last": (
         start(messages=[message("a"), message("b", ASSISTANT)]),
         ["messages[1].role"],
@@ -149,7 +152,10 @@ async def test_bad_chats_are_refused_by_field(text_model: TextModel) -> None:
 
 
 LATER: dict[str, tuple[Any, list[str]]] = {
-    "no content": (processor_pb2.ChatRequest(user_turn={}), ["user_turn.content"]),
+    "no content": (
+        processor_pb2.ChatRequest(user_turn=processor_pb2.UserTurn()),
+        ["user_turn.content"],
+    ),
     "options": (user_turn("b", options(n=0)), ["user_turn.options.n"]),
     "sampling": (user_turn("b", options(top_p=0)), ["user_turn.options.sampling.top_p"]),
     "long": (user_turn("x" * 3 * CONTEXT_LENGTH), ["user_turn.content"]),
@@ -220,10 +226,8 @@ async def test_with_several_models_the_name_is_needed(text_model: TextModel) -> 
 
 
 async def test_a_model_without_a_template_completes_but_does_not_chat(
-    text_model: TextModel, tmp_path_factory: pytest.TempPathFactory
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    from tests.support.tokenizers_made import byte_level_model  # noqa: PLC0415
-
     path = byte_level_model(
         tmp_path_factory.mktemp("bare"), tokenizer_config={"chat_template": None}
     )
@@ -275,7 +279,7 @@ async def test_details_stay_small_however_much_is_wrong(text_model: TextModel) -
         assert "start.options.sampling.stop_token_ids[0]" in failed.fields
         failed = await _chat_refusal(front, start("a", model="模" * 100_000))
         assert failed.code is grpc.StatusCode.NOT_FOUND
-        messages = [message("a", name="no good" * 100, role=77) for _ in range(1000)]
+        messages = [message("a", name="no good" * 100, role=UNKNOWN) for _ in range(1000)]
         failed = await _chat_refusal(front, start(messages=messages))
         assert failed.reason == "INVALID_REQUEST"
 
@@ -285,7 +289,8 @@ async def test_details_stay_small_however_much_is_wrong(text_model: TextModel) -
 
 def _raw(front: InProcessProcessor, method: str, *, streaming: bool) -> Any:
     path = f"/millstream.v1.ProcessorService/{method}"
-    return front.channel.stream_stream(path) if streaming else front.channel.unary_unary(path)
+    channel: Any = front.channel
+    return channel.stream_stream(path) if streaming else channel.unary_unary(path)
 
 
 async def test_text_that_is_no_utf8_is_named_by_its_path(text_model: TextModel) -> None:
@@ -304,7 +309,7 @@ async def test_bad_text_in_a_later_message_ends_that_conversation(text_model: Te
     async with beside_a_healthy_chat(text_model) as front:
         call = _raw(front, "Chat", streaming=True)()
         await call.write(start("a", opts=options(3)).SerializeToString())
-        assert await call.read() is not grpc.aio.EOF
+        assert await call.read() is not EOF
         turn = user_turn("bad!").SerializeToString()
         await call.write(turn.replace(b"bad!", b"\xff\xfe\xfd\xfc"))
         failed = await refusal(call)
@@ -351,14 +356,16 @@ async def test_a_message_of_ten_megabytes_ends_its_own_rpc(text_model: TextModel
 
 
 async def test_an_uncaught_failure_shows_an_id_and_not_its_text(
-    text_model: TextModel, caplog: pytest.LogCaptureFixture
+    text_model: TextModel,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with suite(text_model) as (front, one):
 
         def broken(*_: object) -> None:
             raise ZeroDivisionError("the secret path /etc/x")
 
-        front.core.check = broken  # type: ignore[method-assign]
+        monkeypatch.setattr(front.core, "check", broken)
         failed = await _chat_refusal(front, start("a"))
         await one.until_idle()
     assert failed.code is grpc.StatusCode.INTERNAL

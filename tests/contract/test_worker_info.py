@@ -10,8 +10,8 @@ import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from millstream.v1 import worker_pb2
 
+from millstream.v1 import worker_pb2
 from millstream_server.engines.base import Role
 from tests.support.failures import refusal
 from tests.support.in_process import ALPHABET, CONTEXT_LENGTH, MODEL, VOCAB_SIZE, worker

@@ -10,8 +10,8 @@ from typing import Any
 
 import grpc
 import pytest
-from millstream.v1 import decode_pb2, generation_pb2, sampling_pb2
 
+from millstream.v1 import decode_pb2, generation_pb2, sampling_pb2
 from millstream_server.engines.base import Role
 from millstream_server.transfer.ticket import Ticket, TicketKey
 from tests.support.failures import refusal

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from millstream_server.transfer.ticket import Ticket, TicketKey
 from tests.support.models import make_random_model
-from tests.support.suite import ServiceProcess, free_port
+from tests.support.suite import TICKET_KEY, ServiceProcess, free_port, stop_all
 
 # A prompt of some 1,900 tokens takes a second of prefill then: time enough to cancel in.
-_SLOW_PREFILL = '{"chunked_prefill_size": 32, "disable_radix_cache": true}'
+_SLOW_PREFILL = '{"chunked_prefill_size": 16, "disable_radix_cache": true}'
 
 
 @dataclass
@@ -25,6 +26,11 @@ class Suite:
     decode: ServiceProcess
     front_aggregated: ServiceProcess
     front_disaggregated: ServiceProcess
+
+    def mint(self) -> Ticket:
+        """Make a ticket for the hand-off pair, as a Processor does."""
+        port = int(str(self.prefill.flags["bootstrap_port"]))
+        return TicketKey.from_hex(TICKET_KEY).mint("127.0.0.1", port)
 
     @property
     def services(self) -> tuple[ServiceProcess, ...]:
@@ -74,6 +80,4 @@ def suite(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sui
             service.wait_serving(timeout_s=300)
         yield started
     finally:
-        for service in reversed(started.services):
-            if service.process is not None:
-                service.stop()
+        stop_all(*started.services)

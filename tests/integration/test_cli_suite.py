@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
+
 from tests.support.command_line import MILLSTREAM, millstream
 from tests.support.models import make_random_model
 

@@ -63,7 +63,7 @@ async def running(log_dir: Path, flags: Mapping[str, Sequence[str]]) -> AsyncIte
 
 def pids(text: str) -> dict[str, int]:
     """Read names and process ids from the table."""
-    rows = re.findall(r"^ +(\S+-\d+|processor) +127\.0\.0\.1:\d+ +(\d+) ", text, re.MULTILINE)
+    rows = re.findall(r"^(\S+-\d+|processor) +127\.0\.0\.1:\d+ +(\d+) ", text, re.MULTILINE)
     return {name: int(pid) for name, pid in rows}
 
 
@@ -144,9 +144,10 @@ async def test_ctrl_c_while_loading_stops(tmp_path: Path) -> None:
 
 
 async def test_a_service_that_dies_is_started_again(tmp_path: Path) -> None:
-    async with running(tmp_path, {"decode-1": ["--die-once", str(tmp_path / "died")]}) as up:
+    async with running(tmp_path, {}) as up:
         await up.expect("Ctrl-C stops the suite")
         before = pids(up.text)
+        os.kill(before["decode-1"], signal.SIGUSR1)
         await up.expect("decode-1 exited with code 9; starting it again in 1 s")
         await up.expect("the engine died")
         await up.expect("decode-1 serves again after")

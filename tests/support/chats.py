@@ -7,18 +7,19 @@ from collections.abc import AsyncIterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
 from millstream.v1 import (
     chat_pb2,
     generation_pb2,
     processor_pb2,
-    processor_pb2_grpc,
     sampling_pb2,
     usage_pb2,
 )
+from tests.support.waiting import EOF
 
 
-def message(text: str, role: chat_pb2.Role = chat_pb2.ROLE_USER, **fields: Any) -> chat_pb2.Message:
+def message(
+    text: str, role: chat_pb2.Role.ValueType = chat_pb2.ROLE_USER, **fields: Any
+) -> chat_pb2.Message:
     return chat_pb2.Message(role=role, content=[chat_pb2.ContentPart(text=text)], **fields)
 
 
@@ -59,7 +60,7 @@ class Choice:
     token_count: int = 0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[processor_pb2.TokenLogprob] = field(default_factory=list)
-    finish_reason: generation_pb2.FinishReason = generation_pb2.FINISH_REASON_UNSPECIFIED
+    finish_reason: generation_pb2.FinishReason.ValueType = generation_pb2.FINISH_REASON_UNSPECIFIED
     matched_stop: generation_pb2.MatchedStop | None = None
 
     def add(self, delta: processor_pb2.ChoiceDelta) -> None:
@@ -104,7 +105,7 @@ class Answer:
         return self.choices[0].text
 
     @property
-    def finish_reason(self) -> generation_pb2.FinishReason:
+    def finish_reason(self) -> generation_pb2.FinishReason.ValueType:
         return self.choices[0].finish_reason
 
     @property
@@ -116,7 +117,7 @@ class Answer:
 class Conversation:
     """One open Chat call."""
 
-    def __init__(self, stub: processor_pb2_grpc.ProcessorServiceStub, **call: Any) -> None:
+    def __init__(self, stub: Any, **call: Any) -> None:
         self.call: Any = stub.Chat(**call)
         self.answers: list[Answer] = []
 
@@ -128,7 +129,7 @@ class Conversation:
         """Take in one message; False at the end of the stream."""
         async with asyncio.timeout(20):
             response = await self.call.read()
-        if response is grpc.aio.EOF:
+        if response is EOF:
             return False
         if not self.answers or response.turn != self.answers[-1].turn:
             assert response.turn == len(self.answers) + 1
@@ -152,7 +153,7 @@ class Conversation:
 
 
 async def chat(
-    stub: processor_pb2_grpc.ProcessorServiceStub,
+    stub: Any,
     *texts: str,
     opts: processor_pb2.GenerationOptions | None = None,
     **fields: Any,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from millstream_server.runtime.status import DOMAIN
+from tests.support.waiting import EOF
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,8 @@ class Failure:
     error_id: str = ""
 
 
-def failure(error: grpc.RpcError) -> Failure:
+def failure(error: Any) -> Failure:
     """Read an error; a status without our details has no reason."""
-    assert isinstance(error, grpc.aio.AioRpcError)
     status = rpc_status.from_call(error)
     if status is None:
         return Failure(error.code(), error.details() or "")
@@ -52,12 +51,16 @@ def failure(error: grpc.RpcError) -> Failure:
     )
 
 
-async def refusal(call: Awaitable[Any] | AsyncIterator[Any]) -> Failure:
+async def refusal(call: Any) -> Failure:
     """Run a call that must fail, one answer or a stream of them; say how it did."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        if isinstance(call, AsyncIterator) or hasattr(call, "__aiter__"):
-            async for _ in call:
-                pass
-        else:
-            await call
+        await _to_its_end(call)
     return failure(caught.value)
+
+
+async def _to_its_end(call: Any) -> None:
+    if hasattr(call, "read"):
+        while await call.read() is not EOF:
+            pass
+    else:
+        await call

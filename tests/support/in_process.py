@@ -6,15 +6,16 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
+
 from millstream.v1 import (
     decode_pb2_grpc,
     prefill_pb2_grpc,
     processor_pb2_grpc,
     worker_pb2_grpc,
 )
-
 from millstream_server.decode.servicer import DecodeServicer
 from millstream_server.engines.base import EngineInfo, EngineLoad, Role
 from millstream_server.engines.simulated import SimulatedConfig, SimulatedEngine
@@ -50,22 +51,22 @@ class InProcessWorker:
     server: Server
     info: WorkerInfoServicer
     port: int
-    channel: grpc.aio.Channel
+    channel: Any
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
     @property
-    def decode(self) -> decode_pb2_grpc.DecodeServiceStub:
+    def decode(self) -> Any:
         return decode_pb2_grpc.DecodeServiceStub(self.channel)
 
     @property
-    def prefill(self) -> prefill_pb2_grpc.PrefillServiceStub:
+    def prefill(self) -> Any:
         return prefill_pb2_grpc.PrefillServiceStub(self.channel)
 
     @property
-    def about(self) -> worker_pb2_grpc.WorkerServiceStub:
+    def about(self) -> Any:
         return worker_pb2_grpc.WorkerServiceStub(self.channel)
 
     async def load(self) -> EngineInfo:
@@ -142,14 +143,14 @@ class InProcessProcessor:
     pacer: Pacer
     server: Server
     port: int
-    channel: grpc.aio.Channel
+    channel: Any
 
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
     @property
-    def stub(self) -> processor_pb2_grpc.ProcessorServiceStub:
+    def stub(self) -> Any:
         return processor_pb2_grpc.ProcessorServiceStub(self.channel)
 
 
@@ -176,9 +177,7 @@ async def processor(
     ) as channel:
         try:
             if wait:
-                await until(
-                    lambda: sum(pool.connected(m).total() for m in models) == len(workers)
-                )
+                await until(lambda: sum(pool.connected(m).total() for m in models) == len(workers))
             yield InProcessProcessor(core, pool, pacer, server, port, channel)
         finally:
             health.cancel()

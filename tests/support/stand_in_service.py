@@ -1,6 +1,6 @@
 """A service process for tests of `millstream up`: health, phases in the log, a drain.
 
-`python stand_in_service.py ADDRESS [--flags]`
+`python stand_in_service.py ADDRESS [--flags]`; SIGUSR1 makes it die.
 """
 
 from __future__ import annotations
@@ -23,6 +23,11 @@ def _log(text: str) -> None:
     sys.stderr.flush()
 
 
+def _die() -> None:
+    _log("the engine died")
+    os._exit(9)
+
+
 async def _serve(args: argparse.Namespace) -> None:
     health = HealthServicer()
     await health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -32,6 +37,7 @@ async def _serve(args: argparse.Namespace) -> None:
     await server.start()
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _die)
     _log('phase="loading the model"')
     if args.die_loading:
         _log("the weights are of the wrong shape")
@@ -39,11 +45,6 @@ async def _serve(args: argparse.Namespace) -> None:
     await asyncio.sleep(args.load_s)
     _log('phase="serving"')
     await health.set("", health_pb2.HealthCheckResponse.SERVING)
-    if args.die_once and not args.die_once.exists():
-        args.die_once.touch()
-        await asyncio.sleep(0.6)
-        _log("the engine died")
-        os._exit(9)
     await stop.wait()
     _log(f"draining with key {os.environ['MILLSTREAM_TICKET_KEY']}")
     await asyncio.sleep(args.slow_drain)
@@ -61,7 +62,6 @@ def main() -> None:
     parser.add_argument("address")
     parser.add_argument("--load-s", type=float, default=0.3)
     parser.add_argument("--die-loading", action="store_true")
-    parser.add_argument("--die-once", type=Path)
     parser.add_argument("--slow-drain", type=float, default=0.0)
     parser.add_argument("--spawn", type=Path)
     args = parser.parse_args()

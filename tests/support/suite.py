@@ -38,6 +38,7 @@ class ServiceProcess:
     port: int = field(default_factory=free_port)
     env: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
+    _terminating: bool = False
 
     @property
     def address(self) -> str:
@@ -49,6 +50,7 @@ class ServiceProcess:
         return self.process.pid
 
     def start(self) -> ServiceProcess:
+        self._terminating = False
         command = [sys.executable, "-m", self.module, "--listen", self.address]
         for name, value in self.flags.items():
             command += ["--" + name.replace("_", "-"), str(value)]
@@ -82,6 +84,13 @@ class ServiceProcess:
     async def until_serving(self, timeout_s: float = 120) -> None:
         await asyncio.to_thread(self.wait_serving, timeout_s)
 
+    def terminate(self) -> None:
+        """SIGTERM, once: a second one would cut the drain short."""
+        assert self.process is not None
+        self._terminating = True
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """Kill -9 the whole group, as the kernel's OOM killer or a lost node would."""
         if self.process is not None:
@@ -92,8 +101,8 @@ class ServiceProcess:
     def stop(self, timeout_s: float = 20) -> int:
         """SIGTERM, wait; answers the exit code."""
         assert self.process is not None
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+        if not self._terminating:
+            self.terminate()
         try:
             return self.process.wait(timeout_s)
         finally:
@@ -110,6 +119,13 @@ def running(*services: ServiceProcess) -> Iterator[None]:
             service.wait_serving()
         yield
     finally:
-        for service in reversed(services):
-            if service.process is not None:
-                service.stop()
+        stop_all(*services)
+
+
+def stop_all(*services: ServiceProcess, timeout_s: float = 30) -> None:
+    """SIGTERM to all at once, then wait for each."""
+    started = [service for service in services if service.process is not None]
+    for service in started:
+        service.terminate()
+    for service in started:
+        service.stop(timeout_s)

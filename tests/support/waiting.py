@@ -5,6 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+
+EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
+"""What reading from a call answers after its last message."""
 
 
 async def until(condition: Callable[[], bool | Awaitable[bool]], within_s: float = 10.0) -> None:

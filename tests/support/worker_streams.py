@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import grpc
 from google.protobuf.duration_pb2 import Duration
+
 from millstream.v1 import (
     decode_pb2,
     errors_pb2,
@@ -17,9 +17,9 @@ from millstream.v1 import (
     prefill_pb2,
     sampling_pb2,
 )
-
 from millstream_server.transfer.ticket import Ticket
 from millstream_server.worker_stream import convert
+from tests.support.waiting import EOF
 
 
 class SlotView:
@@ -67,6 +67,8 @@ class Stream:
         **knobs: Any,
     ) -> None:
         """Start a request in a fresh view of the slot; ``knobs`` are sampling's."""
+        if isinstance(ticket, Ticket):
+            ticket = convert.ticket_to_proto(ticket)
         timeout = None
         if timeout_s is not None:
             timeout = Duration()
@@ -80,7 +82,7 @@ class Stream:
                     token_ids=token_ids,
                     sampling=sampling or sampling_pb2.SamplingParams(**knobs),
                     logprobs=logprobs,
-                    ticket=convert.ticket_to_proto(ticket) if isinstance(ticket, Ticket) else ticket,
+                    ticket=ticket,
                     timeout=timeout,
                 )
             )
@@ -88,15 +90,13 @@ class Stream:
 
     async def cancel(self, slot: int) -> None:
         """Ask for a slot's end."""
-        await self.call.write(
-            self._request_type(cancel=generation_pb2.CancelGeneration(slot=slot))
-        )
+        await self.call.write(self._request_type(cancel=generation_pb2.CancelGeneration(slot=slot)))
 
     async def read(self) -> bool:
         """Take in one frame; False at the end of the stream."""
         async with asyncio.timeout(20):
             response = await self.call.read()
-        if response is grpc.aio.EOF:
+        if response is EOF:
             return False
         frame = response.frame
         assert frame.sequence == len(self.frames) + 1

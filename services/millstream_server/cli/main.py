@@ -128,6 +128,16 @@ def _add_up(commands: _Commands) -> None:
             f"--{role}", type=int, default=1, metavar="N", help=f"{role} workers (default: 1)"
         )
     parser.add_argument(
+        "--policy",
+        choices=[policy.value for policy in PolicyName],
+        default=PolicyName.LEAST_LOADED.value,
+        help="which worker gets a request (default: %(default)s)",
+    )
+    _add_places(parser)
+
+
+def _add_places(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
         "--host",
         default="127.0.0.1",
         help="address the Processor listens on (default: %(default)s)",
@@ -144,12 +154,6 @@ def _add_up(commands: _Commands) -> None:
         default=Path(".millstream/logs"),
         metavar="DIR",
         help="where each service's log goes (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--policy",
-        choices=[policy.value for policy in PolicyName],
-        default=PolicyName.LEAST_LOADED.value,
-        help="which worker gets a request (default: %(default)s)",
     )
 
 

@@ -15,7 +15,6 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -181,19 +180,23 @@ def _explain_start(console: Console, child: Child) -> None:
 
 
 def _print_ready(console: Console, plan: Plan, suite: Suite, took_s: float) -> None:
-    table = Table("service", "address", "pid", "engine", "model", "log", box=box.SIMPLE_HEAD)
+    # Without lines, so that the default suite's table fits into 80 columns.
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in ("service", "address", "pid", "engine, model"):
+        table.add_column(title, no_wrap=True)
+    table.add_column("log", overflow="fold")
     for child in suite.children:
-        worker = child.service is not plan.processor
+        engine = "" if child.service is plan.processor else f"{plan.options.engine.value}, "
         table.add_row(
             child.service.name,
             child.service.address,
             str(child.pid),
-            plan.options.engine.value if worker else "",
-            plan.options.model_name,
+            f"{engine}{plan.options.model_name}",
             str(child.log),
         )
+    console.print()
     console.print(table)
-    console.print(f"Ready after {took_s:.1f} s. In another terminal:\n", markup=False)
+    console.print(f"\nReady after {took_s:.1f} s. In another terminal:\n", markup=False)
     console.print(
         "\n".join(f"  {line}" for line in _examples(plan.processor.client_address)),
         markup=False,

@@ -9,6 +9,7 @@ import importlib
 import logging
 import multiprocessing
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream_server.engines import sglang_cpu
+from millstream_server.engines.base import Role
 from millstream_server.engines.sglang_config import (
     SglangEngineConfig,
     engine_arguments,
@@ -101,6 +103,8 @@ class EngineThread:
 
 def _build(config: SglangEngineConfig, ended: threading.Event) -> BuiltEngine:
     os.environ.update(engine_environment(config))
+    if config.role is Role.PREFILL:
+        _check_free(config.bootstrap_host, config.bootstrap_port)
     on_cpu = config.resolved_device() == "cpu"
     if on_cpu:
         sglang_cpu.activate()
@@ -116,6 +120,18 @@ def _build(config: SglangEngineConfig, ended: threading.Event) -> BuiltEngine:
     with _replaced(engine_module, "configure_logger", _keep_our_logging):
         engine = engine_module.Engine(**arguments)
     return _describe(engine)
+
+
+def _check_free(host: str, port: int) -> None:
+    """Refuse a taken port: SGLang only logs that, and then registers with whoever has it."""
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            message = f"bootstrap_port: {port} cannot be bound on {host}: {error.strerror}."
+            raise EngineFailedError(message) from error
 
 
 def _import_engine_module() -> Any:
@@ -183,6 +199,9 @@ def _shut_down(engine: Any) -> None:
     module = importlib.import_module("sglang.srt.entrypoints.engine")
     with _replaced(module, "kill_process_tree", lambda *_args, **_kwargs: kill_children()):
         engine.shutdown()
+    bootstrap_server = getattr(manager, "bootstrap_server", None)
+    if bootstrap_server is not None:
+        bootstrap_server.close()
     for context in contexts:
         context.destroy(linger=0)
     for path in _left_behind(engine):

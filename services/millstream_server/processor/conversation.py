@@ -36,13 +36,10 @@ class Turn:
         ``field`` counts messages from the conversation's first; ``context`` of them came in earlier
         turns.
         """
-        if self.kind == "start" or not field.startswith("messages"):
-            return f"{self.kind}.{field}"
-        if self.kind == "user_turn":
+        if self.kind == "user_turn" and field.startswith("messages"):
             return "user_turn.content"
-        return _INDEX.sub(
-            lambda match: f"tool_results.messages[{max(0, int(match[1]) - context)}]", field
-        )
+        own = _INDEX.sub(lambda match: f"messages[{int(match[1]) - context}]", field)
+        return f"{self.kind}.{own}"
 
 
 class Inbox:

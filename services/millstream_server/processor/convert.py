@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,6 +13,7 @@ from millstream.v1 import chat_pb2, processor_pb2, usage_pb2, worker_pb2
 from millstream_server.engines.base import EngineInfo, Role, TokenLogprob
 from millstream_server.processor.generation import Delta, Generation, GenerationSpec
 from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
+from millstream_server.processor.text.model_files import GenerationDefaults
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.worker_stream import convert
 from millstream_server.worker_stream.start import TraceContext
@@ -58,9 +60,6 @@ def spec_from_proto(
     trace: TraceContext,
 ) -> GenerationSpec:
     """Read a request's options; unset knobs take the model's own defaults."""
-    defaults = {
-        name: value for name, value in asdict(text.generation_defaults).items() if value is not None
-    }
     return GenerationSpec(
         request_id=request_id or new_request_id(),
         model=model,
@@ -68,7 +67,7 @@ def spec_from_proto(
         sampling=convert.sampling_from_proto(
             options.sampling,
             unset_max_new_tokens=max(1, engine.context_length - len(token_ids)),
-            **defaults,
+            **_given(text.generation_defaults),
         ),
         stops=tuple(options.stop),
         n=options.n if options.HasField("n") else 1,
@@ -79,6 +78,11 @@ def spec_from_proto(
         timeout_s=timeout_s,
         trace=trace,
     )
+
+
+@functools.cache
+def _given(defaults: GenerationDefaults) -> dict[str, float]:
+    return {name: value for name, value in asdict(defaults).items() if value is not None}
 
 
 def new_request_id() -> str:

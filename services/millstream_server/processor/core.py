@@ -118,22 +118,18 @@ class ProcessorCore:
         text: TextModel,
         messages: Sequence[ChatMessage],
         tools: Sequence[Tool],
-        place: Callable[[str], str],
     ) -> tuple[str, list[int]]:
         """Check a conversation, render the model's template, tokenize: prompt text and ids.
 
         Raises:
-            InvalidRequestError: ``place`` made its field paths from `messages[2].role` etc.
+            InvalidRequestError: paths are relative to what holds `messages` and `tools`.
         """
 
         def work() -> tuple[str, list[int]]:
             violations = check_messages(messages, tools)
             if violations:
-                raise placed(invalid(violations), place)
-            try:
-                prompt = text.chat_template.render(messages, tools)
-            except InvalidRequestError as error:
-                raise placed(error, place) from error
+                raise invalid(violations)
+            prompt = text.chat_template.render(messages, tools)
             return prompt, text.encode(prompt, add_special_tokens=False)
 
         return await self.off_loop(work)

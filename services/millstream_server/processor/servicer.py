@@ -87,12 +87,14 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         _, text = self._core.text_model(request.model)
         kind = request.WhichOneof("input")
         if kind == "conversation":
-            prompt, ids = await self._core.render_chat(
-                text,
-                [convert.message_from_proto(m) for m in request.conversation.messages],
-                [convert.tool_from_proto(t) for t in request.conversation.tools],
-                lambda field: f"conversation.{field}",
-            )
+            try:
+                prompt, ids = await self._core.render_chat(
+                    text,
+                    [convert.message_from_proto(m) for m in request.conversation.messages],
+                    [convert.tool_from_proto(t) for t in request.conversation.tools],
+                )
+            except InvalidRequestError as error:
+                raise placed(error, lambda field: f"conversation.{field}") from error
             return processor_pb2.TokenizeResponse(token_ids=ids, rendered_prompt=prompt)
         if kind != "text":
             raise InvalidRequestError.of("input", "set one of text, conversation")
@@ -150,22 +152,11 @@ class _Chat:
 
     async def run(self, turn: Turn, inbox: Inbox) -> AsyncIterator[processor_pb2.ChatResponse]:
         """Answer one turn; its messages and the answer go into the context."""
-        served = self._core.served(self._start.model)
         context = len(self._messages)
-        self._turns += 1
-        self._messages += turn.messages
-        self._options = turn.options or self._options
-
-        def place(field: str) -> str:
-            return turn.place(field, context)
-
-        _, token_ids = await self._core.render_chat(served.text, self._messages, self._tools, place)
-        request_id = self._start.request_id
-        spec = _spec(self._options, request_id, served, token_ids, self._context)
         try:
-            self._core.check(spec, served.engine, "messages")
+            served, spec = await self._prepare(turn)
         except InvalidRequestError as error:
-            raise placed(error, place) from error
+            raise placed(error, lambda field: turn.place(field, context)) from error
         generation, self._route = self._core.start(spec, served.text, self._route)
         inbox.running(generation)
         try:
@@ -182,6 +173,17 @@ class _Chat:
             inbox.ended()
             generation.close()
         self._messages.append(ChatMessage(ChatRole.ASSISTANT, generation.first_text()))
+
+    async def _prepare(self, turn: Turn) -> tuple[ServedModel, GenerationSpec]:
+        """Add a turn to the conversation; answer the checked request that it makes."""
+        served = self._core.served(self._start.model)
+        self._turns += 1
+        self._messages += turn.messages
+        self._options = turn.options or self._options
+        _, token_ids = await self._core.render_chat(served.text, self._messages, self._tools)
+        spec = _spec(self._options, self._start.request_id, served, token_ids, self._context)
+        self._core.check(spec, served.engine, "messages")
+        return served, spec
 
 
 def _spec(

@@ -51,6 +51,9 @@ _KNOBS = (
 )
 
 
+_NEUTRAL = {knob: getattr(Sampling(max_new_tokens=1), knob) for knob in _KNOBS}
+
+
 def finish_reason_to_proto(reason: FinishReason) -> generation_pb2.FinishReason.ValueType:
     """Map a finish reason to the contract's enum."""
     return _FINISH_TO_PROTO[reason]
@@ -81,7 +84,6 @@ def sampling_from_proto(
 
 def sampling_to_proto(sampling: Sampling) -> sampling_pb2.SamplingParams:
     """Write every knob that isn't neutral."""
-    neutral = Sampling(max_new_tokens=1)
     message = sampling_pb2.SamplingParams(
         max_new_tokens=sampling.max_new_tokens,
         stop_token_ids=sampling.stop_token_ids,
@@ -89,7 +91,7 @@ def sampling_to_proto(sampling: Sampling) -> sampling_pb2.SamplingParams:
         **{
             knob: getattr(sampling, knob)
             for knob in _KNOBS
-            if getattr(sampling, knob) != getattr(neutral, knob)
+            if getattr(sampling, knob) != _NEUTRAL[knob]
         },
     )
     if sampling.constraint:

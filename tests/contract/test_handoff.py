@@ -1,0 +1,276 @@
+"""Prefill here, decode there: one ticket, two legs, one answer, and no leg outlives the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import grpc
+import pytest
+
+from millstream.v1 import generation_pb2, processor_pb2, sampling_pb2, worker_pb2
+from millstream_server.engines.base import Role
+from millstream_server.engines.simulated import SimulatedConfig
+from millstream_server.processor.text.tokenizer import TextModel
+from tests.support.chats import CANCEL, Conversation, chat, options, start, user_turn
+from tests.support.failures import refusal
+from tests.support.in_process import (
+    ALPHABET,
+    KEY,
+    MODEL,
+    InProcessProcessor,
+    InProcessWorker,
+    processor,
+    suite,
+    worker,
+)
+from tests.support.worker_streams import decode_stream, prefill_stream
+
+CANCELLED = generation_pb2.FINISH_REASON_CANCELLED
+LENGTH = generation_pb2.FINISH_REASON_LENGTH
+PREFILL = replace(ALPHABET, role=Role.PREFILL)
+DECODE = replace(ALPHABET, role=Role.DECODE, step_s=0.002)
+SLOW_PREFILL = replace(PREFILL, prefill_s_per_token=60.0)
+
+
+@dataclass
+class Pair:
+    """A Processor over one prefill and one decode worker."""
+
+    front: InProcessProcessor
+    prefill: InProcessWorker
+    decode: InProcessWorker
+
+    async def until_idle(self) -> None:
+        await self.prefill.until_idle()
+        await self.decode.until_idle()
+
+
+@contextlib.asynccontextmanager
+async def pair(
+    text_model: TextModel,
+    prefill: SimulatedConfig = PREFILL,
+    decode: SimulatedConfig = DECODE,
+) -> AsyncIterator[Pair]:
+    async with (
+        worker(prefill) as first,
+        worker(decode) as second,
+        processor({MODEL: text_model}, [first.address, second.address]) as front,
+    ):
+        yield Pair(front, first, second)
+
+
+# ---- the two legs by hand
+
+
+@pytest.mark.parametrize("decode_first", [False, True])
+async def test_the_legs_meet_in_either_order(decode_first: bool) -> None:  # noqa: FBT001
+    async with worker(PREFILL) as first, worker(DECODE) as second:
+        info = (await first.about.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest())).info
+        ticket = KEY.mint(info.bootstrap_host, info.bootstrap_port)
+        up, down = prefill_stream(first.prefill), decode_stream(second.decode)
+        if decode_first:
+            await down.start(0, [7, 8], ticket=ticket, max_new_tokens=3)
+            await second.until_running(1)
+        await up.start(5, [7, 8], ticket=ticket, max_new_tokens=3)
+        if not decode_first:
+            await first.until_running(1)
+            await down.start(0, [7, 8], ticket=ticket, max_new_tokens=3)
+        (prefilled,), (decoded,) = await up.ended(5), await down.ended(0)
+        assert decoded.token_ids == [9, 10, 11]
+        assert decoded.finish is not None
+        assert decoded.finish.usage.completion_tokens == 3
+        assert prefilled.token_ids == []
+        assert prefilled.finish is not None
+        assert prefilled.finish.reason == LENGTH
+        assert prefilled.finish.usage.prompt_tokens == 2
+        await first.until_idle()
+        await second.until_idle()
+
+
+async def test_a_cancelled_prefill_leg_fails_a_decode_leg_that_waits_for_it() -> None:
+    async with worker(PREFILL) as first, worker(replace(DECODE, transfer_timeout_s=0.3)) as second:
+        info = (await first.about.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest())).info
+        ticket = KEY.mint(info.bootstrap_host, info.bootstrap_port)
+        up, down = prefill_stream(first.prefill), decode_stream(second.decode)
+        await up.start(0, [7, 8], ticket=ticket)
+        await first.until_running(1)
+        await up.cancel(0)
+        await up.ended(0)
+        await down.start(0, [7, 8], ticket=ticket)
+        (decoded,) = await down.ended(0)
+        assert decoded.reason == "KV_TRANSFER_FAILED"
+        await second.until_idle()
+
+
+async def test_a_leg_left_alone_ends_in_time() -> None:
+    async with worker(replace(PREFILL, transfer_timeout_s=0.2)) as first:
+        info = (await first.about.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest())).info
+        up = prefill_stream(first.prefill)
+        await up.start(0, [7], ticket=KEY.mint(info.bootstrap_host, info.bootstrap_port))
+        (alone,) = await up.ended(0)
+        assert alone.error is not None
+        assert alone.error.code == grpc.StatusCode.UNAVAILABLE.value[0]
+        assert alone.reason == "KV_TRANSFER_FAILED"
+        assert alone.error.retryable
+        await first.until_idle()
+
+
+async def test_legs_with_different_prompts_are_found_out() -> None:
+    async with worker(PREFILL) as first, worker(DECODE) as second:
+        info = (await first.about.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest())).info
+        ticket = KEY.mint(info.bootstrap_host, info.bootstrap_port)
+        up, down = prefill_stream(first.prefill), decode_stream(second.decode)
+        await up.start(0, [7, 8], ticket=ticket)
+        await down.start(0, [7, 9], ticket=ticket)
+        (decoded,) = await down.ended(0)
+        assert decoded.reason == "KV_TRANSFER_FAILED"
+
+
+# ---- through a Processor
+
+
+async def test_answers_are_those_of_an_aggregated_worker(text_model: TextModel) -> None:
+    opts = options(
+        30,
+        stop=["KLM"],
+        n=2,
+        return_token_ids=True,
+        logprobs=sampling_pb2.LogprobOptions(top=1, prompt=False),
+    )
+    async with suite(text_model) as (front, _):
+        expected = await chat(front.stub, "hi", opts=opts)
+    async with pair(text_model) as both:
+        answer = await chat(both.front.stub, "hi", opts=opts)
+        assert answer.choices == expected.choices
+        assert answer.usage == expected.usage
+        await both.until_idle()
+        models = await both.front.stub.ListModels(processor_pb2.ListModelsRequest())
+        assert {workers.role for workers in models.models[0].workers} == {
+            worker_pb2.WORKER_ROLE_PREFILL,
+            worker_pb2.WORKER_ROLE_DECODE,
+        }
+
+
+async def test_many_at_once(text_model: TextModel) -> None:
+    async with pair(text_model) as both:
+        answers = await asyncio.gather(
+            *(chat(both.front.stub, f"hi {i}", opts=options(20)) for i in range(50))
+        )
+        assert {answer.text for answer in answers} == {"ABCDEFGHIJKLMNOPQRST"}
+        await both.until_idle()
+
+
+async def test_several_turns(text_model: TextModel) -> None:
+    async with pair(text_model) as both:
+        conversation = Conversation(both.front.stub)
+        await conversation.say(start("hi", opts=options(3)), user_turn("and"), user_turn("on"))
+        assert [answer.text for answer in await conversation.end()] == ["ABC"] * 3
+        await both.until_idle()
+
+
+async def test_both_legs_start_at_once(text_model: TextModel) -> None:
+    async with pair(text_model, prefill=SLOW_PREFILL) as both:
+        conversation = Conversation(both.front.stub)
+        await conversation.say(start("hi", opts=options(3)))
+        await both.prefill.until_running(1)
+        await both.decode.until_running(1)
+        conversation.call.cancel()
+        await both.until_idle()
+
+
+@pytest.mark.parametrize("way", ["message", "rpc", "deadline"])
+async def test_ending_during_prefill_frees_both(text_model: TextModel, way: str) -> None:
+    async with pair(text_model, prefill=SLOW_PREFILL) as both:
+        timeout = {"timeout": 0.5} if way == "deadline" else {}
+        conversation = Conversation(both.front.stub, **timeout)
+        await conversation.say(start("hi", opts=options(3)))
+        await both.prefill.until_running(1)
+        await both.decode.until_running(1)
+        if way == "message":
+            await conversation.say(CANCEL)
+            answer = await conversation.answer()
+            assert answer.finish_reason == CANCELLED
+            assert answer.usage.completion_tokens == 0
+        elif way == "rpc":
+            conversation.call.cancel()
+        else:
+            failed = await refusal(conversation.call)
+            assert failed.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        await both.until_idle()
+
+
+async def test_ending_while_prefill_waits_for_decode_frees_both(text_model: TextModel) -> None:
+    async with pair(text_model, decode=replace(DECODE, max_running_requests=1)) as both:
+        first, second = Conversation(both.front.stub), Conversation(both.front.stub)
+        await first.say(start("hi", opts=options(400)))
+        await first.read()
+        await second.say(start("hi", opts=options(400)))
+        await both.prefill.until_running(1)  # its cache is ready; decode has no room for it
+        await second.say(CANCEL)
+        answer = await second.answer()
+        assert answer.finish_reason == CANCELLED
+        await both.prefill.until_idle()
+        await first.say(CANCEL)
+        await first.answer()
+        await both.until_idle()
+
+
+@pytest.mark.parametrize("way", ["message", "rpc"])
+async def test_ending_during_decode_frees_both(text_model: TextModel, way: str) -> None:
+    async with pair(text_model) as both:
+        conversation = Conversation(both.front.stub)
+        await conversation.say(start("hi", opts=options(400)))
+        await conversation.read()
+        if way == "message":
+            await conversation.say(CANCEL)
+            answer = await conversation.answer()
+            assert answer.finish_reason == CANCELLED
+            assert 0 < answer.usage.completion_tokens < 400
+        else:
+            conversation.call.cancel()
+        await both.until_idle()
+
+
+async def test_a_failed_prefill_leg_ends_the_request_and_aborts_decode(
+    text_model: TextModel,
+) -> None:
+    async with pair(text_model, prefill=SLOW_PREFILL) as both:
+        conversation = Conversation(both.front.stub)
+        await conversation.say(start("hi", opts=options(3)))
+        await both.prefill.until_running(1)
+        await both.decode.until_running(1)
+        await both.prefill.engine.close()
+        failed = await refusal(conversation.call)
+        assert failed.code is grpc.StatusCode.UNAVAILABLE
+        assert failed.reason in ("ENGINE_FAILED", "KV_TRANSFER_FAILED")  # whichever came first
+        assert failed.retryable
+        await both.decode.until_idle()
+
+
+async def test_a_failed_decode_leg_ends_the_request_and_aborts_prefill(
+    text_model: TextModel,
+) -> None:
+    async with pair(text_model, SLOW_PREFILL, replace(DECODE, transfer_timeout_s=0.2)) as both:
+        conversation = Conversation(both.front.stub)
+        await conversation.say(start("hi", opts=options(3)))
+        failed = await refusal(conversation.call)
+        assert failed.code is grpc.StatusCode.UNAVAILABLE
+        assert failed.reason == "KV_TRANSFER_FAILED"
+        assert failed.retryable
+        await both.until_idle()
+
+
+async def test_a_draining_prefill_worker_refuses_and_decode_is_let_go(
+    text_model: TextModel,
+) -> None:
+    async with pair(text_model) as both:
+        await both.prefill.core.drain(5)
+        conversation = Conversation(both.front.stub)
+        await conversation.say(start("hi", opts=options(3)))
+        failed = await refusal(conversation.call)
+        assert failed.code is grpc.StatusCode.UNAVAILABLE
+        assert failed.reason == "WORKER_DRAINING"
+        await both.until_idle()

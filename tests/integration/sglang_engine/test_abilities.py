@@ -1,0 +1,126 @@
+"""What the engine settings `deterministic` and `engine_tokenizer` turn on."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from millstream_server.engines.base import (
+    Constraint,
+    ConstraintKind,
+    FinishReason,
+)
+from millstream_server.runtime.errors import (
+    InvalidRequestError,
+)
+from tests.support.engine_process import EngineProcess
+from tests.support.sglang_requests import (
+    aborted,
+    answer,
+    dies,
+    generation,
+    prompt,
+    released,
+    result,
+)
+
+pytestmark = [
+    pytest.mark.sglang,
+    pytest.mark.asyncio(loop_scope="session"),
+    # An engine takes 10 s to start on a quiet machine and over a minute on a busy one.
+    pytest.mark.timeout(420),
+]
+
+
+@pytest_asyncio.fixture(scope="class", loop_scope="session")
+async def able(
+    model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[EngineProcess]:
+    """An engine with every ability."""
+    engine = await EngineProcess.launch(
+        tmp_path_factory.mktemp("able") / "log",
+        model_path=str(model),
+        deterministic=True,
+        engine_tokenizer=True,
+    )
+    await engine.ready()
+    yield engine
+    await engine.close()
+
+
+class TestAble:
+    """Aggregated, deterministic, with a tokenizer."""
+
+    async def test_a_seed_repeats_and_matters(self, able: EngineProcess) -> None:
+        async def draw(seed: int) -> list[int]:
+            request = generation(prompt(20), temperature=1.0, seed=seed)
+            return (await answer(able, request)).token_ids
+
+        assert await draw(1) == await draw(1) != await draw(2)
+
+    async def test_min_new_tokens_holds_stop_tokens_back(self, able: EngineProcess) -> None:
+        free = (await answer(able, generation(prompt(20)))).token_ids
+        stop = free[2]
+        request = generation(prompt(20), stop_token_ids=(stop,), min_new_tokens=6)
+        assert stop not in (await answer(able, request)).token_ids[:6]
+
+    @pytest.mark.parametrize(
+        ("kind", "source", "answers"),
+        [
+            (ConstraintKind.EBNF, 'root ::= "yes" | "no"', {"yes", "no"}),
+            (ConstraintKind.REGEX, "a{3}b", {"aaab"}),
+            (ConstraintKind.JSON_SCHEMA, '{"enum": [1, 2]}', {"1", "2"}),
+        ],
+    )
+    async def test_constraints(
+        self,
+        able: EngineProcess,
+        model: Path,
+        kind: ConstraintKind,
+        source: str,
+        answers: set[str],
+    ) -> None:
+        from tokenizers import Tokenizer  # noqa: PLC0415 - only here
+
+        request = generation(prompt(20), 20, constraint=Constraint(kind, source))
+        sink = able.submit(request)
+        assert (await result(sink)).reason is FinishReason.STOP
+        text = Tokenizer.from_file(str(model / "tokenizer.json")).decode(sink.token_ids)
+        assert text.strip() in answers
+
+    @pytest.mark.parametrize(
+        ("kind", "source"),
+        [
+            (ConstraintKind.EBNF, "root := "),
+            (ConstraintKind.REGEX, "[0-9"),
+            (ConstraintKind.JSON_SCHEMA, "{not json"),
+        ],
+    )
+    async def test_a_bad_grammar_fails_its_own_request_without_a_token(
+        self, able: EngineProcess, kind: ConstraintKind, source: str
+    ) -> None:
+        sink = able.submit(generation(prompt(20), constraint=Constraint(kind, source)))
+        with pytest.raises(InvalidRequestError) as caught:
+            await result(sink)
+        assert caught.value.violations[0].field == "sampling.constraint"
+        assert sink.token_ids == []
+        await released(able)
+
+    async def test_abort_while_a_grammar_is_compiled(self, able: EngineProcess) -> None:
+        grammar = Constraint(ConstraintKind.REGEX, "([0-9]{3,9}[a-z]{2,8}){90}")
+        request = generation(prompt(20), 400, constraint=grammar)
+        sink = able.submit(request)
+        await asyncio.sleep(0.005)
+        await aborted(able, request, sink)
+        assert sink.token_ids == []
+
+    async def test_the_detokenizers_death_is_noticed(self, able: EngineProcess) -> None:
+        # The last test of its class: the engine does not come back.
+        _scheduler, detokenizer = (await able.inspect())["pids"]
+        await dies(able, lambda: os.kill(detokenizer, signal.SIGKILL))

@@ -1,0 +1,216 @@
+"""Workers that die, come back or leave in good order, each a real process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from millstream.v1 import (
+    generation_pb2,
+    processor_pb2,
+    processor_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+from tests.conftest import ALPHABET_TEMPLATE
+from tests.support.chats import Answer, Conversation, chat, options, start
+from tests.support.failures import Failure, failure
+from tests.support.suite import ServiceProcess, free_port, running
+from tests.support.tokenizers_made import byte_level_model
+from tests.support.waiting import until
+
+CHATS = 40
+TOKENS = 300
+LENGTH = generation_pb2.FINISH_REASON_LENGTH
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return byte_level_model(
+        tmp_path_factory.mktemp("model"), tokenizer_config={"chat_template": ALPHABET_TEMPLATE}
+    )
+
+
+def _worker(log: Path, module: str = "decode", **flags: object) -> ServiceProcess:
+    simulated = {
+        "engine": "simulated",
+        "model_name": "tiny",
+        "context_length": 512,
+        "simulated_vocab_size": 440,
+        "simulated_step_s": 0.01,
+        "log_level": "warning",
+    }
+    return ServiceProcess(f"millstream_server.{module}", {**simulated, **flags}, log)
+
+
+def _processor(log: Path, model: Path, *workers: ServiceProcess) -> ServiceProcess:
+    addresses = ",".join(worker.address for worker in workers)
+    flags = {"models": f"tiny={model}", "workers": addresses, "log_level": "warning"}
+    return ServiceProcess("millstream_server.processor", flags, log)
+
+
+@contextlib.asynccontextmanager
+async def _client(processor: ServiceProcess) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(processor.address) as channel:
+        yield processor_pb2_grpc.ProcessorServiceStub(channel)
+
+
+async def _connected(stub: Any, count: int) -> None:
+    async def connected() -> bool:
+        (listed,) = (await stub.ListModels(processor_pb2.ListModelsRequest())).models
+        return sum(workers.connected for workers in listed.workers) == count
+
+    await until(connected, 20)
+
+
+async def _running(worker: ServiceProcess) -> int:
+    async with grpc.aio.insecure_channel(worker.address) as channel:
+        stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
+        watch = stub.WatchLoad(worker_pb2.WatchLoadRequest())
+        load = (await watch.read()).load
+        watch.cancel()
+        return int(load.running_requests)
+
+
+async def _outcome(conversation: Conversation) -> tuple[Answer | Failure, float]:
+    """Read a chat to its end; say how it ended and when."""
+    try:
+        (answer,) = await conversation.end()
+    except grpc.aio.AioRpcError as error:
+        return failure(error), time.monotonic()
+    else:
+        return answer, time.monotonic()
+
+
+async def _start_chats(stub: Any, count: int) -> list[Conversation]:
+    conversations = [Conversation(stub) for _ in range(count)]
+    for conversation in conversations:
+        await conversation.say(start("hi", opts=options(TOKENS)))
+    for conversation in conversations:
+        await conversation.read()
+    return conversations
+
+
+async def test_a_killed_worker_ends_its_own_requests_and_is_taken_back(
+    tmp_path: Path, model: Path
+) -> None:
+    log = tmp_path / "log"
+    lost, kept = _worker(log), _worker(log)
+    processor = _processor(log, model, lost, kept)
+    with running(lost, kept, processor):
+        async with _client(processor) as stub:
+            await _connected(stub, 2)
+            conversations = await _start_chats(stub, CHATS)
+            assert await _running(lost) == await _running(kept) == CHATS // 2
+            ends = [asyncio.ensure_future(_outcome(c)) for c in conversations]
+            lost.kill()
+            killed = time.monotonic()
+            await _connected(stub, 1)
+            assert (await chat(stub, "hi", opts=options(3))).text == "ABC"
+
+            outcomes = await asyncio.gather(*ends)
+            failures = [(o, at) for o, at in outcomes if isinstance(o, Failure)]
+            answers = [o for o, _ in outcomes if isinstance(o, Answer)]
+            assert len(failures) == len(answers) == CHATS // 2
+            for failed, at in failures:
+                assert failed.code is grpc.StatusCode.UNAVAILABLE
+                assert failed.reason == "WORKER_LOST"
+                assert failed.retryable
+                assert failed.retry_delay_s is not None
+                assert at - killed < 2
+            for answer in answers:
+                assert answer.finish_reason == LENGTH
+                assert answer.usage.completion_tokens == TOKENS
+
+            lost.start()
+            await _connected(stub, 2)
+            again = await _start_chats(stub, 10)
+            assert await _running(lost) == 5
+            for conversation in again:
+                conversation.call.cancel()
+
+
+async def test_a_killed_prefill_worker_ends_requests_whose_transfer_it_owed(
+    tmp_path: Path, model: Path
+) -> None:
+    log = tmp_path / "log"
+    prefill = _worker(
+        log, "prefill", bootstrap_port=free_port(), simulated_prefill_s_per_token=60.0
+    )
+    decode = _worker(log, mode="disaggregated")
+    processor = _processor(log, model, prefill, decode)
+    with running(prefill, decode, processor):
+        async with _client(processor) as stub:
+            await _connected(stub, 2)
+            conversations = [Conversation(stub) for _ in range(10)]
+            for conversation in conversations:
+                await conversation.say(start("hi", opts=options(TOKENS)))
+            for worker in (prefill, decode):
+                await _until_running(worker, 10)
+            ends = [asyncio.ensure_future(_outcome(c)) for c in conversations]
+            prefill.kill()
+            killed = time.monotonic()
+            for failed, at in await asyncio.gather(*ends):
+                assert isinstance(failed, Failure)
+                assert failed.code is grpc.StatusCode.UNAVAILABLE
+                assert failed.reason in ("WORKER_LOST", "KV_TRANSFER_FAILED")  # who sees it first
+                assert failed.retryable
+                assert at - killed < 2
+            await _until_running(decode, 0)
+
+            prefill.flags = {**prefill.flags, "simulated_prefill_s_per_token": 0}
+            prefill.start()
+            await _connected(stub, 2)
+            assert (await chat(stub, "hi", opts=options(3))).text == "ABC"
+
+
+async def _until_running(worker: ServiceProcess, count: int) -> None:
+    async def reached() -> bool:
+        return await _running(worker) == count
+
+    await until(reached)
+
+
+@pytest.mark.parametrize("which", ["worker", "processor"])
+async def test_sigterm_finishes_what_runs_and_refuses_the_rest(
+    tmp_path: Path, model: Path, which: str
+) -> None:
+    log = tmp_path / "log"
+    worker = _worker(log)
+    processor = _processor(log, model, worker)
+    leaving = worker if which == "worker" else processor
+    with running(worker, processor):
+        async with _client(processor) as stub:
+            await _connected(stub, 1)
+            conversations = await _start_chats(stub, 5)
+            waiting = Conversation(stub)
+            await waiting.say(start("hi", opts=options(1)))
+            await waiting.answer()
+            assert leaving.process is not None
+            leaving.process.send_signal(signal.SIGTERM)
+
+            async def refused() -> bool:
+                conversation = Conversation(stub)
+                await conversation.say(start("hi", opts=options(1)))
+                outcome, _ = await _outcome(conversation)
+                if isinstance(outcome, Answer):
+                    return False
+                assert outcome.code is grpc.StatusCode.UNAVAILABLE
+                assert outcome.retryable
+                assert outcome.reason == ("WORKER_DRAINING" if which == "worker" else "UNAVAILABLE")
+                return True
+
+            await until(refused)
+            for conversation in conversations:
+                outcome, _ = await _outcome(conversation)
+                assert isinstance(outcome, Answer)
+                assert outcome.usage.completion_tokens == TOKENS
+            assert await asyncio.to_thread(leaving.process.wait, 5) == 0
