@@ -46,7 +46,7 @@ async def test_kill_nine(suite: Suite) -> None:
         killed = time.monotonic()
         for call in calls:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                async for _ in call:
+                while await call.read() is not grpc.aio.EOF:
                     pass
             lost = failure(caught.value)
             assert lost.code is grpc.StatusCode.UNAVAILABLE

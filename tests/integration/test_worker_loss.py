@@ -66,7 +66,7 @@ async def _client(processor: ServiceProcess) -> AsyncIterator[Any]:
 async def _connected(stub: Any, count: int) -> None:
     async def connected() -> bool:
         (listed,) = (await stub.ListModels(processor_pb2.ListModelsRequest())).models
-        return sum(workers.connected for workers in listed.workers) == count
+        return bool(sum(workers.connected for workers in listed.workers) == count)
 
     await until(connected, 20)
 

@@ -1,0 +1,113 @@
+"""The failure tree: one class per reason of the contract, and both ways onto the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2
+
+from millstream.v1 import errors_pb2
+from millstream_server.runtime import errors
+from millstream_server.runtime.errors import FieldViolation, ServingError
+from millstream_server.runtime.status import to_status
+from millstream_server.worker_stream.convert import error_from_proto, error_to_proto
+
+
+def _classes(cls: type[ServingError] = ServingError) -> list[type[ServingError]]:
+    return [c for sub in cls.__subclasses__() for c in (sub, *_classes(sub))]
+
+
+CLASSES = _classes()
+CODES = {
+    "INVALID_REQUEST": grpc.StatusCode.INVALID_ARGUMENT,
+    "UNSUPPORTED_FEATURE": grpc.StatusCode.INVALID_ARGUMENT,
+    "MODEL_NOT_FOUND": grpc.StatusCode.NOT_FOUND,
+    "CANCELLED": grpc.StatusCode.CANCELLED,
+    "DEADLINE_EXCEEDED": grpc.StatusCode.DEADLINE_EXCEEDED,
+    "OVERLOADED": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
+    "NO_WORKER": grpc.StatusCode.UNAVAILABLE,
+    "WORKER_LOST": grpc.StatusCode.UNAVAILABLE,
+    "WORKER_DRAINING": grpc.StatusCode.UNAVAILABLE,
+    "ENGINE_FAILED": grpc.StatusCode.UNAVAILABLE,
+    "KV_TRANSFER_FAILED": grpc.StatusCode.UNAVAILABLE,
+    "INTERNAL": grpc.StatusCode.INTERNAL,
+}
+
+
+def test_every_reason_has_one_class_and_every_class_a_reason() -> None:
+    in_contract = {name.removeprefix("ERROR_REASON_") for name in errors_pb2.ErrorReason.keys()}
+    in_code = [cls.reason for cls in CLASSES]
+    assert len(in_code) == len(set(in_code))
+    assert set(in_code) == in_contract - {"UNSPECIFIED"}
+
+
+def test_codes_are_those_the_contract_states() -> None:
+    assert {cls.reason: cls.code for cls in CLASSES} == CODES
+
+
+def test_what_is_retryable() -> None:
+    retryable = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
+    assert all(cls.retryable == (cls.code in retryable) for cls in CLASSES)
+
+
+def test_the_drawing_names_every_class() -> None:
+    assert errors.__doc__ is not None
+    assert all(cls.__name__ in errors.__doc__ for cls in CLASSES)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("delay_s", [None, 0.0, 1.5])
+def test_a_failure_survives_the_worker_stream(
+    cls: type[ServingError], delay_s: float | None
+) -> None:
+    violations = (FieldViolation("a[1].b", "is bad"), FieldViolation("c", "too"))
+    sent = cls("a sentence", violations=violations, retry_delay_s=delay_s)
+    wire = error_to_proto(sent, "id7").SerializeToString()
+    message = errors_pb2.RequestError.FromString(wire)
+    assert message.code == cls.code.value[0]
+    assert message.retryable == cls.retryable
+    assert message.error_id == "id7"
+    received = error_from_proto(message)
+    assert type(received) is cls
+    assert received.message == str(received) == "a sentence"
+    assert received.violations == violations
+    assert received.retry_delay_s == delay_s
+
+
+@pytest.mark.parametrize(
+    ("retryable", "cls"), [(True, errors.UnavailableError), (False, errors.InternalError)]
+)
+def test_a_reason_from_a_newer_version_keeps_whether_to_retry(
+    retryable: bool,  # noqa: FBT001
+    cls: type[ServingError],
+) -> None:
+    reason: Any = 4711
+    message = errors_pb2.RequestError(code=14, reason=reason, message="m", retryable=retryable)
+    assert type(error_from_proto(message)) is cls
+
+
+def test_a_status_holds_what_applies_and_no_more() -> None:
+    status = to_status(errors.InvalidRequestError.of("a.b", "is bad"))
+    info, request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()
+    assert status.code == 3
+    assert status.message == "a.b: is bad"
+    assert len(status.details) == 2
+    assert status.details[0].Unpack(info)
+    assert status.details[1].Unpack(request)
+    assert (info.reason, info.domain) == ("INVALID_REQUEST", "millstream.io")
+    assert dict(info.metadata) == {"retryable": "false"}
+    assert [(v.field, v.description) for v in request.field_violations] == [("a.b", "is bad")]
+
+    status = to_status(errors.NoWorkerError("none", retry_delay_s=0.25))
+    retry = error_details_pb2.RetryInfo()
+    assert len(status.details) == 2
+    assert status.details[1].Unpack(retry)
+    assert retry.retry_delay.ToMilliseconds() == 250
+
+    status = to_status(errors.InternalError("ours"), "id7")
+    assert len(status.details) == 1
+    assert status.details[0].Unpack(info)
+    assert info.metadata["error_id"] == "id7"

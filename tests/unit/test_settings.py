@@ -1,0 +1,156 @@
+"""Settings: flags over environment over defaults, and a sentence for what doesn't parse."""
+
+from __future__ import annotations
+
+import enum
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from millstream_server.decode.settings import DecodeSettings
+from millstream_server.processor.settings import ProcessorSettings
+from millstream_server.runtime.settings import SettingsError, describe, load, setting
+from millstream_server.worker.settings import WorkerSettings
+
+
+class Speed(enum.Enum):
+    FAST = "fast"
+    SLOW = "slow"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    name: str = setting(help="who")
+    count: int = setting(3, help="how many, 50% more at night")
+    ratio: float = setting(0.5, help="how much")
+    loud: bool = setting(default=False, help="shout")
+    speed: Speed = setting(Speed.FAST, help="how fast")
+    colour: Literal["red", "blue"] = setting("red", help="which")
+    folder: Path | None = setting(None, help="where")
+    parts: tuple[str, ...] = setting((), help="of what")
+    key: str = setting("", help="the key", secret=True)
+
+
+def read(*argv: str, **env: str) -> Settings:
+    environment = {f"MILLSTREAM_{name.upper()}": value for name, value in env.items()}
+    return load(Settings, argv, environment, prog="p", description="d")
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *argv: str, **env: str) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        read(*argv, **env)
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
+def test_defaults() -> None:
+    assert read("--name", "x") == Settings(name="x")
+
+
+def test_every_kind_of_value() -> None:
+    settings = read(
+        *("--name", "x", "--count", "-7", "--ratio", "1e-3", "--loud", "Yes", "--speed", "slow"),
+        *("--folder", "/a/b", "--parts", "a, b,,c", "--colour", "blue"),
+    )
+    assert settings == Settings(
+        name="x",
+        count=-7,
+        ratio=0.001,
+        loud=True,
+        speed=Speed.SLOW,
+        colour="blue",
+        folder=Path("/a/b"),
+        parts=("a", "b", "c"),
+    )
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_default() -> None:
+    settings = read("--count", "1", name="env", count="2", ratio="0.25")
+    assert (settings.name, settings.count, settings.ratio) == ("env", 1, 0.25)
+
+
+def test_secrets_come_from_the_environment_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert read(name="x", key="abc").key == "abc"
+    assert "unrecognized arguments: --key" in complaint(capsys, "--key", "abc", name="x")
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--count", "many"], "--count: 'many' is not a whole number"),
+        (["--count", "1.5"], "--count: '1.5' is not a whole number"),
+        (["--ratio", "x"], "--ratio: 'x' is not a number"),
+        (["--loud", "maybe"], "--loud: 'maybe' is not true or false"),
+        (["--speed", "warp"], "--speed: 'warp' is not one of fast, slow"),
+        (["--colour", "green"], "--colour: 'green' is not one of red, blue"),
+        (["--nmae", "x"], "unrecognized arguments: --nmae x"),
+        (["--coun", "3"], "unrecognized arguments: --coun 3"),
+    ],
+)
+def test_what_does_not_parse_is_named(
+    capsys: pytest.CaptureFixture[str], flags: list[str], sentence: str
+) -> None:
+    assert sentence in complaint(capsys, "--name", "x", *flags)
+
+
+def test_the_environment_is_named_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = complaint(capsys, name="x", count="many")
+    assert "MILLSTREAM_COUNT: 'many' is not a whole number" in sentence
+
+
+def test_a_missing_setting_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    sentence = complaint(capsys)
+    assert "--name is required (or MILLSTREAM_NAME in the environment): who" in sentence
+
+
+def test_an_empty_optional_is_none() -> None:
+    assert read(name="x", folder="").folder is None
+
+
+def test_help_shows_defaults_and_survives_percent_signs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        read("--help")
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert "how many, 50% more at night (default: 3)" in text
+    assert "--key" not in text
+    assert "From the environment only: MILLSTREAM_KEY: the key" in text
+
+
+def test_print_config_masks_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        read("--print-config", "--parts", "a,b", name="x", key="abc", folder="/a")
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert "abc" not in text
+    assert json.loads(text) == {
+        "name": "x",
+        "count": 3,
+        "ratio": 0.5,
+        "loud": False,
+        "speed": "fast",
+        "colour": "red",
+        "folder": "/a",
+        "parts": ["a", "b"],
+        "key": "***",
+    }
+    assert describe(Settings(name="x"))["key"] == ""
+
+
+@pytest.mark.parametrize("cls", [DecodeSettings, WorkerSettings, ProcessorSettings])
+def test_the_services_settings_can_be_read(cls: type) -> None:
+    env = {"MILLSTREAM_MODELS": "m=/d", "MILLSTREAM_WORKERS": "a:1"}
+    settings = load(cls, [], env, prog="p", description="d")
+    assert json.dumps(describe(settings))
+
+
+@pytest.mark.parametrize("entry", ["tiny", "=dir", "tiny="])
+def test_a_model_without_a_directory_is_named(entry: str) -> None:
+    settings = ProcessorSettings(models=(entry,), workers=())
+    with pytest.raises(SettingsError, match=f"--models: '{entry}' is not NAME=DIR"):
+        settings.model_directories()
