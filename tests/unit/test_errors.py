@@ -38,7 +38,7 @@ CODES = {
 
 
 def test_every_reason_has_one_class_and_every_class_a_reason() -> None:
-    in_contract = {name.removeprefix("ERROR_REASON_") for name in errors_pb2.ErrorReason.keys()}
+    in_contract = {name.removeprefix("ERROR_REASON_") for name, _ in errors_pb2.ErrorReason.items()}
     in_code = [cls.reason for cls in CLASSES]
     assert len(in_code) == len(set(in_code))
     assert set(in_code) == in_contract - {"UNSPECIFIED"}

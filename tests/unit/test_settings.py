@@ -145,7 +145,7 @@ def test_print_config_masks_secrets(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("cls", [DecodeSettings, WorkerSettings, ProcessorSettings])
 def test_the_services_settings_can_be_read(cls: type) -> None:
     env = {"MILLSTREAM_MODELS": "m=/d", "MILLSTREAM_WORKERS": "a:1"}
-    settings = load(cls, [], env, prog="p", description="d")
+    settings: object = load(cls, [], env, prog="p", description="d")
     assert json.dumps(describe(settings))
 
 

@@ -115,6 +115,8 @@ class WorkerConnection:
                     await self._serve(channel)
                 except grpc.aio.AioRpcError as error:
                     logger.debug("worker=%s code=%s", self.address, error.code().name)
+                except Exception:  # one frame we can't read must not lose the worker for good
+                    logger.exception("worker=%s broke the stream's rules", self.address)
                 await asyncio.sleep(_RETRY_S)
 
     async def _serve(self, channel: grpc.aio.Channel) -> None:

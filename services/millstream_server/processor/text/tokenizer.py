@@ -22,6 +22,9 @@ from millstream_server.processor.text.model_files import (
 from millstream_server.processor.text.pieces import PieceTable, build_piece_table
 from millstream_server.processor.text.template import DEFAULT_MAX_PROMPT_CHARS, ChatTemplate
 
+_SHORT_CHARS = 1024
+"""Half a millisecond of work, the time a thread may hold the interpreter lock anyway."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TextModel:
@@ -76,6 +79,9 @@ class TextModel:
 
         Takes about 0.5 us per character: long texts belong into a thread.
         """
+        if len(text) < _SHORT_CHARS:
+            # Quicker than to give the interpreter lock away and win it back from a busy event loop.
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         # The library's `encode` keeps the interpreter lock to its end, its batch calls do not.
         batch = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return batch[0].ids

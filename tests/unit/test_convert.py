@@ -1,0 +1,193 @@
+"""Plain types to protobuf and back, on the worker stream: nothing is lost, unset isn't zero."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from millstream.v1 import generation_pb2, sampling_pb2
+from millstream_server.engines.base import (
+    Constraint,
+    ConstraintKind,
+    Finish,
+    FinishReason,
+    LogprobOptions,
+    Sampling,
+    TokenLogprob,
+)
+from millstream_server.transfer.ticket import Ticket
+from millstream_server.worker_stream import convert
+from millstream_server.worker_stream.start import GenerationStart, TraceContext
+
+# Floats that a 32-bit field holds exactly.
+SAMPLINGS = {
+    "neutral": Sampling(max_new_tokens=1),
+    "all": Sampling(
+        max_new_tokens=7,
+        temperature=0.5,
+        top_p=0.25,
+        top_k=3,
+        min_p=0.125,
+        frequency_penalty=-1.5,
+        presence_penalty=1.5,
+        repetition_penalty=1.25,
+        min_new_tokens=2,
+        stop_token_ids=(5, 5, 6),
+        ignore_eos=True,
+        seed=2**63 - 1,
+        logit_bias={1: -100.0, 2: 0.5},
+        constraint=Constraint(ConstraintKind.REGEX, "a+"),
+    ),
+    "zeros": Sampling(max_new_tokens=1, temperature=0.0, top_p=0.0, repetition_penalty=0.0, seed=0),
+    "json": Sampling(
+        max_new_tokens=1, constraint=Constraint(ConstraintKind.JSON_SCHEMA, '{"a": 1}')
+    ),
+    "ebnf": Sampling(max_new_tokens=1, constraint=Constraint(ConstraintKind.EBNF, "root ::= x")),
+    "empty constraint": Sampling(max_new_tokens=1, constraint=Constraint(ConstraintKind.EBNF, "")),
+}
+
+
+def _wire(message: Any) -> Any:
+    """Send it through bytes."""
+    return type(message).FromString(message.SerializeToString())
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_sampling_survives(name: str) -> None:
+    sampling = SAMPLINGS[name]
+    message = _wire(convert.sampling_to_proto(sampling))
+    assert convert.sampling_from_proto(message, unset_max_new_tokens=99) == sampling
+
+
+def test_unset_takes_the_default_and_an_explicit_zero_does_not() -> None:
+    defaults = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.1}
+    unset = convert.sampling_from_proto(
+        sampling_pb2.SamplingParams(), unset_max_new_tokens=50, **defaults
+    )
+    assert unset == Sampling(max_new_tokens=50, temperature=0.7, top_p=0.8, top_k=20, min_p=0.1)
+    zeros = sampling_pb2.SamplingParams(
+        temperature=0, top_p=0, top_k=0, min_p=0, max_new_tokens=0, seed=0, ignore_eos=False
+    )
+    read = convert.sampling_from_proto(_wire(zeros), unset_max_new_tokens=50, **defaults)
+    assert (read.temperature, read.top_p, read.top_k, read.min_p) == (0, 0, 0, 0)
+    assert (read.max_new_tokens, read.seed, read.ignore_eos) == (0, 0, False)
+
+
+def test_every_knob_of_the_contract_is_read() -> None:
+    """A field added to the proto and forgotten here would be ignored in silence."""
+    known = {f.name for f in sampling_pb2.SamplingParams.DESCRIPTOR.fields}
+    assert known == set(Sampling.__dataclass_fields__)
+
+
+def test_greedy_is_sent() -> None:
+    """0 is proto3's own default for a float; it must be there explicitly."""
+    message = _wire(convert.sampling_to_proto(Sampling(max_new_tokens=1, temperature=0.0)))
+    assert message.HasField("temperature")
+    assert not message.HasField("top_p")
+
+
+def _start(**changes: Any) -> GenerationStart:
+    return GenerationStart(
+        **{
+            "request_id": "r",
+            "token_ids": [1, 2, 2**32 - 1],
+            "sampling": SAMPLINGS["all"],
+            **changes,
+        }
+    )
+
+
+TICKET = Ticket(
+    bootstrap_host="h",
+    bootstrap_port=1,
+    room=2**63 - 1,
+    prefill_dp_rank=None,
+    expires_at_ms=1_800_000_000_123,
+    signature=b"\xff\x00",
+)
+STARTS = {
+    "plain": _start(),
+    "logprobs": _start(logprobs=LogprobOptions()),
+    "more logprobs": _start(logprobs=LogprobOptions(top=3, prompt=True)),
+    "ticket": _start(ticket=TICKET),
+    "rank 0": _start(
+        ticket=Ticket(
+            bootstrap_host="h", bootstrap_port=1, room=0, prefill_dp_rank=0, expires_at_ms=0
+        )
+    ),
+    "trace": _start(trace=TraceContext("00-a-b-01", "x=y", "k=v")),
+    "timeout": _start(timeout_s=1.25),
+    "no time left": _start(timeout_s=0.0),
+}
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_a_start_survives(name: str) -> None:
+    start = STARTS[name]
+    message = _wire(convert.start_to_proto(9, start))
+    assert message.slot == 9
+    assert convert.start_from_proto(message, context_length=100) == start
+
+
+def test_an_unset_max_new_tokens_becomes_what_the_context_leaves() -> None:
+    message = generation_pb2.StartGeneration(token_ids=[1] * 30)
+    assert convert.start_from_proto(message, 100).sampling.max_new_tokens == 70
+    assert convert.start_from_proto(message, 30).sampling.max_new_tokens == 1
+
+
+def test_an_absurd_timeout_is_a_number_all_the_same() -> None:
+    message = generation_pb2.StartGeneration(token_ids=[1])
+    message.timeout.seconds = 2**63 - 1
+    timeout_s = convert.start_from_proto(message, 100).timeout_s
+    assert timeout_s is not None
+    assert timeout_s > 1e18
+
+
+LOGPROBS = {
+    "none": (),
+    "chosen": (TokenLogprob(1, -0.5), TokenLogprob(2, -1.0)),
+    "top": (TokenLogprob(1, -0.5, ((1, -0.5), (7, -2.0))), TokenLogprob(2, -1.0, ((2, -1.0),))),
+    "mixed": (TokenLogprob(1, -0.5), TokenLogprob(2, -1.0, ((2, -1.0), (3, -1.5)))),
+}
+
+
+@pytest.mark.parametrize("name", LOGPROBS)
+def test_logprobs_survive(name: str) -> None:
+    entries = LOGPROBS[name]
+    message = _wire(convert.logprobs_to_proto(entries))
+    assert tuple(convert.logprobs_from_proto(message)) == entries
+    assert bool(message.top_counts) == any(entry.top for entry in entries)
+
+
+def test_a_missing_logprob_is_nan_on_the_wire_too() -> None:
+    message = _wire(convert.logprobs_to_proto([TokenLogprob(1, math.nan)]))
+    (entry,) = convert.logprobs_from_proto(message)
+    assert math.isnan(entry.logprob)
+
+
+@pytest.mark.parametrize(
+    "finish",
+    [
+        Finish(reason=FinishReason.LENGTH, prompt_tokens=3, completion_tokens=4, cached_tokens=2),
+        Finish(reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=1, matched_token_id=0),
+        Finish(reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=1),
+        Finish(
+            reason=FinishReason.CANCELLED,
+            prompt_tokens=2,
+            completion_tokens=0,
+            prompt_logprobs=LOGPROBS["chosen"],
+        ),
+    ],
+)
+def test_a_finish_survives(finish: Finish) -> None:
+    message = _wire(convert.finish_to_proto(3, finish))
+    assert message.slot == 3
+    assert convert.finish_from_proto(message) == finish
+
+
+def test_every_finish_reason_of_an_engine_has_its_name_in_the_contract() -> None:
+    for reason in FinishReason:
+        name = generation_pb2.FinishReason.Name(convert.finish_reason_to_proto(reason))
+        assert name == f"FINISH_REASON_{reason.name}"

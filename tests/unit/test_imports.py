@@ -1,0 +1,37 @@
+"""What a process must not load."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_SCRIPT = """
+import sys
+import {module}
+print(*sorted(sys.modules.keys() & {{"torch", "sglang"}}))
+"""
+
+
+def _loaded_by(module: str) -> set[str]:
+    done = subprocess.run(  # noqa: S603 - our own modules
+        [sys.executable, "-c", _SCRIPT.format(module=module)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "millstream_server.processor.app",
+        "millstream_server.worker.app",
+        "millstream_server.cli.main",
+    ],
+)
+def test_a_process_without_an_engine_loads_neither_torch_nor_sglang(module: str) -> None:
+    """They take ten seconds and a gigabyte, and a Processor's container doesn't have them."""
+    assert not _loaded_by(module)
