@@ -22,7 +22,7 @@ def resolve(requirements: list[str]) -> list[str]:
     """Let pip resolve without installing; answers name==version lines."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run"]
     command += ["--ignore-installed", "--report", "-", *requirements]
-    report = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)  # noqa: S603
+    report = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     return [f"{i['metadata']['name']}=={i['metadata']['version']}" for i in report["install"]]
 
 
@@ -33,10 +33,10 @@ def install_cpu(base: list[str]) -> list[str]:
         pip = [str(Path(folder, "bin", "pip")), "--quiet", "--disable-pip-version-check"]
         dev = PROJECT["dependency-groups"]["dev"]
         first = ["install", "-r", str(HERE / "cpu.in"), *base, *dev]
-        subprocess.run([*pip, *first], check=True)  # noqa: S603
+        subprocess.run([*pip, *first], check=True)
         second = ["install", "--no-deps", "-r", str(HERE / "cpu-nodeps.in")]
-        subprocess.run([*pip, *second], check=True)  # noqa: S603
-        frozen = subprocess.run([*pip, "freeze"], check=True, capture_output=True, text=True)  # noqa: S603
+        subprocess.run([*pip, *second], check=True)
+        frozen = subprocess.run([*pip, "freeze"], check=True, capture_output=True, text=True)
         return frozen.stdout.split()
 
 
@@ -44,7 +44,7 @@ def write(name: str, lines: list[str]) -> None:
     """Sort, strip local versions (`+cpu`: which build is found is the index's affair), write."""
     pins = sorted({line.split("+")[0] for line in lines}, key=str.lower)
     (HERE / name).write_text(HEADER + "".join(f"{pin}\n" for pin in pins))
-    print(f"{name}: {len(pins)} packages")  # noqa: T201
+    print(f"{name}: {len(pins)} packages")
 
 
 def main() -> None:

@@ -21,9 +21,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import grpc
 import uvloop
+
 from millstream.v1 import (
     chat_pb2,
     decode_pb2,
@@ -33,7 +35,6 @@ from millstream.v1 import (
     processor_pb2_grpc,
     sampling_pb2,
 )
-
 from millstream_server.engines.base import Finish, Sampling, TokenLogprob
 from millstream_server.runtime.errors import ServingError
 from millstream_server.worker_stream.client import WorkerConnection
@@ -95,7 +96,7 @@ def sampling(tokens: int) -> sampling_pb2.SamplingParams:
     return sampling_pb2.SamplingParams(max_new_tokens=tokens, ignore_eos=True)
 
 
-async def chat(stub: processor_pb2_grpc.ProcessorServiceStub, tokens: int) -> Answer:
+async def chat(stub: Any, tokens: int) -> Answer:
     """One one-shot chat; counts what comes back."""
     request = processor_pb2.ChatRequest(
         start=processor_pb2.ChatStart(
@@ -112,7 +113,7 @@ async def chat(stub: processor_pb2_grpc.ProcessorServiceStub, tokens: int) -> An
     await call.write(request)
     await call.done_writing()
     first_s, received, messages, pacing_s = 0.0, 0, 0, 0.0
-    while (response := await call.read()) is not grpc.aio.EOF:
+    while (response := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
         if not messages:
             first_s = time.perf_counter() - began
         messages += 1
@@ -123,7 +124,7 @@ async def chat(stub: processor_pb2_grpc.ProcessorServiceStub, tokens: int) -> An
     return Answer(first_s, received, messages, pacing_s)
 
 
-async def direct(stub: decode_pb2_grpc.DecodeServiceStub) -> float:
+async def direct(stub: Any) -> float:
     """Time to the first token of a worker, without a Processor."""
     request = decode_pb2.DecodeRequest(
         start=generation_pb2.StartGeneration(
@@ -136,7 +137,7 @@ async def direct(stub: decode_pb2_grpc.DecodeServiceStub) -> float:
     await call.read()
     took_s = time.perf_counter() - began
     await call.done_writing()
-    assert await call.read() is grpc.aio.EOF
+    assert await call.read() is grpc.aio.EOF  # type: ignore[attr-defined]
     return took_s
 
 
@@ -206,7 +207,7 @@ async def measure(
     ttft = sorted(alone or [answer.ttft_s for answer in answers])
     hop_us = await hop(worker, streams, min(tokens, 2000))
     for channel in (*channels, worker_channel):
-        await channel.close()
+        await channel.close(None)
     return Row(
         streams=streams,
         step_ms=step_ms,

@@ -7,11 +7,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
-from millstream.v1 import decode_pb2_grpc, prefill_pb2_grpc, processor_pb2_grpc
 
+from millstream.v1 import decode_pb2_grpc, prefill_pb2_grpc, processor_pb2_grpc
 from tests.e2e.conftest import Suite
 from tests.support.bare_sglang import NEW_TOKENS
 from tests.support.chats import completion, gather, options
@@ -19,7 +20,7 @@ from tests.support.worker_streams import decode_stream, prefill_stream
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
-_GREEDY = {"temperature": 0, "max_new_tokens": NEW_TOKENS}
+_GREEDY: dict[str, Any] = {"temperature": 0, "max_new_tokens": NEW_TOKENS}
 # 24 prompts from 1 to 484 tokens, no two alike.
 PROMPTS = [[(7 * i + 13 * j) % 1000 + 16 for j in range(1 + 21 * i)] for i in range(24)]
 _SLOTS = range(len(PROMPTS))
@@ -28,7 +29,7 @@ _SLOTS = range(len(PROMPTS))
 @pytest.fixture(scope="module")
 def expected(model: Path) -> list[list[int]]:
     """What `sgl.Engine` alone answers, one prompt after the other."""
-    done = subprocess.run(  # noqa: S603
+    done = subprocess.run(
         [
             *(sys.executable, "-m", "tests.support.bare_sglang", "generate"),
             *(str(model), json.dumps(PROMPTS)),
@@ -78,9 +79,7 @@ async def test_prefill_to_decode(expected: list[list[int]], suite: Suite) -> Non
 
 
 @pytest.mark.parametrize("front", ["front_aggregated", "front_disaggregated"])
-async def test_through_the_processor(
-    expected: list[list[int]], suite: Suite, front: str
-) -> None:
+async def test_through_the_processor(expected: list[list[int]], suite: Suite, front: str) -> None:
     opts = options(return_token_ids=True, **_GREEDY)
     async with grpc.aio.insecure_channel(getattr(suite, front).address) as channel:
         stub = processor_pb2_grpc.ProcessorServiceStub(channel)

@@ -1,4 +1,4 @@
-"""Kill -9 of a real SGLang worker: its requests end at once, its engine goes with it, it comes back.
+"""Kill -9 of a real SGLang worker: its requests end at once, its engine goes too, it comes back.
 
 In a file of its own, last by name: it restarts a worker of the session's suite.
 """
@@ -9,12 +9,13 @@ import asyncio
 import os
 import signal
 import time
+from typing import Any
 
 import grpc
 import psutil
 import pytest
-from millstream.v1 import processor_pb2_grpc
 
+from millstream.v1 import processor_pb2_grpc
 from tests.e2e.conftest import Suite
 from tests.support.chats import completion, gather, options
 from tests.support.failures import failure
@@ -25,6 +26,11 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 _PROMPT = list(range(20, 60))
 _LONG = options(temperature=0, max_new_tokens=1500, ignore_eos=True, return_token_ids=True)
 _SHORT = options(temperature=0, max_new_tokens=8, ignore_eos=True, return_token_ids=True)
+
+
+async def _read_to_end(call: Any) -> None:
+    while await call.read() is not grpc.aio.EOF:  # type: ignore[attr-defined]
+        pass
 
 
 async def test_kill_nine(suite: Suite) -> None:
@@ -46,8 +52,7 @@ async def test_kill_nine(suite: Suite) -> None:
         killed = time.monotonic()
         for call in calls:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                while await call.read() is not grpc.aio.EOF:
-                    pass
+                await _read_to_end(call)
             lost = failure(caught.value)
             assert lost.code is grpc.StatusCode.UNAVAILABLE
             assert lost.reason == "WORKER_LOST"

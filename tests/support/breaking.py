@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 
 def _git(*arguments: str) -> str:
     done = subprocess.run(
-        ["git", *arguments],  # noqa: S607
+        ["git", *arguments],
         capture_output=True,
         text=True,
         check=False,
@@ -27,7 +28,7 @@ def main() -> int:
         print("buf breaking: no earlier version of proto/ to compare with")  # noqa: T201
         return 0
     return subprocess.run(
-        ["buf", "breaking", "--against", f".git#ref={base}"],  # noqa: S607
+        [str(Path(sys.executable).with_name("buf")), "breaking", "--against", f".git#ref={base}"],
         check=False,
     ).returncode
 

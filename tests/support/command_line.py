@@ -36,7 +36,7 @@ class Outcome:
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for a condition of the outside world, which nobody announces."""
     async with asyncio.timeout(_WAIT_S):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.02)
 
 

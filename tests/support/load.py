@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
+
 from millstream.v1 import worker_pb2, worker_pb2_grpc
 
 
@@ -34,17 +35,13 @@ class LoadWatch:
     async def idle(self, within_s: float) -> None:
         """Wait until nothing runs, nothing queues and every KV block is free."""
         await self.until(
-            lambda load: not (
-                load.running_requests or load.queued_requests or load.used_blocks
-            ),
+            lambda load: not (load.running_requests or load.queued_requests or load.used_blocks),
             within_s,
         )
 
     async def busy(self, within_s: float) -> None:
         """Wait until something runs or queues."""
-        await self.until(
-            lambda load: bool(load.running_requests or load.queued_requests), within_s
-        )
+        await self.until(lambda load: bool(load.running_requests or load.queued_requests), within_s)
 
     async def follow(self, stub: worker_pb2_grpc.WorkerServiceStub) -> None:
         interval = Duration()

@@ -71,7 +71,7 @@ async def result(sink: CollectingSink) -> Finish:
 async def until(condition: Callable[[dict[str, Any]], bool], engine: EngineProcess) -> None:
     """Ask SGLang until it answers what is waited for."""
     async with asyncio.timeout(30):
-        while not condition(await engine.inspect()):  # noqa: ASYNC110 - in another process
+        while not condition(await engine.inspect()):
             await asyncio.sleep(0.005)
 
 

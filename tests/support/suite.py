@@ -55,7 +55,7 @@ class ServiceProcess:
         for name, value in self.flags.items():
             command += ["--" + name.replace("_", "-"), str(value)]
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(  # noqa: S603 - our own modules
+            self.process = subprocess.Popen(
                 command,
                 stdout=log,
                 stderr=log,

@@ -15,7 +15,7 @@ print(*sorted(sys.modules.keys() & {{"torch", "sglang"}}))
 
 
 def _loaded_by(module: str) -> set[str]:
-    done = subprocess.run(  # noqa: S603 - our own modules
+    done = subprocess.run(
         [sys.executable, "-c", _SCRIPT.format(module=module)],
         check=True,
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The simulated engine's own details; what every engine must do is tested for all of them together."""
+"""The simulated engine's own details; what every engine must do is tested for all together."""
 
 from __future__ import annotations
 

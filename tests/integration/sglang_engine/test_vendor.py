@@ -62,7 +62,7 @@ async def test_the_names_we_use_are_there() -> None:
 
 def _python(program: str) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if "SGLANG" not in key}
-    return subprocess.run(  # noqa: S603 - our own program
+    return subprocess.run(
         [sys.executable, "-c", program],
         env=environment,
         capture_output=True,

@@ -52,7 +52,7 @@ def test_neither_torch_nor_sglang_nor_the_network_is_touched(tmp_path: Path, ins
         str(byte_level_model(tmp_path)),
         install,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
