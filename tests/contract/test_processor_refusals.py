@@ -15,6 +15,7 @@ from google.protobuf.duration_pb2 import Duration
 from millstream.v1 import chat_pb2, processor_pb2, sampling_pb2
 from millstream_server.processor.text.tokenizer import TextModel
 from tests.support.chats import (
+    CANCEL,
     Conversation,
     chat,
     completion,
@@ -38,7 +39,7 @@ from tests.support.in_process import (
 from tests.support.tokenizers_made import byte_level_model
 from tests.support.waiting import EOF
 
-STEPPING = replace(ALPHABET, step_s=0.002)
+STEPPING = replace(ALPHABET, step_s=0.01)
 
 
 @contextlib.asynccontextmanager
@@ -49,8 +50,13 @@ async def beside_a_healthy_chat(text_model: TextModel) -> AsyncIterator[InProces
         await healthy.say(start("hi", opts=options(400)))
         await healthy.read()
         yield front
-        (answer,) = await healthy.end()
-        assert answer.usage.completion_tokens == 400
+        before = healthy.answers[0].choices[0].token_count
+        await healthy.read()
+        assert healthy.answers[0].choices[0].token_count > before
+        await healthy.say(CANCEL)
+        answer = await healthy.answer()
+        assert answer.usage.completion_tokens == answer.choices[0].token_count
+        await healthy.end()
         assert await healthy.call.code() is grpc.StatusCode.OK
         await one.until_idle()
 

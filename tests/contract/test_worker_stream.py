@@ -10,8 +10,9 @@ from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
-from millstream.v1 import decode_pb2, generation_pb2, sampling_pb2
+from millstream.v1 import decode_pb2, generation_pb2, kv_transfer_pb2, sampling_pb2
 from millstream_server.engines.base import Role
 from millstream_server.transfer.ticket import Ticket, TicketKey
 from tests.support.failures import refusal
@@ -404,7 +405,7 @@ def _resigned(**changes: Any) -> Ticket:
     return replace(ticket, signature=KEY._sign(ticket))
 
 
-BAD_TICKETS: list[tuple[str, Callable[[], Ticket | None], str]] = [
+BAD_TICKETS: list[tuple[str, Callable[[], Any], str]] = [
     ("missing", lambda: None, "ticket"),
     ("unsigned", lambda: _ticket(signature=b""), "ticket.signature"),
     ("forged", lambda: TicketKey(bytes(32)).mint("127.0.0.1", NOBODY), "ticket.signature"),
@@ -416,6 +417,11 @@ BAD_TICKETS: list[tuple[str, Callable[[], Ticket | None], str]] = [
     ("expired", lambda: _resigned(expires_at_ms=1), "ticket.expires_at"),
     ("unspeakable port", lambda: _ticket(bootstrap_port=70000), "ticket.signature"),
     ("before 1970", lambda: _ticket(expires_at_ms=-5), "ticket.signature"),
+    (
+        "no time at all",
+        lambda: kv_transfer_pb2.KvHandoffTicket(expires_at=Timestamp(seconds=2**62)),
+        "ticket.signature",
+    ),
 ]
 
 

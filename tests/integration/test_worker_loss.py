@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,17 @@ from tests.support.tokenizers_made import byte_level_model
 from tests.support.waiting import until
 
 CHATS = 40
-TOKENS = 300
+TOKENS = 250
 LENGTH = generation_pb2.FINISH_REASON_LENGTH
+
+
+@dataclass
+class Suite:
+    """Two aggregated workers and a Processor."""
+
+    one: ServiceProcess
+    two: ServiceProcess
+    processor: ServiceProcess
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +47,27 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return byte_level_model(
         tmp_path_factory.mktemp("model"), tokenizer_config={"chat_template": ALPHABET_TEMPLATE}
     )
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Iterator[Suite]:
+    log = tmp_path_factory.mktemp("logs") / "suite.log"
+    one, two = _worker(log), _worker(log)
+    processor = _processor(log, model, one, two)
+    with running(one, two, processor):
+        yield Suite(one, two, processor)
+
+
+@pytest.fixture
+async def suite(processes: Suite) -> Suite:
+    """All of it running, whatever the test before has done to it."""
+    for service in (processes.one, processes.two, processes.processor):
+        if service.process is None or service.process.poll() is not None:
+            service.start()
+        await service.until_serving()
+    async with _client(processes.processor) as stub:
+        await _connected(stub, 2)
+    return processes
 
 
 def _worker(log: Path, module: str = "decode", **flags: object) -> ServiceProcess:
@@ -99,43 +130,36 @@ async def _start_chats(stub: Any, count: int) -> list[Conversation]:
     return conversations
 
 
-async def test_a_killed_worker_ends_its_own_requests_and_is_taken_back(
-    tmp_path: Path, model: Path
-) -> None:
-    log = tmp_path / "log"
-    lost, kept = _worker(log), _worker(log)
-    processor = _processor(log, model, lost, kept)
-    with running(lost, kept, processor):
-        async with _client(processor) as stub:
-            await _connected(stub, 2)
-            conversations = await _start_chats(stub, CHATS)
-            assert await _running(lost) == await _running(kept) == CHATS // 2
-            ends = [asyncio.ensure_future(_outcome(c)) for c in conversations]
-            lost.kill()
-            killed = time.monotonic()
-            await _connected(stub, 1)
-            assert (await chat(stub, "hi", opts=options(3))).text == "ABC"
+async def test_a_killed_worker_ends_its_own_requests_and_is_taken_back(suite: Suite) -> None:
+    async with _client(suite.processor) as stub:
+        conversations = await _start_chats(stub, CHATS)
+        assert await _running(suite.one) == await _running(suite.two) == CHATS // 2
+        ends = [asyncio.ensure_future(_outcome(c)) for c in conversations]
+        suite.one.kill()
+        killed = time.monotonic()
+        await _connected(stub, 1)
+        assert (await chat(stub, "hi", opts=options(3))).text == "ABC"
 
-            outcomes = await asyncio.gather(*ends)
-            failures = [(o, at) for o, at in outcomes if isinstance(o, Failure)]
-            answers = [o for o, _ in outcomes if isinstance(o, Answer)]
-            assert len(failures) == len(answers) == CHATS // 2
-            for failed, at in failures:
-                assert failed.code is grpc.StatusCode.UNAVAILABLE
-                assert failed.reason == "WORKER_LOST"
-                assert failed.retryable
-                assert failed.retry_delay_s is not None
-                assert at - killed < 2
-            for answer in answers:
-                assert answer.finish_reason == LENGTH
-                assert answer.usage.completion_tokens == TOKENS
+        outcomes = await asyncio.gather(*ends)
+        failures = [(o, at) for o, at in outcomes if isinstance(o, Failure)]
+        answers = [o for o, _ in outcomes if isinstance(o, Answer)]
+        assert len(failures) == len(answers) == CHATS // 2
+        for failed, at in failures:
+            assert failed.code is grpc.StatusCode.UNAVAILABLE
+            assert failed.reason == "WORKER_LOST"
+            assert failed.retryable
+            assert failed.retry_delay_s is not None
+            assert at - killed < 2
+        for answer in answers:
+            assert answer.finish_reason == LENGTH
+            assert answer.usage.completion_tokens == TOKENS
 
-            lost.start()
-            await _connected(stub, 2)
-            again = await _start_chats(stub, 10)
-            assert await _running(lost) == 5
-            for conversation in again:
-                conversation.call.cancel()
+        suite.one.start()
+        await _connected(stub, 2)
+        again = await _start_chats(stub, 10)
+        assert await _running(suite.one) == 5
+        for conversation in again:
+            conversation.call.cancel()
 
 
 async def test_a_killed_prefill_worker_ends_requests_whose_transfer_it_owed(
@@ -179,38 +203,40 @@ async def _until_running(worker: ServiceProcess, count: int) -> None:
     await until(reached)
 
 
-@pytest.mark.parametrize("which", ["worker", "processor"])
+async def _refused_by(stub: Any, reason: str) -> bool:
+    """Try one request; if it fails, then for this reason."""
+    conversation = Conversation(stub)
+    await conversation.say(start("hi", opts=options(1)))
+    outcome, _ = await _outcome(conversation)
+    if isinstance(outcome, Answer):
+        return False
+    assert outcome.code is grpc.StatusCode.UNAVAILABLE
+    assert outcome.reason == reason
+    assert outcome.retryable
+    return True
+
+
+@pytest.mark.parametrize(
+    ("which", "reason"), [("worker", "WORKER_DRAINING"), ("processor", "UNAVAILABLE")]
+)
 async def test_sigterm_finishes_what_runs_and_refuses_the_rest(
-    tmp_path: Path, model: Path, which: str
+    suite: Suite, which: str, reason: str
 ) -> None:
-    log = tmp_path / "log"
-    worker = _worker(log)
-    processor = _processor(log, model, worker)
-    leaving = worker if which == "worker" else processor
-    with running(worker, processor):
-        async with _client(processor) as stub:
-            await _connected(stub, 1)
-            conversations = await _start_chats(stub, 5)
-            waiting = Conversation(stub)
-            await waiting.say(start("hi", opts=options(1)))
-            await waiting.answer()
-            assert leaving.process is not None
-            leaving.process.send_signal(signal.SIGTERM)
+    leaving = suite.one if which == "worker" else suite.processor
+    async with _client(suite.processor) as stub:
+        conversations = await _start_chats(stub, 10)
+        between_turns = Conversation(stub)
+        await between_turns.say(start("hi", opts=options(1)))
+        await between_turns.answer()
+        assert leaving.process is not None
+        leaving.process.send_signal(signal.SIGTERM)
 
-            async def refused() -> bool:
-                conversation = Conversation(stub)
-                await conversation.say(start("hi", opts=options(1)))
-                outcome, _ = await _outcome(conversation)
-                if isinstance(outcome, Answer):
-                    return False
-                assert outcome.code is grpc.StatusCode.UNAVAILABLE
-                assert outcome.retryable
-                assert outcome.reason == ("WORKER_DRAINING" if which == "worker" else "UNAVAILABLE")
-                return True
+        async def refused() -> bool:
+            return await _refused_by(stub, reason)
 
-            await until(refused)
-            for conversation in conversations:
-                outcome, _ = await _outcome(conversation)
-                assert isinstance(outcome, Answer)
-                assert outcome.usage.completion_tokens == TOKENS
-            assert await asyncio.to_thread(leaving.process.wait, 5) == 0
+        await until(refused)
+        for conversation in conversations:
+            outcome, _ = await _outcome(conversation)
+            assert isinstance(outcome, Answer)
+            assert outcome.usage.completion_tokens == TOKENS
+        assert await asyncio.to_thread(leaving.process.wait, 5) == 0

@@ -64,8 +64,8 @@ def test_a_failure_survives_the_worker_stream(
     cls: type[ServingError], delay_s: float | None
 ) -> None:
     violations = (FieldViolation("a[1].b", "is bad"), FieldViolation("c", "too"))
-    sent = cls("a sentence", violations=violations, retry_delay_s=delay_s)
-    wire = error_to_proto(sent, "id7").SerializeToString()
+    sent = cls("a sentence", violations=violations, retry_delay_s=delay_s, error_id="id7")
+    wire = error_to_proto(sent).SerializeToString()
     message = errors_pb2.RequestError.FromString(wire)
     assert message.code == cls.code.value[0]
     assert message.retryable == cls.retryable
@@ -75,6 +75,7 @@ def test_a_failure_survives_the_worker_stream(
     assert received.message == str(received) == "a sentence"
     assert received.violations == violations
     assert received.retry_delay_s == delay_s
+    assert received.error_id == "id7"
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,9 @@ def test_a_status_holds_what_applies_and_no_more() -> None:
     assert status.details[1].Unpack(retry)
     assert retry.retry_delay.ToMilliseconds() == 250
 
-    status = to_status(errors.InternalError("ours"), "id7")
+    internal = errors.InternalError.with_id()
+    assert internal.error_id in internal.message
+    status = to_status(internal)
     assert len(status.details) == 1
     assert status.details[0].Unpack(info)
-    assert info.metadata["error_id"] == "id7"
+    assert info.metadata["error_id"] == internal.error_id != errors.InternalError.with_id().error_id

@@ -132,6 +132,7 @@ async def test_a_token_that_comes_after_the_interval_does_not_wait() -> None:
     await asyncio.sleep(0.06)
     stream.touch()
     assert await _waited_s(stream) < 0.04
+    assert stream.longest_interval_s == 0, "nothing was gathered"
 
 
 async def test_an_end_does_not_wait_for_the_interval() -> None:

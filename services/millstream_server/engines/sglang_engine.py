@@ -109,11 +109,12 @@ class SglangEngine:
         self._built = built
         self._receive_responses(built.engine.tokenizer_manager)
         self._watch.watch(built.engine.get_all_child_pids())
-        if self._failure:
+        info = self._describe(built, await self._running_limit(built))
+        if self._failure:  # a process was lost meanwhile
             raise EngineFailedError(self._failure)
-        self._info = self._describe(built, await self._running_limit(built))
+        self._info = info
         self._on_failure = on_failure
-        return self._info
+        return info
 
     def _receive_responses(self, manager: Any) -> None:
         """Run SGLang's response loop ourselves.

@@ -31,7 +31,12 @@ from millstream_server.engines.base import (
     TokenLogprob,
     new_engine_id,
 )
-from millstream_server.runtime.errors import EngineFailedError, KvTransferError, ServingError
+from millstream_server.runtime.errors import (
+    EngineFailedError,
+    InvalidRequestError,
+    KvTransferError,
+    ServingError,
+)
 
 _LOGPROB = -0.5
 
@@ -154,6 +159,10 @@ class SimulatedEngine:
             left=left,
             logprobs_top=request.logprobs.top if request.logprobs else None,
         )
+        if job.blocks > self._config.total_blocks:
+            sentence = f"{job.blocks} KV blocks are needed and there are {self._config.total_blocks}"
+            sink.fail(InvalidRequestError.of("sampling.max_new_tokens", sentence))
+            return
         self._jobs[request.engine_id] = job
         self._waiting.append(job)
         self._admit()
@@ -176,7 +185,7 @@ class SimulatedEngine:
 
     async def close(self) -> None:
         """Stop stepping; open requests fail."""
-        for job in list(self._jobs.values()):
+        for job in reversed(list(self._jobs.values())):  # the latest first, so that none moves up
             self._release(job)
             job.sink.fail(EngineFailedError("the engine was closed"))
         if self._bootstrap:
@@ -194,10 +203,6 @@ class SimulatedEngine:
         config = self._config
         while self._waiting:
             job = self._waiting[0]
-            if job.blocks > config.total_blocks:
-                self._release(job)
-                job.sink.fail(EngineFailedError("the request needs more KV blocks than there are"))
-                continue
             busy = len(self._jobs) - len(self._waiting)
             if (
                 busy >= config.max_running_requests

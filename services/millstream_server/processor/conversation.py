@@ -52,6 +52,7 @@ class Inbox:
         self._closed = False
         self._error: ServingError | None = None
         self._running: Generation | None = None
+        self._preparing = True  # the first turn, from the start on
         self._cancelled = False
 
     async def read(self, requests: AsyncIterator[processor_pb2.ChatRequest]) -> None:
@@ -77,7 +78,7 @@ class Inbox:
             if self._error:
                 raise self._error
             if self._turns:
-                self._cancelled = False
+                self._preparing = True
                 return self._turns.popleft()
             if self._closed:
                 return None
@@ -86,10 +87,11 @@ class Inbox:
 
     def running(self, generation: Generation) -> None:
         """This turn runs now: cancels go to it, those included that came while it was prepared."""
-        self._running = generation
+        cancelled, self._cancelled = self._cancelled, False
+        self._running, self._preparing = generation, False
         if self._error:
             generation.fail(self._error)
-        elif self._cancelled:
+        elif cancelled:
             generation.cancel()
 
     def ended(self) -> None:
@@ -99,9 +101,10 @@ class Inbox:
     def _take(self, request: processor_pb2.ChatRequest) -> None:
         kind = request.WhichOneof("message")
         if kind == "cancel":
-            self._cancelled = True
             if self._running:
                 self._running.cancel()
+            elif self._preparing or self._turns:
+                self._cancelled = True
             return
         if kind == "user_turn":
             turn = _user_turn(request.user_turn)

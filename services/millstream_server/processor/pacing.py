@@ -98,11 +98,11 @@ class PacedStream:
         if not interval_s or not self._last_s:
             self._due.set()
             return
-        self.longest_interval_s = max(self.longest_interval_s, interval_s)
         wait_s = self._last_s + interval_s - self._loop.time()
         if wait_s <= 0:
             self._due.set()
         else:
+            self.longest_interval_s = max(self.longest_interval_s, interval_s)
             self._timer = self._loop.call_later(wait_s, self._due.set)
 
     def urge(self) -> None:

@@ -21,6 +21,7 @@ travel on the wire is decided in ``runtime.status`` and nowhere else.
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -51,15 +52,18 @@ class ServingError(Exception):
         *,
         violations: tuple[FieldViolation, ...] = (),
         retry_delay_s: float | None = None,
+        error_id: str = "",
     ) -> None:
         """State what happened in a sentence that helps the caller.
 
         ``message`` goes to the client: no paths, no addresses, no upstream exception text.
+        ``error_id`` finds the log line that has them.
         """
         super().__init__(message)
         self.message = message
         self.violations = violations
         self.retry_delay_s = retry_delay_s
+        self.error_id = error_id
 
 
 class InvalidRequestError(ServingError):
@@ -152,3 +156,9 @@ class InternalError(ServingError):
 
     code = grpc.StatusCode.INTERNAL
     reason = "INTERNAL"
+
+    @classmethod
+    def with_id(cls) -> InternalError:
+        """Make one with a fresh id, under which the caller logs what really happened."""
+        error_id = secrets.token_hex(8)
+        return cls(f"internal error; quote id {error_id} to the operator", error_id=error_id)

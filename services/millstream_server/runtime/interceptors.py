@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NoReturn
 
@@ -108,14 +107,15 @@ async def _checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
 async def _abort(context: Context, method: str, error: Exception) -> NoReturn:
     if isinstance(error, grpc.aio.AbortError):  # the handler, or a library's, has ended the RPC
         raise error
-    error_id = ""
     if not isinstance(error, ServingError):
-        error_id = secrets.token_hex(8)
-        logger.error("method=%s error_id=%s uncaught failure", method, error_id, exc_info=error)
-        error = InternalError(f"internal error; quote id {error_id} to the operator")
+        internal = InternalError.with_id()
+        logger.error(
+            "method=%s error_id=%s uncaught failure", method, internal.error_id, exc_info=error
+        )
+        error = internal
     else:
         logger.debug("method=%s code=%s reason=%s", method, error.code.name, error.reason)
-    status = to_status(error, error_id)
+    status = to_status(error)
     try:
         await context.abort(
             error.code,

@@ -12,13 +12,13 @@ DETAILS_KEY = "grpc-status-details-bin"
 """Trailer that carries the serialized Status, as every gRPC library expects it."""
 
 
-def to_status(error: ServingError, error_id: str = "") -> status_pb2.Status:
-    """Build the rich status of a failure; ``error_id`` finds the log line of an internal one."""
+def to_status(error: ServingError) -> status_pb2.Status:
+    """Build the rich status of a failure."""
     status = status_pb2.Status(code=error.code.value[0], message=error.message)
     info = error_details_pb2.ErrorInfo(reason=error.reason, domain=DOMAIN)
     info.metadata["retryable"] = "true" if error.retryable else "false"
-    if error_id:
-        info.metadata["error_id"] = error_id
+    if error.error_id:
+        info.metadata["error_id"] = error.error_id
     status.details.add().Pack(info)
     if error.violations:
         status.details.add().Pack(

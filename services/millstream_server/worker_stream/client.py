@@ -167,6 +167,7 @@ class WorkerConnection:
                     used_blocks=load.used_blocks,
                     total_blocks=load.total_blocks,
                 )
+        self.load = None  # rather none than an old one, which might keep requests away for good
 
     def _send(self, message: Any) -> None:
         self._outbox.append(message)
@@ -186,10 +187,13 @@ class WorkerConnection:
             for slot, count in zip(frame.slots, frame.token_counts, strict=True):
                 sinks[slot].emit(token_ids[at : at + count])
                 at += count
+        # Converted first: what can't be read must not cost a slot its end.
         for finish in frame.finishes:
-            self._release(finish.slot).finish(convert.finish_from_proto(finish))
+            end = convert.finish_from_proto(finish)
+            self._release(finish.slot).finish(end)
         for failure in frame.errors:
-            self._release(failure.slot).fail(convert.error_from_proto(failure.error))
+            error = convert.error_from_proto(failure.error)
+            self._release(failure.slot).fail(error)
 
     def _dispatch_with_logprobs(self, frame: generation_pb2.StepFrame) -> None:
         sinks: Any = self._sinks

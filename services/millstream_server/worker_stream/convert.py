@@ -153,12 +153,13 @@ def start_to_proto(slot: int, start: GenerationStart) -> generation_pb2.StartGen
 
 
 def _ticket_from_proto(message: kv_transfer_pb2.KvHandoffTicket) -> Ticket:
+    expires_at = message.expires_at  # its own methods raise on times that are none; forged is forged
     return Ticket(
         bootstrap_host=message.bootstrap_host,
         bootstrap_port=message.bootstrap_port,
         room=message.room,
         prefill_dp_rank=message.prefill_dp_rank if message.HasField("prefill_dp_rank") else None,
-        expires_at_ms=message.expires_at.ToMilliseconds(),
+        expires_at_ms=expires_at.seconds * 1000 + expires_at.nanos // 1_000_000,
         signature=message.signature,
     )
 
@@ -229,7 +230,7 @@ _ERRORS_BY_REASON: dict[int, type[ServingError]] = {
 }
 
 
-def error_to_proto(error: ServingError, error_id: str = "") -> errors_pb2.RequestError:
+def error_to_proto(error: ServingError) -> errors_pb2.RequestError:
     """Write one request's failure."""
     message = errors_pb2.RequestError(
         code=error.code.value[0],
@@ -240,7 +241,7 @@ def error_to_proto(error: ServingError, error_id: str = "") -> errors_pb2.Reques
             errors_pb2.FieldViolation(field=v.field, description=v.description)
             for v in error.violations
         ],
-        error_id=error_id,
+        error_id=error.error_id,
     )
     if error.retry_delay_s is not None:
         delay = Duration()
@@ -259,6 +260,7 @@ def error_from_proto(message: errors_pb2.RequestError) -> ServingError:
         retry_delay_s=message.retry_delay.ToNanoseconds() / 1e9
         if message.HasField("retry_delay")
         else None,
+        error_id=message.error_id,
     )
 
 

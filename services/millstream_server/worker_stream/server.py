@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
@@ -109,9 +108,9 @@ class WorkerSession:
         except ServingError as error:
             slot.fail(error)
         except Exception:
-            error_id = secrets.token_hex(8)
-            logger.exception("error_id=%s start failed", error_id)
-            slot.fail(InternalError(f"internal error; quote id {error_id} to the operator"))
+            internal = InternalError.with_id()
+            logger.exception("error_id=%s start failed", internal.error_id)
+            slot.fail(internal)
 
     def _take_frame(self) -> generation_pb2.StepFrame:
         columns, self._columns = self._columns, _Columns()

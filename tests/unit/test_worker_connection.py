@@ -1,0 +1,236 @@
+"""The Processor's end of the stream against a worker that does exactly what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+import pytest
+
+from millstream.v1 import (
+    decode_pb2,
+    decode_pb2_grpc,
+    errors_pb2,
+    generation_pb2,
+    usage_pb2,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+from millstream_server.engines.base import Finish, FinishReason, Sampling, TokenLogprob
+from millstream_server.runtime.errors import (
+    KvTransferError,
+    ServingError,
+    UnavailableError,
+    WorkerLostError,
+)
+from millstream_server.worker_stream.client import WorkerConnection
+from millstream_server.worker_stream.start import GenerationStart
+from tests.support.waiting import EOF, until
+
+START = GenerationStart(request_id="r", token_ids=[1], sampling=Sampling(max_new_tokens=4))
+
+
+class Worker(worker_pb2_grpc.WorkerServiceServicer, decode_pb2_grpc.DecodeServiceServicer):
+    """Answers with the frames that the test puts in."""
+
+    def __init__(self) -> None:
+        self.controls: list[decode_pb2.DecodeRequest] = []
+        self.frames: asyncio.Queue[generation_pb2.StepFrame | None] = asyncio.Queue()
+        self.connections = 0
+        self.stop_watching = asyncio.Event()
+        self.role = worker_pb2.WORKER_ROLE_AGGREGATED
+
+    async def GetWorkerInfo(self, request: Any, context: Any) -> worker_pb2.GetWorkerInfoResponse:
+        info = worker_pb2.WorkerInfo(role=self.role, model="m", vocab_size=9, context_length=9)
+        return worker_pb2.GetWorkerInfoResponse(info=info)
+
+    async def WatchLoad(
+        self, request: Any, context: Any
+    ) -> AsyncIterator[worker_pb2.WatchLoadResponse]:
+        yield worker_pb2.WatchLoadResponse(load=worker_pb2.LoadReport(running_requests=99))
+        await self.stop_watching.wait()
+
+    async def Decode(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
+        self.connections += 1
+        reader = asyncio.ensure_future(self._read(context))
+        try:
+            while (frame := await self.frames.get()) is not None:
+                await context.write(decode_pb2.DecodeResponse(frame=frame))
+        finally:
+            reader.cancel()
+
+    async def _read(self, context: Any) -> None:
+        while (control := await context.read()) is not EOF:
+            self.controls.append(control)
+
+    def send(self, **frame: Any) -> None:
+        self.frames.put_nowait(generation_pb2.StepFrame(**frame))
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.ends: list[Finish | ServingError] = []
+
+    def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
+        self.token_ids += token_ids
+        self.logprobs += logprobs
+
+    def finish(self, finish: Finish) -> None:
+        self.ends.append(finish)
+
+    def fail(self, error: ServingError) -> None:
+        self.ends.append(error)
+
+
+@contextlib.asynccontextmanager
+async def connected() -> AsyncIterator[tuple[Worker, WorkerConnection]]:
+    worker, server = Worker(), grpc.aio.server()
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker, server)
+    decode_pb2_grpc.add_DecodeServiceServicer_to_server(worker, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    connection = WorkerConnection(f"127.0.0.1:{port}", lambda: None)
+    running = asyncio.ensure_future(connection.run())
+    try:
+        await until(lambda: connection.description is not None)
+        yield worker, connection
+    finally:
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        await server.stop(0)
+
+
+def _finish(slot: int) -> generation_pb2.SlotFinish:
+    usage = usage_pb2.Usage(prompt_tokens=1, completion_tokens=2)
+    reason = generation_pb2.FINISH_REASON_LENGTH
+    return generation_pb2.SlotFinish(slot=slot, reason=reason, usage=usage)
+
+
+async def test_tokens_go_to_the_slot_they_are_for_in_order() -> None:
+    async with connected() as (worker, connection):
+        a, b, c = Sink(), Sink(), Sink()
+        for sink in (a, b, c):
+            connection.start(START, sink)
+        assert connection.in_flight == 3
+        worker.send(slots=[2, 0], token_ids=[7, 8])
+        worker.send(
+            slots=[0, 1, 0], token_counts=[2, 1, 1], token_ids=[1, 2, 3, 4], finishes=[_finish(0)]
+        )
+        await until(lambda: bool(a.ends))
+        assert (a.token_ids, b.token_ids, c.token_ids) == ([8, 1, 2, 4], [3], [7])
+        (end,) = a.ends
+        assert end == Finish(reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=2)
+        assert connection.in_flight == 2
+
+
+async def test_logprobs_go_with_their_tokens_when_a_slot_has_several_entries() -> None:
+    def columns(*ids: int) -> generation_pb2.TokenLogprobs:
+        return generation_pb2.TokenLogprobs(token_ids=ids, logprobs=[-0.5] * len(ids))
+
+    async with connected() as (worker, connection):
+        a, b = Sink(), Sink()
+        for sink in (a, b):
+            connection.start(START, sink)
+        worker.send(
+            slots=[0, 1, 0],
+            token_counts=[1, 1, 2],
+            token_ids=[1, 2, 3, 4],
+            logprobs=[
+                generation_pb2.SlotLogprobs(slot=0, tokens=columns(1)),
+                generation_pb2.SlotLogprobs(slot=0, tokens=columns(3, 4)),
+            ],
+        )
+        await until(lambda: len(a.token_ids) == 3)
+        assert [entry.token_id for entry in a.logprobs] == a.token_ids == [1, 3, 4]
+        assert b.token_ids == [2]
+        assert b.logprobs == []
+
+
+async def test_a_slot_is_used_again_only_after_its_end() -> None:
+    async with connected() as (worker, connection):
+        first, second, third = Sink(), Sink(), Sink()
+        connection.start(START, first)
+        connection.start(START, second)
+        error = errors_pb2.RequestError(
+            code=14, reason=errors_pb2.ERROR_REASON_KV_TRANSFER_FAILED, message="m", retryable=True
+        )
+        worker.send(errors=[generation_pb2.SlotError(slot=0, error=error)])
+        await until(lambda: bool(first.ends))
+        assert isinstance(first.ends[0], KvTransferError)
+        connection.start(START, third)
+        await until(lambda: len(worker.controls) == 3)
+        assert [control.start.slot for control in worker.controls] == [0, 1, 0]
+
+
+async def test_cancel_is_sent_while_the_request_is_open_and_never_for_its_successor() -> None:
+    async with connected() as (worker, connection):
+        first, second = Sink(), Sink()
+        cancel_first = connection.start(START, first)
+        cancel_first()
+        worker.send(finishes=[_finish(0)])
+        await until(lambda: bool(first.ends))
+        connection.start(START, second)
+        cancel_first()
+        connection.start(START, Sink())
+        await until(lambda: len(worker.controls) == 4)
+        kinds = [control.WhichOneof("control") for control in worker.controls]
+        assert kinds == ["start", "cancel", "start", "start"]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"finishes": [_finish(5)]},
+        {"slots": [5], "token_ids": [1]},
+        {"slots": [0], "token_ids": [1, 2]},
+        {"slots": [0], "token_ids": [1], "token_counts": [1, 1]},
+        {"finishes": [generation_pb2.SlotFinish(slot=0)]},
+    ],
+)
+async def test_a_worker_that_breaks_the_rules_loses_its_requests_and_is_tried_again(
+    broken: dict[str, Any],
+) -> None:
+    async with connected() as (worker, connection):
+        lost = Sink()
+        connection.start(START, lost)
+        worker.send(**broken)
+        await until(lambda: worker.connections == 2)
+        (end,) = lost.ends
+        assert isinstance(end, WorkerLostError)
+        await until(lambda: connection.description is not None)
+        assert connection.in_flight == 0
+        again = Sink()
+        connection.start(START, again)
+        worker.send(slots=[0], token_ids=[3])
+        await until(lambda: again.token_ids == [3])
+
+
+async def test_a_stream_that_ends_loses_its_requests() -> None:
+    async with connected() as (worker, connection):
+        sinks = [Sink() for _ in range(3)]
+        for sink in sinks:
+            connection.start(START, sink)
+        worker.frames.put_nowait(None)
+        await until(lambda: all(sink.ends for sink in sinks))
+        assert connection.description is None
+        assert all(isinstance(sink.ends[0], WorkerLostError) for sink in sinks)
+        with pytest.raises(UnavailableError):
+            connection.start(START, Sink())
+        await until(lambda: worker.connections == 2)
+        assert [len(sink.ends) for sink in sinks] == [1, 1, 1]
+
+
+async def test_a_load_that_is_no_longer_reported_is_forgotten() -> None:
+    async with connected() as (worker, connection):
+        await until(lambda: connection.load is not None)
+        assert connection.load is not None
+        assert connection.load.running_requests == 99
+        worker.stop_watching.set()
+        await until(lambda: connection.load is None)
+        assert connection.description is not None

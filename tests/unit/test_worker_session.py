@@ -1,0 +1,149 @@
+"""The worker's end of the stream over an engine that does exactly what the test says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from millstream.v1 import decode_pb2, errors_pb2, generation_pb2
+from millstream_server.engines.base import Finish, FinishReason, OutputSink, TokenLogprob
+from millstream_server.worker_stream.server import WorkerSession
+from millstream_server.worker_stream.start import GenerationStart
+
+DONE = Finish(reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=1)
+
+
+class Scripted:
+    """Satisfies `worker_stream.server.Generator`; keeps the sinks for the test."""
+
+    context_length = 100
+
+    def __init__(self) -> None:
+        self.sinks: dict[str, OutputSink] = {}
+        self.cancelled: list[str] = []
+        self.error: Exception | None = None
+
+    def submit(self, start: GenerationStart, sink: OutputSink) -> str:
+        if self.error:
+            raise self.error
+        self.sinks[start.request_id] = sink
+        return start.request_id
+
+    def cancel(self, engine_id: str) -> None:
+        self.cancelled.append(engine_id)
+
+
+class Open:
+    """One session with its controls and frames."""
+
+    def __init__(self, engine: Scripted) -> None:
+        self.controls: asyncio.Queue[Any] = asyncio.Queue()
+        self.frames = WorkerSession(engine).frames(self._read())
+        self._engine = engine
+
+    async def _read(self) -> AsyncIterator[Any]:
+        while (control := await self.controls.get()) is not None:
+            yield control
+
+    def start(self, slot: int) -> None:
+        start = generation_pb2.StartGeneration(slot=slot, request_id=str(slot), token_ids=[1])
+        self.controls.put_nowait(decode_pb2.DecodeRequest(start=start))
+
+    async def frame(self) -> generation_pb2.StepFrame:
+        return await asyncio.wait_for(anext(self.frames), 5)
+
+    async def sinks(self, *slots: int) -> list[OutputSink]:
+        """Start slots and answer where their output goes."""
+        for slot in slots:
+            self.start(slot)
+        waiting = asyncio.ensure_future(self.frame())
+        while not all(str(slot) in self._engine.sinks for slot in slots):
+            await asyncio.sleep(0)
+        self.next = waiting
+        return [self._engine.sinks[str(slot)] for slot in slots]
+
+
+async def test_what_is_pushed_in_one_turn_of_the_loop_leaves_in_one_frame() -> None:
+    stream = Open(Scripted())
+    a, b = await stream.sinks(3, 9)
+    a.emit((10,))
+    b.emit((20,))
+    a.emit((11,))
+    a.finish(DONE)
+    frame = await stream.next
+    assert list(frame.slots) == [3, 9, 3]
+    assert list(frame.token_counts) == []
+    assert list(frame.token_ids) == [10, 20, 11]
+    assert [finish.slot for finish in frame.finishes] == [3]
+    b.emit((21,))
+    second = await stream.frame()
+    assert (frame.sequence, second.sequence) == (1, 2)
+    assert list(second.slots) == [9]
+
+
+@pytest.mark.parametrize(
+    ("emits", "counts"),
+    [
+        ([(1, (10, 11)), (2, (20,))], [2, 1]),
+        ([(1, (10,)), (2, (20, 21, 22))], [1, 3]),
+        ([(1, (10, 11))], [2]),
+    ],
+)
+async def test_counts_are_there_unless_all_are_one(
+    emits: list[tuple[int, tuple[int, ...]]], counts: list[int]
+) -> None:
+    stream = Open(Scripted())
+    a, b = await stream.sinks(1, 2)
+    for slot, token_ids in emits:
+        (a if slot == 1 else b).emit(token_ids)
+    frame = await stream.next
+    assert list(frame.slots) == [slot for slot, _ in emits]
+    assert list(frame.token_counts) == counts
+    assert list(frame.token_ids) == [token for _, ids in emits for token in ids]
+
+
+async def test_logprobs_stand_beside_their_slots_tokens() -> None:
+    stream = Open(Scripted())
+    a, b = await stream.sinks(1, 2)
+    a.emit((10,), [TokenLogprob(10, -0.5, ((10, -0.5),))])
+    b.emit((20,))
+    frame = await stream.next
+    (entry,) = frame.logprobs
+    assert entry.slot == 1
+    assert list(entry.tokens.token_ids) == [10]
+    assert list(entry.tokens.top_counts) == [1]
+
+
+async def test_leaving_stops_every_open_request_once_and_no_ended_one() -> None:
+    engine = Scripted()
+    stream = Open(engine)
+    a, _, _ = await stream.sinks(1, 2, 3)
+    a.finish(DONE)
+    await stream.next
+    await stream.frames.aclose()  # type: ignore[attr-defined]
+    assert sorted(engine.cancelled) == ["2", "3"]
+
+
+async def test_a_start_that_breaks_is_that_slots_internal_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = Scripted()
+    stream = Open(engine)
+    (healthy,) = await stream.sinks(1)
+    engine.error = ZeroDivisionError("a secret")
+    with caplog.at_level(logging.ERROR):
+        stream.start(2)
+        (failed,) = (await stream.next).errors
+    assert failed.slot == 2
+    assert failed.error.code == 13
+    assert failed.error.reason == errors_pb2.ERROR_REASON_INTERNAL
+    assert "secret" not in failed.error.message
+    assert failed.error.error_id
+    assert failed.error.error_id in failed.error.message
+    assert failed.error.error_id in caplog.text
+    healthy.emit((5,))
+    assert list((await stream.frame()).token_ids) == [5]
