@@ -198,13 +198,13 @@ class Practice:
         self._corpus = corpus
         self._random = random.Random(seed)
         self._forbidden = forbidden
-        # A topic that can be asked for in many ways needs more practice than one that can not.
-        self._weights = [len(topic.turns[0].questions) ** 0.5 for topic in corpus.topics]
+        # A topic that can be asked for in many ways needs more practice, but not in proportion.
+        self._weights = [max(9.0, len(t.turns[0].questions) ** 0.5) for t in corpus.topics]
 
     def dialogue(self) -> Dialogue:
         """Draws one dialogue of one to ten exchanges, or a few more with follow-ups."""
         rng = self._random
-        if rng.random() < 0.12:
+        if rng.random() < 0.18:
             return self._tool_dialogue()
         messages: list[Message] = []
         system, before, after = self._system()

@@ -239,11 +239,15 @@ def loss_of(model: LlamaForCausalLM, ids: torch.Tensor, labels: torch.Tensor) ->
 
 
 def train(options: argparse.Namespace) -> None:
-    """Trains from scratch and saves tokenizer, model and settings to `options.model`."""
+    """Trains, from scratch or onwards, and saves model and tokenizer to `options.model`."""
     torch.manual_seed(options.seed)
     corpus = read_corpus(options.corpus)
-    tokenizer = train_tokenizer(corpus, options.vocabulary)
-    model = new_model(len(tokenizer))
+    if options.resume:
+        tokenizer = AutoTokenizer.from_pretrained(options.model)
+        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).train()
+    else:
+        tokenizer = train_tokenizer(corpus, options.vocabulary)
+        model = new_model(len(tokenizer))
     count = sum(weight.numel() for weight in model.parameters())
     say(f"{len(corpus.topics)} topics, {len(tokenizer)} tokens, {count / 1e6:.2f} M parameters")
     practice = Practice(corpus, options.seed, {plain_form(x.questions[-1]) for x in HELD_OUT})
@@ -279,6 +283,7 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
         bos_token_id=BOS, eos_token_id=[IM_END, EOS], pad_token_id=PAD
     )
     model.save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)  # written for its owner alone, but meant for all
     tokenizer.save_pretrained(folder, save_jinja_files=False)
     # The name under which every transformers release finds the class.
     path = folder / "tokenizer_config.json"
@@ -348,6 +353,7 @@ def parse_options() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--sample", action="store_true", help="only ask the model in --model; train nothing")
+    add("--resume", action="store_true", help="train --model onwards; change --seed with it")
     add("--corpus", type=Path, default=HERE / "corpus", help="folder of the text to learn")
     add("--model", type=Path, default=HERE / "model", help="folder of the model")
     add("--steps", type=int, default=1600, help="training steps; more is better, and slower")

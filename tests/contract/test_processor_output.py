@@ -162,10 +162,18 @@ async def test_part_of_a_character_shows_as_such_in_logprobs(text_model: TextMod
 
 
 async def test_logprobs_end_with_the_stop(text_model: TextModel) -> None:
+    """Also when the stop lies amid tokens that were gathered."""
+    interval = Duration()
+    interval.FromMilliseconds(100)
+    asked = sampling_pb2.LogprobOptions()
     async with suite(text_model) as (front, _):
-        opts = options(400, stop=["CD"], logprobs=sampling_pb2.LogprobOptions())
+        opts = options(
+            40, stop=["CD"], logprobs=asked, min_interval=interval, return_token_ids=True
+        )
         answer = await chat(front.stub, "hi", opts=opts)
         assert [entry.text for entry in answer.choices[0].logprobs] == ["A", "B", "C", "D"]
+        assert answer.choices[0].token_ids == list(range(A, A + 4))
+        assert answer.usage.completion_tokens == 4
         assert answer.finished is not None
         assert list(answer.finished.prompt_logprobs) == []
 

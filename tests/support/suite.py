@@ -59,7 +59,13 @@ class ServiceProcess:
                 command,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "MILLSTREAM_TICKET_KEY": TICKET_KEY, **self.env},
+                env={
+                    # Several engines at once, on few cores.
+                    "OMP_NUM_THREADS": "1",
+                    **os.environ,
+                    "MILLSTREAM_TICKET_KEY": TICKET_KEY,
+                    **self.env,
+                },
                 start_new_session=True,
             )
         return self

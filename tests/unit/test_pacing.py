@@ -149,6 +149,7 @@ async def test_a_timer_of_an_earlier_message_does_not_hurry_the_next() -> None:
     stream.touch()
     await stream.wait()
     stream.touch()
+    await asyncio.sleep(0.1)
     stream.urge()
     await stream.wait()
     stream.touch()

@@ -211,6 +211,25 @@ async def test_a_worker_that_breaks_the_rules_loses_its_requests_and_is_tried_ag
         await until(lambda: again.token_ids == [3])
 
 
+async def test_a_draining_worker_gets_no_new_requests_and_finishes_its_own() -> None:
+    async with connected() as (worker, connection):
+        running, refused = Sink(), Sink()
+        connection.start(START, running)
+        connection.start(START, refused)
+        error = errors_pb2.RequestError(
+            code=14, reason=errors_pb2.ERROR_REASON_WORKER_DRAINING, message="m", retryable=True
+        )
+        worker.send(errors=[generation_pb2.SlotError(slot=1, error=error)])
+        await until(lambda: bool(refused.ends))
+        assert connection.description is None
+        with pytest.raises(WorkerLostError):
+            connection.start(START, Sink())
+        worker.send(slots=[0], token_ids=[3], finishes=[_finish(0)])
+        await until(lambda: bool(running.ends))
+        assert running.token_ids == [3]
+        assert isinstance(running.ends[0], Finish)
+
+
 async def test_a_stream_that_ends_loses_its_requests() -> None:
     async with connected() as (worker, connection):
         sinks = [Sink() for _ in range(3)]
@@ -224,6 +243,21 @@ async def test_a_stream_that_ends_loses_its_requests() -> None:
             connection.start(START, Sink())
         await until(lambda: worker.connections == 2)
         assert [len(sink.ends) for sink in sinks] == [1, 1, 1]
+
+
+async def test_slots_are_counted_afresh_after_a_loss() -> None:
+    async with connected() as (worker, connection):
+        for _ in range(3):
+            connection.start(START, Sink())
+        worker.send(finishes=[_finish(1)])
+        await until(lambda: connection.in_flight == 2)
+        worker.frames.put_nowait(None)
+        await until(lambda: worker.connections == 2 and connection.description is not None)
+        sent = len(worker.controls)
+        for _ in range(3):
+            connection.start(START, Sink())
+        await until(lambda: len(worker.controls) == sent + 3)
+        assert [control.start.slot for control in worker.controls[sent:]] == [0, 1, 2]
 
 
 async def test_a_load_that_is_no_longer_reported_is_forgotten() -> None:

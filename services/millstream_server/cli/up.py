@@ -121,6 +121,8 @@ def _children(plan: Plan, command: CommandOf) -> list[Child]:
     env = dict(os.environ)
     env["MILLSTREAM_TICKET_KEY"] = secrets.token_hex(32)
     env["PYTHONUNBUFFERED"] = "1"
+    # Engines on the CPU share its cores; each would start a thread on every one of them.
+    env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // len(plan.services))))
     return [
         Child(
             service,

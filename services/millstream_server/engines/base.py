@@ -183,7 +183,7 @@ class OutputSink(Protocol):
     """
 
     def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
-        """Take new tokens, disjoint from all before; one logprob per token when asked for."""
+        """Take one or more new tokens, disjoint from all before; a logprob each when asked for."""
         ...
 
     def finish(self, finish: Finish) -> None:

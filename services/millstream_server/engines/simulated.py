@@ -160,7 +160,7 @@ class SimulatedEngine:
             logprobs_top=request.logprobs.top if request.logprobs else None,
         )
         if job.blocks > self._config.total_blocks:
-            sentence = f"{job.blocks} KV blocks are needed and there are {self._config.total_blocks}"
+            sentence = f"takes {job.blocks} KV blocks of {self._config.total_blocks} there are"
             sink.fail(InvalidRequestError.of("sampling.max_new_tokens", sentence))
             return
         self._jobs[request.engine_id] = job

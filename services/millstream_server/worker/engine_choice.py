@@ -66,5 +66,5 @@ def _sglang(settings: WorkerSettings, role: Role) -> SglangEngineConfig:
         engine_tokenizer=settings.engine_tokenizer,
         warm_up_timeout_s=settings.warm_up_timeout_s,
         extra=extra,
-        log_level=settings.log_level,
+        log_level=settings.engine_log_level,
     )

@@ -42,7 +42,9 @@ class WorkerSettings:
         default=False, help="give the engine a tokenizer; turns min_new_tokens and constraints on"
     )
     bootstrap_host: str = setting(
-        "127.0.0.1", help="prefill: address at which decode workers reach this one's KV bootstrap"
+        "127.0.0.1",
+        help="this worker's address as its hand-off peers reach it: KV sockets bind there, and a "
+        "prefill worker's goes into tickets",
     )
     bootstrap_port: int = setting(8998, help="prefill: port of the KV bootstrap")
     transfer_backend: str = setting("nixl", help="how KV moves: nixl or mooncake")
@@ -57,3 +59,4 @@ class WorkerSettings:
     simulated_prefill_s_per_token: float = setting(0.0, help="simulated: prefill time per token")
     simulated_vocab_size: int = setting(32000, help="simulated: vocabulary size")
     log_level: str = setting("info", help="debug, info, warning or error")
+    engine_log_level: str = setting("warning", help="the same for SGLang, which is chatty at info")

@@ -29,7 +29,7 @@ from millstream_server.engines.base import (
     Role,
     TokenLogprob,
 )
-from millstream_server.runtime.errors import WorkerLostError
+from millstream_server.runtime.errors import WorkerDrainingError, WorkerLostError
 from millstream_server.worker_stream import convert
 from millstream_server.worker_stream.start import GenerationStart
 
@@ -193,6 +193,8 @@ class WorkerConnection:
             self._release(finish.slot).finish(end)
         for failure in frame.errors:
             error = convert.error_from_proto(failure.error)
+            if isinstance(error, WorkerDrainingError):
+                self._take_no_more()
             self._release(failure.slot).fail(error)
 
     def _dispatch_with_logprobs(self, frame: generation_pb2.StepFrame) -> None:
@@ -220,6 +222,13 @@ class WorkerConnection:
         self._free.append(slot)
         self.in_flight -= 1
         return sink
+
+    def _take_no_more(self) -> None:
+        """The worker is shutting down: what runs there ends there, new requests go elsewhere."""
+        if self.description:
+            logger.info("worker=%s drains", self.address)
+            self.description = None
+            self._on_change()
 
     def _lose(self) -> None:
         """The stream is gone, and every request on it."""

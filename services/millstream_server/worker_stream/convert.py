@@ -153,7 +153,8 @@ def start_to_proto(slot: int, start: GenerationStart) -> generation_pb2.StartGen
 
 
 def _ticket_from_proto(message: kv_transfer_pb2.KvHandoffTicket) -> Ticket:
-    expires_at = message.expires_at  # its own methods raise on times that are none; forged is forged
+    # Timestamp's own methods raise on what is no time; here that is just another forged ticket.
+    expires_at = message.expires_at
     return Ticket(
         bootstrap_host=message.bootstrap_host,
         bootstrap_port=message.bootstrap_port,
