@@ -236,8 +236,14 @@ class StepFrame(_message.Message):
     LOGPROBS_FIELD_NUMBER: _builtins.int
     FINISHES_FIELD_NUMBER: _builtins.int
     ERRORS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     sequence: _builtins.int
     """1 for a stream's first frame, then rising by one."""
+    draining: _builtins.bool
+    """The worker is shutting down: the caller MUST start nothing more on this stream. What runs goes on
+    to its end. Sent once; starts that crossed it on the way are still taken for half a second, later
+    ones end with WORKER_DRAINING.
+    """
     @_builtins.property
     def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Entry i says that slot slots[i] got new tokens. A slot may have several entries; their order is
@@ -276,10 +282,11 @@ class StepFrame(_message.Message):
         logprobs: _abc.Iterable[Global___SlotLogprobs] | None = ...,
         finishes: _abc.Iterable[Global___SlotFinish] | None = ...,
         errors: _abc.Iterable[Global___SlotError] | None = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["errors", b"errors", "finishes", b"finishes", "logprobs", b"logprobs", "sequence", b"sequence", "slots", b"slots", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "errors", b"errors", "finishes", b"finishes", "logprobs", b"logprobs", "sequence", b"sequence", "slots", b"slots", "token_counts", b"token_counts", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -61,8 +61,8 @@ class GenerationOptions(_message.Message):
 
     @_builtins.property
     def min_interval(self) -> _duration_pb2.Duration:
-        """Least time between two messages of this stream, at most 10 s: trade latency for fewer, larger
-        messages. The first token never waits. Unset: the server's pacing alone.
+        """Least time between two messages of a turn, at most 10 s: trade latency for fewer, larger messages.
+        A turn's first message and its last never wait. Unset: the server's pacing alone.
         """
 
     def __init__(
@@ -147,7 +147,7 @@ class ChatStart(_message.Message):
     """The client's id for logs and traces, at most 128 bytes. Empty: the server makes one."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.Message]:
-        """The conversation so far, at least one message; the last is the user's or a tool's."""
+        """The conversation so far, at least one message; the last is not the model's."""
 
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.Tool]:
@@ -155,7 +155,9 @@ class ChatStart(_message.Message):
 
     @_builtins.property
     def options(self) -> Global___GenerationOptions:
-        """Options of this turn and of the following ones."""
+        """Options of this turn and of the following ones. In a following turn max_new_tokens is bounded by
+        what the context length leaves; in this one it must fit.
+        """
 
     def __init__(
         self,
@@ -234,14 +236,23 @@ class CancelTurn(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    TURN_FIELD_NUMBER: _builtins.int
+    turn: _builtins.int
+    """The turn to stop, as in ChatResponse.turn: a cancel that crosses the turn's end on the way then
+    can't hit the next one. Unset: whichever runs, or is the next to run.
+    """
     def __init__(
         self,
+        *,
+        turn: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_turn", b"_turn", "turn", b"turn"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_turn", b"_turn", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__turn: _TypeAlias = _typing.Literal["turn"]  # noqa: Y015
+    _WhichOneofArgType__turn: _TypeAlias = _typing.Literal["_turn", b"_turn"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__turn) -> _WhichOneofReturnType__turn | None: ...
 
 Global___CancelTurn: _TypeAlias = CancelTurn  # noqa: Y015
 

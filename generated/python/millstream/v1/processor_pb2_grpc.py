@@ -27,8 +27,10 @@ if _version_not_supported:
 
 class ProcessorServiceStub:
     """ProcessorService is the front door: text in, text out. Failures are the RPC's status, with
-    google.rpc.ErrorInfo (domain "millstream.io", reason from ErrorReason), google.rpc.BadRequest for
-    invalid input and google.rpc.RetryInfo where a retry helps.
+    google.rpc.ErrorInfo (domain "millstream.io", reason from ErrorReason, metadata `retryable` "true" or
+    "false" and, for INTERNAL, `error_id`), google.rpc.BadRequest for invalid input and
+    google.rpc.RetryInfo whenever a retry may help. A message over the server's size limit gets gRPC's
+    own RESOURCE_EXHAUSTED, without details.
     """
 
     def __init__(self, channel):
@@ -66,8 +68,10 @@ class ProcessorServiceStub:
 
 class ProcessorServiceServicer:
     """ProcessorService is the front door: text in, text out. Failures are the RPC's status, with
-    google.rpc.ErrorInfo (domain "millstream.io", reason from ErrorReason), google.rpc.BadRequest for
-    invalid input and google.rpc.RetryInfo where a retry helps.
+    google.rpc.ErrorInfo (domain "millstream.io", reason from ErrorReason, metadata `retryable` "true" or
+    "false" and, for INTERNAL, `error_id`), google.rpc.BadRequest for invalid input and
+    google.rpc.RetryInfo whenever a retry may help. A message over the server's size limit gets gRPC's
+    own RESOURCE_EXHAUSTED, without details.
     """
 
     def Chat(self, request_iterator, context):
@@ -148,8 +152,10 @@ def add_ProcessorServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class ProcessorService:
     """ProcessorService is the front door: text in, text out. Failures are the RPC's status, with
-    google.rpc.ErrorInfo (domain "millstream.io", reason from ErrorReason), google.rpc.BadRequest for
-    invalid input and google.rpc.RetryInfo where a retry helps.
+    google.rpc.ErrorInfo (domain "millstream.io", reason from ErrorReason, metadata `retryable` "true" or
+    "false" and, for INTERNAL, `error_id`), google.rpc.BadRequest for invalid input and
+    google.rpc.RetryInfo whenever a retry may help. A message over the server's size limit gets gRPC's
+    own RESOURCE_EXHAUSTED, without details.
     """
 
     @staticmethod

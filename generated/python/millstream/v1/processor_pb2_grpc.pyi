@@ -14,8 +14,10 @@ GRPC_VERSION: str
 
 class ProcessorServiceStub:
     """ProcessorService is the front door: text in, text out. Failures are the RPC's status, with
-    google.rpc.ErrorInfo (domain "millstream.io", reason from ErrorReason), google.rpc.BadRequest for
-    invalid input and google.rpc.RetryInfo where a retry helps.
+    google.rpc.ErrorInfo (domain "millstream.io", reason from ErrorReason, metadata `retryable` "true" or
+    "false" and, for INTERNAL, `error_id`), google.rpc.BadRequest for invalid input and
+    google.rpc.RetryInfo whenever a retry may help. A message over the server's size limit gets gRPC's
+    own RESOURCE_EXHAUSTED, without details.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -38,8 +40,10 @@ class ProcessorServiceStub:
 
 class ProcessorServiceServicer(metaclass=_abc_1.ABCMeta):
     """ProcessorService is the front door: text in, text out. Failures are the RPC's status, with
-    google.rpc.ErrorInfo (domain "millstream.io", reason from ErrorReason), google.rpc.BadRequest for
-    invalid input and google.rpc.RetryInfo where a retry helps.
+    google.rpc.ErrorInfo (domain "millstream.io", reason from ErrorReason, metadata `retryable` "true" or
+    "false" and, for INTERNAL, `error_id`), google.rpc.BadRequest for invalid input and
+    google.rpc.RetryInfo whenever a retry may help. A message over the server's size limit gets gRPC's
+    own RESOURCE_EXHAUSTED, without details.
     """
 
     @_abc_1.abstractmethod
