@@ -14,7 +14,16 @@ from millstream.v1 import generation_pb2, processor_pb2, sampling_pb2, worker_pb
 from millstream_server.engines.base import Role
 from millstream_server.engines.simulated import SimulatedConfig
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.chats import CANCEL, Conversation, chat, options, start, user_turn
+from tests.support.chats import (
+    CANCEL,
+    Conversation,
+    chat,
+    completion,
+    gather,
+    options,
+    start,
+    user_turn,
+)
 from tests.support.failures import refusal
 from tests.support.in_process import (
     ALPHABET,
@@ -263,7 +272,7 @@ async def test_a_failed_decode_leg_ends_the_request_and_aborts_prefill(
         await both.until_idle()
 
 
-async def test_a_draining_prefill_worker_refuses_and_decode_is_let_go(
+async def test_a_draining_prefill_worker_gets_no_requests(
     text_model: TextModel,
 ) -> None:
     async with pair(text_model) as both:
@@ -272,5 +281,17 @@ async def test_a_draining_prefill_worker_refuses_and_decode_is_let_go(
         await conversation.say(start("hi", opts=options(3)))
         failed = await refusal(conversation.call)
         assert failed.code is grpc.StatusCode.UNAVAILABLE
-        assert failed.reason == "WORKER_DRAINING"
+        assert failed.reason == "NO_WORKER"
+        assert "prefill" in failed.message
+        await both.until_idle()
+
+
+async def test_prompt_logprobs_come_from_the_leg_that_runs_the_prompt(
+    text_model: TextModel,
+) -> None:
+    async with pair(text_model) as both:
+        opts = options(1, logprobs=sampling_pb2.LogprobOptions(prompt=True))
+        answer = await gather(both.front.stub.Complete(completion([7, 8, 9], opts)))
+        assert answer.finished is not None
+        assert [entry.token_id for entry in answer.finished.prompt_logprobs] == [7, 8, 9]
         await both.until_idle()

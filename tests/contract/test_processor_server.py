@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from millstream_server.engines.base import Role
 from millstream_server.processor.text.tokenizer import TextModel
 from tests.support.chats import Conversation, chat, completion, options, start, user_turn
-from tests.support.failures import failure, refusal
+from tests.support.failures import refusal
 from tests.support.in_process import ALPHABET, MODEL, processor, suite, worker
 from tests.support.waiting import until
 
@@ -84,26 +85,19 @@ async def test_a_worker_that_is_still_loading_is_taken_once_it_is_ready(
         assert (await chat(front.stub, "hi", opts=options(2))).text == "AB"
 
 
-async def test_a_draining_worker_costs_one_request_and_then_gets_none(
-    text_model: TextModel,
-) -> None:
+async def test_a_draining_worker_costs_no_request(text_model: TextModel) -> None:
     async with (
         worker() as one,
         worker() as two,
         processor({MODEL: text_model}, [one.address, two.address]) as front,
     ):
-        await one.core.drain(5)
-        answered, refused = 0, []
-        for _ in range(20):
-            conversation = Conversation(front.stub)
-            await conversation.say(start("hi", opts=options(2)))
-            try:
-                await conversation.end()
-                answered += 1
-            except grpc.aio.AioRpcError as error:
-                refused.append(failure(error).reason)
-        assert refused == ["WORKER_DRAINING"]
-        assert answered == 19
+        draining = asyncio.ensure_future(one.core.drain(5))
+        while not draining.done():
+            answers = await asyncio.gather(
+                *(chat(front.stub, "hi", opts=options(2)) for _ in range(8))
+            )
+            assert [answer.text for answer in answers] == ["AB"] * 8
+        assert (await chat(front.stub, "hi", opts=options(2))).text == "AB"
 
 
 # ---- health

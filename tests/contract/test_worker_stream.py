@@ -495,10 +495,14 @@ async def test_bytes_that_are_no_message_end_the_stream_as_the_callers_fault() -
 async def test_a_draining_worker_refuses_the_new_and_finishes_the_old() -> None:
     async with worker(STEPPING) as w:
         stream = decode_stream(w.decode)
-        await stream.start(0, [1], max_new_tokens=40)
+        await stream.start(0, [1], max_new_tokens=400)
         await stream.first_token(0)
         draining = asyncio.ensure_future(w.core.drain(20))
-        await asyncio.sleep(0)
+        await stream.until(lambda: stream.frames[-1].draining)
+        await stream.start(1, [1], max_new_tokens=2)  # as if it had crossed the news on the way
+        (taken,) = await stream.ended(1)
+        assert taken.token_ids == [2, 3]
+        await until(lambda: w.core._draining)
         await stream.start(1, [1], max_new_tokens=2)
         (refused,) = await stream.ended(1)
         assert refused.error is not None
@@ -507,7 +511,8 @@ async def test_a_draining_worker_refuses_the_new_and_finishes_the_old() -> None:
         assert refused.error.retryable
         assert not draining.done()
         (running,) = await stream.ended(0)
-        assert len(running.token_ids) == 40
+        assert len(running.token_ids) == 400
+        assert sum(frame.draining for frame in stream.frames) == 1
         await asyncio.wait_for(draining, 1)
 
 

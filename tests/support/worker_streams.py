@@ -125,7 +125,7 @@ class Stream:
             pass
 
     def _sort(self, frame: generation_pb2.StepFrame) -> None:
-        assert frame.slots or frame.finishes or frame.errors, "an empty frame"
+        assert frame.slots or frame.finishes or frame.errors or frame.draining, "an empty frame"
         if frame.token_counts:
             assert set(frame.token_counts) != {1}, "counts of one each are left out"
             assert 0 not in frame.token_counts

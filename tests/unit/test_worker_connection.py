@@ -213,15 +213,10 @@ async def test_a_worker_that_breaks_the_rules_loses_its_requests_and_is_tried_ag
 
 async def test_a_draining_worker_gets_no_new_requests_and_finishes_its_own() -> None:
     async with connected() as (worker, connection):
-        running, refused = Sink(), Sink()
+        running = Sink()
         connection.start(START, running)
-        connection.start(START, refused)
-        error = errors_pb2.RequestError(
-            code=14, reason=errors_pb2.ERROR_REASON_WORKER_DRAINING, message="m", retryable=True
-        )
-        worker.send(errors=[generation_pb2.SlotError(slot=1, error=error)])
-        await until(lambda: bool(refused.ends))
-        assert connection.description is None
+        worker.send(draining=True)
+        await until(lambda: connection.description is None)
         with pytest.raises(WorkerLostError):
             connection.start(START, Sink())
         worker.send(slots=[0], token_ids=[3], finishes=[_finish(0)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -35,6 +35,9 @@ class Scripted:
 
     def cancel(self, engine_id: str) -> None:
         self.cancelled.append(engine_id)
+
+    def watch_drain(self, callback: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
 
 
 class Open:

@@ -52,8 +52,9 @@ class Inbox:
         self._closed = False
         self._error: ServingError | None = None
         self._running: Generation | None = None
-        self._preparing = True  # the first turn, from the start on
-        self._cancelled = False
+        self._number = 1  # of the turn that runs or is prepared: the first, from the start on
+        self._preparing = True
+        self._cancelled: set[int] = set()
 
     async def read(self, requests: AsyncIterator[processor_pb2.ChatRequest]) -> None:
         """Take in messages until the client half-closes; run as a task."""
@@ -78,6 +79,7 @@ class Inbox:
             if self._error:
                 raise self._error
             if self._turns:
+                self._number += 1
                 self._preparing = True
                 return self._turns.popleft()
             if self._closed:
@@ -87,24 +89,31 @@ class Inbox:
 
     def running(self, generation: Generation) -> None:
         """This turn runs now: cancels go to it, those included that came while it was prepared."""
-        cancelled, self._cancelled = self._cancelled, False
         self._running, self._preparing = generation, False
         if self._error:
             generation.fail(self._error)
-        elif cancelled:
+        elif self._number in self._cancelled:
             generation.cancel()
 
     def ended(self) -> None:
         """No turn runs."""
         self._running = None
 
+    def _cancel(self, message: processor_pb2.CancelTurn) -> None:
+        """Stop a turn that runs, is prepared or waits; any other is over, or never was."""
+        current = self._running is not None or self._preparing
+        number = self._number if current else self._number + 1
+        if message.HasField("turn"):
+            number = message.turn
+        if number == self._number and self._running:
+            self._running.cancel()
+        elif self._number + (not current) <= number <= self._number + len(self._turns):
+            self._cancelled.add(number)
+
     def _take(self, request: processor_pb2.ChatRequest) -> None:
         kind = request.WhichOneof("message")
         if kind == "cancel":
-            if self._running:
-                self._running.cancel()
-            elif self._preparing or self._turns:
-                self._cancelled = True
+            self._cancel(request.cancel)
             return
         if kind == "user_turn":
             turn = _user_turn(request.user_turn)

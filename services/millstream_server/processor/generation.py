@@ -84,6 +84,9 @@ class _Choice:
     worker_finish: Finish | None = None
     completion_tokens: int = 0
     cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    awaits_prefill: bool = False
+    """The prefill leg still has the prompt's logprobs."""
     ended: bool = False
     all_text: list[str] = field(default_factory=list)
 
@@ -96,11 +99,12 @@ class _Choice:
 
     def finish(self, finish: Finish) -> None:
         self.worker_finish = finish
+        self.prompt_logprobs = finish.prompt_logprobs or self.prompt_logprobs
         self.cached_tokens = max(self.cached_tokens, finish.cached_tokens)
         self.generation.paced.urge()
 
     def fail(self, error: ServingError) -> None:
-        if not self.ended and self.worker_finish is None:
+        if not self.ended and (self.worker_finish is None or self.awaits_prefill):
             self.generation.fail(error)
 
     def cancel(self) -> None:
@@ -109,7 +113,7 @@ class _Choice:
 
     def take(self) -> Delta | None:
         """Turn what has gathered into a delta; None when there is nothing new."""
-        finish = self.worker_finish
+        finish = None if self.awaits_prefill else self.worker_finish
         if self.ended or not (self.fresh_ids or finish):
             return None
         ids, self.fresh_ids = self.fresh_ids, []
@@ -164,6 +168,10 @@ class _PrefillLeg:
 
     def finish(self, finish: Finish) -> None:
         self._choice.cached_tokens = max(self._choice.cached_tokens, finish.cached_tokens)
+        if self._choice.awaits_prefill:
+            self._choice.prompt_logprobs = finish.prompt_logprobs
+            self._choice.awaits_prefill = False
+            self._choice.generation.paced.urge()
 
     def fail(self, error: ServingError) -> None:
         self._choice.fail(error)
@@ -227,6 +235,9 @@ class Generation:
         if route.prefill is not None:
             start = replace(start, ticket=_mint(route, ticket_key))
             choice.cancel_legs.append(route.prefill.start(start, _PrefillLeg(choice)))
+            if spec.logprobs and spec.logprobs.prompt:  # only the leg that runs the prompt has them
+                choice.awaits_prefill = True
+                start = replace(start, logprobs=replace(spec.logprobs, prompt=False))
         choice.cancel_legs.append(route.decode.start(start, choice))
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
@@ -281,8 +292,7 @@ class Generation:
 
     def prompt_logprobs(self) -> Sequence[TokenLogprob]:
         """Give the prompt's logprobs, when asked for and finished."""
-        finish = self._choices[0].worker_finish
-        return finish.prompt_logprobs if finish else ()
+        return self._choices[0].prompt_logprobs
 
     def first_text(self) -> str:
         """Give choice 0's whole text, which goes into a conversation's context."""

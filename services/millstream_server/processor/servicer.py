@@ -182,6 +182,8 @@ class _Chat:
         self._options = turn.options or self._options
         _, token_ids = await self._core.render_chat(served.text, self._messages, self._tools)
         spec = _spec(self._options, self._start.request_id, served, token_ids, self._context)
+        if turn.options is None and self._turns > 1:
+            spec = _fitted(spec, served.engine.context_length)
         self._core.check(spec, served.engine, "messages")
         return served, spec
 
@@ -203,6 +205,14 @@ def _spec(
         timeout_s=context.time_remaining(),
         trace=_trace(context),
     )
+
+
+def _fitted(spec: GenerationSpec, context_length: int) -> GenerationSpec:
+    """Bound a later turn's answer by the room that the conversation has left."""
+    room = max(1, context_length - len(spec.token_ids))
+    if spec.sampling.max_new_tokens <= room:
+        return spec
+    return replace(spec, sampling=replace(spec.sampling, max_new_tokens=room))
 
 
 def _trace(context: Any) -> TraceContext:

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from millstream_server.engines.base import EngineInfo, Role
+from millstream_server.engines.base import Ability, EngineInfo, Role
 from millstream_server.routing.policy import Policy
 from millstream_server.runtime.errors import NoWorkerError
 from millstream_server.worker_stream.client import WorkerConnection
@@ -67,15 +67,22 @@ class WorkerPool:
 
     def engine(self, model: str) -> EngineInfo | None:
         """Describe the engine that limits requests for a model, None without workers."""
-        descriptions = [
+        workers = [
             c.description
             for c in self._connections
             if c.description and c.description.model == model
         ]
-        return min(
-            (d.engine for d in descriptions),
-            key=lambda e: (e.context_length, len(e.abilities)),
-            default=None,
+        if not workers:
+            return None
+        prompts = [w.engine for w in workers if w.role is not Role.DECODE]
+        tokens = [w.engine for w in workers if w.role is not Role.PREFILL]
+        abilities = frozenset.intersection(*(e.abilities for e in tokens or prompts))
+        # Prompt logprobs are the business of those that run prompts, all else of all.
+        if all(Ability.PROMPT_LOGPROBS in engine.abilities for engine in prompts or tokens):
+            abilities |= {Ability.PROMPT_LOGPROBS}
+        return replace(
+            min((w.engine for w in workers), key=lambda engine: engine.context_length),
+            abilities=abilities,
         )
 
     def route(self, model: str, preferred: Route | None = None) -> Route:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from millstream_server.engines.base import (
     Engine,
@@ -24,6 +25,10 @@ from millstream_server.runtime.errors import (
 from millstream_server.transfer.ticket import Ticket, TicketGate
 from millstream_server.worker_stream.start import GenerationStart
 
+_CROSSING_S = 0.5
+"""How long starts are still taken after the streams were told: they may be on the way already."""
+MAX_REQUEST_ID_BYTES = 128
+
 
 class WorkerCore:
     """One engine's front; satisfies `worker_stream.server.Generator`."""
@@ -35,7 +40,9 @@ class WorkerCore:
         self._gate = gate
         self._info: EngineInfo | None = None
         self._open = 0
+        self._leaving = False
         self._draining = False
+        self._on_drain: set[Callable[[], None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -60,6 +67,8 @@ class WorkerCore:
             raise WorkerDrainingError("this worker is shutting down; retry on another one")
         if self._info is None:
             raise UnavailableError("this worker is still loading its model", retry_delay_s=1.0)
+        if len(start.request_id.encode()) > MAX_REQUEST_ID_BYTES:
+            raise InvalidRequestError.of("request_id", f"at most {MAX_REQUEST_ID_BYTES} bytes")
         engine_id = new_engine_id()
         request = GenerationRequest(
             engine_id=engine_id,
@@ -81,8 +90,19 @@ class WorkerCore:
         if engine_id:
             self._engine.abort(engine_id)
 
+    def watch_drain(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Have ``callback`` called when the drain begins, or has begun; answers how to undo it."""
+        if self._leaving:
+            callback()
+        self._on_drain.add(callback)
+        return lambda: self._on_drain.discard(callback)
+
     async def drain(self, limit_s: float) -> None:
-        """Refuse new requests and wait for the open ones, at most ``limit_s``."""
+        """Tell the streams, refuse new requests, wait for the open ones, at most ``limit_s``."""
+        self._leaving = True
+        for callback in self._on_drain:
+            callback()
+        await asyncio.sleep(_CROSSING_S)
         self._draining = True
         try:
             async with asyncio.timeout(limit_s):

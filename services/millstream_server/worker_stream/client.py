@@ -29,7 +29,7 @@ from millstream_server.engines.base import (
     Role,
     TokenLogprob,
 )
-from millstream_server.runtime.errors import WorkerDrainingError, WorkerLostError
+from millstream_server.runtime.errors import WorkerLostError
 from millstream_server.worker_stream import convert
 from millstream_server.worker_stream.start import GenerationStart
 
@@ -187,14 +187,14 @@ class WorkerConnection:
             for slot, count in zip(frame.slots, frame.token_counts, strict=True):
                 sinks[slot].emit(token_ids[at : at + count])
                 at += count
+        if frame.draining:
+            self._take_no_more()
         # Converted first: what can't be read must not cost a slot its end.
         for finish in frame.finishes:
             end = convert.finish_from_proto(finish)
             self._release(finish.slot).finish(end)
         for failure in frame.errors:
             error = convert.error_from_proto(failure.error)
-            if isinstance(error, WorkerDrainingError):
-                self._take_no_more()
             self._release(failure.slot).fail(error)
 
     def _dispatch_with_logprobs(self, frame: generation_pb2.StepFrame) -> None:

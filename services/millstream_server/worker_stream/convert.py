@@ -200,9 +200,16 @@ def finish_to_proto(slot: int, finish: Finish) -> generation_pb2.SlotFinish:
 
 
 def finish_from_proto(message: generation_pb2.SlotFinish) -> Finish:
-    """Read a slot's good end."""
+    """Read a slot's good end.
+
+    Raises:
+        ValueError: it gives no reason.
+    """
+    if not message.reason:
+        raise ValueError("a finish without a reason")
     return Finish(
-        reason=_FINISH_FROM_PROTO[message.reason],
+        # A newer worker's reason that we don't know: it ended well, so the turn is over.
+        reason=_FINISH_FROM_PROTO.get(message.reason, FinishReason.STOP),
         prompt_tokens=message.usage.prompt_tokens,
         completion_tokens=message.usage.completion_tokens,
         cached_tokens=message.usage.cached_tokens,

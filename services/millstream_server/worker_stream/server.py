@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
 from millstream.v1 import generation_pb2
@@ -48,6 +48,10 @@ class Generator(Protocol):
         """Stop a request at any stage."""
         ...
 
+    def watch_drain(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Have ``callback`` called when the worker begins to drain; answers how to undo it."""
+        ...
+
 
 class WorkerSession:
     """One stream's requests."""
@@ -69,6 +73,7 @@ class WorkerSession:
         """
         reader = asyncio.ensure_future(self._read(controls))
         reader.add_done_callback(lambda _: self._wake.set())
+        unwatch = self._generator.watch_drain(self._announce_drain)
         try:
             while True:
                 if self._columns.filled:
@@ -81,6 +86,7 @@ class WorkerSession:
                 await self._wake.wait()
                 self._wake.clear()
         finally:
+            unwatch()
             reader.cancel()
             for slot in list(self._slots.values()):
                 slot.abandon()
@@ -112,6 +118,10 @@ class WorkerSession:
             logger.exception("error_id=%s start failed", internal.error_id)
             slot.fail(internal)
 
+    def _announce_drain(self) -> None:
+        self._columns.filled = self._columns.draining = True
+        self._wake.set()
+
     def _take_frame(self) -> generation_pb2.StepFrame:
         columns, self._columns = self._columns, _Columns()
         self._sequence += 1
@@ -121,10 +131,20 @@ class WorkerSession:
 class _Columns:
     """A frame in the making."""
 
-    __slots__ = ("counts", "errors", "filled", "finishes", "logprobs", "slots", "token_ids")
+    __slots__ = (
+        "counts",
+        "draining",
+        "errors",
+        "filled",
+        "finishes",
+        "logprobs",
+        "slots",
+        "token_ids",
+    )
 
     def __init__(self) -> None:
         self.filled = False
+        self.draining = False
         self.slots: list[int] = []
         self.counts: list[int] = []
         self.token_ids: list[int] = []
@@ -142,6 +162,7 @@ class _Columns:
             logprobs=self.logprobs,
             finishes=self.finishes,
             errors=self.errors,
+            draining=self.draining,
         )
 
 
