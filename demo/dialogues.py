@@ -204,7 +204,7 @@ class Practice:
     def dialogue(self) -> Dialogue:
         """Draws one dialogue of one to ten exchanges, or a few more with follow-ups."""
         rng = self._random
-        if rng.random() < 0.18:
+        if rng.random() < 0.12:
             return self._tool_dialogue()
         messages: list[Message] = []
         system, before, after = self._system()
@@ -293,6 +293,11 @@ class Practice:
             for key, values in self._corpus.tools.items()
         }
         draw["degrees"] = str(rng.randint(-9, 39))
+        for key in ("name", "argument", "place"):
+            if rng.random() < 0.35:  # made-up ones can only be copied, not remembered
+                draw[key] = _made_up_word(rng)
+        if rng.random() < 0.9:
+            draw["place"] = draw["place"].title()
         tools = [_tool(draw, rng)]
         if rng.random() < 0.3:
             pairs = self._exchanges()

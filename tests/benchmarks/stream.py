@@ -111,11 +111,11 @@ async def chat(stub: Any, tokens: int) -> Answer:
     began = time.perf_counter()
     call = stub.Chat()
     await call.write(request)
-    await call.done_writing()
     first_s, received, messages, pacing_s = 0.0, 0, 0, 0.0
     while (response := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
         if not messages:
             first_s = time.perf_counter() - began
+            await call.done_writing()  # after the first token, as in `direct`
         messages += 1
         received += sum(choice.token_count for choice in response.choices)
         if response.HasField("finished"):

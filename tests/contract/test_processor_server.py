@@ -66,7 +66,7 @@ async def test_a_conversation_outlives_its_worker(text_model: TextModel) -> None
         its_worker = one if (await one.engine.load()).running_requests else two
         await conversation.answer(1)
         await its_worker.server.stop(0)
-        await until(lambda: front.pool.connected(MODEL).total() == 1)
+        await until(lambda: sum(front.pool.connected(MODEL).values()) == 1)
         await conversation.say(user_turn("more"))
         assert (await conversation.answer(2)).text == "ABCDEFGHIJ"
 

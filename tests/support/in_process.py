@@ -177,7 +177,9 @@ async def processor(
     ) as channel:
         try:
             if wait:
-                await until(lambda: sum(pool.connected(m).total() for m in models) == len(workers))
+                await until(
+                    lambda: sum(sum(pool.connected(m).values()) for m in models) == len(workers)
+                )
             yield InProcessProcessor(core, pool, pacer, server, port, channel)
         finally:
             health.cancel()

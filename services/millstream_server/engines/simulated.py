@@ -211,7 +211,14 @@ class SimulatedEngine:
                 return
             self._waiting.popleft()
             self._used_blocks += job.blocks
-            job.stage = asyncio.ensure_future(self._prepare(job))
+            if config.role is Role.AGGREGATED and not config.prefill_s_per_token:
+                self._run_now(job)
+            else:
+                job.stage = asyncio.ensure_future(self._prepare(job))
+
+    def _run_now(self, job: _Job) -> None:
+        self._running[job.request.engine_id] = job
+        self._work.set()
 
     async def _prepare(self, job: _Job) -> None:
         """Prefill the prompt, or fetch its cache; then decode, or offer the cache."""
@@ -233,8 +240,7 @@ class SimulatedEngine:
             job.sink.fail(error)
             return
         job.stage = None
-        self._running[request.engine_id] = job
-        self._work.set()
+        self._run_now(job)
 
     async def _hand_over(self, job: _Job) -> None:
         handoff = job.request.handoff

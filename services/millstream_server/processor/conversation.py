@@ -55,9 +55,20 @@ class Inbox:
         self._number = 1  # of the turn that runs or is prepared: the first, from the start on
         self._preparing = True
         self._cancelled: set[int] = set()
+        self._reader: asyncio.Task[None] | None = None
+
+    def listen(self, requests: AsyncIterator[processor_pb2.ChatRequest]) -> None:
+        """Begin to read; called again, go on."""
+        if self._reader is None:
+            self._reader = asyncio.ensure_future(self.read(requests))
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._reader:
+            self._reader.cancel()
 
     async def read(self, requests: AsyncIterator[processor_pb2.ChatRequest]) -> None:
-        """Take in messages until the client half-closes; run as a task."""
+        """Take in messages until the client half-closes."""
         try:
             async for request in requests:
                 self._take(request)

@@ -102,7 +102,7 @@ class ProcessorCore:
                 text,
                 self._pool.ready(name),
                 self._pool.engine(name),
-                dict(self._pool.connected(name)),
+                self._pool.connected(name),
             )
             for name, text in sorted(self._models.items())
         }

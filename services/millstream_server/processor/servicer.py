@@ -37,16 +37,20 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         if first is None or first.WhichOneof("message") != "start":
             raise InvalidRequestError.of("start", "the first message must be `start`")
         inbox = Inbox()
-        reader = asyncio.ensure_future(inbox.read(request_iterator))
         chat = _Chat(self._core, first.start, context)
         try:
             turn: Turn | None = chat.first_turn()
             while turn is not None:
-                async for response in chat.run(turn, inbox):
+                generation, responses = await chat.start(turn)
+                # Only now: reading on would hold up the first turn's way to its worker.
+                inbox.listen(request_iterator)
+                inbox.running(generation)
+                async for response in responses:
                     yield response
+                inbox.ended()
                 turn = await inbox.next_turn()
         finally:
-            reader.cancel()
+            inbox.close()
 
     async def Complete(
         self, request: processor_pb2.CompleteRequest, context: Any
@@ -150,15 +154,21 @@ class _Chat:
         messages = tuple(convert.message_from_proto(m) for m in self._start.messages)
         return Turn(messages, None, "start")
 
-    async def run(self, turn: Turn, inbox: Inbox) -> AsyncIterator[processor_pb2.ChatResponse]:
-        """Answer one turn; its messages and the answer go into the context."""
+    async def start(
+        self, turn: Turn
+    ) -> tuple[Generation, AsyncIterator[processor_pb2.ChatResponse]]:
+        """Start to answer one turn; its messages and, at the end, the answer go into the context."""
         context = len(self._messages)
         try:
             served, spec = await self._prepare(turn)
         except InvalidRequestError as error:
             raise placed(error, lambda field: turn.place(field, context)) from error
         generation, self._route = self._core.start(spec, served.text, self._route)
-        inbox.running(generation)
+        return generation, self._responses(generation, served, spec)
+
+    async def _responses(
+        self, generation: Generation, served: ServedModel, spec: GenerationSpec
+    ) -> AsyncIterator[processor_pb2.ChatResponse]:
         try:
             started: processor_pb2.TurnStarted | None = _started(spec)
             async for deltas in generation.deltas():
@@ -170,7 +180,6 @@ class _Chat:
                 )
                 started = None
         finally:
-            inbox.ended()
             generation.close()
         self._messages.append(ChatMessage(ChatRole.ASSISTANT, generation.first_text()))
 

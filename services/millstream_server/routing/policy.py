@@ -32,7 +32,7 @@ class PolicyName(enum.Enum):
 
 
 class Policy(Protocol):
-    """Picks among at least one candidate; called from one event loop."""
+    """Picks among at least one candidate, in order of address; called from one event loop."""
 
     def pick(self, candidates: Sequence[C], preferred: C | None) -> C:
         """Answer one of ``candidates``: ``preferred``, the conversation's last, if no worse."""
@@ -50,8 +50,7 @@ class RoundRobin:
         """Answer the preferred one if it is there, else the next in order of address."""
         if preferred is not None and preferred in candidates:
             return preferred
-        ordered = sorted(candidates, key=lambda c: c.address)
-        return ordered[next(self._turn) % len(ordered)]
+        return candidates[next(self._turn) % len(candidates)]
 
 
 class LeastLoaded:
@@ -70,7 +69,7 @@ class LeastLoaded:
             and requests(preferred) <= least + AFFINITY_SLACK
         ):
             return preferred
-        ties = sorted((c for c in candidates if requests(c) == least), key=lambda c: c.address)
+        ties = [c for c in candidates if requests(c) == least]
         return ties[next(self._turn) % len(ties)]
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from millstream_server.engines.base import Ability, EngineInfo, Role
@@ -22,6 +21,18 @@ class Route:
     prefill: WorkerConnection | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Fleet:
+    """One model's connected workers, as of the last change."""
+
+    by_role: Mapping[Role, Sequence[WorkerConnection]]
+    engine: EngineInfo | None
+
+    @property
+    def disaggregated(self) -> bool:
+        return bool(self.by_role[Role.PREFILL] and self.by_role[Role.DECODE])
+
+
 class WorkerPool:
     """Static discovery: a fixed list of addresses, each kept connected as long as it answers."""
 
@@ -32,9 +43,13 @@ class WorkerPool:
         on_change: Callable[[], None],
     ) -> None:
         """Know ``addresses``; each role picks by a policy of its own."""
-        self._connections = [WorkerConnection(address, on_change) for address in addresses]
+        self._on_change = on_change
+        self._connections = [
+            WorkerConnection(address, self._changed) for address in sorted(set(addresses))
+        ]
         self._policies = {role: make_policy() for role in Role}
         self._tasks: list[asyncio.Task[None]] = []
+        self._fleets: dict[str, _Fleet] = {}
 
     def open(self) -> None:
         """Start connecting."""
@@ -48,42 +63,19 @@ class WorkerPool:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    def connected(self, model: str) -> Counter[Role]:
+    def connected(self, model: str) -> dict[Role, int]:
         """Count a model's connected workers by role."""
-        return Counter(
-            c.description.role
-            for c in self._connections
-            if c.description and c.description.model == model
-        )
-
-    def models(self) -> set[str]:
-        """Name the models that connected workers serve."""
-        return {c.description.model for c in self._connections if c.description}
+        workers = self._fleet(model).by_role
+        return {role: len(found) for role, found in workers.items() if found}
 
     def ready(self, model: str) -> bool:
         """Tell whether every role that a request needs is there."""
-        roles = self.connected(model)
-        return bool(roles[Role.AGGREGATED] or (roles[Role.PREFILL] and roles[Role.DECODE]))
+        fleet = self._fleet(model)
+        return bool(fleet.by_role[Role.AGGREGATED]) or fleet.disaggregated
 
     def engine(self, model: str) -> EngineInfo | None:
         """Describe the engine that limits requests for a model, None without workers."""
-        workers = [
-            c.description
-            for c in self._connections
-            if c.description and c.description.model == model
-        ]
-        if not workers:
-            return None
-        prompts = [w.engine for w in workers if w.role is not Role.DECODE]
-        tokens = [w.engine for w in workers if w.role is not Role.PREFILL]
-        abilities = frozenset.intersection(*(e.abilities for e in tokens or prompts))
-        # Prompt logprobs are the business of those that run prompts, all else of all.
-        if all(Ability.PROMPT_LOGPROBS in engine.abilities for engine in prompts or tokens):
-            abilities |= {Ability.PROMPT_LOGPROBS}
-        return replace(
-            min((w.engine for w in workers), key=lambda engine: engine.context_length),
-            abilities=abilities,
-        )
+        return self._fleet(model).engine
 
     def route(self, model: str, preferred: Route | None = None) -> Route:
         """Pick the workers for a request: a prefill and a decode worker, or an aggregated one.
@@ -91,28 +83,60 @@ class WorkerPool:
         Raises:
             NoWorkerError: a role that it takes has no worker.
         """
-        roles = self.connected(model)
-        if roles[Role.PREFILL] and roles[Role.DECODE]:
+        fleet = self._fleet(model)
+        decode = preferred.decode if preferred else None
+        prefill = preferred.prefill if preferred else None
+        if fleet.disaggregated:
             return Route(
-                decode=self._pick(model, Role.DECODE, preferred.decode if preferred else None),
-                prefill=self._pick(model, Role.PREFILL, preferred.prefill if preferred else None),
+                decode=self._pick(fleet, Role.DECODE, decode),
+                prefill=self._pick(fleet, Role.PREFILL, prefill),
             )
-        if roles[Role.AGGREGATED]:
-            return Route(
-                decode=self._pick(model, Role.AGGREGATED, preferred.decode if preferred else None)
-            )
-        missing = next(
-            (r.value for r in (Role.PREFILL, Role.DECODE) if not roles[r] and roles.total()),
-            "decode",
-        )
+        if fleet.by_role[Role.AGGREGATED]:
+            return Route(decode=self._pick(fleet, Role.AGGREGATED, decode))
+        missing = "prefill" if fleet.by_role[Role.DECODE] else "decode"
         raise NoWorkerError(
             f"no {missing} worker for this model is connected; retry in a moment", retry_delay_s=1.0
         )
 
-    def _pick(self, model: str, role: Role, preferred: WorkerConnection | None) -> WorkerConnection:
-        candidates = [
-            c
-            for c in self._connections
-            if c.description and c.description.role is role and c.description.model == model
-        ]
+    def _pick(
+        self, fleet: _Fleet, role: Role, preferred: WorkerConnection | None
+    ) -> WorkerConnection:
+        candidates = fleet.by_role[role]
+        if len(candidates) == 1:
+            return candidates[0]
         return self._policies[role].pick(candidates, preferred)
+
+    def _changed(self) -> None:
+        self._fleets.clear()
+        self._on_change()
+
+    def _fleet(self, model: str) -> _Fleet:
+        """Look a served model's workers up; counted anew only after one came or went."""
+        fleet = self._fleets.get(model)
+        if fleet is None:
+            workers: dict[Role, list[WorkerConnection]] = {role: [] for role in Role}
+            for connection in self._connections:
+                description = connection.description
+                if description and description.model == model:
+                    workers[description.role].append(connection)
+            fleet = self._fleets[model] = _Fleet(workers, _limits(workers))
+        return fleet
+
+
+def _limits(workers: Mapping[Role, Sequence[WorkerConnection]]) -> EngineInfo | None:
+    """Join what a model's engines can do to what a request may ask for."""
+    engines = {
+        role: [c.description.engine for c in found if c.description]
+        for role, found in workers.items()
+    }
+    aggregated = engines[Role.AGGREGATED]
+    prompts = aggregated + engines[Role.PREFILL]
+    tokens = aggregated + engines[Role.DECODE]
+    if not (prompts or tokens):
+        return None
+    abilities = frozenset.intersection(*(e.abilities for e in tokens or prompts))
+    # Prompt logprobs are the business of those that run prompts, all else of those that draw.
+    if all(Ability.PROMPT_LOGPROBS in engine.abilities for engine in prompts or tokens):
+        abilities |= {Ability.PROMPT_LOGPROBS}
+    shortest = min(prompts + tokens, key=lambda engine: engine.context_length)
+    return replace(shortest, abilities=abilities)

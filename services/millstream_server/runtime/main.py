@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from collections.abc import Callable, Coroutine
@@ -26,6 +27,9 @@ def main(
 
     Exit codes: 0 ended as asked, 1 failed while running, 2 a setting is wrong.
     """
+    # What the imports left behind lives as long as the process: not for the collector to walk.
+    gc.collect()
+    gc.freeze()
     loaded = settings.load(settings_cls, prog=prog, description=description)
     log.configure(getattr(loaded, "log_level", "info"))
     try:

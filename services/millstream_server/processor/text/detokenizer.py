@@ -140,7 +140,7 @@ class _LibraryText:
     def _step(self, token_id: int) -> str:
         self._undecided.append(token_id)
         try:
-            text = self._stream.step(self._tokenizer, token_id)
+            text: str | None = self._stream.step(self._tokenizer, token_id)
         except Exception as exc:
             # The binding raises no narrower class.
             if "Invalid prefix" not in str(exc):
