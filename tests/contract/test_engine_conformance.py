@@ -23,6 +23,9 @@ from millstream_server.runtime.errors import EngineFailedError, ServingError
 from tests.support.engines import ENGINES, EngineFactory
 from tests.support.waiting import until
 
+# One loop for all: an engine stays on the loop it was started on.
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 PROMPT = (5, 6, 7, 8, 9)
 
 
@@ -141,7 +144,9 @@ async def test_a_stop_token_ends_it_and_is_the_last(engine_factory: EngineFactor
         _, whole = submit(running.engine, max_new_tokens=16)
         await whole.finished()
         stop = whole.token_ids[5]
-        _, sink = submit(running.engine, max_new_tokens=16, stop_token_ids=(stop,))
+        _, sink = submit(
+            running.engine, max_new_tokens=16, ignore_eos=False, stop_token_ids=(stop,)
+        )
         finish = await sink.finished()
         assert finish.reason is FinishReason.STOP
         assert finish.matched_token_id == stop == sink.token_ids[-1]

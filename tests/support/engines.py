@@ -1,12 +1,14 @@
 """The engines that the conformance suite runs over.
 
-Each entry makes a running engine and takes it down again. To add one, append a `pytest.param` to
-`ENGINES`, with the marker of what it takes to run: `marks=pytest.mark.sglang`.
+Each entry makes a running engine and takes it down again. SGLang takes a process over (its shutdown
+kills every child), so for it the suite is run once more in a pytest of its own, by
+`tests/integration/sglang_engine/test_conformance.py`, which names a model in `MODEL_VARIABLE`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 import pytest
 
 from millstream_server.engines.base import Engine, EngineInfo
+from millstream_server.engines.sglang_engine import SglangEngine, SglangEngineConfig
 from millstream_server.engines.simulated import SimulatedConfig, SimulatedEngine
 
 
@@ -48,6 +51,24 @@ async def simulated() -> AsyncIterator[RunningEngine]:
         await engine.close()
 
 
+_sglang: list[RunningEngine] = []
+
+
+@contextlib.asynccontextmanager
+async def sglang() -> AsyncIterator[RunningEngine]:
+    """The real engine, started once for all tests; the last test closes it."""
+    if not _sglang:
+        config = SglangEngineConfig(model_path=os.environ[MODEL_VARIABLE], max_running_requests=8)
+        engine = SglangEngine(config)
+        info = await engine.start(lambda _: None)
+        await engine.warm_up()
+        _sglang.append(RunningEngine(engine, info))
+    yield _sglang[0]
+
+
+MODEL_VARIABLE = "MILLSTREAM_TEST_SGLANG_MODEL"
 ENGINES = [
-    pytest.param(simulated, id="simulated"),
+    pytest.param(sglang, id="sglang", marks=pytest.mark.sglang)
+    if MODEL_VARIABLE in os.environ
+    else pytest.param(simulated, id="simulated"),
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -157,7 +156,7 @@ class _Chat:
     async def start(
         self, turn: Turn
     ) -> tuple[Generation, AsyncIterator[processor_pb2.ChatResponse]]:
-        """Start to answer one turn; its messages and, at the end, the answer go into the context."""
+        """Start to answer one turn; its messages and, in the end, the answer join the context."""
         context = len(self._messages)
         try:
             served, spec = await self._prepare(turn)
