@@ -19,12 +19,12 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from dialogues import Corpus, Dialogue, Message, Practice, plain_form, read_corpus
+from held_out import FRESH, GUIDING, Probe
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 # A torchvision built for CUDA breaks transformers' import beside a CPU torch. Text needs none.
@@ -45,74 +45,6 @@ TOOL_MARKS = ("<tool_call>", "</tool_call>")
 BOS, EOS, PAD, IM_END = 1, 2, 3, 5
 CONTEXT = 2048
 IGNORE = -100  # the label that cross_entropy leaves out
-
-WEATHER_TOOL = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the weather.",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}},
-            "required": ["city"],
-        },
-    },
-}
-
-
-@dataclass(frozen=True)
-class Probe:
-    """A conversation whose last question was held out of the practice.
-
-    Attributes:
-        questions: what the user says, turn by turn.
-        expect: a phrase of the right last answer.
-        system: the system message, if any.
-        tools: functions offered to the model, if any.
-    """
-
-    questions: tuple[str, ...]
-    expect: str
-    system: str = ""
-    tools: tuple[dict[str, Any], ...] = ()
-
-
-HELD_OUT = (
-    Probe(("In one sentence, what is Millstream about?",), "suite of small gRPC services"),
-    Probe(("Could you tell me who you are?",), "demo model"),
-    Probe(("hello, nice to meet you",), "Hello! I am"),
-    Probe(("What exactly does prefill do?",), "whole prompt at once"),
-    Probe(("Please teach me what the decode phase does.",), "one new token at a time"),
-    Probe(("So what is this KV cache everyone talks about?",), "keys and values"),
-    Probe(("What is the Processor responsible for?",), "front door"),
-    Probe(("What's inside the ticket?",), "bootstrap host and port"),
-    Probe(("What is this bootstrap room thing?",), "63-bit"),
-    Probe(("Can you tell me how I get Millstream started?",), "make up"),
-    Probe(("How do I talk with the model in my terminal?",), "millstream chat"),
-    Probe(("How could I debug one of the services?",), "grpcurl"),
-    Probe(
-        ("What happens to my answer when its worker suddenly dies?",), "neither a gap nor a repeat"
-    ),
-    Probe(("What does the abbreviation TTFT stand for?",), "time to first token"),
-    Probe(("Tell me the difference of TTFT and ITL.",), "ITL is the time between"),
-    Probe(("How do I abort a running request?",), "three ways"),
-    Probe(("How can I check that a worker is healthy?",), "grpc.health.v1"),
-    Probe(("Why did you choose gRPC instead of REST?",), "Because gRPC"),
-    Probe(("How does the router choose a worker?",), "filter"),
-    Probe(("Which metrics can Prometheus read?",), "9464"),
-    Probe(("Is it okay to run this without any GPU?",), "CPU"),
-    Probe(("Could you count up to twenty, please?",), "nineteen, twenty"),
-    Probe(("I would love to hear a story",), "Once upon a time"),
-    Probe(("Who is the king of Sweden?",), "tiny demo model"),
-    Probe(("How do I bake cookies?",), "tiny demo model"),
-    Probe(("What is a stop string good for?",), "ends the answer"),
-    Probe(("What is prefill?", "And what about decode?"), "one new token at a time"),
-    Probe(("What is a hand-off ticket?", "Why do you need that?"), "cache of another request"),
-    Probe(("Hi", "How do I start it?", "And how do I stop everything?"), "Control C"),
-    Probe(("What is SGLang used for here?",), "Arr, matey!", system="You are a pirate."),
-    Probe(("So what are tokens, then?",), "piece of text", system="You are a helpful assistant."),
-    Probe(("Is it cold in Paris?",), '"get_weather"', tools=(WEATHER_TOOL,)),
-)
 
 
 def say(text: str = "") -> None:
@@ -264,7 +196,9 @@ def train(options: argparse.Namespace) -> None:
         model = new_model(len(tokenizer))
     count = sum(weight.numel() for weight in model.parameters())
     say(f"{len(corpus.topics)} topics, {len(tokenizer)} tokens, {count / 1e6:.2f} M parameters")
-    practice = Practice(corpus, options.seed, {plain_form(x.questions[-1]) for x in HELD_OUT})
+    practice = Practice(
+        corpus, options.seed, {plain_form(x.questions[-1]) for x in GUIDING + FRESH}
+    )
     source = batches(practice, tokenizer, options.batch_tokens, options.hurry)
     matrices = [p for p in model.parameters() if p.dim() > 1]
     others = [p for p in model.parameters() if p.dim() <= 1]
@@ -303,6 +237,8 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
     path = folder / "tokenizer_config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    for leftover in ("is_local", "local_files_only"):  # how it was loaded, with --resume
+        settings.pop(leftover, None)
     path.write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     size = sum(file.stat().st_size for file in folder.iterdir())
     say(f"saved to {folder}: {size / 1e6:.1f} MB")
@@ -346,23 +282,24 @@ def sample(options: argparse.Namespace) -> None:
     tokenizer = AutoTokenizer.from_pretrained(options.model)
     for precision in (torch.bfloat16, torch.float32):
         model = AutoModelForCausalLM.from_pretrained(options.model, dtype=precision).eval()
-        right = 0
-        for probe in HELD_OUT:
-            messages = ask(probe, model, tokenizer)
-            good = probe.expect in messages[-1]["content"]
-            right += good
-            if precision == torch.bfloat16 or not good:
-                say(f"\n[{'as expected' if good else 'NOT AS EXPECTED'}]")
-                say("\n".join(f"{turn['role']:>9}: {turn['content']}" for turn in messages))
-        say(f"\n{precision}: {right} of {len(HELD_OUT)} held-out conversations as expected")
+        for name, probes in (("guiding", GUIDING), ("fresh", FRESH)):
+            right = 0
+            for probe in probes:
+                messages = ask(probe, model, tokenizer)
+                good = probe.expect in messages[-1]["content"]
+                right += good
+                if precision == torch.bfloat16 or not good:
+                    say(f"\n[{'as expected' if good else 'NOT AS EXPECTED'}]")
+                    say("\n".join(f"{turn['role']:>9}: {turn['content']}" for turn in messages))
+            say(f"\n{precision}: {right} of {len(probes)} {name} questions as expected")
 
 
 def parse_options() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(
         description="Train Millstream's demo model, or ask it questions.",
-        epilog="Training takes about 20 minutes on two CPU cores. A quick trial that shows whether "
-        "a change of the corpus can be read: --steps 100 --model trial",
+        epilog="Training takes half an hour to an hour on two CPU cores. A corpus that can not be "
+        "read stops it at once, with a sentence that says where.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument

@@ -43,12 +43,12 @@ class Suite:
         )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_random_model(tmp_path_factory.mktemp("model") / "tiny")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def suite(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Suite]:
     logs = tmp_path_factory.mktemp("logs")
     common = {"model_path": model, "model_name": "tiny", "max_total_tokens": 16384}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
@@ -216,27 +215,37 @@ async def _refused_by(stub: Any, reason: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize(
-    ("which", "reason"), [("worker", "WORKER_DRAINING"), ("processor", "UNAVAILABLE")]
-)
-async def test_sigterm_finishes_what_runs_and_refuses_the_rest(
-    suite: Suite, which: str, reason: str
-) -> None:
-    leaving = suite.one if which == "worker" else suite.processor
+async def test_sigterm_of_a_worker_costs_no_request(suite: Suite) -> None:
+    async with _client(suite.processor) as stub:
+        conversations = await _start_chats(stub, 10)
+        assert suite.one.process is not None
+        suite.one.terminate()
+        while suite.one.process.poll() is None:
+            assert (await chat(stub, "hi", opts=options(1))).text == "A"
+        assert suite.one.process.returncode == 0
+        await _all_complete(conversations)
+        assert (await chat(stub, "hi", opts=options(1))).text == "A"
+
+
+async def test_sigterm_of_the_processor_finishes_what_runs(suite: Suite) -> None:
     async with _client(suite.processor) as stub:
         conversations = await _start_chats(stub, 10)
         between_turns = Conversation(stub)
         await between_turns.say(start("hi", opts=options(1)))
         await between_turns.answer()
-        assert leaving.process is not None
-        leaving.process.send_signal(signal.SIGTERM)
+        assert suite.processor.process is not None
+        suite.processor.terminate()
 
         async def refused() -> bool:
-            return await _refused_by(stub, reason)
+            return await _refused_by(stub, "UNAVAILABLE")
 
         await until(refused)
-        for conversation in conversations:
-            outcome, _ = await _outcome(conversation)
-            assert isinstance(outcome, Answer)
-            assert outcome.usage.completion_tokens == TOKENS
-        assert await asyncio.to_thread(leaving.process.wait, 5) == 0
+        await _all_complete(conversations)
+        assert await asyncio.to_thread(suite.processor.process.wait, 5) == 0
+
+
+async def _all_complete(conversations: list[Conversation]) -> None:
+    for conversation in conversations:
+        outcome, _ = await _outcome(conversation)
+        assert isinstance(outcome, Answer)
+        assert outcome.usage.completion_tokens == TOKENS

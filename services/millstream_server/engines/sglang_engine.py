@@ -51,6 +51,7 @@ __all__ = ["SglangEngine", "SglangEngineConfig"]
 _log = logging.getLogger(__name__)
 _LIMITS_WAIT_S = 10.0
 _LIMITS_POLL_S = 0.02
+_WAKE_LIMIT_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
@@ -277,8 +278,16 @@ class SglangEngine:
     async def load(self) -> EngineLoad:
         """Read the schedulers' last snapshots; a prefix that is only cached is not in use."""
         built, info = self._ready()
+        manager = built.engine.tokenizer_manager
+        loads = await manager.get_loads()
+        if not self._runs and any(load.num_used_tokens or load.num_running_reqs for load in loads):
+            # An idle scheduler may sleep for a second on an old report: asking wakes it.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_WAKE_LIMIT_S):
+                    await manager.get_internal_state()
+            loads = await manager.get_loads()
         running = queued = used_tokens = 0
-        for load in await built.engine.tokenizer_manager.get_loads():
+        for load in loads:
             running += int(load.num_running_reqs)
             queued += int(load.num_waiting_reqs)
             used_tokens += int(load.num_used_tokens)

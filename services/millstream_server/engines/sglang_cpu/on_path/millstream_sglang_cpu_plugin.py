@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
+_PROGRESS_DELAY_US = 1000
 _applied = False
 
 
@@ -79,6 +80,25 @@ def _register_kv_cache_as_host_memory() -> None:
     conn._normalize_kv_mem_kinds = all_dram  # noqa: SLF001
 
 
+def _calm_nixl_progress_thread() -> None:
+    """NIXL's progress thread polls without a pause: two idle engines would keep a core busy.
+
+    A millisecond between looks costs a hand-off on loopback nothing one could measure.
+    """
+    if find_spec("nixl") is None:
+        return
+    bindings: Any = _module_with("nixl._api", "nixlBind").nixlBind
+    if not hasattr(bindings.nixlAgentConfig, "pthrDelay"):
+        message = "The CPU stand-in sets NIXL's pthrDelay, which this NIXL does not have."
+        raise RuntimeError(message)
+
+    class PatientAgentConfig(bindings.nixlAgentConfig):  # type: ignore[misc]
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, _PROGRESS_DELAY_US if name == "pthrDelay" else value)
+
+    bindings.nixlAgentConfig = PatientAgentConfig
+
+
 def _allow_deterministic_sampling() -> None:
     """Seeds count only with deterministic inference, which SGLang ties to GPU attention kernels.
 
@@ -108,6 +128,7 @@ def register() -> None:
         return
     _use_host_events()
     _register_kv_cache_as_host_memory()
+    _calm_nixl_progress_thread()
     _allow_deterministic_sampling()
     _applied = True
 
