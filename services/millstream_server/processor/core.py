@@ -23,6 +23,7 @@ from millstream_server.runtime.errors import (
     InvalidRequestError,
     ModelNotFoundError,
     NoWorkerError,
+    ServingError,
     UnavailableError,
 )
 from millstream_server.transfer.ticket import TicketKey
@@ -185,7 +186,7 @@ class ProcessorCore:
         self._open += 1
         try:
             generation.start(route, self._ticket_key)
-        except BaseException:
+        except ServingError:
             generation.close()
             raise
         return generation, route

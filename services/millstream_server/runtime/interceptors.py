@@ -71,7 +71,7 @@ def _guard_generator(
         try:
             async for response in behavior(_checked(request, streaming_in=streaming_in), context):
                 yield response
-        except (ServingError, Exception) as error:  # noqa: BLE001 - the one catch-all
+        except Exception as error:  # noqa: BLE001 - the one catch-all
             await _abort(context, method, error)
 
     return guarded
@@ -83,7 +83,7 @@ def _guard_writer(
     async def guarded(request: Any, context: Context) -> Any:
         try:
             return await behavior(_checked(request, streaming_in=streaming_in), context)
-        except (ServingError, Exception) as error:  # noqa: BLE001 - the one catch-all
+        except Exception as error:  # noqa: BLE001 - the one catch-all
             await _abort(context, method, error)
 
     return guarded

@@ -1,0 +1,109 @@
+"""What the Processor makes of real SGLang's output, aggregated and through a hand-off alike."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from millstream.v1 import chat_pb2, generation_pb2, processor_pb2_grpc, sampling_pb2
+from tests.e2e.conftest import Suite
+from tests.support.chats import (
+    Answer,
+    Conversation,
+    chat,
+    completion,
+    gather,
+    message,
+    options,
+    start,
+    user_turn,
+)
+from tests.support.failures import refusal
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
+
+_PROMPT = [20 + (7 * i) % 900 for i in range(30)]
+_GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "return_token_ids": True}
+
+
+@pytest.fixture(params=["front_aggregated", "front_disaggregated"])
+async def stub(request: pytest.FixtureRequest, suite: Suite) -> AsyncIterator[Any]:
+    async with grpc.aio.insecure_channel(getattr(suite, request.param).address) as channel:
+        yield processor_pb2_grpc.ProcessorServiceStub(channel)
+
+
+async def _complete(stub: Any, max_new_tokens: int, **knobs: Any) -> Answer:
+    opts = options(max_new_tokens, **{**_GREEDY, **knobs})
+    return await gather(stub.Complete(completion(_PROMPT, opts)))
+
+
+async def test_a_stop_string_ends_the_answer_and_is_not_in_it(stub: Any) -> None:
+    whole = await _complete(stub, 40)
+    stop = whole.text[len(whole.text) // 2 :][:5]
+    cut = await _complete(stub, 40, stop=[stop])
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    choice = cut.choices[0]
+    assert choice.finish_reason == generation_pb2.FINISH_REASON_STOP
+    assert choice.matched_stop is not None
+    assert choice.matched_stop.text == stop
+    assert choice.token_ids == whole.choices[0].token_ids[: len(choice.token_ids)]
+    assert cut.usage.completion_tokens == len(choice.token_ids) < 40
+
+
+async def test_logprobs(stub: Any) -> None:
+    asked = sampling_pb2.LogprobOptions(top=2, prompt=True)
+    answer = await _complete(stub, 6, logprobs=asked)
+    entries = answer.choices[0].logprobs
+    assert [entry.token_id for entry in entries] == answer.choices[0].token_ids
+    assert all(len(entry.top) == 2 for entry in entries)
+    assert all(entry.top[0].token_id == entry.token_id for entry in entries), "greedy is the top"
+    assert answer.finished is not None
+    prompt = answer.finished.prompt_logprobs
+    assert [entry.token_id for entry in prompt] == _PROMPT
+    assert all(entry.logprob <= 0 for entry in prompt[1:])
+
+
+async def test_several_choices(stub: Any) -> None:
+    answer = await _complete(stub, 8, n=3, temperature=1.0)
+    assert sorted(answer.choices) == [0, 1, 2]
+    assert answer.usage.completion_tokens == 24
+    assert len({tuple(choice.token_ids) for choice in answer.choices.values()}) > 1
+
+
+async def test_a_conversation_carries_its_context(stub: Any) -> None:
+    opts = options(6, temperature=0)
+    conversation = Conversation(stub)
+    await conversation.say(start("Hello", opts=opts))
+    first = await conversation.answer()
+    await conversation.say(user_turn("And then?"))
+    second = await conversation.answer(2)
+    await conversation.end()
+    told = [message("Hello"), message(first.text, chat_pb2.ROLE_ASSISTANT), message("And then?")]
+    at_once = await chat(stub, messages=told, opts=opts)
+    assert second.text == at_once.text
+    assert second.usage.prompt_tokens == at_once.usage.prompt_tokens > first.usage.prompt_tokens
+
+
+async def test_what_this_engine_lacks_is_refused_by_name(stub: Any) -> None:
+    for knobs, field in (
+        ({"seed": 7}, "options.sampling.seed"),
+        ({"min_new_tokens": 2}, "options.sampling.min_new_tokens"),
+    ):
+        opts = options(4, **knobs)
+        failed = await refusal(stub.Complete(completion(_PROMPT, opts)))
+        assert failed.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert failed.reason == "UNSUPPORTED_FEATURE"
+        assert failed.fields == (field,)
+
+
+async def test_a_token_outside_the_vocabulary_harms_nobody(stub: Any) -> None:
+    """It would end SGLang's process; it gets no further than the Processor."""
+    before = await _complete(stub, 8)
+    failed = await refusal(stub.Complete(completion([5, 1_000_000], options(4))))
+    assert failed.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert failed.fields == ("token_ids.ids[1]",)
+    after = await _complete(stub, 8)
+    assert after.choices[0].token_ids == before.choices[0].token_ids
