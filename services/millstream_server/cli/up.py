@@ -34,6 +34,10 @@ _EXAMPLE_CHAT = (
 )
 _BUF_FLAGS = "--http2-prior-knowledge --reflect-protocol grpc-v1 --protocol grpc"
 _CHAT_METHOD = "millstream.v1.ProcessorService/Chat"
+_EXAMPLE_START = (
+    '{"start":{"slot":1,"token_ids":[7,41,12],"sampling":{"temperature":0,"max_new_tokens":8}}}'
+)
+_DECODE_METHOD = "millstream.v1.DecodeService/Decode"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -200,17 +204,32 @@ def _print_ready(console: Console, plan: Plan, suite: Suite, took_s: float) -> N
     console.print(table)
     console.print(f"\nReady after {took_s:.1f} s. In another terminal:\n", markup=False)
     console.print(
-        "\n".join(f"  {line}" for line in _examples(plan.processor.client_address)),
+        "\n".join(f"  {line}" for line in _examples(plan)),
         markup=False,
         soft_wrap=True,
     )
     console.print("\nCtrl-C stops the suite.", markup=False)
 
 
-def _examples(address: str) -> list[str]:
+def _examples(plan: Plan) -> list[str]:
+    """Give commands to paste, with paths that another terminal finds."""
+    address = plan.processor.client_address
     where = "" if address == DEFAULT_ADDRESS else f" --address {address}"
-    return [
-        f'millstream chat --once "What is Millstream?"{where}',
-        f"millstream chat{where}",
-        f"buf curl {_BUF_FLAGS} -d '{_EXAMPLE_CHAT}' http://{address}/{_CHAT_METHOD}",
+    millstream, curl = _tool("millstream"), f"{_tool('buf')} curl {_BUF_FLAGS}"
+    lines = [
+        f'{millstream} chat --once "What is Millstream?"{where}',
+        f"{millstream} chat{where}",
+        f"{curl} -d '{_EXAMPLE_CHAT}' http://{address}/{_CHAT_METHOD}",
     ]
+    if plan.options.topology == "aggregated":  # else a worker wants a ticket
+        worker = plan.services[0].address
+        lines.append(f"{curl} -d '{_EXAMPLE_START}' http://{worker}/{_DECODE_METHOD}")
+    return lines
+
+
+def _tool(name: str) -> str:
+    """Name a command as it can be typed in a new terminal, opened in this directory."""
+    tool = Path(sys.executable).parent / name
+    if "VIRTUAL_ENV" in os.environ or not tool.exists():
+        return name
+    return str(tool.relative_to(Path.cwd())) if tool.is_relative_to(Path.cwd()) else str(tool)
