@@ -28,6 +28,10 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     here. Requests that don't parse end as INVALID_ARGUMENT.
     """
 
+    def __init__(self) -> None:
+        """Wrap each method's handler once, at its first call."""
+        self._guarded: dict[str, Handler] = {}
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
@@ -38,6 +42,12 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if handler is None:
             return None
         method = handler_call_details.method
+        if method not in self._guarded:
+            self._guarded[method] = self._guard(handler, method)
+        return self._guarded[method]
+
+    @staticmethod
+    def _guard(handler: Handler, method: str) -> Handler:
         make, behavior = _parts(handler)
         if handler.response_streaming:
             guarded = (
