@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from millstream_server.runtime.errors import (
     UnavailableError,
 )
 from millstream_server.transfer.ticket import TicketKey
+
+logger = logging.getLogger(__name__)
 
 MAX_CHOICES = 16
 MAX_REQUEST_ID_BYTES = 128
@@ -199,7 +202,18 @@ class ProcessorCore:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), limit_s)
 
-    def _ended(self) -> None:
+    def _ended(self, generation: Generation) -> None:
+        """Count a turn out, and log it in one line; no text."""
+        usage = generation.usage()
+        logger.info(
+            "request=%s model=%s prompt_tokens=%d cached_tokens=%d completion_tokens=%d outcome=%s",
+            generation.spec.request_id,
+            generation.spec.model,
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.completion_tokens,
+            generation.outcome,
+        )
         self._open -= 1
         if not self._open:
             self._idle.set()

@@ -88,6 +88,7 @@ class _Choice:
     awaits_prefill: bool = False
     """The prefill leg still has the prompt's logprobs."""
     ended: bool = False
+    finish_reason: FinishReason | None = None
     all_text: list[str] = field(default_factory=list)
 
     # Called once per frame entry: the token path.
@@ -131,6 +132,7 @@ class _Choice:
             if self.text.matched is not None:  # completed by the very last, incomplete character
                 reason, matched = FinishReason.STOP, self.text.matched
         self.ended = reason is not None
+        self.finish_reason = reason
         self.all_text.append(pushed)
         return Delta(
             index=self.index,
@@ -188,13 +190,15 @@ class Generation:
         spec: GenerationSpec,
         text_model: TextModel,
         pacer: Pacer,
-        on_close: Callable[[], None],
+        on_close: Callable[[Generation], None],
     ) -> None:
         """Prepare; nothing is sent yet. ``on_close`` is called once, by `close`."""
         self.spec = spec
-        self._on_close: Callable[[], None] | None = on_close
+        self._on_close: Callable[[Generation], None] | None = on_close
         self.paced = pacer.stream(spec.min_interval_s)
         self._error: ServingError | None = None
+        self.outcome = ""
+        """For the log, once closed: finish reasons, a failure's reason, or ABANDONED by the client."""
         self._choices = [
             _Choice(
                 self,
@@ -275,12 +279,19 @@ class Generation:
 
     def close(self) -> None:
         """Stop whatever still runs; nobody hears of it. May be called at any time, twice too."""
+        self.outcome = self._outcome()
         for choice in self._choices:
             choice.ended = True
         self.cancel()
         if self._on_close:
-            self._on_close()
+            self._on_close(self)
             self._on_close = None
+
+    def _outcome(self) -> str:
+        if self._error:
+            return self._error.reason
+        reasons = {c.finish_reason.name for c in self._choices if c.ended and c.finish_reason}
+        return "+".join(sorted(reasons)) if self.complete else "ABANDONED"
 
     def usage(self) -> Usage:
         """Count what was used so far."""
