@@ -198,7 +198,7 @@ class Generation:
         self.paced = pacer.stream(spec.min_interval_s)
         self._error: ServingError | None = None
         self.outcome = ""
-        """For the log, once closed: finish reasons, a failure's reason, or ABANDONED by the client."""
+        """For the log, once closed: finish reasons, a failure's, or ABANDONED by the client."""
         self._choices = [
             _Choice(
                 self,
