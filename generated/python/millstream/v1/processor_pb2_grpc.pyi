@@ -26,6 +26,8 @@ class ProcessorServiceStub:
     Once a turn has finished, `user_turn` or `tool_results` starts the next one, with everything said
     so far as its context; sent earlier, they wait for the running turn. `cancel` stops the running
     turn, which then finishes with FINISH_REASON_CANCELLED and stays in the context as far as it got.
+    When the server shuts down, turns that were asked for are answered; a client that then does not
+    close its side within a second gets UNAVAILABLE and goes on elsewhere, with the context it has.
     Closing the sending side lets what was asked for finish and then ends the stream: one message and
     a half-close is a plain one-shot request.
     """
@@ -56,6 +58,8 @@ class ProcessorServiceServicer(metaclass=_abc_1.ABCMeta):
         Once a turn has finished, `user_turn` or `tool_results` starts the next one, with everything said
         so far as its context; sent earlier, they wait for the running turn. `cancel` stops the running
         turn, which then finishes with FINISH_REASON_CANCELLED and stays in the context as far as it got.
+        When the server shuts down, turns that were asked for are answered; a client that then does not
+        close its side within a second gets UNAVAILABLE and goes on elsewhere, with the context it has.
         Closing the sending side lets what was asked for finish and then ends the stream: one message and
         a half-close is a plain one-shot request.
         """
