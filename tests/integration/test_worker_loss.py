@@ -241,6 +241,10 @@ async def test_sigterm_of_the_processor_finishes_what_runs(suite: Suite) -> None
 
         await until(refused)
         await _all_complete(conversations)
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            await between_turns.read()
+        assert failure(ended.value).reason == "UNAVAILABLE"
+        assert failure(ended.value).retryable
         assert await asyncio.to_thread(suite.processor.process.wait, 5) == 0
 
 

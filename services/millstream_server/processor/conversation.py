@@ -12,9 +12,11 @@ from millstream.v1 import processor_pb2
 from millstream_server.processor.convert import content_text, message_from_proto
 from millstream_server.processor.generation import Generation
 from millstream_server.processor.text.messages import ChatMessage, ChatRole
-from millstream_server.runtime.errors import InvalidRequestError, ServingError
+from millstream_server.runtime.errors import InvalidRequestError, ServingError, UnavailableError
 
 MAX_WAITING_TURNS = 16
+_HALF_CLOSE_S = 1.0
+"""How long a client may take to end its conversation by itself when the server shuts down."""
 
 _INDEX = re.compile(r"^messages\[(\d+)\]")
 
@@ -56,6 +58,12 @@ class Inbox:
         self._preparing = True
         self._cancelled: set[int] = set()
         self._reader: asyncio.Task[None] | None = None
+        self._leaving = False
+
+    def drain(self) -> None:
+        """The server shuts down: what was asked for is still answered, then the stream ends."""
+        self._leaving = True
+        self._changed.set()
 
     def listen(self, requests: AsyncIterator[processor_pb2.ChatRequest]) -> None:
         """Begin to read; called again, go on."""
@@ -84,7 +92,7 @@ class Inbox:
         """Wait for the next turn; None when the client has closed and nothing waits.
 
         Raises:
-            ServingError: the client broke the conversation's rules.
+            ServingError: the client broke the conversation's rules, or the server shuts down.
         """
         while True:
             if self._error:
@@ -96,7 +104,14 @@ class Inbox:
             if self._closed:
                 return None
             self._changed.clear()
-            await self._changed.wait()
+            try:
+                await asyncio.wait_for(
+                    self._changed.wait(), _HALF_CLOSE_S if self._leaving else None
+                )
+            except TimeoutError:
+                raise UnavailableError(
+                    "this server is shutting down; go on with the conversation on another one"
+                ) from None
 
     def running(self, generation: Generation) -> None:
         """This turn runs now: cancels go to it, those included that came while it was prepared."""

@@ -9,13 +9,14 @@ from dataclasses import asdict
 
 from google.protobuf.duration_pb2 import Duration
 
-from millstream.v1 import chat_pb2, processor_pb2, usage_pb2, worker_pb2
+from millstream.v1 import chat_pb2, processor_pb2, usage_pb2
 from millstream_server.engines.base import EngineInfo, Role, TokenLogprob
 from millstream_server.processor.generation import Delta, Generation, GenerationSpec
 from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
 from millstream_server.processor.text.model_files import GenerationDefaults
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.worker_stream import convert
+from millstream_server.worker_stream.description import ROLES_TO_PROTO
 from millstream_server.worker_stream.start import TraceContext
 
 _ROLES = {
@@ -154,9 +155,7 @@ def model_to_proto(
         ready=ready,
         context_length=engine.context_length if engine else text.context_length or 0,
         workers=[
-            processor_pb2.ModelWorkers(
-                role=worker_pb2.WorkerRole.Value(f"WORKER_ROLE_{role.name}"), connected=count
-            )
+            processor_pb2.ModelWorkers(role=ROLES_TO_PROTO[role], connected=count)
             for role, count in sorted(workers.items(), key=lambda item: item[0].value)
         ],
         chat=text.chat_template.available,

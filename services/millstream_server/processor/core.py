@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
@@ -65,6 +65,7 @@ class ProcessorCore:
         self._ticket_key = ticket_key
         self._open = 0
         self._draining = False
+        self._on_drain: set[Callable[[], None]] = set()
         self._idle = asyncio.Event()
         self._executor = ThreadPoolExecutor(text_threads, thread_name_prefix="text")
 
@@ -185,8 +186,7 @@ class ProcessorCore:
         if self._draining:
             raise UnavailableError("this server is shutting down; retry on another one")
         route = self._pool.route(spec.model, preferred)
-        generation = Generation(spec, text, self._pacer, self._ended)
-        self._open += 1
+        generation = Generation(spec, text, self._pacer, self._log)
         try:
             generation.start(route, self._ticket_key)
         except ServingError:
@@ -194,16 +194,34 @@ class ProcessorCore:
             raise
         return generation, route
 
+    @contextlib.contextmanager
+    def call(self, on_drain: Callable[[], None] | None = None) -> Iterator[None]:
+        """Count a streaming RPC in; ``on_drain`` is called if the server begins to shut down."""
+        self._open += 1
+        if on_drain:
+            self._on_drain.add(on_drain)
+        try:
+            yield
+        finally:
+            if on_drain:
+                self._on_drain.discard(on_drain)
+            self._open -= 1
+            if not self._open:
+                self._idle.set()
+
     async def drain(self, limit_s: float) -> None:
-        """Refuse new turns and wait for the running ones, at most ``limit_s``."""
+        """Refuse new turns and wait until all streams have ended, at most ``limit_s``."""
         self._draining = True
+        for callback in self._on_drain:
+            callback()
         if self._open:
             self._idle.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), limit_s)
 
-    def _ended(self, generation: Generation) -> None:
-        """Count a turn out, and log it in one line; no text."""
+    @staticmethod
+    def _log(generation: Generation) -> None:
+        """Log a turn in one line; no text."""
         usage = generation.usage()
         logger.info(
             "request=%s model=%s prompt_tokens=%d cached_tokens=%d completion_tokens=%d outcome=%s",
@@ -214,9 +232,6 @@ class ProcessorCore:
             usage.completion_tokens,
             generation.outcome,
         )
-        self._open -= 1
-        if not self._open:
-            self._idle.set()
 
     def close(self) -> None:
         """Stop the text threads."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -37,7 +38,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
             raise InvalidRequestError.of("start", "the first message must be `start`")
         inbox = Inbox()
         chat = _Chat(self._core, first.start, context)
-        try:
+        with self._core.call(inbox.drain), contextlib.closing(inbox):
             turn: Turn | None = chat.first_turn()
             while turn is not None:
                 generation, responses = await chat.start(turn)
@@ -48,8 +49,6 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                     yield response
                 inbox.ended()
                 turn = await inbox.next_turn()
-        finally:
-            inbox.close()
 
     async def Complete(
         self, request: processor_pb2.CompleteRequest, context: Any
@@ -71,7 +70,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         )
         self._core.check(spec, served.engine, "text" if kind == "text" else "token_ids.ids")
         generation, _ = self._core.start(spec, served.text)
-        try:
+        with self._core.call(), contextlib.closing(generation):
             started: processor_pb2.TurnStarted | None = _started(spec)
             async for deltas in generation.deltas():
                 yield processor_pb2.CompleteResponse(
@@ -80,8 +79,6 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                     finished=_finished(generation, served),
                 )
                 started = None
-        finally:
-            generation.close()
 
     async def Tokenize(
         self, request: processor_pb2.TokenizeRequest, context: Any

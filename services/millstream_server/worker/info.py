@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator
-from importlib.metadata import version
 from typing import Any
 
 from millstream.v1 import worker_pb2, worker_pb2_grpc
 from millstream_server.engines.base import Engine, EngineInfo, EngineLoad, Role
 from millstream_server.runtime.errors import InvalidRequestError, UnavailableError
+from millstream_server.worker_stream.description import WorkerDescription, description_to_proto
 
 _MIN_INTERVAL_S, _MAX_INTERVAL_S, _DEFAULT_INTERVAL_S = 0.1, 60.0, 1.0
 _QUIET_INTERVALS = 10  # an unchanged load is repeated after so many intervals
@@ -28,7 +27,9 @@ class WorkerInfoServicer(worker_pb2_grpc.WorkerServiceServicer):
 
     def ready(self, info: EngineInfo) -> None:
         """The engine is loaded and warm."""
-        self._info = _to_proto(info, self._role, self._model)
+        self._info = description_to_proto(
+            WorkerDescription(role=self._role, model=self._model, engine=info)
+        )
 
     async def GetWorkerInfo(  # noqa: N802
         self, request: worker_pb2.GetWorkerInfoRequest, context: Any
@@ -67,26 +68,3 @@ class WorkerInfoServicer(worker_pb2_grpc.WorkerServiceServicer):
         if self._info is None:
             raise UnavailableError("this worker is still loading its model", retry_delay_s=1.0)
         return self._info
-
-
-def _to_proto(info: EngineInfo, role: Role, model: str) -> worker_pb2.WorkerInfo:
-    return worker_pb2.WorkerInfo(
-        worker_id=secrets.token_hex(8),
-        role=worker_pb2.WorkerRole.Value(f"WORKER_ROLE_{role.name}"),
-        model=model,
-        weight_version=info.weight_version,
-        engine=info.engine,
-        engine_version=info.engine_version,
-        vocab_size=info.vocab_size,
-        context_length=info.context_length,
-        block_size=info.block_size,
-        total_blocks=info.total_blocks,
-        max_running_requests=info.max_running_requests,
-        dp_size=info.dp_size,
-        abilities=sorted(
-            worker_pb2.EngineAbility.Value(f"ENGINE_ABILITY_{a.name}") for a in info.abilities
-        ),
-        bootstrap_host=info.bootstrap_host,
-        bootstrap_port=info.bootstrap_port,
-        millstream_version=version("millstream"),
-    )

@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -21,16 +20,10 @@ from millstream.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
-from millstream_server.engines.base import (
-    Ability,
-    EngineInfo,
-    EngineLoad,
-    OutputSink,
-    Role,
-    TokenLogprob,
-)
+from millstream_server.engines.base import EngineLoad, OutputSink, Role, TokenLogprob
 from millstream_server.runtime.errors import WorkerLostError
 from millstream_server.worker_stream import convert
+from millstream_server.worker_stream.description import WorkerDescription, description_from_proto
 from millstream_server.worker_stream.start import GenerationStart
 
 logger = logging.getLogger(__name__)
@@ -51,16 +44,6 @@ _CHANNEL_OPTIONS = [
 ]
 _RETRY_S = 0.5
 _INFO_TIMEOUT_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerDescription:
-    """What a connected worker said it is."""
-
-    worker_id: str
-    role: Role
-    model: str
-    engine: EngineInfo
 
 
 class WorkerConnection:
@@ -125,7 +108,7 @@ class WorkerConnection:
         answer = await service.GetWorkerInfo(
             worker_pb2.GetWorkerInfoRequest(), timeout=_INFO_TIMEOUT_S, wait_for_ready=True
         )
-        description = _describe(answer.info)
+        description = description_from_proto(answer.info)
         call, self._request_type = _open(channel, description.role)
         background = [
             asyncio.ensure_future(self._write(call)),
@@ -254,27 +237,3 @@ def _open(channel: grpc.aio.Channel, role: Role) -> tuple[Any, Any]:
         return prefill(), prefill_pb2.PrefillRequest
     decode: Any = decode_pb2_grpc.DecodeServiceStub(channel).Decode
     return decode(), decode_pb2.DecodeRequest
-
-
-def _describe(info: worker_pb2.WorkerInfo) -> WorkerDescription:
-    abilities = (worker_pb2.EngineAbility.Name(a) for a in info.abilities)
-    known = {f"ENGINE_ABILITY_{a.name}": a for a in Ability}
-    return WorkerDescription(
-        worker_id=info.worker_id,
-        role=Role[worker_pb2.WorkerRole.Name(info.role).removeprefix("WORKER_ROLE_")],
-        model=info.model,
-        engine=EngineInfo(
-            engine=info.engine,
-            engine_version=info.engine_version,
-            vocab_size=info.vocab_size,
-            context_length=info.context_length,
-            block_size=info.block_size,
-            total_blocks=info.total_blocks,
-            max_running_requests=info.max_running_requests,
-            dp_size=info.dp_size,
-            weight_version=info.weight_version,
-            abilities=frozenset(known[name] for name in abilities if name in known),
-            bootstrap_host=info.bootstrap_host,
-            bootstrap_port=info.bootstrap_port,
-        ),
-    )
