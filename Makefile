@@ -29,7 +29,7 @@ $(READY): requirements/cpu.lock pyproject.toml
 up: setup ## start the whole suite here: Processor, Prefill and Decode on real SGLang, the demo model
 	@$(BIN)/millstream up $(ARGS)
 
-test: setup ## all tests, real SGLang among them (about ten minutes on two cores)
+test: setup ## all tests, real SGLang among them (six to eight minutes on two cores)
 	@$(BIN)/python -m pytest $(TESTS)
 
 check: lint types gen-check test ## everything CI runs

@@ -33,7 +33,7 @@ _MANY: dict[str, Any] = {"temperature": 0, "max_new_tokens": 1500, "ignore_eos":
 _FEW: dict[str, Any] = {"temperature": 0, "max_new_tokens": 100, "ignore_eos": True}
 CANCELLED = generation_pb2.FINISH_REASON_CANCELLED
 
-WORKER_SPELLINGS = ["message", "rpc", "deadline"]
+SPELLINGS = ["message", "rpc", "deadline"]
 
 
 @contextlib.asynccontextmanager
@@ -72,7 +72,7 @@ def timeout(spelling: str, seconds: float) -> float | None:
     return seconds if spelling == "deadline" else None
 
 
-@pytest.mark.parametrize("spelling", WORKER_SPELLINGS)
+@pytest.mark.parametrize("spelling", SPELLINGS)
 async def test_decode_waiting_for_its_cache(suite: Suite, spelling: str) -> None:
     """The decode leg alone: its prefill never comes."""
     async with loads(suite) as (_, load), legs(suite) as (_, decode):
@@ -84,7 +84,7 @@ async def test_decode_waiting_for_its_cache(suite: Suite, spelling: str) -> None
         await load.idle(within_s=_IDLE_S)
 
 
-@pytest.mark.parametrize("spelling", WORKER_SPELLINGS)
+@pytest.mark.parametrize("spelling", SPELLINGS)
 async def test_prefill_waiting_for_its_decode(suite: Suite, spelling: str) -> None:
     """The prefill leg alone: nobody fetches its cache."""
     async with loads(suite) as (load, _), legs(suite) as (prefill, _):
@@ -115,10 +115,10 @@ async def test_message_before_anything(suite: Suite) -> None:
 class Front:
     """A chat through the Processor, cancelled in one of three spellings."""
 
-    def __init__(self, stub: Any, spelling: str) -> None:
+    def __init__(self, stub: Any, spelling: str, deadline_s: float) -> None:
         self.spelling = spelling
         self.answering = False
-        self.chat = Conversation(stub, timeout=timeout(spelling, 2.0))
+        self.chat = Conversation(stub, timeout=timeout(spelling, deadline_s))
 
     async def begin(self, text: str, opts: Any) -> None:
         await self.chat.say(start(opts=opts, messages=[message(text)]))
@@ -135,26 +135,27 @@ class Front:
         else:
             with pytest.raises(grpc.aio.AioRpcError, match="DEADLINE_EXCEEDED"):
                 await self.chat.answer()
+            assert bool(self.chat.answers) == self.answering
 
 
 @contextlib.asynccontextmanager
-async def front(suite: Suite, spelling: str) -> AsyncIterator[Front]:
+async def front(suite: Suite, spelling: str, deadline_s: float) -> AsyncIterator[Front]:
     async with grpc.aio.insecure_channel(suite.front_disaggregated.address) as channel:
-        yield Front(processor_pb2_grpc.ProcessorServiceStub(channel), spelling)
+        yield Front(processor_pb2_grpc.ProcessorServiceStub(channel), spelling, deadline_s)
 
 
-@pytest.mark.parametrize("spelling", ["message", "rpc"])
+@pytest.mark.parametrize("spelling", SPELLINGS)
 async def test_chat_before_the_first_token(suite: Suite, spelling: str) -> None:
-    async with loads(suite) as watched, front(suite, spelling) as chat:
+    async with loads(suite) as watched, front(suite, spelling, deadline_s=0.01) as chat:
         await watched[0].idle(within_s=30)
         await chat.begin("Hello", options(**_FEW))
         await chat.end()
         await asyncio.gather(*(load.idle(_IDLE_S) for load in watched))
 
 
-@pytest.mark.parametrize("spelling", ["message", "rpc"])
+@pytest.mark.parametrize("spelling", SPELLINGS)
 async def test_chat_during_prefill(suite: Suite, spelling: str) -> None:
-    async with loads(suite) as watched, front(suite, spelling) as chat:
+    async with loads(suite) as watched, front(suite, spelling, deadline_s=0.3) as chat:
         await watched[0].idle(within_s=30)
         await chat.begin("def forward(self, value): " * 120, options(**_FEW))
         await watched[0].busy(within_s=5)
@@ -162,9 +163,9 @@ async def test_chat_during_prefill(suite: Suite, spelling: str) -> None:
         await asyncio.gather(*(load.idle(_IDLE_S) for load in watched))
 
 
-@pytest.mark.parametrize("spelling", ["message", "rpc", "deadline"])
+@pytest.mark.parametrize("spelling", SPELLINGS)
 async def test_chat_during_decode(suite: Suite, spelling: str) -> None:
-    async with loads(suite) as watched, front(suite, spelling) as chat:
+    async with loads(suite) as watched, front(suite, spelling, deadline_s=2.0) as chat:
         await watched[1].idle(within_s=30)
         await chat.begin("Hello", options(**_MANY))
         for _ in range(5):

@@ -83,6 +83,8 @@ def test_secrets_come_from_the_environment_only(capsys: pytest.CaptureFixture[st
         (["--count", "many"], "--count: 'many' is not a whole number"),
         (["--count", "1.5"], "--count: '1.5' is not a whole number"),
         (["--ratio", "x"], "--ratio: 'x' is not a number"),
+        (["--ratio", "nan"], "--ratio: 'nan' is not a number, 0 or more"),
+        (["--ratio", "-0.5"], "--ratio: '-0.5' is not a number, 0 or more"),
         (["--loud", "maybe"], "--loud: 'maybe' is not true or false"),
         (["--speed", "warp"], "--speed: 'warp' is not one of fast, slow"),
         (["--colour", "green"], "--colour: 'green' is not one of red, blue"),

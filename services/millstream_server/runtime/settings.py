@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import enum
 import json
+import math
 import os
 import sys
 import typing
@@ -152,10 +153,18 @@ def _bool(text: str) -> bool:
         raise ValueError(text) from None
 
 
+def _span(text: str) -> float:
+    """Parse a float; all of ours are spans of time or shares, so finite and not negative."""
+    value = float(text)
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(text)
+    return value
+
+
 _SCALARS: dict[Any, Callable[[str], Any]] = {
     str: str,
     int: int,
-    float: float,
+    float: _span,
     bool: _bool,
     Path: Path,
 }
@@ -165,7 +174,7 @@ def _expected(kind: Any) -> str:
     if kind is bool:
         return "true or false"
     if kind in _SCALARS:
-        return {int: "a whole number", float: "a number"}.get(kind, str(kind.__name__))
+        return {int: "a whole number", float: "a number, 0 or more"}.get(kind, str(kind.__name__))
     return "one of " + ", ".join(str(member.value) for member in kind)
 
 
