@@ -80,7 +80,7 @@ class EngineThread:
         except EngineFailedError:
             kill_children()
             raise
-        except Exception as error:
+        except Exception as error:  # the vendor's seam: anything may come
             kill_children()
             _log.exception("SGLang did not start")
             message = "SGLang could not be started; the worker's log says why."

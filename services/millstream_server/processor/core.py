@@ -28,11 +28,11 @@ from millstream_server.runtime.errors import (
     UnavailableError,
 )
 from millstream_server.transfer.ticket import TicketKey
+from millstream_server.worker_stream.start import MAX_REQUEST_ID_BYTES
 
 logger = logging.getLogger(__name__)
 
 MAX_CHOICES = 16
-MAX_REQUEST_ID_BYTES = 128
 MAX_MIN_INTERVAL_S = 10.0
 
 T = TypeVar("T")
@@ -161,7 +161,9 @@ class ProcessorCore:
         if not 0 <= spec.min_interval_s <= MAX_MIN_INTERVAL_S:
             violations.append(FieldViolation("options.min_interval", "must be from 0 s to 10 s"))
         if len(spec.request_id.encode()) > MAX_REQUEST_ID_BYTES:
-            violations.append(FieldViolation("request_id", "must have at most 128 bytes"))
+            violations.append(
+                FieldViolation("request_id", f"must have at most {MAX_REQUEST_ID_BYTES} bytes")
+            )
         if violations:
             raise invalid(violations)
         request = GenerationRequest(

@@ -86,7 +86,7 @@ class _Choice:
     cached_tokens: int = 0
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     awaits_prefill: bool = False
-    """The prefill leg still has the prompt's logprobs."""
+    """The prefill leg still has the prompt's logprobs; nothing is given out without them."""
     ended: bool = False
     finish_reason: FinishReason | None = None
     all_text: list[str] = field(default_factory=list)
@@ -114,8 +114,8 @@ class _Choice:
 
     def take(self) -> Delta | None:
         """Turn what has gathered into a delta; None when there is nothing new."""
-        finish = None if self.awaits_prefill else self.worker_finish
-        if self.ended or not (self.fresh_ids or finish):
+        finish = self.worker_finish
+        if self.ended or self.awaits_prefill or not (self.fresh_ids or finish):
             return None
         ids, self.fresh_ids = self.fresh_ids, []
         logprobs, self.fresh_logprobs = self.fresh_logprobs, []
@@ -279,13 +279,14 @@ class Generation:
 
     def close(self) -> None:
         """Stop whatever still runs; nobody hears of it. May be called at any time, twice too."""
+        on_close, self._on_close = self._on_close, None
+        if on_close is None:
+            return
         self.outcome = self._outcome()
         for choice in self._choices:
             choice.ended = True
         self.cancel()
-        if self._on_close:
-            self._on_close(self)
-            self._on_close = None
+        on_close(self)
 
     def _outcome(self) -> str:
         if self._error:

@@ -23,11 +23,10 @@ from millstream_server.runtime.errors import (
     WorkerDrainingError,
 )
 from millstream_server.transfer.ticket import Ticket, TicketGate
-from millstream_server.worker_stream.start import GenerationStart
+from millstream_server.worker_stream.start import MAX_REQUEST_ID_BYTES, GenerationStart
 
 _CROSSING_S = 0.5
 """How long starts are still taken after the streams were told: they may be on the way already."""
-MAX_REQUEST_ID_BYTES = 128
 
 
 class WorkerCore:

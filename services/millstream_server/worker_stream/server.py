@@ -113,7 +113,7 @@ class WorkerSession:
             slot.begin(convert.start_from_proto(message, self._generator.context_length))
         except ServingError as error:
             slot.fail(error)
-        except Exception:
+        except Exception:  # one request's accident must not end the stream's others
             internal = InternalError.with_id()
             logger.exception("error_id=%s start failed", internal.error_id)
             slot.fail(internal)

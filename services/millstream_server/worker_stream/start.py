@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from millstream_server.engines.base import LogprobOptions, Sampling
 from millstream_server.transfer.ticket import Ticket
 
+MAX_REQUEST_ID_BYTES = 128
+
 
 @dataclass(frozen=True, slots=True)
 class TraceContext:
