@@ -56,6 +56,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAVAILABLE: the KV cache did not get from prefill to decode; retry."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 13
     """INTERNAL: a fault of the server; error_id finds it in the server's log."""
+    ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 14
+    """UNAUTHENTICATED: the call carries no credentials this server accepts, none or wrong ones."""
+    ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 15
+    """PERMISSION_DENIED: the server knows who calls, and that caller is not allowed to."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the stable, machine-readable cause of a failure. It travels as
@@ -94,6 +98,10 @@ ERROR_REASON_KV_TRANSFER_FAILED: ErrorReason.ValueType  # 12
 """UNAVAILABLE: the KV cache did not get from prefill to decode; retry."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 13
 """INTERNAL: a fault of the server; error_id finds it in the server's log."""
+ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 14
+"""UNAUTHENTICATED: the call carries no credentials this server accepts, none or wrong ones."""
+ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 15
+"""PERMISSION_DENIED: the server knows who calls, and that caller is not allowed to."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -240,9 +240,10 @@ class StepFrame(_message.Message):
     sequence: _builtins.int
     """1 for a stream's first frame, then rising by one."""
     draining: _builtins.bool
-    """The worker is shutting down: the caller MUST start nothing more on this stream. What runs goes on
-    to its end. Sent once; starts that crossed it on the way are still taken for half a second, later
-    ones end with WORKER_DRAINING.
+    """The worker is shutting down: the caller MUST start nothing more on this stream, and SHOULD close its
+    sending side as soon as nothing of its own is open; the worker then ends the stream. What runs goes
+    on to its end, and starts that crossed this message on the way are taken. Sent once. On a stream
+    opened after the shutdown began, starts end with WORKER_DRAINING.
     """
     @_builtins.property
     def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:

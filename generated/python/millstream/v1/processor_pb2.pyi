@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from millstream.v1 import chat_pb2 as _chat_pb2
 from millstream.v1 import generation_pb2 as _generation_pb2
 from millstream.v1 import sampling_pb2 as _sampling_pb2
@@ -24,6 +25,39 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Priority:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _PriorityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Priority.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PRIORITY_UNSPECIFIED: _Priority.ValueType  # 0
+    """The same as PRIORITY_NORMAL."""
+    PRIORITY_LOW: _Priority.ValueType  # 1
+    """For work nobody waits for: batches, evaluations. The first to be displaced."""
+    PRIORITY_NORMAL: _Priority.ValueType  # 2
+    """The usual."""
+    PRIORITY_HIGH: _Priority.ValueType  # 3
+    """For somebody who waits, before everybody else. Who may use it is for the caller's side to settle."""
+
+class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
+    """Priority says who goes first when a model's requests have to wait for room. Within a priority the
+    first to come goes first. None starves: of eight requests let through, at least one is the one that
+    has waited longest. When the queue is full, a request displaces the latest of a lower priority,
+    which ends with RESOURCE_EXHAUSTED (OVERLOADED), as if it had been refused on arrival. What runs
+    already is never displaced.
+    """
+
+PRIORITY_UNSPECIFIED: Priority.ValueType  # 0
+"""The same as PRIORITY_NORMAL."""
+PRIORITY_LOW: Priority.ValueType  # 1
+"""For work nobody waits for: batches, evaluations. The first to be displaced."""
+PRIORITY_NORMAL: Priority.ValueType  # 2
+"""The usual."""
+PRIORITY_HIGH: Priority.ValueType  # 3
+"""For somebody who waits, before everybody else. Who may use it is for the caller's side to settle."""
+Global___Priority: _TypeAlias = Priority  # noqa: Y015
+
 @_typing.final
 class GenerationOptions(_message.Message):
     """GenerationOptions are the knobs of one generation, the same for Chat and Complete."""
@@ -37,14 +71,18 @@ class GenerationOptions(_message.Message):
     MIN_INTERVAL_FIELD_NUMBER: _builtins.int
     RETURN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     INCLUDE_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     n: _builtins.int
     """Choices to generate from the same prompt, 1 to 16. Unset: 1. Only a choice of index 0 goes into a
-    conversation's context.
+    conversation's context. n x (prompt + max_new_tokens) is bounded by the server (4,194,304 unless
+    set otherwise).
     """
     return_token_ids: _builtins.bool
     """Send token ids beside the text."""
     include_special_tokens: _builtins.bool
     """Send special tokens as text too. Unset: false."""
+    priority: Global___Priority.ValueType
+    """Who goes first when requests have to wait for room. A value the server doesn't know is refused."""
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
         """How tokens are drawn. Unset knobs take the model's own defaults."""
@@ -57,7 +95,9 @@ class GenerationOptions(_message.Message):
 
     @_builtins.property
     def logprobs(self) -> _sampling_pb2.LogprobOptions:
-        """Which logprobs to return; unset: none."""
+        """Which logprobs to return; unset: none. n x tokens x (top + 1) is at most 1,048,576, where tokens
+        are max_new_tokens and, with `prompt`, the prompt's.
+        """
 
     @_builtins.property
     def min_interval(self) -> _duration_pb2.Duration:
@@ -75,10 +115,11 @@ class GenerationOptions(_message.Message):
         min_interval: _duration_pb2.Duration | None = ...,
         return_token_ids: _builtins.bool = ...,
         include_special_tokens: _builtins.bool = ...,
+        priority: Global___Priority.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "logprobs", b"logprobs", "min_interval", b"min_interval", "n", b"n", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "include_special_tokens", b"include_special_tokens", "logprobs", b"logprobs", "min_interval", b"min_interval", "n", b"n", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "include_special_tokens", b"include_special_tokens", "logprobs", b"logprobs", "min_interval", b"min_interval", "n", b"n", "priority", b"priority", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
@@ -144,7 +185,7 @@ class ChatStart(_message.Message):
     model: _builtins.str
     """Model to talk to; may be left empty when only one is served."""
     request_id: _builtins.str
-    """The client's id for logs and traces, at most 128 bytes. Empty: the server makes one."""
+    """The client's id for logs and traces: printable, at most 128 bytes. Empty: the server makes one."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.Message]:
         """The conversation so far, at least one message; the last is not the model's."""
@@ -470,7 +511,7 @@ class CompleteRequest(_message.Message):
     text: _builtins.str
     """As text; tokenized as the model's tokenizer does, with its special tokens."""
     request_id: _builtins.str
-    """The client's id for logs and traces, at most 128 bytes. Empty: the server makes one."""
+    """The client's id for logs and traces: printable, at most 128 bytes. Empty: the server makes one."""
     @_builtins.property
     def token_ids(self) -> Global___TokenIds:
         """As token ids."""

@@ -31,6 +31,10 @@ class ProcessorServiceStub:
     "false" and, for INTERNAL, `error_id`), google.rpc.BadRequest for invalid input and
     google.rpc.RetryInfo whenever a retry may help. A message over the server's size limit gets gRPC's
     own RESOURCE_EXHAUSTED, without details.
+
+    A turn that finds no room waits for it. It is refused with RESOURCE_EXHAUSTED (OVERLOADED) when the
+    queue is full, or longer than the RPC's deadline leaves; a client MUST NOT retry before RetryInfo's
+    delay. A cancel, by message or by RPC, takes a waiting turn out at once.
     """
 
     def __init__(self, channel):
@@ -72,6 +76,10 @@ class ProcessorServiceServicer:
     "false" and, for INTERNAL, `error_id`), google.rpc.BadRequest for invalid input and
     google.rpc.RetryInfo whenever a retry may help. A message over the server's size limit gets gRPC's
     own RESOURCE_EXHAUSTED, without details.
+
+    A turn that finds no room waits for it. It is refused with RESOURCE_EXHAUSTED (OVERLOADED) when the
+    queue is full, or longer than the RPC's deadline leaves; a client MUST NOT retry before RetryInfo's
+    delay. A cancel, by message or by RPC, takes a waiting turn out at once.
     """
 
     def Chat(self, request_iterator, context):
@@ -158,6 +166,10 @@ class ProcessorService:
     "false" and, for INTERNAL, `error_id`), google.rpc.BadRequest for invalid input and
     google.rpc.RetryInfo whenever a retry may help. A message over the server's size limit gets gRPC's
     own RESOURCE_EXHAUSTED, without details.
+
+    A turn that finds no room waits for it. It is refused with RESOURCE_EXHAUSTED (OVERLOADED) when the
+    queue is full, or longer than the RPC's deadline leaves; a client MUST NOT retry before RetryInfo's
+    delay. A cancel, by message or by RPC, takes a waiting turn out at once.
     """
 
     @staticmethod

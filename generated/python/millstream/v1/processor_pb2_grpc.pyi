@@ -18,6 +18,10 @@ class ProcessorServiceStub:
     "false" and, for INTERNAL, `error_id`), google.rpc.BadRequest for invalid input and
     google.rpc.RetryInfo whenever a retry may help. A message over the server's size limit gets gRPC's
     own RESOURCE_EXHAUSTED, without details.
+
+    A turn that finds no room waits for it. It is refused with RESOURCE_EXHAUSTED (OVERLOADED) when the
+    queue is full, or longer than the RPC's deadline leaves; a client MUST NOT retry before RetryInfo's
+    delay. A cancel, by message or by RPC, takes a waiting turn out at once.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -46,6 +50,10 @@ class ProcessorServiceServicer(metaclass=_abc_1.ABCMeta):
     "false" and, for INTERNAL, `error_id`), google.rpc.BadRequest for invalid input and
     google.rpc.RetryInfo whenever a retry may help. A message over the server's size limit gets gRPC's
     own RESOURCE_EXHAUSTED, without details.
+
+    A turn that finds no room waits for it. It is refused with RESOURCE_EXHAUSTED (OVERLOADED) when the
+    queue is full, or longer than the RPC's deadline leaves; a client MUST NOT retry before RetryInfo's
+    delay. A cancel, by message or by RPC, takes a waiting turn out at once.
     """
 
     @_abc_1.abstractmethod
