@@ -3,6 +3,8 @@
 ServingError
 ├── InvalidRequestError       INVALID_ARGUMENT     can never succeed as sent; names the fields
 │   └── UnsupportedFeatureError                    right in itself, but not with these settings
+├── UnauthenticatedError      UNAUTHENTICATED      no credentials this server accepts
+├── PermissionDeniedError     PERMISSION_DENIED    known, but not allowed to call this
 ├── ModelNotFoundError        NOT_FOUND            no pool serves that model
 ├── RequestCancelledError     CANCELLED            the caller gave up
 ├── DeadlinePassedError       DEADLINE_EXCEEDED    the caller's time is up
@@ -82,6 +84,20 @@ class UnsupportedFeatureError(InvalidRequestError):
     """The request is well-formed but asks for something this worker was not started with."""
 
     reason = "UNSUPPORTED_FEATURE"
+
+
+class UnauthenticatedError(ServingError):
+    """The call carries no credentials this server accepts; missing and wrong ones look alike."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDeniedError(ServingError):
+    """The server knows who calls, and that caller is not allowed to."""
+
+    code = grpc.StatusCode.PERMISSION_DENIED
+    reason = "PERMISSION_DENIED"
 
 
 class ModelNotFoundError(ServingError):

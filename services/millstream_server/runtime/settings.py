@@ -161,9 +161,17 @@ def _span(text: str) -> float:
     return value
 
 
+def _count(text: str) -> int:
+    """Parse a whole number; all of ours are counts, ports and sizes, so not negative."""
+    value = int(text)
+    if value < 0:
+        raise ValueError(text)
+    return value
+
+
 _SCALARS: dict[Any, Callable[[str], Any]] = {
     str: str,
-    int: int,
+    int: _count,
     float: _span,
     bool: _bool,
     Path: Path,
@@ -174,7 +182,9 @@ def _expected(kind: Any) -> str:
     if kind is bool:
         return "true or false"
     if kind in _SCALARS:
-        return {int: "a whole number", float: "a number, 0 or more"}.get(kind, str(kind.__name__))
+        return {int: "a whole number, 0 or more", float: "a number, 0 or more"}.get(
+            kind, str(kind.__name__)
+        )
     return "one of " + ", ".join(str(member.value) for member in kind)
 
 

@@ -20,6 +20,8 @@ from millstream_server.runtime.errors import InvalidRequestError
 
 _LENGTH_DELIMITED = 2
 _MAX_DEPTH = 16
+_MAX_EXPLAINED_BYTES = 64 << 10
+"""Longer messages aren't searched for their fault: the walk would hold up the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +31,13 @@ class Malformed:
     error: InvalidRequestError
 
 
-def tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """Wrap a generated deserializer: a message that doesn't parse comes out as `Malformed`."""
+def tolerant(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+    """Wrap a generated deserializer: a message that doesn't parse comes out as `Malformed`.
+
+    Without one requests are the bytes they came as, as gRPC has it.
+    """
+    if deserialize is None:
+        return bytes
     descriptor = getattr(getattr(deserialize, "__self__", None), "DESCRIPTOR", None)
 
     def parse(data: bytes) -> Any:
@@ -43,7 +50,8 @@ def tolerant(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 def _explain(descriptor: Descriptor | None, data: bytes) -> InvalidRequestError:
-    path = _find_bad_text(descriptor, data, "", 0) if descriptor else None
+    short = len(data) <= _MAX_EXPLAINED_BYTES
+    path = _find_bad_text(descriptor, data, "", 0) if descriptor and short else None
     if path:
         return InvalidRequestError.of(path, "is not valid UTF-8")
     name = descriptor.full_name if descriptor else "the method's request message"

@@ -1,0 +1,197 @@
+"""Who calls, and whether they may: deny by default, as soon as keys or peers are configured.
+
+What is configured must be fulfilled: with API keys a right key, with allowed peers a client
+certificate of one of them, with both both. Health is open to probes; every other method, known or
+not, is refused before it is looked at: before its request is parsed, and before the answer tells
+whether it exists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+
+from millstream_server.runtime.api_keys import ApiKeys
+from millstream_server.runtime.errors import PermissionDeniedError, UnauthenticatedError
+from millstream_server.runtime.handlers import AroundInterceptor, Context, Handler
+from millstream_server.runtime.settings import SettingsError
+
+_HEALTH = "grpc.health.v1.Health"
+_BEARER = "bearer "
+
+
+class CallerKind(enum.Enum):
+    """How a caller was recognized."""
+
+    ANONYMOUS = "anonymous"
+    API_KEY = "api_key"
+    CERTIFICATE = "certificate"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who an RPC belongs to; ``name`` is fit for logs, metrics and tenancy, never a secret."""
+
+    name: str
+    kind: CallerKind
+
+
+ANONYMOUS = Caller("anonymous", CallerKind.ANONYMOUS)
+_CALLER: ContextVar[Caller] = ContextVar("millstream_caller", default=ANONYMOUS)
+
+
+def caller() -> Caller:
+    """Tell whose RPC this task works for; anonymous where no authentication is configured."""
+    return _CALLER.get()
+
+
+class PeerIdentities:
+    """The names of client certificates that may call.
+
+    Names are those of the certificate's Subject Alternative Name, DNS or URI; a common name is
+    none. A pattern is such a name; a URI may end in `/*` for all below it; `*` alone is any name.
+    Without patterns nobody may.
+    """
+
+    def __init__(self, patterns: Iterable[str], setting: str = "--allowed-peers") -> None:
+        """Check the patterns, which ``setting`` holds.
+
+        Raises:
+            SettingsError: a pattern has its `*` elsewhere.
+        """
+        self._patterns = tuple(patterns)
+        for pattern in self._patterns:
+            stem = pattern.removesuffix("*")
+            is_tree = "://" in stem and stem.endswith("/") and not stem.endswith("://")
+            if "*" in stem or (stem != pattern and stem and not is_tree):
+                raise SettingsError(
+                    f"{setting}: {pattern!r}: a '*' stands alone, or after the last '/' of "
+                    "a URI such as spiffe://cluster.local/ns/millstream/*"
+                )
+
+    def allowed(self, names: Iterable[str]) -> str | None:
+        """Answer the first name that may call."""
+        return next((name for name in names if any(map(_matcher(name), self._patterns))), None)
+
+
+def _matcher(name: str) -> Callable[[str], bool]:
+    is_uri = "://" in name
+    plain = name if is_uri else name.lower()
+
+    def matches(pattern: str) -> bool:
+        if pattern.endswith("*"):
+            stem = pattern[:-1]
+            return plain.startswith(stem) and plain != stem
+        return plain == (pattern if is_uri else pattern.lower())
+
+    return matches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuthPolicy:
+    """What a caller must bring. With neither keys nor peers everybody is let in, anonymous."""
+
+    keys: ApiKeys | None = None
+    peers: PeerIdentities | None = None
+
+    def admit(self, context: Context) -> Caller:
+        """Recognize an RPC's caller.
+
+        Raises:
+            UnauthenticatedError: no credentials, or wrong ones.
+            PermissionDeniedError: the certificate is good, but its owner isn't allowed.
+        """
+        who = ANONYMOUS
+        if self.peers is not None:
+            who = _certificate_owner(self.peers, context.auth_context())
+        if self.keys is not None:
+            key = _presented_key(context.invocation_metadata() or ())
+            name = self.keys.name_of(key) if key else None
+            if name is None:
+                raise UnauthenticatedError(
+                    "this server asks for an API key that it knows; send it as the metadata "
+                    "'authorization: Bearer KEY'"
+                )
+            who = Caller(name, CallerKind.API_KEY)
+        return who
+
+
+def _certificate_owner(peers: PeerIdentities, facts: Mapping[str, Iterable[bytes]]) -> Caller:
+    if "x509_pem_cert" not in facts:
+        raise UnauthenticatedError("this server asks for a client certificate")
+    names = [
+        name.decode(errors="replace")
+        for key in ("peer_uri", "peer_dns")
+        for name in facts.get(key, ())
+    ]
+    name = peers.allowed(names)
+    if name is None:
+        raise PermissionDeniedError(
+            "the client certificate is good, but none of its DNS or URI names may call this server"
+        )
+    return Caller(name, CallerKind.CERTIFICATE)
+
+
+def _presented_key(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
+    """Find the one key of a call; a proxy may have put its own credentials beside `x-api-key`."""
+    sent: dict[str, list[str]] = {"x-api-key": [], "authorization": []}
+    for name, value in metadata:
+        if name in sent and isinstance(value, str):
+            sent[name].append(value)
+    keys = sent["x-api-key"] or [
+        value[len(_BEARER) :].strip() if value[: len(_BEARER)].lower() == _BEARER else ""
+        for value in sent["authorization"]
+    ]
+    return keys[0] if len(keys) == 1 else None  # with two, whom would we believe?
+
+
+class AuthInterceptor(AroundInterceptor):
+    """Lets an RPC through when the policy admits its caller.
+
+    Stands inside the ErrorInterceptor, which makes statuses of what is raised here, and around
+    `OneMessageInterceptor`: strangers' bytes stay bytes.
+    """
+
+    def __init__(self, policy: AuthPolicy) -> None:
+        """Enforce ``policy``."""
+        super().__init__()
+        self._policy = policy
+        self._enforced = policy.keys is not None or policy.peers is not None
+        self._unknown = grpc.stream_stream_rpc_method_handler(self._refuse_unknown, _as_it_is)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """Wrap the method's handler; who calls is seen when it runs."""
+        handler = await super().intercept_service(continuation, handler_call_details)
+        if handler is None and self._enforced:
+            return self._unknown  # any client understands a stream that ends with a status
+        return handler
+
+    def covers(self, service: str) -> bool:
+        """All that isn't open."""
+        return self._enforced and service != _HEALTH
+
+    @contextlib.asynccontextmanager
+    async def around(
+        self, method: str, request: Any, context: Context
+    ) -> AsyncIterator[tuple[Any, Context]]:
+        """Let in, or raise."""
+        _CALLER.set(self._policy.admit(context))  # each RPC is a task with a context of its own
+        yield request, context
+
+    async def _refuse_unknown(self, _: Any, context: Context) -> None:
+        self._policy.admit(context)
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")  # gRPC's own words
+
+
+def _as_it_is(data: bytes) -> bytes:
+    return data

@@ -1,0 +1,124 @@
+"""GET /metrics on a port of its own, for Prometheus.
+
+A thread answers, so that neither a slow scraper holds up the event loop nor a busy event loop the
+scrape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import socketserver
+import sys
+import threading
+from collections.abc import Iterable
+from http import HTTPStatus
+from http.server import ThreadingHTTPServer
+from importlib.metadata import version
+from typing import Any
+from urllib.parse import urlsplit
+
+from prometheus_client import CollectorRegistry, MetricsHandler
+from prometheus_client.registry import Collector
+
+from millstream_server.runtime.metrics import BUILD_INFO, REGISTRY
+from millstream_server.runtime.settings import SettingsError
+
+logger = logging.getLogger(__name__)
+
+PATH = "/metrics"
+_OPENMETRICS = "application/openmetrics-text"
+_CLIENT_LIMIT_S = 10.0  # for a scraper to send its request, and again for each part it takes
+
+
+class MetricsEndpoint:
+    """Serves our metrics and those of ``collectors`` until it is closed."""
+
+    def __init__(self, address: str, service: str, collectors: Iterable[Collector] = ()) -> None:
+        """Listen on ``address``, HOST:PORT, and answer from now on; ``service`` is who we are.
+
+        Raises:
+            SettingsError: the address is none.
+            OSError: it can't be bound.
+        """
+        BUILD_INFO.labels(version("millstream"), service).set(1)
+        # Its collectors may find out at each scrape what they have.
+        registry = CollectorRegistry(support_collectors_without_names=True)
+        for collector in (REGISTRY, *collectors):
+            registry.register(collector)
+        self._server = _bind(address, _Handler.factory(registry))
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="metrics", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self._server.server_address[1])
+
+    async def close(self) -> None:
+        """Stop listening; a scrape under way is answered. May be called twice."""
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        if self._thread.is_alive():
+            self._server.shutdown()
+            self._thread.join()
+        self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    def server_bind(self) -> None:
+        """Bind without asking the DNS for this host's name, as HTTPServer does."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log; the default prints to stderr. A scraper that leaves is no error."""
+        error = sys.exception()
+        if isinstance(error, (ConnectionError, TimeoutError)):
+            logger.debug("a scraper left", exc_info=error)
+        else:
+            logger.error("a scrape failed", exc_info=error)
+
+
+class _V6Server(_Server):
+    address_family = socket.AF_INET6
+
+
+class _Handler(MetricsHandler):
+    timeout = _CLIENT_LIMIT_S
+
+    def do_GET(self) -> None:  # noqa: N802 - the standard library's name
+        if urlsplit(self.path).path == PATH:
+            self._leave_names_alone()
+            super().do_GET()
+            return
+        text = f"The metrics are at {PATH}\n".encode()
+        self.send_response(HTTPStatus.NOT_FOUND)
+        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def _leave_names_alone(self) -> None:
+        """Ask for names as they are: else the library's OpenMetrics has sglang_x for sglang:x."""
+        accepted = self.headers.get("Accept", "")
+        del self.headers["Accept"]
+        if _OPENMETRICS in accepted:
+            self.headers["Accept"] = f"{_OPENMETRICS}; version=1.0.0; escaping=allow-utf-8"
+
+
+def _bind(address: str, handler: type[MetricsHandler]) -> _Server:
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal():
+        raise SettingsError(f"--metrics-listen: {address!r} is not HOST:PORT")
+    kind = _V6Server if host.startswith("[") else _Server
+    try:
+        return kind((host.strip("[]"), int(port)), handler)
+    except (OSError, OverflowError) as error:
+        raise OSError(
+            f"can't listen on {address} (--metrics-listen): is the port taken? {error}"
+        ) from error
