@@ -241,6 +241,31 @@ class Engine(Protocol):
         ...
 
 
+class Probeable(Protocol):
+    """Shows, from start to close, whether an engine still works (`worker.canary`).
+
+    ``dp_rank`` is below `EngineInfo.dp_size`: one rank can hang while the others go on.
+    """
+
+    def progress(self, dp_rank: int) -> int:
+        """Give a number that changes whenever the rank gets on with anybody's request.
+
+        Neither blocks nor asks the rank. It may miss work, but never tells of work not done.
+        """
+        ...
+
+    async def probe(self, dp_rank: int) -> None:
+        """Run one minimal request on a rank, down the path this engine's role serves.
+
+        It queues behind real requests and has no limit of its own: cancel it to abort the request,
+        which takes effect at once even when the engine doesn't answer. One at a time per rank.
+
+        Raises:
+            ServingError: it failed.
+        """
+        ...
+
+
 def new_engine_id() -> str:
     """Make a request id for an engine: 128 random bits in 32 hex digits."""
     return secrets.token_hex(16)

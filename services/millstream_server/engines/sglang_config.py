@@ -57,11 +57,17 @@ class SglangEngineConfig:
     """Batch-invariant kernels: slower, but a request's seed counts (`Ability.SEED`)."""
     engine_tokenizer: bool = False
     """Give SGLang the tokenizer: needed for `MIN_NEW_TOKENS` and `CONSTRAINTS`."""
+    served_model_name: str = ""
+    """The label `model_name` of SGLang's metrics; empty: `model_path`."""
+    metrics: bool = True
+    """Count what SGLang counts: `engines.sglang_metrics`."""
     warm_up_timeout_s: float = 120.0
     transfer_timeout_s: float = 60.0
     """How long a P/D leg waits for its peer; whole seconds, rounded up."""
     extra: Mapping[str, object] = field(default_factory=dict)
     """Further fields of SGLang's ServerArgs, passed as they are."""
+    otlp_endpoint: str = ""
+    """Collector of SGLang's spans, http://HOST:PORT; empty: SGLang traces nothing."""
     log_level: str = "warning"
     """Of SGLang's loggers, here and in the processes it spawns."""
 
@@ -116,7 +122,14 @@ def _managed_arguments(config: SglangEngineConfig) -> dict[str, object]:
         # Chunks are disjoint; without it they are cumulative and grow under the reader.
         "incremental_streaming_output": True,
         "disaggregation_mode": _DISAGGREGATION_MODES[config.role],
+        "enable_metrics": config.metrics,
     }
+    if config.served_model_name:
+        arguments["served_model_name"] = config.served_model_name
+    if config.otlp_endpoint:
+        arguments["enable_trace"] = True
+        # SGLang takes all but https:// for plaintext, with or without a scheme.
+        arguments["otlp_traces_endpoint"] = config.otlp_endpoint.removeprefix("http://")
     if config.deterministic:
         arguments["enable_deterministic_inference"] = True
     arguments.update(_limits(config))
@@ -158,10 +171,15 @@ def engine_environment(config: SglangEngineConfig) -> dict[str, str]:
     Raises:
         EngineFailedError: `bootstrap_host` does not resolve.
     """
+    environment: dict[str, str] = {}
+    if config.otlp_endpoint:
+        # One span a stage of a request; by default there is one a decode step, so one a token.
+        environment["SGLANG_TRACE_LEVEL"] = "1"
     if config.role is Role.AGGREGATED:
-        return {}
+        return environment
     seconds = str(math.ceil(config.transfer_timeout_s))
     return {
+        **environment,
         "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": seconds,
         "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": seconds,
         # Where KV sockets bind and what peers are told; SGLang would guess an interface.

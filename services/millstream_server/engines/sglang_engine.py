@@ -20,6 +20,7 @@ from millstream_server.engines.base import (
     EngineInfo,
     EngineLoad,
     Finish,
+    FinishReason,
     GenerationRequest,
     KvHandoff,
     OutputSink,
@@ -29,6 +30,7 @@ from millstream_server.engines.base import (
 )
 from millstream_server.engines.sglang_config import SglangEngineConfig
 from millstream_server.engines.sglang_launch import BuiltEngine, EngineThread
+from millstream_server.engines.sglang_progress import RankProgress, lock_to_read
 from millstream_server.engines.sglang_translate import (
     Chunk,
     cancelled,
@@ -52,6 +54,8 @@ _log = logging.getLogger(__name__)
 _LIMITS_WAIT_S = 10.0
 _LIMITS_POLL_S = 0.02
 _WAKE_LIMIT_S = 1.0
+# Our own requests are nobody's trace; without a parent SGLang would make one of each.
+_NOT_SAMPLED = {"traceparent": f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-00"}
 
 
 @dataclass(slots=True, eq=False)
@@ -92,6 +96,9 @@ class SglangEngine:
         self._thread = EngineThread()
         self._watch = ProcessWatch(self._lose)
         self._runs: dict[str, _Run] = {}
+        self._probes: dict[int, _Run] = {}
+        self._progress = RankProgress()
+        self._loads: list[Any] = []
         self._built: BuiltEngine | None = None
         self._info: EngineInfo | None = None
         self._responses: asyncio.Task[None] | None = None
@@ -126,6 +133,7 @@ class SglangEngine:
         manager.event_loop = asyncio.get_running_loop()
         self._responses = asyncio.create_task(manager.handle_loop(), name="sglang-responses")
         self._responses.add_done_callback(self._responses_ended)
+        self._progress.read_loads_from(manager.load_snapshot_reader)
 
     def _responses_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
@@ -164,27 +172,50 @@ class SglangEngine:
         )
 
     async def warm_up(self) -> None:
-        """Run one token through; P/D roles transfer to or from SGLang's fake peer."""
-        built, info = self._ready()
+        """Probe every rank, within the warm-up limit each."""
+        _, info = self._ready()
         for rank in range(info.dp_size):
-            request = self._warm_up_request(built)
-            arguments = generate_arguments(request, self._config.role)
-            if info.dp_size > 1:
-                arguments["routed_dp_rank"] = rank
-            sink = CollectingSink()
-            self._launch(_Run(request, sink, arguments))
             try:
                 async with asyncio.timeout(self._config.warm_up_timeout_s):
-                    await sink.result()
+                    await self.probe(rank)
             except TimeoutError as error:
-                self.abort(request.engine_id)
                 message = f"The warm-up took longer than {self._config.warm_up_timeout_s:g} s."
                 raise EngineFailedError(message) from error
             except ServingError as error:
                 message = f"The warm-up failed: {error.message}"
                 raise EngineFailedError(message) from error
 
-    def _warm_up_request(self, built: BuiltEngine) -> GenerationRequest:
+    def progress(self, dp_rank: int) -> int:
+        """See `Probeable.progress`; a long prefill counts chunk by chunk."""
+        return self._progress.of(dp_rank)
+
+    async def probe(self, dp_rank: int) -> None:
+        """Run two tokens through; P/D roles transfer to or from SGLang's fake peer.
+
+        An aborted probe stays until its scheduler has let go of it, which a scheduler that hangs
+        doesn't: the next probe waits for that, so that a long hang doesn't pile them up.
+        """
+        earlier = self._probes.get(dp_rank)
+        if earlier is not None and earlier.task is not None:
+            await asyncio.wait({earlier.task})
+        built, info = self._ready()
+        request = self._probe_request(built)
+        arguments = generate_arguments(request, self._config.role)
+        if info.dp_size > 1:
+            arguments["routed_dp_rank"] = dp_rank
+        sink = CollectingSink()
+        run = self._probes[dp_rank] = _Run(request, sink, arguments)
+        self._launch(run)
+        try:
+            finish = await sink.result()
+        except asyncio.CancelledError:
+            self.abort(request.engine_id)
+            raise
+        if finish.reason is FinishReason.CANCELLED:
+            message = "The engine dropped the probe."
+            raise EngineFailedError(message)
+
+    def _probe_request(self, built: BuiltEngine) -> GenerationRequest:
         handoff = None
         if self._config.role is not Role.AGGREGATED:
             handoff = KvHandoff(built.fake_bootstrap_host, 0, secrets.randbits(63))
@@ -193,6 +224,7 @@ class SglangEngine:
             token_ids=(0,) * 4,
             sampling=Sampling(max_new_tokens=2, temperature=0.0, ignore_eos=True),
             handoff=handoff,
+            trace_headers=_NOT_SAMPLED,
         )
 
     def submit(self, request: GenerationRequest, sink: OutputSink) -> None:
@@ -241,6 +273,7 @@ class SglangEngine:
             async for raw in stream:
                 chunk = read_chunk(raw)
                 run.taken += len(chunk.token_ids)
+                self._progress.note(raw)
                 if chunk.token_ids and self._config.role is not Role.PREFILL and not run.over:
                     run.sink.emit(chunk.token_ids, chunk.logprobs)
                 if chunk.finish_reason is not None:
@@ -279,13 +312,13 @@ class SglangEngine:
         """Read the schedulers' last snapshots; a prefix that is only cached is not in use."""
         built, info = self._ready()
         manager = built.engine.tokenizer_manager
-        loads = await manager.get_loads()
+        loads = self._snapshots(manager.load_snapshot_reader)
         if not self._runs and any(load.num_used_tokens or load.num_running_reqs for load in loads):
             # An idle scheduler may sleep for a second on an old report: asking wakes it.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_WAKE_LIMIT_S):
                     await manager.get_internal_state()
-            loads = await manager.get_loads()
+            loads = self._snapshots(manager.load_snapshot_reader)
         running = queued = used_tokens = 0
         for load in loads:
             running += int(load.num_running_reqs)
@@ -302,6 +335,13 @@ class SglangEngine:
             used_blocks=math.ceil(used_tokens / info.block_size),
             total_blocks=info.total_blocks,
         )
+
+    def _snapshots(self, reader: Any) -> list[Any]:
+        """Read anew, unless a scheduler hangs while it holds the file: then what was read last."""
+        descriptor = getattr(reader, "fd", None)
+        if descriptor is None or lock_to_read(descriptor):
+            self._loads = reader.read_all()  # takes the lock that we hold, and gives it back
+        return self._loads
 
     def _lose(self, what: str) -> None:
         """Fail everything: a part of SGLang is gone."""

@@ -25,6 +25,7 @@ from millstream_server.engines.sglang_config import (
     engine_arguments,
     engine_environment,
 )
+from millstream_server.engines.sglang_metrics import FILES
 from millstream_server.runtime.errors import EngineFailedError
 
 _log = logging.getLogger(__name__)
@@ -78,10 +79,10 @@ class EngineThread:
         try:
             return _build(config, self._ended)
         except EngineFailedError:
-            kill_children()
+            _clear_away()
             raise
         except Exception as error:  # the vendor's seam: anything may come
-            kill_children()
+            _clear_away()
             _log.exception("SGLang did not start")
             message = "SGLang could not be started; the worker's log says why."
             raise EngineFailedError(message) from error
@@ -116,6 +117,8 @@ def _build(config: SglangEngineConfig, ended: threading.Event) -> BuiltEngine:
     if ended.is_set():
         message = "The engine was closed while it started."
         raise EngineFailedError(message)
+    if config.metrics:
+        FILES.open()
     logging.getLogger("sglang").setLevel(config.log_level.upper())
     with _replaced(engine_module, "configure_logger", _keep_our_logging):
         engine = engine_module.Engine(**arguments)
@@ -174,6 +177,11 @@ def _describe(engine: Any) -> BuiltEngine:
     )
 
 
+def _clear_away() -> None:
+    kill_children()
+    FILES.close()
+
+
 def kill_children() -> None:
     """Kill every process this one has started, except Python's resource tracker.
 
@@ -206,6 +214,7 @@ def _shut_down(engine: Any) -> None:
         context.destroy(linger=0)
     for path in _left_behind(engine):
         path.unlink(missing_ok=True)
+    FILES.close()
 
 
 def _left_behind(engine: Any) -> Iterator[Path]:

@@ -101,6 +101,9 @@ class SimulatedEngine:
         self._waiting: deque[_Job] = deque()
         self._running: dict[str, _Job] = {}
         self._used_blocks = 0
+        self._progress = 0
+        self._going = asyncio.Event()
+        self._going.set()
         self._work = asyncio.Event()
         self._loop_task: asyncio.Task[None] | None = None
         self._bootstrap: simulated_transfer.Bootstrap | None = None
@@ -133,15 +136,32 @@ class SimulatedEngine:
         )
 
     async def warm_up(self) -> None:
-        """Generate one token; hand-offs need a partner, so those roles have nothing to warm."""
-        if self._config.role is not Role.AGGREGATED:
-            return
+        """Generate one token; no role needs a partner for it."""
+        await self.probe(0)
+
+    def progress(self, dp_rank: int) -> int:
+        """Count steps and hand-overs."""
+        return self._progress
+
+    async def probe(self, dp_rank: int) -> None:
+        """Generate one token in the step loop; without a hand-off every role can."""
         sink = CollectingSink()
         request = GenerationRequest(
             engine_id=new_engine_id(), token_ids=(1,), sampling=Sampling(max_new_tokens=1)
         )
         self.submit(request, sink)
-        await sink.result()
+        try:
+            await sink.result()
+        finally:
+            self.abort(request.engine_id)
+
+    def wedge(self) -> None:
+        """Hang as engines do: requests are taken and aborted, nothing comes out, nothing fails."""
+        self._going.clear()
+
+    def unwedge(self) -> None:
+        """Go on where `wedge` stopped it."""
+        self._going.set()
 
     def submit(self, request: GenerationRequest, sink: OutputSink) -> None:
         """Queue a request. Blocks for its whole possible length are held while it runs."""
@@ -211,10 +231,12 @@ class SimulatedEngine:
                 return
             self._waiting.popleft()
             self._used_blocks += job.blocks
-            if config.role is Role.AGGREGATED and not config.prefill_s_per_token:
-                self._run_now(job)
-            else:
+            if job.request.handoff or (
+                config.role is Role.AGGREGATED and config.prefill_s_per_token
+            ):
                 job.stage = asyncio.ensure_future(self._prepare(job))
+            else:
+                self._run_now(job)
 
     def _run_now(self, job: _Job) -> None:
         self._running[job.request.engine_id] = job
@@ -232,6 +254,7 @@ class SimulatedEngine:
                 )
             elif config.prefill_s_per_token:
                 await asyncio.sleep(config.prefill_s_per_token * len(request.token_ids))
+            await self._going.wait()
             if config.role is Role.PREFILL:
                 await self._hand_over(job)
                 return
@@ -261,6 +284,7 @@ class SimulatedEngine:
         finally:
             self._bootstrap.withdraw(handoff.room)
         job.generated = 1
+        self._progress += 1
         self._release(job)
         job.end(FinishReason.LENGTH)
 
@@ -274,6 +298,7 @@ class SimulatedEngine:
                 self._work.clear()
                 await self._work.wait()
                 due = loop.time()
+            await self._going.wait()
             self._step()
             due = max(due + step_s, loop.time() - step_s)  # a late step doesn't speed up the next
             await asyncio.sleep(max(0.0, due - loop.time()))
@@ -282,6 +307,7 @@ class SimulatedEngine:
         """Draw one token for every running request."""
         vocab_size = self._config.vocab_size
         ended: list[tuple[_Job, FinishReason, int | None]] = []
+        self._progress += 1
         for job in self._running.values():
             job.token = token = (job.token + 1) % vocab_size
             job.generated += 1

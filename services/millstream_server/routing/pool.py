@@ -10,7 +10,10 @@ from dataclasses import dataclass, replace
 from millstream_server.engines.base import Ability, EngineInfo, Role
 from millstream_server.routing.policy import Policy
 from millstream_server.runtime.errors import NoWorkerError
+from millstream_server.runtime.tls import ClientTls
+from millstream_server.runtime.tracing import Tracing
 from millstream_server.worker_stream.client import WorkerConnection
+from millstream_server.worker_stream.description import WorkerDescription
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +30,17 @@ class _Fleet:
 
     by_role: Mapping[Role, Sequence[WorkerConnection]]
     engine: EngineInfo | None
+    leaving: Sequence[WorkerConnection] = ()
+    """Workers that end what they run and take nothing more, or are away."""
 
     @property
     def disaggregated(self) -> bool:
         return bool(self.by_role[Role.PREFILL] and self.by_role[Role.DECODE])
+
+    @property
+    def answering(self) -> Sequence[WorkerConnection]:
+        """Those that new requests' tokens come from; none while a role is missing."""
+        return self.by_role[Role.DECODE if self.disaggregated else Role.AGGREGATED]
 
 
 class WorkerPool:
@@ -41,15 +51,22 @@ class WorkerPool:
         addresses: Sequence[str],
         make_policy: Callable[[], Policy],
         on_change: Callable[[], None],
+        *,
+        tls: ClientTls | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         """Know ``addresses``; each role picks by a policy of its own."""
         self._on_change = on_change
         self._connections = [
-            WorkerConnection(address, self._changed) for address in sorted(set(addresses))
+            WorkerConnection(address, self._changed, tls=tls, tracing=tracing)
+            for address in sorted(set(addresses))
         ]
         self._policies = {role: make_policy() for role in Role}
         self._tasks: list[asyncio.Task[None]] = []
         self._fleets: dict[str, _Fleet] = {}
+        self._known: dict[WorkerConnection, WorkerDescription] = {}
+        """What each worker was when it was last connected."""
+        self._watchers: list[Callable[[], None]] = []
 
     def open(self) -> None:
         """Start connecting."""
@@ -70,8 +87,39 @@ class WorkerPool:
 
     def ready(self, model: str) -> bool:
         """Tell whether every role that a request needs is there."""
+        return bool(self._fleet(model).answering)
+
+    def watch(self, callback: Callable[[], None]) -> None:
+        """Have ``callback`` called whenever a worker came or went."""
+        self._watchers.append(callback)
+
+    def capacity(self, model: str) -> int:
+        """Count the requests that a model's workers run at once; 0 when a needed role is missing.
+
+        A worker that drains counts with what it still runs: those hold no place on the others. What
+        was cancelled there has given its place back, even if the worker never ends it.
+        """
         fleet = self._fleet(model)
-        return bool(fleet.by_role[Role.AGGREGATED]) or fleet.disaggregated
+        running = sum(
+            connection.description.engine.max_running_requests
+            for connection in fleet.answering
+            if connection.description
+        )
+        return running and running + sum(connection.in_use for connection in fleet.leaving)
+
+    def require(self, model: str) -> None:
+        """See that a request could be routed now.
+
+        Raises:
+            NoWorkerError: a role that it takes has no worker.
+        """
+        fleet = self._fleet(model)
+        if not fleet.answering:
+            missing = "prefill" if fleet.by_role[Role.DECODE] else "decode"
+            raise NoWorkerError(
+                f"no {missing} worker for this model is connected; retry in a moment",
+                retry_delay_s=1.0,
+            )
 
     def engine(self, model: str) -> EngineInfo | None:
         """Describe the engine that limits requests for a model, None without workers."""
@@ -83,6 +131,7 @@ class WorkerPool:
         Raises:
             NoWorkerError: a role that it takes has no worker.
         """
+        self.require(model)
         fleet = self._fleet(model)
         decode = preferred.decode if preferred else None
         prefill = preferred.prefill if preferred else None
@@ -91,12 +140,7 @@ class WorkerPool:
                 decode=self._pick(fleet, Role.DECODE, decode),
                 prefill=self._pick(fleet, Role.PREFILL, prefill),
             )
-        if fleet.by_role[Role.AGGREGATED]:
-            return Route(decode=self._pick(fleet, Role.AGGREGATED, decode))
-        missing = "prefill" if fleet.by_role[Role.DECODE] else "decode"
-        raise NoWorkerError(
-            f"no {missing} worker for this model is connected; retry in a moment", retry_delay_s=1.0
-        )
+        return Route(decode=self._pick(fleet, Role.AGGREGATED, decode))
 
     def _pick(
         self, fleet: _Fleet, role: Role, preferred: WorkerConnection | None
@@ -108,7 +152,12 @@ class WorkerPool:
 
     def _changed(self) -> None:
         self._fleets.clear()
+        for connection in self._connections:
+            if connection.description:
+                self._known[connection] = connection.description
         self._on_change()
+        for callback in self._watchers:
+            callback()
 
     def _fleet(self, model: str) -> _Fleet:
         """Look a served model's workers up; counted anew only after one came or went."""
@@ -119,7 +168,14 @@ class WorkerPool:
                 description = connection.description
                 if description and description.model == model:
                     workers[description.role].append(connection)
-            fleet = self._fleets[model] = _Fleet(workers, _limits(workers))
+            leaving = [
+                connection
+                for connection, known in self._known.items()
+                if not connection.description
+                and known.model == model
+                and known.role is not Role.PREFILL
+            ]
+            fleet = self._fleets[model] = _Fleet(workers, _limits(workers), leaving)
         return fleet
 
 

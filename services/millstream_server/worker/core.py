@@ -16,39 +16,55 @@ from millstream_server.engines.base import (
     new_engine_id,
 )
 from millstream_server.engines.validation import check_request
+from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import (
     InvalidRequestError,
     ServingError,
     UnavailableError,
-    WorkerDrainingError,
 )
+from millstream_server.runtime.load_meter import LoadMeter
+from millstream_server.runtime.metrics import TICKETS_REFUSED
+from millstream_server.runtime.orca import OUR_FAULT
 from millstream_server.transfer.ticket import Ticket, TicketGate
+from millstream_server.worker.limits import DEFAULT_LIMITS, Room, WorkerLimits
+from millstream_server.worker.request_telemetry import RequestTelemetry, WorkerTelemetry
 from millstream_server.worker_stream.start import MAX_REQUEST_ID_BYTES, GenerationStart
 
-_CROSSING_S = 0.5
-"""How long starts are still taken after the streams were told: they may be on the way already."""
+_GOODBYE_S = 2.0
+"""How long peers of an idle worker may take to close their streams."""
 
 
 class WorkerCore:
     """One engine's front; satisfies `worker_stream.server.Generator`."""
 
-    def __init__(self, engine: Engine, role: Role, gate: TicketGate | None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        role: Role,
+        gate: TicketGate | None,
+        telemetry: WorkerTelemetry | None = None,
+        *,
+        limits: WorkerLimits = DEFAULT_LIMITS,
+    ) -> None:
         """Serve from ``engine``; ``gate`` checks tickets, None in an aggregated worker."""
         self._engine = engine
-        self._role = role
+        self.role = role
+        self._telemetry = telemetry or WorkerTelemetry(role)
         self._gate = gate
         self._info: EngineInfo | None = None
-        self._open = 0
-        self._leaving = False
-        self._draining = False
-        self._on_drain: set[Callable[[], None]] = set()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self.work = OpenWork()
+        self.streams = OpenWork()
+        self._room = Room(limits, self.work)
+        self.meter = LoadMeter(self._utilization)
 
     @property
     def context_length(self) -> int:
         """Most tokens of prompt and completion; 0 until the model is loaded."""
         return self._info.context_length if self._info else 0
+
+    def _utilization(self) -> float:
+        """Requests open over requests the engine runs at once."""
+        return self.work.count / self._info.max_running_requests if self._info else 0.0
 
     def ready(self, info: EngineInfo) -> None:
         """The engine is loaded and warm: take requests from now on."""
@@ -58,56 +74,62 @@ class WorkerCore:
         """Check and start a request; answers the id to cancel it by.
 
         Raises:
-            WorkerDrainingError: the worker is shutting down.
             UnavailableError: the model is still loading.
             InvalidRequestError: the request or its ticket is bad.
+            OverloadedError: too much is open already.
         """
-        if self._draining:
-            raise WorkerDrainingError("this worker is shutting down; retry on another one")
+        telemetry = self._telemetry.open(start)
+        with telemetry:
+            info = self._check_open(start)
+            request = self._request(start, info, telemetry)
+            self._room.check(len(start.token_ids), info)  # before the ticket: that is good once
+            self._admit_ticket(start.ticket)
+            leave = self._room.enter(len(start.token_ids))
+            counted = _Counted(leave, sink, telemetry, self.meter)
+            try:
+                self._engine.submit(request, counted)
+            except BaseException:
+                counted.leave()  # what raised won't tell of an end
+                raise
+        return request.engine_id
+
+    def _check_open(self, start: GenerationStart) -> EngineInfo:
         if self._info is None:
             raise UnavailableError("this worker is still loading its model", retry_delay_s=1.0)
         if len(start.request_id.encode()) > MAX_REQUEST_ID_BYTES:
             raise InvalidRequestError.of("request_id", f"at most {MAX_REQUEST_ID_BYTES} bytes")
-        engine_id = new_engine_id()
+        return self._info
+
+    def _request(
+        self, start: GenerationStart, info: EngineInfo, telemetry: RequestTelemetry
+    ) -> GenerationRequest:
         request = GenerationRequest(
-            engine_id=engine_id,
+            engine_id=new_engine_id(),
             token_ids=start.token_ids,
             sampling=start.sampling,
             logprobs=start.logprobs,
             handoff=_handoff(start.ticket),
-            trace_headers=_trace_headers(start),
+            trace_headers=telemetry.headers(start.trace),
         )
-        check_request(request, self._info, self._role)
-        self._admit_ticket(start.ticket)
-        self._open += 1
-        self._idle.clear()
-        self._engine.submit(request, _Counted(self, sink))
-        return engine_id
+        check_request(request, info, self.role)
+        return request
 
     def cancel(self, engine_id: str) -> None:
         """Stop a request at any stage."""
         if engine_id:
             self._engine.abort(engine_id)
 
-    def watch_drain(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Have ``callback`` called when the drain begins, or has begun; answers how to undo it."""
-        if self._leaving:
-            callback()
-        self._on_drain.add(callback)
-        return lambda: self._on_drain.discard(callback)
+    async def drain(self, propagation_s: float, limit_s: float) -> bool:
+        """See the work out; answers whether all of it ended in time.
 
-    async def drain(self, limit_s: float) -> None:
-        """Tell the streams, refuse new requests, wait for the open ones, at most ``limit_s``."""
-        self._leaving = True
-        for callback in self._on_drain:
-            callback()
-        await asyncio.sleep(_CROSSING_S)
-        self._draining = True
-        try:
-            async with asyncio.timeout(limit_s):
-                await self._idle.wait()
-        except TimeoutError:
-            pass
+        Processors that were told close their streams when nothing of theirs is open. What is on its
+        way until then, however late it comes, is taken: a request that crosses the news isn't lost.
+        """
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + propagation_s + limit_s
+        await self.work.drain(propagation_s, limit_s)
+        await self.streams.until_idle(min(_GOODBYE_S, end_s - loop.time()))
+        return await self.work.until_idle(end_s - loop.time())
 
     def _admit_ticket(self, ticket: Ticket | None) -> None:
         if ticket is None:
@@ -116,31 +138,50 @@ class WorkerCore:
             raise InvalidRequestError.of(
                 "ticket", "this worker is aggregated and runs prompts itself; leave it out"
             )
-        self._gate.admit(ticket)
-
-    def _ended(self) -> None:
-        self._open -= 1
-        if not self._open:
-            self._idle.set()
+        try:
+            self._gate.admit(ticket)
+        except InvalidRequestError:
+            TICKETS_REFUSED.inc()
+            raise
 
 
 class _Counted:
-    """Passes output on and tells the core when the request is over."""
+    """Passes output on and counts the request out when it is over.
 
-    __slots__ = ("_core", "_sink", "emit")
+    What is told of it comes last: should that fail, nobody waits for an end that never comes.
+    """
 
-    def __init__(self, core: WorkerCore, sink: OutputSink) -> None:
-        self._core = core
+    __slots__ = ("_leave", "_meter", "_sink", "_telemetry", "emit")
+
+    def __init__(
+        self,
+        leave: Callable[[], None],
+        sink: OutputSink,
+        telemetry: RequestTelemetry,
+        meter: LoadMeter,
+    ) -> None:
+        self._meter = meter
+        self._leave: Callable[[], None] | None = leave
         self._sink = sink
+        self._telemetry = telemetry
         self.emit = sink.emit  # the token path goes straight through
 
+    def leave(self) -> None:
+        leave, self._leave = self._leave, None
+        if leave is not None:
+            leave()
+
     def finish(self, finish: Finish) -> None:
-        self._core._ended()  # noqa: SLF001 - same module
+        self.leave()
         self._sink.finish(finish)
+        self._meter.finished(failed=False)
+        self._telemetry.finished(finish)
 
     def fail(self, error: ServingError) -> None:
-        self._core._ended()  # noqa: SLF001 - same module
+        self.leave()
         self._sink.fail(error)
+        self._meter.finished(failed=error.code in OUR_FAULT)
+        self._telemetry.failed(error)
 
 
 def _handoff(ticket: Ticket | None) -> KvHandoff | None:
@@ -149,8 +190,3 @@ def _handoff(ticket: Ticket | None) -> KvHandoff | None:
     return KvHandoff(
         ticket.bootstrap_host, ticket.bootstrap_port, ticket.room, ticket.prefill_dp_rank
     )
-
-
-def _trace_headers(start: GenerationStart) -> dict[str, str]:
-    headers = {"traceparent": start.trace.traceparent, "tracestate": start.trace.tracestate}
-    return {name: value for name, value in headers.items() if value}

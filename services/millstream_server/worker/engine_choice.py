@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+from typing import Protocol
 
-from millstream_server.engines.base import Engine, Role
+from millstream_server.engines.base import Engine, Probeable, Role
 from millstream_server.engines.sglang_engine import SglangEngine, SglangEngineConfig
 from millstream_server.engines.simulated import SimulatedConfig, SimulatedEngine
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.worker.settings import EngineKind, WorkerSettings
 
 
-def make_engine(settings: WorkerSettings, role: Role) -> Engine:
+class WorkerEngine(Engine, Probeable, Protocol):
+    """What a worker process runs."""
+
+
+def model_name(settings: WorkerSettings) -> str:
+    """Name the model that is served."""
+    return settings.model_name or (settings.model_path.name if settings.model_path else "simulated")
+
+
+def make_engine(settings: WorkerSettings, role: Role) -> WorkerEngine:
     """Build the engine that ``settings`` ask for; nothing is loaded yet.
 
     Raises:
@@ -34,6 +44,7 @@ def _simulated(settings: WorkerSettings, role: Role) -> SimulatedConfig:
     return SimulatedConfig(
         role=role,
         vocab_size=settings.simulated_vocab_size,
+        load_s=settings.simulated_load_s,
         step_s=settings.simulated_step_s,
         prefill_s_per_token=settings.simulated_prefill_s_per_token,
         bootstrap_host=settings.bootstrap_host,
@@ -64,6 +75,9 @@ def _sglang(settings: WorkerSettings, role: Role) -> SglangEngineConfig:
         context_length=settings.context_length or None,
         deterministic=settings.deterministic,
         engine_tokenizer=settings.engine_tokenizer,
+        served_model_name=model_name(settings),
+        metrics=bool(settings.metrics_listen),
+        otlp_endpoint=settings.otlp_endpoint,
         warm_up_timeout_s=settings.warm_up_timeout_s,
         extra=extra,
         log_level=settings.engine_log_level,

@@ -8,7 +8,12 @@ from typing import Any
 
 from millstream.v1 import worker_pb2, worker_pb2_grpc
 from millstream_server.engines.base import Engine, EngineInfo, EngineLoad, Role
-from millstream_server.runtime.errors import InvalidRequestError, UnavailableError
+from millstream_server.runtime.drain import OpenWork
+from millstream_server.runtime.errors import (
+    InvalidRequestError,
+    UnavailableError,
+    WorkerDrainingError,
+)
 from millstream_server.worker_stream.description import WorkerDescription, description_to_proto
 
 _MIN_INTERVAL_S, _MAX_INTERVAL_S, _DEFAULT_INTERVAL_S = 0.1, 60.0, 1.0
@@ -18,8 +23,12 @@ _QUIET_INTERVALS = 10  # an unchanged load is repeated after so many intervals
 class WorkerInfoServicer(worker_pb2_grpc.WorkerServiceServicer):
     """Answers from the engine."""
 
-    def __init__(self, engine: Engine, role: Role, model: str) -> None:
-        """Describe a worker that serves ``model`` with ``engine``; `ready` completes it."""
+    def __init__(self, engine: Engine, role: Role, model: str, work: OpenWork) -> None:
+        """Describe a worker that serves ``model`` with ``engine``; `ready` completes it.
+
+        Once its ``work`` drains it describes itself no more: nobody new shall come to it.
+        """
+        self._work = work
         self._engine = engine
         self._role = role
         self._model = model
@@ -35,6 +44,8 @@ class WorkerInfoServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.GetWorkerInfoRequest, context: Any
     ) -> worker_pb2.GetWorkerInfoResponse:
         """Describe the worker."""
+        if self._work.leaving:
+            raise WorkerDrainingError("this worker is shutting down; retry on another one")
         return worker_pb2.GetWorkerInfoResponse(info=self._loaded())
 
     async def WatchLoad(  # noqa: N802

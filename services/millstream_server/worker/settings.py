@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from millstream_server.runtime.service_settings import ServiceSettings
 from millstream_server.runtime.settings import setting
 
 
@@ -18,10 +19,9 @@ class EngineKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
+class WorkerSettings(ServiceSettings):
     """Read by `python -m millstream_server.prefill` and `python -m millstream_server.decode`."""
 
-    listen: str = setting("0.0.0.0:50051", help="address to serve on, HOST:PORT")
     model_path: Path | None = setting(
         None, help="model directory (weights and config); not needed by the simulated engine"
     )
@@ -51,12 +51,28 @@ class WorkerSettings:
     transfer_timeout_s: float = setting(30.0, help="longest wait for the other leg of a hand-off")
     engine_args: str = setting("", help="further SGLang ServerArgs, as a JSON object")
     warm_up_timeout_s: float = setting(120.0, help="longest warm-up before the start fails")
-    drain_s: float = setting(30.0, help="on SIGTERM: longest wait for running requests")
     ticket_key: str = setting(
         "", help="hex key, 32 bytes or more, that signs hand-off tickets", secret=True
     )
+    simulated_load_s: float = setting(0.0, help="simulated: time to load the model")
     simulated_step_s: float = setting(0.0, help="simulated: time of a decode step")
     simulated_prefill_s_per_token: float = setting(0.0, help="simulated: prefill time per token")
     simulated_vocab_size: int = setting(32000, help="simulated: vocabulary size")
-    log_level: str = setting("info", help="debug, info, warning or error")
-    engine_log_level: str = setting("warning", help="the same for SGLang, which is chatty at info")
+    canary_interval_s: float = setting(
+        5.0, help="an engine that was silent so long is tried with a canary; 0: never"
+    )
+    canary_timeout_s: float = setting(
+        8.0, help="longest wait for a canary before the worker turns NOT_SERVING"
+    )
+    stuck_limit_s: float = setting(
+        300.0,
+        help="an engine that stays stuck so long is given up: its requests fail and the worker "
+        "exits with code 1, to be started anew; 0: never",
+    )
+    max_open_requests: int = setting(
+        0, help="most requests at once, running and queued; 0: four times what the engine runs"
+    )
+    max_open_tokens: int = setting(
+        0, help="most prompt tokens of open requests; 0: four times what the KV cache holds"
+    )
+    engine_log_level: str = setting("warning", help="log level of SGLang, which is chatty at info")

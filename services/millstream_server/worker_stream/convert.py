@@ -234,6 +234,8 @@ _ERRORS_BY_REASON: dict[int, type[ServingError]] = {
         errors.EngineFailedError,
         errors.KvTransferError,
         errors.InternalError,
+        errors.UnauthenticatedError,
+        errors.PermissionDeniedError,
     )
 }
 

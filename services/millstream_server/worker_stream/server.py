@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 from millstream.v1 import generation_pb2
-from millstream_server.engines.base import Finish, FinishReason, OutputSink, TokenLogprob
+from millstream_server.engines.base import Finish, FinishReason, OutputSink, Role, TokenLogprob
+from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import (
     DeadlinePassedError,
     InternalError,
     InvalidRequestError,
     ServingError,
+    WorkerDrainingError,
 )
+from millstream_server.runtime.tracing import NOT_TRACED, ambient
 from millstream_server.worker_stream import convert
 from millstream_server.worker_stream.start import GenerationStart
+from millstream_server.worker_stream.stream_metrics import stream_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +35,13 @@ MAX_SLOT = 1 << 20
 
 class Generator(Protocol):
     """What a session runs requests on (`worker.core.WorkerCore`)."""
+
+    role: Role
+    """What the worker is."""
+    work: OpenWork
+    """Requests; and whether the worker drains."""
+    streams: OpenWork
+    """Streams; a drain waits for those that were told of it."""
 
     @property
     def context_length(self) -> int:
@@ -48,10 +60,6 @@ class Generator(Protocol):
         """Stop a request at any stage."""
         ...
 
-    def watch_drain(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Have ``callback`` called when the worker begins to drain; answers how to undo it."""
-        ...
-
 
 class WorkerSession:
     """One stream's requests."""
@@ -59,6 +67,11 @@ class WorkerSession:
     def __init__(self, generator: Generator) -> None:
         """Run requests on ``generator``."""
         self._generator = generator
+        self._late = generator.work.leaving
+        """Opened although the worker was leaving: not one that takes what crosses the news."""
+        self._metrics = stream_metrics(generator.role)
+        self._trace = NOT_TRACED
+        """What the stream came with: the parent of requests that bring none of their own."""
         self._slots: dict[int, _Slot] = {}
         self._columns = _Columns()
         self._wake = asyncio.Event()
@@ -71,25 +84,33 @@ class WorkerSession:
             InvalidRequestError: the caller broke the stream's own rules (a slot used twice); every
                 request on the stream ends with it.
         """
+        self._trace = ambient()
         reader = asyncio.ensure_future(self._read(controls))
         reader.add_done_callback(lambda _: self._wake.set())
-        unwatch = self._generator.watch_drain(self._announce_drain)
+        unwatch = self._generator.work.when_leaving(self._announce_drain)
         try:
-            while True:
-                if self._columns.filled:
-                    yield self._take_frame()
-                    continue
-                if reader.done():
-                    reader.result()
-                    if not self._slots:
-                        return
-                await self._wake.wait()
-                self._wake.clear()
+            with self._generator.streams.track():
+                async for frame in self._frames(reader):
+                    yield frame
         finally:
             unwatch()
             reader.cancel()
             for slot in list(self._slots.values()):
                 slot.abandon()
+
+    async def _frames(
+        self, reader: asyncio.Future[None]
+    ) -> AsyncIterator[generation_pb2.StepFrame]:
+        while True:
+            if self._columns.filled:
+                yield self._take_frame()
+                continue
+            if reader.done():
+                reader.result()
+                if not self._slots:
+                    return
+            await self._wake.wait()
+            self._wake.clear()
 
     async def _read(self, controls: AsyncIterator[Any]) -> None:
         async for message in controls:
@@ -110,13 +131,23 @@ class WorkerSession:
             raise InvalidRequestError.of("start.slot", f"{number} {why}")
         slot = self._slots[number] = _Slot(self, number)
         try:
-            slot.begin(convert.start_from_proto(message, self._generator.context_length))
+            self._check_open()
+            start = convert.start_from_proto(message, self._generator.context_length)
+            if not start.trace.traceparent and self._trace.traceparent:
+                start = replace(start, trace=self._trace)
+            slot.begin(start)
         except ServingError as error:
             slot.fail(error)
         except Exception:  # one request's accident must not end the stream's others
             internal = InternalError.with_id()
             logger.exception("error_id=%s start failed", internal.error_id)
             slot.fail(internal)
+
+    def _check_open(self) -> None:
+        if self._late and self._generator.work.refusing:
+            raise WorkerDrainingError(
+                "this worker is shutting down; retry on another one", retry_delay_s=0.1
+            )
 
     def _announce_drain(self) -> None:
         self._columns.filled = self._columns.draining = True
@@ -125,6 +156,7 @@ class WorkerSession:
     def _take_frame(self) -> generation_pb2.StepFrame:
         columns, self._columns = self._columns, _Columns()
         self._sequence += 1
+        self._metrics.frame(len(columns.token_ids))
         return columns.to_proto(self._sequence)
 
 

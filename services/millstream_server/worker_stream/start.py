@@ -6,21 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millstream_server.engines.base import LogprobOptions, Sampling
+from millstream_server.runtime.tracing import NOT_TRACED, TraceContext
 from millstream_server.transfer.ticket import Ticket
 
+__all__ = ["LONG_STREAMS", "MAX_REQUEST_ID_BYTES", "NOT_TRACED", "GenerationStart", "TraceContext"]
+
 MAX_REQUEST_ID_BYTES = 128
-
-
-@dataclass(frozen=True, slots=True)
-class TraceContext:
-    """W3C trace context of one request; empty when it isn't traced."""
-
-    traceparent: str = ""
-    tracestate: str = ""
-    baggage: str = ""
-
-
-NOT_TRACED = TraceContext()
+LONG_STREAMS = frozenset(
+    {
+        "millstream.v1.PrefillService/Prefill",
+        "millstream.v1.DecodeService/Decode",
+        "millstream.v1.WorkerService/WatchLoad",
+    }
+)
+"""Methods whose streams last as long as a connection: their requests are spans, they aren't."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
