@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from millstream.v1 import processor_pb2
-from millstream_server.processor.convert import content_text, message_from_proto
-from millstream_server.processor.generation import Generation
+from millstream_server.processor.convert import MAX_PARTS, content_text, messages_from_proto
 from millstream_server.processor.text.messages import ChatMessage, ChatRole
 from millstream_server.runtime.errors import InvalidRequestError, ServingError, UnavailableError
 
@@ -44,16 +44,30 @@ class Turn:
         return f"{self.kind}.{own}"
 
 
+class Stoppable(Protocol):
+    """A turn that waits for room (`runtime.places.Place`) or runs (`generation.Generation`)."""
+
+    def cancel(self) -> None:
+        """Finish it as CANCELLED."""
+        ...
+
+    def fail(self, error: ServingError) -> None:
+        """End it with an error."""
+        ...
+
+
 class Inbox:
     """Reads a Chat stream's messages beside the turn that is running."""
 
-    def __init__(self) -> None:
-        """Start empty."""
+    def __init__(self, refusing: Callable[[], bool] = lambda: False) -> None:
+        """Start empty; ``refusing`` tells whether the server takes new turns no more."""
+        self._refusing = refusing
+        self._refused = False
         self._turns: deque[Turn] = deque()
         self._changed = asyncio.Event()
         self._closed = False
         self._error: ServingError | None = None
-        self._running: Generation | None = None
+        self._running: Stoppable | None = None
         self._number = 1  # of the turn that runs or is prepared: the first, from the start on
         self._preparing = True
         self._cancelled: set[int] = set()
@@ -61,7 +75,10 @@ class Inbox:
         self._leaving = False
 
     def drain(self) -> None:
-        """The server shuts down: what was asked for is still answered, then the stream ends."""
+        """The server shuts down: what was asked for is still answered, then the stream ends.
+
+        Asked for is what came before the server began to refuse.
+        """
         self._leaving = True
         self._changed.set()
 
@@ -101,6 +118,8 @@ class Inbox:
                 self._number += 1
                 self._preparing = True
                 return self._turns.popleft()
+            if self._refused:
+                raise _leaving()
             if self._closed:
                 return None
             self._changed.clear()
@@ -109,21 +128,23 @@ class Inbox:
                     self._changed.wait(), _HALF_CLOSE_S if self._leaving else None
                 )
             except TimeoutError:
-                raise UnavailableError(
-                    "this server is shutting down; go on with the conversation on another one"
-                ) from None
+                raise _leaving() from None
 
-    def running(self, generation: Generation) -> None:
-        """This turn runs now: cancels go to it, those included that came while it was prepared."""
-        self._running, self._preparing = generation, False
+    def running(self, turn: Stoppable) -> None:
+        """This turn waits or runs now: cancels go to it, those included that came before.
+
+        Called again when a turn that waited runs: what stopped the one stops the other.
+        """
+        self._running, self._preparing = turn, False
         if self._error:
-            generation.fail(self._error)
+            turn.fail(self._error)
         elif self._number in self._cancelled:
-            generation.cancel()
+            turn.cancel()
 
     def ended(self) -> None:
         """No turn runs."""
         self._running = None
+        self._cancelled.discard(self._number)
 
     def _cancel(self, message: processor_pb2.CancelTurn) -> None:
         """Stop a turn that runs, is prepared or waits; any other is over, or never was."""
@@ -131,10 +152,10 @@ class Inbox:
         number = self._number if current else self._number + 1
         if message.HasField("turn"):
             number = message.turn
+        if self._number + (not current) <= number <= self._number + len(self._turns):
+            self._cancelled.add(number)
         if number == self._number and self._running:
             self._running.cancel()
-        elif self._number + (not current) <= number <= self._number + len(self._turns):
-            self._cancelled.add(number)
 
     def _take(self, request: processor_pb2.ChatRequest) -> None:
         kind = request.WhichOneof("message")
@@ -155,13 +176,25 @@ class Inbox:
             raise InvalidRequestError.of(
                 kind, f"{MAX_WAITING_TURNS} turns wait already; wait for their answers"
             )
-        self._turns.append(turn)
+        if self._refusing():
+            self._refused = True
+        else:
+            self._turns.append(turn)
         self._changed.set()
+
+
+def _leaving() -> UnavailableError:
+    return UnavailableError(
+        "this server is shutting down; go on with the conversation on another one",
+        retry_delay_s=0.1,
+    )
 
 
 def _user_turn(message: processor_pb2.UserTurn) -> Turn:
     if not message.content:
         raise InvalidRequestError.of("user_turn.content", "must not be empty")
+    if len(message.content) > MAX_PARTS:
+        raise InvalidRequestError.of("user_turn.content", f"at most {MAX_PARTS} parts")
     return Turn(
         (ChatMessage(ChatRole.USER, content_text(message.content)),),
         message.options if message.HasField("options") else None,
@@ -172,7 +205,7 @@ def _user_turn(message: processor_pb2.UserTurn) -> Turn:
 def _tool_results(message: processor_pb2.ToolResults) -> Turn:
     if not message.messages:
         raise InvalidRequestError.of("tool_results.messages", "must not be empty")
-    messages = tuple(message_from_proto(m) for m in message.messages)
+    messages = tuple(messages_from_proto(message.messages, "tool_results.messages"))
     for index, result in enumerate(messages):
         if result.role is not ChatRole.TOOL:
             raise InvalidRequestError.of(

@@ -15,6 +15,8 @@ from millstream_server.processor.generation import Delta, Generation, Generation
 from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
 from millstream_server.processor.text.model_files import GenerationDefaults
 from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.runtime.errors import InvalidRequestError
+from millstream_server.runtime.places import Priority
 from millstream_server.worker_stream import convert
 from millstream_server.worker_stream.description import ROLES_TO_PROTO
 from millstream_server.worker_stream.start import TraceContext
@@ -26,6 +28,43 @@ _ROLES = {
     chat_pb2.ROLE_ASSISTANT: ChatRole.ASSISTANT,
     chat_pb2.ROLE_TOOL: ChatRole.TOOL,
 }
+
+_PRIORITIES = {
+    processor_pb2.PRIORITY_UNSPECIFIED: Priority.NORMAL,
+    processor_pb2.PRIORITY_LOW: Priority.LOW,
+    processor_pb2.PRIORITY_NORMAL: Priority.NORMAL,
+    processor_pb2.PRIORITY_HIGH: Priority.HIGH,
+}
+
+
+MAX_MESSAGES = 4096
+MAX_PARTS = 16_384
+"""Of all messages together. A part may be two bytes on the wire and is many more once read."""
+MAX_TOOLS = 1024
+
+
+def messages_from_proto(messages: Sequence[chat_pb2.Message], field: str) -> list[ChatMessage]:
+    """Read messages, which came in ``field``.
+
+    Raises:
+        InvalidRequestError: they are more than anybody means; nothing was made of them.
+    """
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidRequestError.of(field, f"at most {MAX_MESSAGES} messages")
+    if sum(len(m.content) + len(m.tool_calls) for m in messages) > MAX_PARTS:
+        raise InvalidRequestError.of(field, f"at most {MAX_PARTS} content parts and tool calls")
+    return [message_from_proto(message) for message in messages]
+
+
+def tools_from_proto(tools: Sequence[chat_pb2.Tool], field: str) -> list[Tool]:
+    """Read tools, which came in ``field``.
+
+    Raises:
+        InvalidRequestError: they are more than anybody means; nothing was made of them.
+    """
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequestError.of(field, f"at most {MAX_TOOLS} tools")
+    return [tool_from_proto(tool) for tool in tools]
 
 
 def message_from_proto(message: chat_pb2.Message) -> ChatMessage:
@@ -76,6 +115,7 @@ def spec_from_proto(
         min_interval_s=options.min_interval.ToNanoseconds() / 1e9,
         return_token_ids=options.return_token_ids,
         include_special_tokens=options.include_special_tokens,
+        priority=_PRIORITIES.get(options.priority),
         timeout_s=timeout_s,
         trace=trace,
     )

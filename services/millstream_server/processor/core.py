@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from millstream_server.engines.base import EngineInfo, GenerationRequest, Role
 from millstream_server.engines.validation import check_request
 from millstream_server.processor.generation import Generation, GenerationSpec
+from millstream_server.processor.limits import (
+    DEFAULT_LIMITS,
+    RequestLimits,
+    most_tokens,
+    too_large,
+)
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.text.message_checks import check_messages
 from millstream_server.processor.text.messages import ChatMessage, Tool
 from millstream_server.processor.text.stops import check_stops
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.routing.pool import Route, WorkerPool
+from millstream_server.runtime.admission import AdmissionQueue
+from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import (
     FieldViolation,
     InvalidRequestError,
@@ -27,6 +36,9 @@ from millstream_server.runtime.errors import (
     ServingError,
     UnavailableError,
 )
+from millstream_server.runtime.load_meter import LoadMeter
+from millstream_server.runtime.orca import OUR_FAULT
+from millstream_server.runtime.places import Ask, Place, Priority
 from millstream_server.transfer.ticket import TicketKey
 from millstream_server.worker_stream.start import MAX_REQUEST_ID_BYTES
 
@@ -57,16 +69,23 @@ class ProcessorCore:
         pacer: Pacer,
         ticket_key: TicketKey | None,
         text_threads: int,
+        *,
+        limits: RequestLimits = DEFAULT_LIMITS,
     ) -> None:
         """Serve ``models`` on the workers of ``pool``."""
         self._models = models
         self._pool = pool
         self._pacer = pacer
         self._ticket_key = ticket_key
-        self._open = 0
-        self._draining = False
-        self._on_drain: set[Callable[[], None]] = set()
-        self._idle = asyncio.Event()
+        self.work = OpenWork()
+        self._limits = limits
+        self._queues = {
+            name: AdmissionQueue(name, limits.queue, functools.partial(pool.capacity, name))
+            for name in models
+        }
+        for queue in self._queues.values():
+            pool.watch(queue.changed)
+        self.meter = LoadMeter(self._utilization)
         self._executor = ThreadPoolExecutor(text_threads, thread_name_prefix="text")
 
     def text_model(self, name: str) -> tuple[str, TextModel]:
@@ -95,6 +114,7 @@ class ProcessorCore:
         name, text = self.text_model(name)
         engine = self._pool.engine(name)
         if engine is None:
+            self.meter.finished(failed=True)
             raise NoWorkerError(
                 "no worker for this model is connected; retry in a moment", retry_delay_s=1.0
             )
@@ -164,6 +184,11 @@ class ProcessorCore:
             violations.append(
                 FieldViolation("request_id", f"must have at most {MAX_REQUEST_ID_BYTES} bytes")
             )
+        if not spec.request_id.isprintable():  # it goes into log lines
+            violations.append(FieldViolation("request_id", "must be printable"))
+        if spec.priority is None:
+            violations.append(FieldViolation("options.priority", "is not one that this server has"))
+        violations = violations or too_large(spec, self._limits)
         if violations:
             raise invalid(violations)
         request = GenerationRequest(
@@ -177,57 +202,95 @@ class ProcessorCore:
         except InvalidRequestError as error:
             raise placed(error, lambda field: _client_field(field, prompt_field)) from error
 
-    def start(
-        self, spec: GenerationSpec, text: TextModel, preferred: Route | None = None
-    ) -> tuple[Generation, Route]:
-        """Route a checked request and start it on its workers.
+    async def start(
+        self,
+        spec: GenerationSpec,
+        text: TextModel,
+        preferred: Route | None = None,
+        on_wait: Callable[[Place], None] = lambda _: None,
+    ) -> tuple[Generation, Route | None]:
+        """Let a checked request in, route it and start it on its workers.
+
+        Where there is room, that happens at once, without a turn of the event loop. Else it waits,
+        and ``on_wait`` is called with its place; cancelled there, it ends as CANCELLED and never
+        reaches a worker. A shutdown refuses nothing here: `call` and `conversation.Inbox` refuse
+        what comes too late. When the last worker goes while requests wait, they wait on for
+        `QueueLimits.comeback_s`, so that a reconnect or a restart costs nobody his turn; those that
+        come meanwhile hear NO_WORKER at once, so that their clients can go elsewhere.
 
         Raises:
-            UnavailableError: a worker it takes is away, or this Processor is shutting down.
+            UnavailableError: a worker it takes is away.
+            OverloadedError: there is no room, not even to wait.
+            DeadlinePassedError: the caller's time ran out while it waited.
         """
-        if self._draining:
-            raise UnavailableError("this server is shutting down; retry on another one")
-        route = self._pool.route(spec.model, preferred)
-        generation = Generation(spec, text, self._pacer, self._log)
+        with contextlib.ExitStack() as undo:
+            with self._refusals():
+                self._pool.require(spec.model)
+                place = self._queues[spec.model].enter(_ask(spec))
+                undo.callback(place.leave)
+                if place.waits:
+                    on_wait(place)
+                    await place.ready()
+                    spec = _after(place.waited_s, spec)
+                # Cancelled while it waited, it goes nowhere.
+                route = self._pool.route(spec.model, preferred) if place.runs else None
+            generation = Generation(
+                spec, text, self._pacer, functools.partial(self._over, place), place.leave
+            )
+            undo.callback(generation.close)
+            if route:
+                generation.start(route, self._ticket_key)
+            else:
+                generation.end_unstarted()
+            undo.pop_all()
+        return generation, route or preferred
+
+    @contextlib.contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Count what is refused before there is a `Generation` to count."""
         try:
-            generation.start(route, self._ticket_key)
-        except ServingError:
-            generation.close()
+            yield
+        except ServingError as error:
+            self.meter.finished(failed=error.code in OUR_FAULT)
             raise
-        return generation, route
+
+    def _over(self, place: Place, generation: Generation) -> None:
+        """A turn is over, whatever the way: its place is free at the latest now."""
+        place.leave()
+        self.meter.finished(failed=generation.failed_with in OUR_FAULT)
+        self._log(generation)
+
+    def _utilization(self) -> float:
+        return max((queue.utilization for queue in self._queues.values()), default=0.0)
 
     @contextlib.contextmanager
     def call(self, on_drain: Callable[[], None] | None = None) -> Iterator[None]:
-        """Count a streaming RPC in; ``on_drain`` is called if the server begins to shut down."""
-        self._open += 1
-        if on_drain:
-            self._on_drain.add(on_drain)
-        try:
-            yield
-        finally:
-            if on_drain:
-                self._on_drain.discard(on_drain)
-            self._open -= 1
-            if not self._open:
-                self._idle.set()
+        """Count a streaming RPC in; ``on_drain`` is called if the server begins to shut down.
 
-    async def drain(self, limit_s: float) -> None:
-        """Refuse new turns and wait until all streams have ended, at most ``limit_s``."""
-        self._draining = True
-        for callback in self._on_drain:
-            callback()
-        if self._open:
-            self._idle.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), limit_s)
+        Raises:
+            UnavailableError: this Processor is shutting down. What was let in before is answered.
+        """
+        if self.work.refusing:
+            raise UnavailableError(
+                "this server is shutting down; retry on another one", retry_delay_s=0.1
+            )
+        forget = self.work.when_leaving(on_drain) if on_drain else None
+        with self.work.track():
+            try:
+                yield
+            finally:
+                if forget:
+                    forget()
 
     @staticmethod
     def _log(generation: Generation) -> None:
         """Log a turn in one line; no text."""
         usage = generation.usage()
         logger.info(
-            "request=%s model=%s prompt_tokens=%d cached_tokens=%d completion_tokens=%d outcome=%s",
+            "request=%s trace_id=%s model=%s prompt_tokens=%d cached_tokens=%d "
+            "completion_tokens=%d outcome=%s",
             generation.spec.request_id,
+            generation.spec.telemetry.trace_id,
             generation.spec.model,
             usage.prompt_tokens,
             usage.cached_tokens,
@@ -247,6 +310,22 @@ def invalid(violations: Sequence[FieldViolation]) -> InvalidRequestError:
     return InvalidRequestError(
         f"{first.field}: {first.description}{more}", violations=tuple(violations)
     )
+
+
+def _ask(spec: GenerationSpec) -> Ask:
+    return Ask(
+        units=spec.n,
+        tokens=most_tokens(spec),
+        priority=Priority.NORMAL if spec.priority is None else spec.priority,
+        timeout_s=spec.timeout_s,
+    )
+
+
+def _after(waited_s: float, spec: GenerationSpec) -> GenerationSpec:
+    """Take the time that a request waited off the time it has."""
+    if spec.timeout_s is None:
+        return spec
+    return replace(spec, timeout_s=max(0.0, spec.timeout_s - waited_s))
 
 
 def placed(error: InvalidRequestError, place: Callable[[str], str]) -> InvalidRequestError:

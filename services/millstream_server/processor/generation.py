@@ -11,15 +11,21 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import grpc
+
 from millstream_server.engines.base import (
     Finish,
     FinishReason,
     LogprobOptions,
+    OutputSink,
     Sampling,
     TokenLogprob,
 )
 from millstream_server.processor.text.output import ChoiceText
+from millstream_server.processor.turn_telemetry import ABANDONED, UNTOLD, TurnTelemetry
 from millstream_server.runtime.errors import ServingError, UnavailableError
+from millstream_server.runtime.places import Priority
+from millstream_server.worker_stream.request_span import UNTRACED, RequestSpan
 from millstream_server.worker_stream.start import NOT_TRACED, GenerationStart, TraceContext
 
 if TYPE_CHECKING:
@@ -27,6 +33,7 @@ if TYPE_CHECKING:
     from millstream_server.processor.text.tokenizer import TextModel
     from millstream_server.routing.pool import Route
     from millstream_server.transfer.ticket import Ticket, TicketKey
+    from millstream_server.worker_stream.client import WorkerConnection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +52,12 @@ class GenerationSpec:
     include_special_tokens: bool = False
     continuation: bool = False
     """The answer goes on with the prompt's text (Complete), so its leading space counts."""
+    priority: Priority | None = Priority.NORMAL
+    """None: one this version doesn't know, which is refused."""
     timeout_s: float | None = None
     trace: TraceContext = NOT_TRACED
+    """What the request came with."""
+    telemetry: TurnTelemetry = UNTOLD
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +98,7 @@ class _Choice:
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     awaits_prefill: bool = False
     """The prefill leg still has the prompt's logprobs; nothing is given out without them."""
+    leg: RequestSpan = UNTRACED
     ended: bool = False
     finish_reason: FinishReason | None = None
     all_text: list[str] = field(default_factory=list)
@@ -98,13 +110,22 @@ class _Choice:
             self.fresh_logprobs += logprobs
         self.generation.paced.touch()
 
+    # What is told of it comes last: should that fail, nobody waits for an end that never comes.
     def finish(self, finish: Finish) -> None:
         self.worker_finish = finish
         self.prompt_logprobs = finish.prompt_logprobs or self.prompt_logprobs
         self.cached_tokens = max(self.cached_tokens, finish.cached_tokens)
         self.generation.paced.urge()
+        self.generation.worked()
+        self.leg.finished(finish)
 
     def fail(self, error: ServingError) -> None:
+        self.lose(error)
+        self.generation.worked()
+        self.leg.failed(error)
+
+    def lose(self, error: ServingError) -> None:
+        """One of the legs failed."""
         if not self.ended and (self.worker_finish is None or self.awaits_prefill):
             self.generation.fail(error)
 
@@ -160,10 +181,11 @@ class _Choice:
 class _PrefillLeg:
     """The sink of a choice's prefill leg: no tokens, only its end."""
 
-    __slots__ = ("_choice",)
+    __slots__ = ("_choice", "_leg")
 
-    def __init__(self, choice: _Choice) -> None:
+    def __init__(self, choice: _Choice, leg: RequestSpan) -> None:
         self._choice = choice
+        self._leg = leg
 
     def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
         """A prefill worker sends none."""
@@ -174,9 +196,11 @@ class _PrefillLeg:
             self._choice.prompt_logprobs = finish.prompt_logprobs
             self._choice.awaits_prefill = False
             self._choice.generation.paced.urge()
+        self._leg.finished(finish)
 
     def fail(self, error: ServingError) -> None:
-        self._choice.fail(error)
+        self._choice.lose(error)
+        self._leg.failed(error)
 
 
 class Generation:
@@ -191,10 +215,17 @@ class Generation:
         text_model: TextModel,
         pacer: Pacer,
         on_close: Callable[[Generation], None],
+        on_worked: Callable[[], None] = lambda: None,
     ) -> None:
-        """Prepare; nothing is sent yet. ``on_close`` is called once, by `close`."""
+        """Prepare; nothing is sent yet.
+
+        ``on_close`` is called once, by `close`; ``on_worked`` when the workers are through with all
+        choices, which a client that reads slowly may not be for long.
+        """
         self.spec = spec
         self._on_close: Callable[[Generation], None] | None = on_close
+        self._on_worked = on_worked
+        self._at_work = spec.n
         self.paced = pacer.stream(spec.min_interval_s)
         self._error: ServingError | None = None
         self.outcome = ""
@@ -219,8 +250,12 @@ class Generation:
         Raises:
             WorkerLostError: a worker went away just now; nothing keeps running.
         """
-        for choice in self._choices:
-            self._start_choice(choice, route, ticket_key)
+        try:
+            for choice in self._choices:
+                self._start_choice(choice, route, ticket_key)
+        except ServingError as error:
+            self.fail(error)
+            raise
 
     def _start_choice(self, choice: _Choice, route: Route, ticket_key: TicketKey | None) -> None:
         spec = self.spec
@@ -238,11 +273,13 @@ class Generation:
         )
         if route.prefill is not None:
             start = replace(start, ticket=_mint(route, ticket_key))
-            choice.cancel_legs.append(route.prefill.start(start, _PrefillLeg(choice)))
+            leg = spec.telemetry.prefill_leg(route.prefill)
+            choice.cancel_legs.append(_run(route.prefill, start, _PrefillLeg(choice, leg), leg))
             if spec.logprobs and spec.logprobs.prompt:  # only the leg that runs the prompt has them
                 choice.awaits_prefill = True
                 start = replace(start, logprobs=replace(spec.logprobs, prompt=False))
-        choice.cancel_legs.append(route.decode.start(start, choice))
+        choice.leg = spec.telemetry.decode_leg(route.decode)
+        choice.cancel_legs.append(_run(route.decode, start, choice, choice.leg))
 
     async def deltas(self) -> AsyncIterator[list[Delta]]:
         """Give out what the choices grew by, at most one delta each at a time, as paced.
@@ -250,15 +287,21 @@ class Generation:
         Raises:
             ServingError: a choice failed; what came before was given out.
         """
+        waiting = True
         while True:
             await self.paced.wait()
             fresh = [delta for choice in self._choices if (delta := choice.take())]
+            if self.complete:
+                self._error = None  # it came too late: the client has every answer
             if fresh:
+                if waiting and any(delta.token_ids for delta in fresh):
+                    waiting = False
+                    self.spec.telemetry.first_token()
                 yield fresh
-            if self._error:
-                raise self._error
             if self.complete:
                 return
+            if self._error:
+                raise self._error
 
     @property
     def complete(self) -> bool:
@@ -270,9 +313,28 @@ class Generation:
         for choice in self._choices:
             choice.cancel()
 
+    def end_unstarted(self) -> None:
+        """Cancelled before `start`: the choices finish as CANCELLED, as a worker would have it."""
+        finish = Finish(
+            reason=FinishReason.CANCELLED,
+            prompt_tokens=len(self.spec.token_ids),
+            completion_tokens=0,
+        )
+        for choice in self._choices:
+            choice.finish(finish)
+
+    def worked(self) -> None:
+        """A choice's worker is through with it, well or not."""
+        self._at_work -= 1
+        if not self._at_work:
+            self._on_worked()
+
     def fail(self, error: ServingError) -> None:
-        """End with an error; the first one counts. The workers are told to stop."""
-        if self._error is None:
+        """End with an error; the first one counts. The workers are told to stop.
+
+        Does nothing once every choice has given out its last delta.
+        """
+        if self._error is None and not self.complete:
             self._error = error
             self.cancel()
             self.paced.urge()
@@ -283,16 +345,31 @@ class Generation:
         if on_close is None:
             return
         self.outcome = self._outcome()
-        for choice in self._choices:
-            choice.ended = True
-        self.cancel()
-        on_close(self)
+        try:
+            self._tell()
+        finally:  # whatever happens there, the workers stop and the place is free
+            for choice in self._choices:
+                choice.ended = True
+            self.cancel()
+            on_close(self)
+
+    @property
+    def failed_with(self) -> grpc.StatusCode | None:
+        """The status of the error that ended it, if one did."""
+        return self._error.code if self._error else None
 
     def _outcome(self) -> str:
         if self._error:
             return self._error.reason
-        reasons = {c.finish_reason.name for c in self._choices if c.ended and c.finish_reason}
-        return "+".join(sorted(reasons)) if self.complete else "ABANDONED"
+        names = {reason.name for reason in self._finish_reasons()}
+        return "+".join(sorted(names)) if self.complete else ABANDONED
+
+    def _finish_reasons(self) -> list[FinishReason]:
+        return [c.finish_reason for c in self._choices if c.ended and c.finish_reason]
+
+    def _tell(self) -> None:
+        error = self._error.reason if self._error else "" if self.complete else ABANDONED
+        self.spec.telemetry.closed(self.usage(), self._finish_reasons(), error, self.spec.n)
 
     def usage(self) -> Usage:
         """Count what was used so far."""
@@ -309,6 +386,20 @@ class Generation:
     def first_text(self) -> str:
         """Give choice 0's whole text, which goes into a conversation's context."""
         return "".join(self._choices[0].all_text)
+
+
+def _run(
+    worker: WorkerConnection, start: GenerationStart, sink: OutputSink, leg: RequestSpan
+) -> Callable[[], None]:
+    """Start one leg as a child of its span; answers the function that cancels it."""
+    trace = leg.carry(start.trace)
+    if trace is not start.trace:
+        start = replace(start, trace=trace)
+    try:
+        return worker.start(start, sink)
+    except ServingError as error:
+        leg.failed(error)
+        raise
 
 
 def _mint(route: Route, ticket_key: TicketKey | None) -> Ticket:

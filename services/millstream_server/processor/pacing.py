@@ -16,6 +16,8 @@ import asyncio
 import contextlib
 import time
 
+from millstream_server.runtime.metrics import PACING_INTERVAL
+
 _PERIOD_S = 0.02
 _BUSY = 0.75
 _IDLE = 0.6
@@ -36,6 +38,7 @@ class Pacer:
     def open(self) -> None:
         """Start watching the load; call on the event loop's thread."""
         self._task = asyncio.ensure_future(self._watch())
+        PACING_INTERVAL.set_function(lambda: self.interval_s)
 
     async def close(self) -> None:
         """Stop."""
@@ -43,6 +46,7 @@ class Pacer:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+        PACING_INTERVAL.set_function(float)
 
     def stream(self, min_interval_s: float = 0.0) -> PacedStream:
         """Pace one stream whose client asked for at least ``min_interval_s`` between messages."""

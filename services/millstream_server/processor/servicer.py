@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -13,9 +13,16 @@ from millstream_server.processor.conversation import Inbox, Turn
 from millstream_server.processor.core import ProcessorCore, ServedModel, placed
 from millstream_server.processor.generation import Delta, Generation, GenerationSpec
 from millstream_server.processor.text.messages import ChatMessage, ChatRole
+from millstream_server.processor.turn_telemetry import (
+    CHAT,
+    TEXT_COMPLETION,
+    Turns,
+    TurnTelemetry,
+)
 from millstream_server.routing.pool import Route
 from millstream_server.runtime.errors import InvalidRequestError
-from millstream_server.worker_stream.start import TraceContext
+from millstream_server.runtime.places import Place
+from millstream_server.runtime.tracing import incoming
 
 MAX_DETOKENIZE_IDS = 1 << 20
 
@@ -23,9 +30,10 @@ MAX_DETOKENIZE_IDS = 1 << 20
 class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
     """Serves ProcessorService."""
 
-    def __init__(self, core: ProcessorCore) -> None:
-        """Decide with ``core``."""
+    def __init__(self, core: ProcessorCore, turns: Turns | None = None) -> None:
+        """Decide with ``core``; ``turns`` tells of what was answered."""
         self._core = core
+        self._turns = turns or Turns()
 
     async def Chat(
         self,
@@ -36,12 +44,17 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         first = await anext(request_iterator, None)
         if first is None or first.WhichOneof("message") != "start":
             raise InvalidRequestError.of("start", "the first message must be `start`")
-        inbox = Inbox()
-        chat = _Chat(self._core, first.start, context)
+        inbox = Inbox(lambda: self._core.work.refusing)
+        chat = _Chat(self._core, first.start, context, self._turns)
+
+        def waiting(place: Place) -> None:
+            inbox.listen(request_iterator)
+            inbox.running(place)
+
         with self._core.call(inbox.drain), contextlib.closing(inbox):
             turn: Turn | None = chat.first_turn()
             while turn is not None:
-                generation, responses = await chat.start(turn)
+                generation, responses = await chat.start(turn, waiting)
                 # Only now: reading on would hold up the first turn's way to its worker.
                 inbox.listen(request_iterator)
                 inbox.running(generation)
@@ -54,7 +67,26 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         self, request: processor_pb2.CompleteRequest, context: Any
     ) -> AsyncIterator[processor_pb2.CompleteResponse]:
         """Continue a raw prompt."""
+        telemetry = self._turns.open(TEXT_COMPLETION, incoming(context.invocation_metadata()))
+        with telemetry, self._core.call():
+            served, spec = await self._completion(request, context, telemetry)
+            generation, _ = await self._core.start(spec, served.text)
+            with contextlib.closing(generation):
+                started: processor_pb2.TurnStarted | None = _started(spec)
+                async for deltas in generation.deltas():
+                    yield processor_pb2.CompleteResponse(
+                        started=started,
+                        choices=_choices(deltas, spec, served),
+                        finished=_finished(generation, served),
+                    )
+                    started = None
+
+    async def _completion(
+        self, request: processor_pb2.CompleteRequest, context: Any, telemetry: TurnTelemetry
+    ) -> tuple[ServedModel, GenerationSpec]:
+        """Answer the checked request that a raw prompt makes."""
         served = self._core.served(request.model)
+        telemetry.serves(served.name, served.engine.engine)
         kind = request.WhichOneof("prompt")
         if kind == "text":
             token_ids = await self._core.off_loop(
@@ -65,20 +97,19 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         else:
             raise InvalidRequestError.of("prompt", "set one of text, token_ids")
         spec = replace(
-            _spec(request.options, request.request_id, served, token_ids, context),
+            _spec(
+                request.options,
+                request.request_id,
+                served,
+                token_ids,
+                context=context,
+                telemetry=telemetry,
+            ),
             continuation=True,
         )
         self._core.check(spec, served.engine, "text" if kind == "text" else "token_ids.ids")
-        generation, _ = self._core.start(spec, served.text)
-        with self._core.call(), contextlib.closing(generation):
-            started: processor_pb2.TurnStarted | None = _started(spec)
-            async for deltas in generation.deltas():
-                yield processor_pb2.CompleteResponse(
-                    started=started,
-                    choices=_choices(deltas, spec, served),
-                    finished=_finished(generation, served),
-                )
-                started = None
+        telemetry.asks(spec)
+        return served, spec
 
     async def Tokenize(
         self, request: processor_pb2.TokenizeRequest, context: Any
@@ -90,8 +121,8 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
             try:
                 prompt, ids = await self._core.render_chat(
                     text,
-                    [convert.message_from_proto(m) for m in request.conversation.messages],
-                    [convert.tool_from_proto(t) for t in request.conversation.tools],
+                    convert.messages_from_proto(request.conversation.messages, "messages"),
+                    convert.tools_from_proto(request.conversation.tools, "tools"),
                 )
             except InvalidRequestError as error:
                 raise placed(error, lambda field: f"conversation.{field}") from error
@@ -136,30 +167,38 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
 class _Chat:
     """One conversation's state from turn to turn."""
 
-    def __init__(self, core: ProcessorCore, start: processor_pb2.ChatStart, context: Any) -> None:
+    def __init__(
+        self, core: ProcessorCore, start: processor_pb2.ChatStart, context: Any, told: Turns
+    ) -> None:
         self._core = core
+        self._told = told
+        self._trace = incoming(context.invocation_metadata())
         self._start = start
         self._context = context
         self._options = start.options
         self._messages: list[ChatMessage] = []
-        self._tools = [convert.tool_from_proto(t) for t in start.tools]
+        self._tools = convert.tools_from_proto(start.tools, "start.tools")
         self._turns = 0
         self._route: Route | None = None
 
     def first_turn(self) -> Turn:
-        messages = tuple(convert.message_from_proto(m) for m in self._start.messages)
-        return Turn(messages, None, "start")
+        messages = convert.messages_from_proto(self._start.messages, "start.messages")
+        return Turn(tuple(messages), None, "start")
 
     async def start(
-        self, turn: Turn
+        self, turn: Turn, on_wait: Callable[[Place], None]
     ) -> tuple[Generation, AsyncIterator[processor_pb2.ChatResponse]]:
         """Start to answer one turn; its messages and, in the end, the answer join the context."""
         context = len(self._messages)
-        try:
-            served, spec = await self._prepare(turn)
-        except InvalidRequestError as error:
-            raise placed(error, lambda field: turn.place(field, context)) from error
-        generation, self._route = self._core.start(spec, served.text, self._route)
+        telemetry = self._told.open(CHAT, self._trace, self._turns + 1)
+        with telemetry:
+            try:
+                served, spec = await self._prepare(turn, telemetry)
+            except InvalidRequestError as error:
+                raise placed(error, lambda field: turn.place(field, context)) from error
+            generation, self._route = await self._core.start(
+                spec, served.text, self._route, on_wait
+            )
         return generation, self._responses(generation, served, spec)
 
     async def _responses(
@@ -179,17 +218,28 @@ class _Chat:
             generation.close()
         self._messages.append(ChatMessage(ChatRole.ASSISTANT, generation.first_text()))
 
-    async def _prepare(self, turn: Turn) -> tuple[ServedModel, GenerationSpec]:
+    async def _prepare(
+        self, turn: Turn, telemetry: TurnTelemetry
+    ) -> tuple[ServedModel, GenerationSpec]:
         """Add a turn to the conversation; answer the checked request that it makes."""
         served = self._core.served(self._start.model)
+        telemetry.serves(served.name, served.engine.engine)
         self._turns += 1
         self._messages += turn.messages
         self._options = turn.options or self._options
         _, token_ids = await self._core.render_chat(served.text, self._messages, self._tools)
-        spec = _spec(self._options, self._start.request_id, served, token_ids, self._context)
+        spec = _spec(
+            self._options,
+            self._start.request_id,
+            served,
+            token_ids,
+            context=self._context,
+            telemetry=telemetry,
+        )
         if turn.options is None and self._turns > 1:
             spec = _fitted(spec, served.engine.context_length)
         self._core.check(spec, served.engine, "messages")
+        telemetry.asks(spec)
         return served, spec
 
 
@@ -198,9 +248,11 @@ def _spec(
     request_id: str,
     served: ServedModel,
     token_ids: list[int],
+    *,
     context: Any,
+    telemetry: TurnTelemetry,
 ) -> GenerationSpec:
-    return convert.spec_from_proto(
+    spec = convert.spec_from_proto(
         options,
         request_id=request_id,
         model=served.name,
@@ -208,8 +260,9 @@ def _spec(
         text=served.text,
         engine=served.engine,
         timeout_s=context.time_remaining(),
-        trace=_trace(context),
+        trace=telemetry.trace,
     )
+    return replace(spec, telemetry=telemetry)
 
 
 def _fitted(spec: GenerationSpec, context_length: int) -> GenerationSpec:
@@ -218,15 +271,6 @@ def _fitted(spec: GenerationSpec, context_length: int) -> GenerationSpec:
     if spec.sampling.max_new_tokens <= room:
         return spec
     return replace(spec, sampling=replace(spec.sampling, max_new_tokens=room))
-
-
-def _trace(context: Any) -> TraceContext:
-    metadata = dict(context.invocation_metadata() or ())
-    return TraceContext(
-        metadata.get("traceparent", ""),
-        metadata.get("tracestate", ""),
-        metadata.get("baggage", ""),
-    )
 
 
 def _started(spec: GenerationSpec) -> processor_pb2.TurnStarted:

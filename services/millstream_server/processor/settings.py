@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream_server.routing.policy import PolicyName
+from millstream_server.runtime.service_settings import ServiceSettings
 from millstream_server.runtime.settings import SettingsError, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessorSettings:
+class ProcessorSettings(ServiceSettings):
     """Read by `python -m millstream_server.processor`."""
 
-    listen: str = setting("0.0.0.0:50051", help="address to serve on, HOST:PORT")
     models: tuple[str, ...] = setting(
         help="models to serve, NAME=DIR,…; DIR holds tokenizer and configs, no weights are read"
     )
@@ -35,8 +35,37 @@ class ProcessorSettings:
         0.05, help="longest time tokens are gathered into one message when the process is full"
     )
     text_threads: int = setting(2, help="threads for templates and tokenization")
-    drain_s: float = setting(60.0, help="on SIGTERM: longest wait for running requests")
-    log_level: str = setting("info", help="debug, info, warning or error")
+    # ---- who may call, and whom it calls
+    api_keys_file: Path | None = setting(
+        None,
+        help="file of API keys; with keys, requests without one are refused (docs/security.md)",
+    )
+    api_keys: str = setting("", help="API keys, the same as lines of that file", secret=True)
+    worker_tls_ca_file: Path | None = setting(
+        None, help="PEM CAs of the workers' certificates; turns TLS to workers on"
+    )
+    worker_tls_cert_file: Path | None = setting(
+        None, help="PEM certificate this Processor shows to workers (mTLS)"
+    )
+    worker_tls_key_file: Path | None = setting(None, help="PEM private key of that certificate")
+    worker_tls_name: str = setting(
+        "", help="name in the workers' certificates, where their addresses are bare IPs"
+    )
+    # ---- how much is let in
+    max_admitted_requests: int = setting(
+        0, help="most requests of a model that run at once; 0: as many as its workers run"
+    )
+    max_queued_requests: int = setting(1024, help="most requests of a model that wait to run")
+    max_queued_tokens: int = setting(
+        32 << 20, help="most tokens, prompts and answers, of a model's waiting requests"
+    )
+    max_request_tokens: int = setting(
+        4 << 20, help="most tokens of one request: n x (prompt + max_new_tokens)"
+    )
+    max_open_streams: int = setting(10_000, help="most RPCs open at once")
+    max_open_bytes: int = setting(
+        512 << 20, help="most bytes of messages that open RPCs hold (512 MiB)"
+    )
 
     def model_directories(self) -> dict[str, Path]:
         """Parse `models`.
