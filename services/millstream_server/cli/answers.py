@@ -1,4 +1,4 @@
-"""An answer as it streams in: its text, and the numbers shown under it."""
+"""An answer as it streams in: its text on the screen, and the numbers shown under it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from millstream.v1 import generation_pb2, processor_pb2, usage_pb2
+from millstream.v1 import generation_pb2
+from millstream_client import Answer, AnswerStream, ChoiceDelta
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 _KEPT_CONTROLS = "\n\t"
@@ -15,54 +16,44 @@ _SHORTEST_SPAN_S = 0.005
 
 
 @dataclass
-class Answer:
-    """What one turn brought so far. Made when the request is sent: times count from there."""
+class Stopwatch:
+    """When the parts of one answer came. Made when the request is sent: times count from there."""
 
     sent_s: float = field(default_factory=time.monotonic)
     first_s: float | None = None
     first_tokens: int = 0
     """How many tokens came with the first text: they took no time that we could measure."""
     last_s: float = 0.0
-    text: str = ""
-    finish_reason: int = generation_pb2.FINISH_REASON_UNSPECIFIED
-    usage: usage_pb2.Usage = field(default_factory=usage_pb2.Usage)
 
-    def add(self, message: processor_pb2.ChatResponse | processor_pb2.CompleteResponse) -> str:
-        """Take in one message of the stream; answers the new text of choice 0."""
-        new = ""
-        for choice in message.choices:
-            if choice.index != 0:
-                continue
-            if choice.text or choice.token_count:
-                self.last_s = time.monotonic()
-                if self.first_s is None:
-                    self.first_s, self.first_tokens = self.last_s, choice.token_count
-            new += choice.text
-            self.finish_reason = choice.finish_reason or self.finish_reason
-        if message.HasField("finished"):
-            self.usage.CopyFrom(message.finished.usage)
-        self.text += new
-        return new
+    def add(self, delta: ChoiceDelta) -> str:
+        """Note what came now; answers the new text, if it is choice 0's."""
+        if delta.index != 0:
+            return ""
+        if delta.text or delta.token_count:
+            self.last_s = time.monotonic()
+            if self.first_s is None:
+                self.first_s, self.first_tokens = self.last_s, delta.token_count
+        return delta.text
 
-    def stats(self) -> str:
+    def stats(self, answer: Answer) -> str:
         """Give the line under an answer: TTFT, tokens, tokens/s, cached tokens, how it ended."""
         parts = []
         if self.first_s is not None:
             parts.append(f"TTFT {self.first_s - self.sent_s:.3f} s")
-        tokens = self.usage.completion_tokens
+        tokens = answer.usage.completion_tokens
         parts.append(f"{tokens} token{'' if tokens == 1 else 's'}")
-        if (rate := self._tokens_per_s()) is not None:
+        if (rate := self._tokens_per_s(tokens)) is not None:
             parts.append(f"{rate:.0f} tokens/s")
         parts.append(
-            f"{self.usage.cached_tokens} of {self.usage.prompt_tokens} prompt tokens cached"
+            f"{answer.usage.cached_tokens} of {answer.usage.prompt_tokens} prompt tokens cached"
         )
-        if ending := _ENDINGS.get(self.finish_reason):
+        if ending := _ENDINGS.get(answer.finish_reason):
             parts.append(ending)
         return " · ".join(parts)
 
-    def _tokens_per_s(self) -> float | None:
+    def _tokens_per_s(self, all_tokens: int) -> float | None:
         """Give the speed after the first message; None when all came at once."""
-        tokens = self.usage.completion_tokens - self.first_tokens
+        tokens = all_tokens - self.first_tokens
         if self.first_s is None or tokens < 1 or self.last_s - self.first_s < _SHORTEST_SPAN_S:
             return None
         return tokens / (self.last_s - self.first_s)
@@ -84,10 +75,22 @@ def write_text(text: str) -> None:
     sys.stdout.flush()
 
 
-def write_stats(answer: Answer, *, always: bool) -> None:
+def write_stats(stats: str, *, always: bool) -> None:
     """Write the numbers to stderr, if someone looks or ``always``."""
     if always or sys.stderr.isatty():
-        print(dim(answer.stats(), sys.stderr), file=sys.stderr)
+        print(dim(stats, sys.stderr), file=sys.stderr)
+
+
+async def show(stream: AnswerStream, *, always_stats: bool) -> None:
+    """Write an answer as it comes, and its numbers under it."""
+    watch = Stopwatch()
+    try:
+        async for delta in stream:
+            write_text(watch.add(delta))
+    finally:
+        if stream.result.text:
+            write_text("\n")
+    write_stats(watch.stats(stream.result), always=always_stats)
 
 
 def dim(text: str, stream: TextIO) -> str:

@@ -10,13 +10,18 @@ import sys
 from collections.abc import Iterator
 from typing import Protocol
 
-import grpc
 from prompt_toolkit import PromptSession
 
-from millstream.v1 import chat_pb2, processor_pb2, processor_pb2_grpc, usage_pb2
-from millstream_server.cli.answers import Answer, dim, write_stats, write_text
+from millstream_client import (
+    Client,
+    Conversation,
+    IncompleteAnswerError,
+    MillstreamError,
+    RequestCancelledError,
+    Usage,
+)
+from millstream_server.cli.answers import Stopwatch, dim, show, write_stats, write_text
 from millstream_server.cli.client import call_processor, print_error
-from millstream_server.cli.conversation import Conversation, HungUpError, open_chat, text_message
 from millstream_server.cli.sampling import generation_options
 
 HELP = """\
@@ -30,34 +35,25 @@ Ctrl-C  stop the answer and keep the conversation; twice: cut it off"""
 def run(args: argparse.Namespace) -> int:
     """Chat until the user leaves, or answer once; answers the exit code."""
     if args.once is None:
-        return asyncio.run(call_processor(args.address, lambda stub: _interactive(stub, args)))
+        return asyncio.run(call_processor(args.address, lambda client: _interactive(client, args)))
     text = sys.stdin.read() if args.once == "-" else args.once
     if not text.strip():
         print("error: there is nothing to ask: the text is empty", file=sys.stderr)
         return 1
-    return asyncio.run(call_processor(args.address, lambda stub: _once(stub, args, text)))
+    return asyncio.run(call_processor(args.address, lambda client: _once(client, args, text)))
 
 
-async def _once(
-    stub: processor_pb2_grpc.ProcessorServiceStub, args: argparse.Namespace, text: str
-) -> int:
-    """Ask one question: a single message and a half-close."""
-    messages = [text_message(chat_pb2.ROLE_SYSTEM, args.system)] if args.system else []
-    messages.append(text_message(chat_pb2.ROLE_USER, text))
-    answer = Answer()
-    start = processor_pb2.ChatStart(
-        model=args.model, messages=messages, options=generation_options(args)
+async def _once(client: Client, args: argparse.Namespace, text: str) -> int:
+    """Ask one question."""
+    options = generation_options(args)
+    stream = client.chat(
+        text,
+        system=args.system,
+        model=args.model,
+        sampling=options.sampling,
+        stop=options.stop,
     )
-    call = await open_chat(stub, start)
-    with contextlib.suppress(asyncio.InvalidStateError):  # It failed already; reading says why.
-        await call.done_writing()
-    try:
-        async for response in call:
-            write_text(answer.add(response))
-    finally:
-        if answer.text:
-            write_text("\n")
-    write_stats(answer, always=args.show_usage)
+    await show(stream, always_stats=args.show_usage)
     return 0
 
 
@@ -96,37 +92,33 @@ class _Pipe:
         return line
 
 
-async def _interactive(
-    stub: processor_pb2_grpc.ProcessorServiceStub, args: argparse.Namespace
-) -> int:
+async def _interactive(client: Client, args: argparse.Namespace) -> int:
     source: _Input = _Keyboard() if sys.stdin.isatty() else _Pipe()
-    listed = await stub.ListModels(processor_pb2.ListModelsRequest())
-    served = ", ".join(model.name for model in listed.models) or "no model yet"
+    served = ", ".join(model.name for model in await client.models()) or "no model yet"
     print(f"Millstream at {args.address}: {args.model or served}.")
     print(dim("/help lists commands; Ctrl-C stops an answer; Ctrl-D leaves.", sys.stdout))
-    await _Chat(stub, args, source).run()
+    await _Chat(client, args, source).run()
     return 0
 
 
 class _Chat:
     """The loop of an interactive chat."""
 
-    def __init__(
-        self,
-        stub: processor_pb2_grpc.ProcessorServiceStub,
-        args: argparse.Namespace,
-        source: _Input,
-    ) -> None:
-        self._stub = stub
+    def __init__(self, client: Client, args: argparse.Namespace, source: _Input) -> None:
+        self._client = client
         self._args = args
         self._source = source
         self._conversation = self._new_conversation()
-        self._usage = usage_pb2.Usage()
+        self._usage = Usage()
         self._cancels: set[asyncio.Task[None]] = set()
 
     def _new_conversation(self) -> Conversation:
-        return Conversation(
-            self._stub, self._args.model, self._args.system, generation_options(self._args)
+        options = generation_options(self._args)
+        return self._client.conversation(
+            system=self._args.system,
+            model=self._args.model,
+            sampling=options.sampling,
+            stop=options.stop,
         )
 
     async def run(self) -> None:
@@ -148,7 +140,7 @@ class _Chat:
         if line == "/new":
             await self._conversation.close()
             self._conversation = self._new_conversation()
-            self._usage = usage_pb2.Usage()
+            self._usage = Usage()
             print("A new conversation.")
         elif line == "/usage":
             print(
@@ -160,23 +152,27 @@ class _Chat:
             print(HELP if line == "/help" else f"{line}: no such command\n{HELP}")
 
     async def _turn(self, line: str) -> None:
-        answer = Answer()
+        stream = self._conversation.say(line)
+        watch = Stopwatch()
         with self._stopping_on_ctrl_c():
             try:
-                async for response in self._conversation.say(line):
-                    write_text(answer.add(response))
+                async for delta in stream:
+                    write_text(watch.add(delta))
                 print()
-            except grpc.aio.AioRpcError as error:
-                write_text("\n" if answer.text else "")
+            except RequestCancelledError:
+                print("\ncut off; this turn is forgotten", file=sys.stderr)
+                return
+            except IncompleteAnswerError as error:
+                print(f"\n{error.message}; this turn is forgotten", file=sys.stderr)
+                return
+            except MillstreamError as error:
+                write_text("\n" if stream.result.text else "")
                 print_error(error, self._args.address)
                 return
-            except HungUpError as error:
-                print(f"\n{error}; this turn is forgotten", file=sys.stderr)
-                return
         for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
-            total = getattr(self._usage, name) + getattr(answer.usage, name)
+            total = getattr(self._usage, name) + getattr(stream.result.usage, name)
             setattr(self._usage, name, total)
-        write_stats(answer, always=self._args.show_usage)
+        write_stats(watch.stats(stream.result), always=self._args.show_usage)
 
     @contextlib.contextmanager
     def _stopping_on_ctrl_c(self) -> Iterator[None]:
@@ -191,7 +187,7 @@ class _Chat:
                 return
             task = loop.create_task(self._conversation.cancel())
             self._cancels.add(task)
-            task.add_done_callback(self._cancelled)
+            task.add_done_callback(self._cancels.discard)
 
         loop = asyncio.get_running_loop()
         before = signal.getsignal(signal.SIGINT)
@@ -201,9 +197,3 @@ class _Chat:
         finally:
             loop.remove_signal_handler(signal.SIGINT)
             signal.signal(signal.SIGINT, before)
-
-    def _cancelled(self, task: asyncio.Task[None]) -> None:
-        """Forget a cancel that was sent; if the stream is gone, the turn says so itself."""
-        self._cancels.discard(task)
-        if not task.cancelled():
-            task.exception()

@@ -1,111 +1,92 @@
-"""The way to a suite: one channel, and its failures in human lines."""
+"""The way to a suite: the client library, and its failures in human lines."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
 
 import grpc
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
 
-from millstream.v1 import processor_pb2_grpc
+from millstream_client import NO_RETRY, Client, MillstreamError, Options
+from millstream_client.service_config import ONE_SERVER
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+# A person waits, and wants to know at once, also from a suite that isn't ready: nothing is retried,
+# and no health is watched.
+_OPTIONS = Options(service_config=ONE_SERVER, max_reconnect_pause_s=0.5)
+
 _NOT_REACHED = ("failed to connect", "connection refused")
 _BROKEN = ("socket closed", "connection reset", "broken pipe", "goaway")
 
 
+def open_client(address: str) -> Client:
+    """Make a client that finds a restarted server within half a second.
+
+    Raises:
+        ValueError: the address isn't one.
+    """
+    return Client(address, retry=NO_RETRY, options=_OPTIONS)
+
+
 def open_channel(address: str) -> grpc.aio.Channel:
-    """Open a plaintext channel that finds a restarted server within half a second."""
-    options: list[tuple[str, int]] = [
-        ("grpc.min_reconnect_backoff_ms", 250),
-        ("grpc.initial_reconnect_backoff_ms", 250),
-        ("grpc.max_reconnect_backoff_ms", 500),
-        ("grpc.use_local_subchannel_pool", 1),
-    ]
-    if address.rpartition(":")[0] in _LOOPBACK:
-        # With http_proxy set, gRPC would ask the proxy for this machine's own ports.
-        options.append(("grpc.enable_http_proxy", 0))
-    return grpc.aio.insecure_channel(address, options=options)
+    """Open a client's channel; where the address isn't one, calls say so."""
+    try:
+        return open_client(address).channel
+    except ValueError:
+        return grpc.aio.insecure_channel(address)
 
 
-async def call_processor(
-    address: str,
-    use: Callable[[processor_pb2_grpc.ProcessorServiceStub], Awaitable[int]],
-) -> int:
-    """Run ``use`` with a stub and answer its exit code; a failed RPC is explained and gives 1."""
-    async with open_channel(address) as channel:
+async def call_processor(address: str, use: Callable[[Client], Awaitable[int]]) -> int:
+    """Run ``use`` with a client; answers its exit code, or 1 after explaining a failed call."""
+    try:
+        client = open_client(address)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    async with client:
         try:
-            return await use(processor_pb2_grpc.ProcessorServiceStub(channel))
-        except grpc.aio.AioRpcError as error:
+            return await use(client)
+        except MillstreamError as error:
             print_error(error, address)
             return 1
 
 
-def print_error(error: grpc.aio.AioRpcError, address: str) -> None:
-    """Explain a failed RPC on stderr."""
+def print_error(error: MillstreamError, address: str) -> None:
+    """Explain a failed call on stderr."""
     print("\n".join(explain(error, address)), file=sys.stderr)
 
 
-def explain(error: grpc.aio.AioRpcError, address: str) -> list[str]:
-    """Put a failed RPC in lines: code, reason, message, invalid fields, whether to retry."""
-    details = _rich_details(error)
-    info = details.get(error_details_pb2.ErrorInfo)
-    if info is None and (hint := _transport_hint(error, address)):
+def explain(error: MillstreamError, address: str) -> list[str]:
+    """Put a failed call in lines: code, reason, message, invalid fields, whether to retry."""
+    if not error.reason and (hint := _transport_hint(error, address)):
         return [hint]
-    reason = f" ({info.reason})" if info is not None and info.reason else ""
-    lines = [f"error: {error.code().name}{reason}: {error.details()}"]
-    lines += [
-        f"  field {violation.field}: {violation.description}"
-        for violation in getattr(details.get(error_details_pb2.BadRequest), "field_violations", ())
-    ]
-    lines += list(_retry_lines(details.get(error_details_pb2.RetryInfo)))
-    if info is not None and "error_id" in info.metadata:
-        lines.append(f"  the server's log has more under error id {info.metadata['error_id']}")
+    reason = f" ({error.reason})" if error.reason else ""
+    lines = [f"error: {error.code.name}{reason}: {error.message}"]
+    lines += [f"  field {v.field}: {v.description}" for v in error.violations]
+    lines += list(_retry_lines(error.retry_delay_s))
+    if error.error_id:
+        lines.append(f"  the server's log has more under error id {error.error_id}")
     return lines
 
 
-def _rich_details(error: grpc.aio.AioRpcError) -> dict[type[Any], Any]:
-    """Unpack the `google.rpc.Status` in the trailer; empty when there is none that fits."""
-    try:
-        status = rpc_status.from_call(error)  # type: ignore[arg-type]  # it has the same methods
-    except ValueError:
-        return {}
-    found: dict[type[Any], Any] = {}
-    for packed in status.details if status is not None else ():
-        for kind in (
-            error_details_pb2.ErrorInfo,
-            error_details_pb2.BadRequest,
-            error_details_pb2.RetryInfo,
-        ):
-            message = kind()
-            if packed.Unpack(message):
-                found[kind] = message
-    return found
-
-
-def _retry_lines(retry: Any | None) -> Iterator[str]:
-    if retry is None:
+def _retry_lines(delay_s: float | None) -> Iterator[str]:
+    if delay_s is None:
         return
-    delay_s = retry.retry_delay.seconds + retry.retry_delay.nanos / 1e9
     yield f"  try again in {delay_s:g} s" if delay_s > 0 else "  trying again may help"
 
 
-def _transport_hint(error: grpc.aio.AioRpcError, address: str) -> str | None:
+def _transport_hint(error: MillstreamError, address: str) -> str | None:
     """Say what a failure below Millstream means for the person at the terminal."""
-    text = (error.details() or "").lower()
-    if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+    text = error.message.lower()
+    if error.code is grpc.StatusCode.UNIMPLEMENTED:
         return (
             f"error: the server at {address} has no ProcessorService; "
             "give the Processor's address (workers answer at other ports)"
         )
-    if error.code() is not grpc.StatusCode.UNAVAILABLE:
+    if error.code is not grpc.StatusCode.UNAVAILABLE:
         return None
     if any(sign in text for sign in _BROKEN):
         return f"error: the connection to {address} broke; is the suite still running?"

@@ -8,7 +8,8 @@ import asyncio
 from rich import box
 from rich.table import Table
 
-from millstream.v1 import processor_pb2, processor_pb2_grpc, worker_pb2
+from millstream.v1 import worker_pb2
+from millstream_client import Client
 from millstream_server.cli.client import call_processor
 from millstream_server.cli.console import open_console
 
@@ -24,10 +25,9 @@ def run(args: argparse.Namespace) -> int:
     return asyncio.run(call_processor(args.address, _list))
 
 
-async def _list(stub: processor_pb2_grpc.ProcessorServiceStub) -> int:
-    listed = await stub.ListModels(processor_pb2.ListModelsRequest())
+async def _list(client: Client) -> int:
     table = Table("model", "ready", "context", "chat", "workers", box=box.SIMPLE_HEAD)
-    for model in listed.models:
+    for model in await client.models():
         workers = ", ".join(
             f"{pool.connected} {_ROLES.get(pool.role, 'unknown')}" for pool in model.workers
         )

@@ -15,6 +15,8 @@ PROCESSOR_PORT = 50051
 PREFILL_PORT = 50061
 DECODE_PORT = 50071
 BOOTSTRAP_PORT = 8998
+METRICS_PORT = 9464
+ADMIN_PORT = 9564
 LOOPBACK = "127.0.0.1"
 """Workers listen here only: nobody but this machine's Processor needs them."""
 
@@ -49,6 +51,8 @@ class Service:
     name: str
     role: str
     address: str
+    metrics_port: int
+    admin_port: int
     bootstrap_port: int | None = None
     gpu: int | None = None
 
@@ -57,6 +61,15 @@ class Service:
         """Where this machine reaches it."""
         host, _, port = self.address.rpartition(":")
         return f"{LOOPBACK}:{port}" if host in _ALL_INTERFACES else self.address
+
+    def flags(self) -> list[str]:
+        """Give the flags that services of all roles have."""
+        return [
+            *("--listen", self.address),
+            *("--metrics-listen", f"{LOOPBACK}:{self.metrics_port}"),
+            *("--admin-listen", f"{LOOPBACK}:{self.admin_port}"),
+            *("--log-format", "text"),  # `up` reads the phases of a start in it
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +98,7 @@ class Plan:
 
     def _processor_flags(self) -> list[str]:
         return [
-            *("--listen", self.processor.address),
+            *self.processor.flags(),
             *("--workers", ",".join(worker.address for worker in self.workers)),
             *("--models", f"{self.options.model_name}={self.options.model}"),
             *("--policy", self.options.policy.value),
@@ -93,7 +106,7 @@ class Plan:
 
     def _worker_flags(self, service: Service) -> list[str]:
         flags = [
-            *("--listen", service.address),
+            *service.flags(),
             *("--model-path", str(self.options.model)),
             *("--model-name", self.options.model_name),
             *("--engine", self.options.engine.value),
@@ -136,6 +149,8 @@ def _worker(role: str, number: int, ports: PortClaims, gpu: int | None) -> Servi
         name=f"{role}-{number}",
         role=role,
         address=f"{LOOPBACK}:{port}",
+        metrics_port=ports.next_free(LOOPBACK, METRICS_PORT),
+        admin_port=ports.next_free(LOOPBACK, ADMIN_PORT),
         bootstrap_port=ports.next_free(LOOPBACK, BOOTSTRAP_PORT) if is_prefill else None,
         gpu=gpu,
     )
@@ -146,7 +161,13 @@ def _processor(options: UpOptions, ports: PortClaims) -> Service:
         port = ports.next_free(options.host, PROCESSOR_PORT)
     else:
         port = ports.exactly(options.host, options.port)
-    return Service(name="processor", role="processor", address=f"{options.host}:{port}")
+    return Service(
+        name="processor",
+        role="processor",
+        address=f"{options.host}:{port}",
+        metrics_port=ports.next_free(LOOPBACK, METRICS_PORT),
+        admin_port=ports.next_free(LOOPBACK, ADMIN_PORT),
+    )
 
 
 def default_model() -> Path | None:

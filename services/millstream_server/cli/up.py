@@ -188,7 +188,7 @@ def _explain_start(console: Console, child: Child) -> None:
 def _print_ready(console: Console, plan: Plan, suite: Suite, took_s: float) -> None:
     # Without lines, so that the default suite's table fits into 80 columns.
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("service", "address", "pid", "engine, model"):
+    for title in ("service", "address", "metrics", "admin", "pid", "engine, model"):
         table.add_column(title, no_wrap=True)
     table.add_column("log", overflow="fold")
     for child in suite.children:
@@ -196,6 +196,8 @@ def _print_ready(console: Console, plan: Plan, suite: Suite, took_s: float) -> N
         table.add_row(
             child.service.name,
             child.service.address,
+            f":{child.service.metrics_port}",
+            f":{child.service.admin_port}",
             str(child.pid),
             f"{engine}{plan.options.model_name}",
             str(child.log),

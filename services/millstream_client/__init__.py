@@ -1,0 +1,72 @@
+"""Millstream's client library: chat, complete and count tokens, in tasks or in threads."""
+
+from millstream.v1.chat_pb2 import Message, Tool
+from millstream.v1.generation_pb2 import FinishReason
+from millstream.v1.processor_pb2 import ChoiceDelta, Model
+from millstream.v1.sampling_pb2 import LogprobOptions, SamplingParams
+from millstream.v1.usage_pb2 import Usage
+from millstream_client.answers import Answer, Choice
+from millstream_client.client import Client
+from millstream_client.conversation import Conversation
+from millstream_client.errors import (
+    DeadlineExceededError,
+    FieldViolation,
+    IncompleteAnswerError,
+    InternalError,
+    InvalidRequestError,
+    MessageTooLargeError,
+    MillstreamError,
+    NotFoundError,
+    OverloadedError,
+    PermissionDeniedError,
+    RequestCancelledError,
+    UnauthenticatedError,
+    UnavailableError,
+)
+from millstream_client.requests import assistant, system, tool_result, user
+from millstream_client.retry import NO_RETRY, Retry
+from millstream_client.streams import AnswerStream
+from millstream_client.sync_client import SyncClient
+from millstream_client.sync_conversation import SyncConversation
+from millstream_client.sync_streams import SyncAnswerStream
+from millstream_client.transport import Options, Tls
+
+__all__ = [
+    "NO_RETRY",
+    "Answer",
+    "AnswerStream",
+    "Choice",
+    "ChoiceDelta",
+    "Client",
+    "Conversation",
+    "DeadlineExceededError",
+    "FieldViolation",
+    "FinishReason",
+    "IncompleteAnswerError",
+    "InternalError",
+    "InvalidRequestError",
+    "LogprobOptions",
+    "Message",
+    "MessageTooLargeError",
+    "MillstreamError",
+    "Model",
+    "NotFoundError",
+    "Options",
+    "OverloadedError",
+    "PermissionDeniedError",
+    "RequestCancelledError",
+    "Retry",
+    "SamplingParams",
+    "SyncAnswerStream",
+    "SyncClient",
+    "SyncConversation",
+    "Tls",
+    "Tool",
+    "UnauthenticatedError",
+    "UnavailableError",
+    "Usage",
+    "assistant",
+    "system",
+    "tool_result",
+    "user",
+]

@@ -1,0 +1,94 @@
+"""An answer, put together from the messages of its stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from millstream.v1 import generation_pb2, processor_pb2, usage_pb2
+
+
+@dataclass(slots=True)
+class Choice:
+    """One of the answers to one question."""
+
+    index: int = 0
+    token_count: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    """Empty unless ``return_token_ids`` was asked for."""
+    logprobs: list[processor_pb2.TokenLogprob] = field(default_factory=list)
+    """Empty unless asked for."""
+    finish_reason: generation_pb2.FinishReason.ValueType = generation_pb2.FINISH_REASON_UNSPECIFIED
+    matched_stop: generation_pb2.MatchedStop | None = None
+    _parts: list[str] = field(default_factory=list, repr=False)
+
+    @property
+    def text(self) -> str:
+        """What it says so far."""
+        return "".join(self._parts)
+
+    def add(self, delta: processor_pb2.ChoiceDelta) -> None:
+        """Take in what it grew by."""
+        self._parts.append(delta.text)
+        self.token_count += delta.token_count
+        if delta.token_ids:
+            self.token_ids.extend(delta.token_ids)
+        if delta.logprobs:
+            self.logprobs.extend(delta.logprobs)
+        if delta.finish_reason:
+            self.finish_reason = delta.finish_reason
+            if delta.HasField("matched_stop"):
+                self.matched_stop = delta.matched_stop
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one turn, or one completion, brought so far; complete when `complete` says so."""
+
+    request_id: str = ""
+    model: str = ""
+    turn: int = 0
+    """Number of the turn on its stream, from 1; 0 for a completion."""
+    choices: list[Choice] = field(default_factory=list)
+    """By index; one, unless more were asked for."""
+    usage: usage_pb2.Usage = field(default_factory=usage_pb2.Usage)
+    """Zero until complete."""
+    prompt_logprobs: list[processor_pb2.TokenLogprob] = field(default_factory=list)
+    longest_pacing_interval_s: float = 0.0
+    """The longest time the server gathered tokens for one message of this answer."""
+    complete: bool = False
+
+    @property
+    def text(self) -> str:
+        """The first choice's text."""
+        return self.choices[0].text if self.choices else ""
+
+    @property
+    def finish_reason(self) -> generation_pb2.FinishReason.ValueType:
+        """Why the first choice ended; unspecified until it has."""
+        return (
+            self.choices[0].finish_reason
+            if self.choices
+            else generation_pb2.FINISH_REASON_UNSPECIFIED
+        )
+
+    @property
+    def begun(self) -> bool:
+        """Whether any of it has arrived."""
+        return bool(self.choices) or self.complete
+
+    def add(self, message: processor_pb2.ChatResponse | processor_pb2.CompleteResponse) -> None:
+        """Take in one message of the stream."""
+        if message.HasField("started"):
+            self.turn = getattr(message, "turn", 0)
+            self.request_id = message.started.request_id
+            self.model = message.started.model
+        for delta in message.choices:
+            while delta.index >= len(self.choices):
+                self.choices.append(Choice(index=len(self.choices)))
+            self.choices[delta.index].add(delta)
+        if message.HasField("finished"):
+            self.usage.CopyFrom(message.finished.usage)
+            self.prompt_logprobs.extend(message.finished.prompt_logprobs)
+            pacing = message.finished.longest_pacing_interval
+            self.longest_pacing_interval_s = pacing.ToNanoseconds() / 1e9
+            self.complete = True

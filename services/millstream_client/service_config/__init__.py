@@ -1,0 +1,70 @@
+"""The recommended gRPC service config; `python -m millstream_client.service_config` prints it.
+
+Any gRPC library takes it as JSON, so that a client in another language balances, retries and drains
+as ours does. What is in it, and why:
+
+- ``weighted_round_robin`` sends more to Processors that report less load, and is plain round robin
+  while they report nothing. They report on a stream of their own: the trailers of long answers come
+  late. A library that doesn't know the policy takes ``round_robin``, next in the list.
+- ``healthCheckConfig`` watches each Processor's health: one that drains gets nothing new, at once.
+- ``retryPolicy`` covers UNAVAILABLE alone, the one code that says "elsewhere, or soon". An attempt
+  counts until its first response message: gRPC then stops retrying, since the caller has seen a
+  part. Until then nobody has, and a request has no effect but its answer, so sending it again is
+  safe, a Chat's buffered messages too. Five attempts are the most gRPC allows; with pauses of 0.1
+  to 0.8 s they bridge a second and a half, while a channel finds another server.
+- ``retryThrottling`` lets 500 requests that run on one channel fail at once, as when a server dies,
+  and stops retrying when more than one in three keeps failing.
+- ``waitForReady`` makes a call wait for a connection instead of failing. A call without a deadline
+  then waits for ever: give calls one.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from typing import Any
+
+SERVICE = "millstream.v1.ProcessorService"
+
+_METHODS: dict[str, Any] = {
+    "name": [{"service": SERVICE}],
+    "waitForReady": True,
+    "retryPolicy": {
+        "maxAttempts": 5,
+        "initialBackoff": "0.1s",
+        "maxBackoff": "2s",
+        "backoffMultiplier": 2,
+        "retryableStatusCodes": ["UNAVAILABLE"],
+    },
+}
+
+ONE_SERVER: Mapping[str, Any] = {
+    "methodConfig": [_METHODS],
+    "retryThrottling": {"maxTokens": 1000, "tokenRatio": 0.5},
+}
+"""For a target that is one server: there is nobody to balance with, and what a server that isn't
+ready says about itself helps more than not being asked."""
+
+RECOMMENDED: Mapping[str, Any] = {
+    "loadBalancingConfig": [
+        {"weighted_round_robin": {"enableOobLoadReport": True, "oobReportingPeriod": "5s"}},
+        {"round_robin": {}},
+    ],
+    "healthCheckConfig": {"serviceName": SERVICE},
+    **ONE_SERVER,
+}
+"""For several Processors behind one target."""
+
+
+def to_json(config: Mapping[str, Any], indent: int | None = None) -> str:
+    """Write a config as gRPC takes it."""
+    return json.dumps(config, indent=indent)
+
+
+def without_retries(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy a config, less its retry policies."""
+    changed = copy.deepcopy(dict(config))
+    for method in changed.get("methodConfig", ()):
+        method.pop("retryPolicy", None)
+    return changed

@@ -1,0 +1,155 @@
+"""How a client connects: credentials, channel options, and the metadata of every call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from millstream_client import service_config
+from millstream_client.retry import Retry
+from millstream_client.target import Target, parse_target
+
+Metadata = tuple[tuple[str, str], ...]
+
+_inject: Callable[[dict[str, str]], None] | None
+try:
+    from opentelemetry.propagate import inject as _inject
+except ImportError:  # an application that isn't traced
+    _inject = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """TLS to the server; with a certificate and its key, mutual TLS. Files are PEM."""
+
+    ca_file: str | Path | None = None
+    """Who signed the server's certificate. None: the roots that come with gRPC."""
+    cert_file: str | Path | None = None
+    key_file: str | Path | None = None
+    server_name: str = ""
+    """Name in the server's certificate, if it isn't the host of the address."""
+
+    def credentials(self) -> Any:
+        """Read the files.
+
+        Raises:
+            OSError: one can't be read.
+            ValueError: one of certificate and key is missing.
+        """
+        if (self.cert_file is None) != (self.key_file is None):
+            raise ValueError("tls: cert_file and key_file belong together; one is missing")
+        ca, key, cert = (
+            Path(file).read_bytes() if file is not None else None
+            for file in (self.ca_file, self.key_file, self.cert_file)
+        )
+        return grpc.ssl_channel_credentials(ca, key, cert)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Settings of a connection that rarely need a change."""
+
+    allow_plaintext_key: bool = False
+    """Send the API key without TLS to other machines too, where everyone on the way can read it."""
+    service_config: Mapping[str, Any] | None = None
+    """Replaces the recommended one."""
+    max_message_bytes: int = 64 << 20
+    """Largest answer message taken in; logprobs of a long prompt exceed gRPC's 4 MiB."""
+    keepalive_s: float = 20.0
+    """How often a connection with open calls is tested: a peer that vanished is noticed ten seconds
+    after that. Servers take a ping every 5 s and end connections that send more."""
+    connect_timeout_s: float = 5.0
+    """Longest a single attempt to connect may take."""
+    max_reconnect_pause_s: float = 2.0
+    """Longest pause between two attempts to connect; gRPC's own two minutes outlast restarts."""
+    channel_args: tuple[tuple[str, str | int], ...] = ()
+    """Further gRPC channel arguments; they win over ours."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transport:
+    """A channel to be opened, and what every call on it carries."""
+
+    uri: str
+    args: tuple[tuple[str, Any], ...]
+    credentials: Any
+    authorization: Metadata
+
+    def open_aio(self) -> grpc.aio.Channel:
+        """Open a channel in the running loop."""
+        if self.credentials is None:
+            return grpc.aio.insecure_channel(self.uri, options=self.args)
+        return grpc.aio.secure_channel(self.uri, self.credentials, options=self.args)
+
+    def open_sync(self) -> grpc.Channel:
+        """Open a channel for threads."""
+        if self.credentials is None:
+            return grpc.insecure_channel(self.uri, options=self.args)
+        return grpc.secure_channel(self.uri, self.credentials, options=self.args)
+
+    def metadata(self) -> Metadata:
+        """Give a call's metadata: the API key, and the current span if there is one."""
+        if _inject is None:
+            return self.authorization
+        carrier: dict[str, str] = {}
+        _inject(carrier)
+        return (*self.authorization, *carrier.items())
+
+
+def plan_transport(
+    address: str, api_key: str | None, tls: Tls | None, retry: Retry, options: Options
+) -> Transport:
+    """Check what the caller gave and make a channel's settings of it.
+
+    Raises:
+        ValueError: the address isn't one, or an API key would travel readably.
+        OSError: a TLS file can't be read.
+    """
+    target = parse_target(address)
+    if api_key and tls is None and not (target.loopback or options.allow_plaintext_key):
+        raise ValueError(
+            f"the API key would travel to {address} unencrypted, where everyone on the way can "
+            "read it: give tls=Tls(), or Options(allow_plaintext_key=True) if the network is yours"
+        )
+    return Transport(
+        uri=target.uri,
+        args=(*_channel_args(target, tls, retry, options), *options.channel_args),
+        credentials=tls.credentials() if tls is not None else None,
+        authorization=(("authorization", f"Bearer {api_key}"),) if api_key else (),
+    )
+
+
+def _channel_args(
+    target: Target, tls: Tls | None, retry: Retry, options: Options
+) -> list[tuple[str, Any]]:
+    config = options.service_config
+    if config is None:
+        config = service_config.ONE_SERVER if target.one_server else service_config.RECOMMENDED
+    if retry.attempts <= 1:
+        config = service_config.without_retries(config)
+    args: list[tuple[str, Any]] = [
+        ("grpc.service_config", service_config.to_json(config)),
+        ("grpc.max_receive_message_length", options.max_message_bytes),
+        ("grpc.max_send_message_length", -1),  # the server says what it takes
+        ("grpc.keepalive_time_ms", int(1000 * options.keepalive_s)),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.http2.ping_timeout_ms", 10_000),  # without it grpcio 1.85 waits a minute
+        ("grpc.http2.max_pings_without_data", 0),  # a conversation may be silent for long
+        ("grpc.min_reconnect_backoff_ms", int(1000 * options.connect_timeout_s)),
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", int(1000 * options.max_reconnect_pause_s)),
+        # A restart gives pods new addresses; gRPC would look at most every 30 s.
+        ("grpc.dns_min_time_between_resolutions_ms", 2_000),
+        # A new client starts afresh, without an older one's pauses.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    if target.loopback:
+        # With http_proxy set, gRPC would ask the proxy for this machine's own ports.
+        args.append(("grpc.enable_http_proxy", 0))
+    if tls is not None and tls.server_name:
+        args.append(("grpc.ssl_target_name_override", tls.server_name))
+    return args
