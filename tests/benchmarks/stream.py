@@ -26,28 +26,17 @@ from typing import Any
 import grpc
 import uvloop
 
-from millstream.v1 import (
-    chat_pb2,
-    decode_pb2,
-    decode_pb2_grpc,
-    generation_pb2,
-    processor_pb2,
-    processor_pb2_grpc,
-    sampling_pb2,
-)
+from millstream.v1 import decode_pb2, decode_pb2_grpc, generation_pb2
 from millstream_server.engines.base import Finish, Sampling, TokenLogprob
 from millstream_server.runtime.errors import ServingError
 from millstream_server.worker_stream.client import WorkerConnection
 from millstream_server.worker_stream.start import GenerationStart
 from tests.support.models import make_random_model
+from tests.support.processes import cpu_s, rss_mb
 from tests.support.suite import ServiceProcess, running
+from tests.support.token_cost import chat, sampling, services, spend, stubs_for, tokens_each
 
-_TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_CHANNELS = 4
 _TTFT_CALLS = 200
-_PROMPT = "What is Millstream?"
-_VOCAB = 1024  # of the model that make_random_model makes
 
 
 @dataclass
@@ -69,59 +58,6 @@ class Row:
     worker_rss_mb: float
     processor_rss_mb: float
     client_us_per_token: float
-
-
-@dataclass
-class Answer:
-    """What one chat saw."""
-
-    ttft_s: float
-    tokens: int
-    messages: int
-    longest_pacing_s: float
-
-
-def cpu_s(pid: int) -> float:
-    """User and system time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-def rss_mb(pid: int) -> float:
-    """Resident memory of a process."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE / 2**20
-
-
-def sampling(tokens: int) -> sampling_pb2.SamplingParams:
-    return sampling_pb2.SamplingParams(max_new_tokens=tokens, ignore_eos=True)
-
-
-async def chat(stub: Any, tokens: int) -> Answer:
-    """One one-shot chat; counts what comes back."""
-    request = processor_pb2.ChatRequest(
-        start=processor_pb2.ChatStart(
-            messages=[
-                chat_pb2.Message(
-                    role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=_PROMPT)]
-                )
-            ],
-            options=processor_pb2.GenerationOptions(sampling=sampling(tokens)),
-        )
-    )
-    began = time.perf_counter()
-    call = stub.Chat()
-    await call.write(request)
-    first_s, received, messages, pacing_s = 0.0, 0, 0, 0.0
-    while (response := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
-        if not messages:
-            first_s = time.perf_counter() - began
-            await call.done_writing()  # after the first token, as in `direct`
-        messages += 1
-        received += sum(choice.token_count for choice in response.choices)
-        if response.HasField("finished"):
-            pacing_s = response.finished.longest_pacing_interval.ToNanoseconds() / 1e9
-    assert received == tokens, (received, tokens, await call.code(), await call.details())
-    return Answer(first_s, received, messages, pacing_s)
 
 
 async def direct(stub: Any) -> float:
@@ -183,38 +119,25 @@ async def measure(
     worker: ServiceProcess, processor: ServiceProcess, streams: int, step_ms: float, seconds: float
 ) -> Row:
     """One row: warm up, latency, then throughput and cost."""
-    channels = [
-        grpc.aio.insecure_channel(
-            processor.address, options=[("grpc.use_local_subchannel_pool", 1)]
-        )
-        for _ in range(min(_CHANNELS, streams))
-    ]
-    stubs = [processor_pb2_grpc.ProcessorServiceStub(channel) for channel in channels]
-    worker_channel = grpc.aio.insecure_channel(worker.address)
-    decode = decode_pb2_grpc.DecodeServiceStub(worker_channel)
-    rate = 1000 / step_ms if step_ms else min(6000, 300_000 / streams)
-    tokens = max(64, min(8000, int(rate * seconds)))
-    await asyncio.gather(*(chat(stubs[i % len(stubs)], 32) for i in range(streams)))
-    direct_s = [await direct(decode) for _ in range(_TTFT_CALLS)]
-    alone = [(await chat(stubs[0], 1)).ttft_s for _ in range(_TTFT_CALLS)] if streams == 1 else []
-    pids = (worker.pid, processor.pid, os.getpid())
-    before = [cpu_s(pid) for pid in pids]
-    began = time.perf_counter()
-    answers = await asyncio.gather(*(chat(stubs[i % len(stubs)], tokens) for i in range(streams)))
-    took_s = time.perf_counter() - began
-    spent = [cpu_s(pid) - start for pid, start in zip(pids, before, strict=True)]
-    total = sum(answer.tokens for answer in answers)
+    tokens = tokens_each(streams, step_ms, seconds)
+    async with stubs_for(processor, streams) as stubs:
+        await asyncio.gather(*(chat(stubs[i % len(stubs)], 32) for i in range(streams)))
+        async with grpc.aio.insecure_channel(worker.address) as channel:
+            decode = decode_pb2_grpc.DecodeServiceStub(channel)
+            direct_s = [await direct(decode) for _ in range(_TTFT_CALLS)]
+        calls = _TTFT_CALLS if streams == 1 else 0
+        alone = [(await chat(stubs[0], 1)).ttft_s for _ in range(calls)]
+        spent = await spend(stubs, worker, processor, streams, tokens)
+        hop_us = await hop(worker, streams, min(tokens, 2000))
+    answers, total = spent.answers, spent.tokens
     ttft = sorted(alone or [answer.ttft_s for answer in answers])
-    hop_us = await hop(worker, streams, min(tokens, 2000))
-    for channel in (*channels, worker_channel):
-        await channel.close(None)
     return Row(
         streams=streams,
         step_ms=step_ms,
-        worker_us_per_token=spent[0] / total * 1e6,
-        processor_us_per_token=spent[1] / total * 1e6,
+        worker_us_per_token=spent.worker_us_per_token,
+        processor_us_per_token=spent.processor_us_per_token,
         hop_us_per_token=hop_us,
-        tokens_per_s=total / took_s,
+        tokens_per_s=total / spent.took_s,
         ttft_ms_p50=statistics.median(ttft) * 1e3,
         ttft_ms_p99=ttft[int(len(ttft) * 0.99)] * 1e3,
         direct_ttft_ms_p50=statistics.median(direct_s) * 1e3,
@@ -222,7 +145,7 @@ async def measure(
         longest_pacing_ms=max(answer.longest_pacing_s for answer in answers) * 1e3,
         worker_rss_mb=rss_mb(worker.pid),
         processor_rss_mb=rss_mb(processor.pid),
-        client_us_per_token=spent[2] / total * 1e6,
+        client_us_per_token=spent.client_s / total * 1e6,
     )
 
 
@@ -234,26 +157,7 @@ def run(streams: Sequence[int], steps_ms: Sequence[float], seconds: float) -> li
         for step_ms in steps_ms:
             for count in streams:
                 log = Path(folder, "services.log")
-                worker = ServiceProcess(
-                    "millstream_server.decode",
-                    {
-                        "engine": "simulated",
-                        "model_name": "tiny",
-                        "simulated_vocab_size": _VOCAB,
-                        "simulated_step_s": step_ms / 1000,
-                        "log_level": "warning",
-                    },
-                    log,
-                )
-                processor = ServiceProcess(
-                    "millstream_server.processor",
-                    {
-                        "models": f"tiny={model}",
-                        "workers": worker.address,
-                        "log_level": "warning",
-                    },
-                    log,
-                )
+                worker, processor = services(model, log, step_ms)
                 with running(worker, processor):
                     rows.append(uvloop.run(measure(worker, processor, count, step_ms, seconds)))
                 sys.stderr.write(f"{count} streams, step {step_ms} ms: done\n")

@@ -14,6 +14,7 @@ from millstream.v1 import generation_pb2, processor_pb2, sampling_pb2, worker_pb
 from millstream_server.engines.base import Role
 from millstream_server.engines.simulated import SimulatedConfig
 from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.runtime.admission import QueueLimits
 from tests.support.chats import (
     CANCEL,
     Conversation,
@@ -213,9 +214,12 @@ async def test_ending_during_prefill_frees_both(text_model: TextModel, way: str)
 
 async def test_ending_while_prefill_waits_for_decode_frees_both(text_model: TextModel) -> None:
     async with pair(text_model, decode=replace(DECODE, max_running_requests=1)) as both:
+        # As when another Processor has filled the worker: ours would else wait before it starts.
+        both.front.core._queues[MODEL]._limits = QueueLimits(max_running=2)
         first, second = Conversation(both.front.stub), Conversation(both.front.stub)
         await first.say(start("hi", opts=options(400)))
         await first.read()
+        await both.prefill.until_idle()
         await second.say(start("hi", opts=options(400)))
         await both.prefill.until_running(1)  # its cache is ready; decode has no room for it
         await second.say(CANCEL)
@@ -276,7 +280,7 @@ async def test_a_draining_prefill_worker_gets_no_requests(
     text_model: TextModel,
 ) -> None:
     async with pair(text_model) as both:
-        await both.prefill.core.drain(5)
+        await both.prefill.core.drain(0.5, 5)
         conversation = Conversation(both.front.stub)
         await conversation.say(start("hi", opts=options(3)))
         failed = await refusal(conversation.call)

@@ -284,7 +284,7 @@ async def test_cancelling_the_rpc_frees_the_engine(text_model: TextModel, prefil
         for conversation in conversations:
             conversation.call.cancel()
         await one.until_idle()
-        await until(lambda: front.core._open == 0)
+        await until(lambda: front.core.work.count == 0)
 
 
 @pytest.mark.parametrize("prefill_s", [0.0, 60.0])
@@ -297,7 +297,7 @@ async def test_the_rpcs_deadline_frees_the_engine(text_model: TextModel, prefill
         assert failed.code is grpc.StatusCode.DEADLINE_EXCEEDED
         assert failed.reason in ("", "DEADLINE_EXCEEDED")  # whoever noticed first
         await one.until_idle()
-        await until(lambda: front.core._open == 0)
+        await until(lambda: front.core.work.count == 0)
 
 
 async def test_a_client_that_leaves_while_its_turn_waits_frees_the_engine(
@@ -308,5 +308,5 @@ async def test_a_client_that_leaves_while_its_turn_waits_frees_the_engine(
         await conversation.say(start("hi", opts=options(2)))
         await conversation.answer()
         conversation.call.cancel()
-        await until(lambda: front.core._open == 0)
+        await until(lambda: front.core.work.count == 0)
         await one.until_idle()

@@ -142,6 +142,8 @@ REFUSED: dict[str, tuple[Any, list[str]]] = {
         ["options.logprobs.top"],
     ),
     "request id": (start("a", request_id="ü" * 65), ["request_id"]),
+    "request id of two lines": (start("a", request_id="r\nlevel=ERROR"), ["request_id"]),
+    "request id that rings": (start("a", request_id="r\x1b[2J\x07"), ["request_id"]),
 }
 
 
@@ -266,6 +268,7 @@ async def test_bad_completions_are_refused_by_field(text_model: TextModel) -> No
         "n": (completion("a", options(n=0)), ("options.n",)),
         "top_p": (completion("a", options(top_p=0)), ("options.sampling.top_p",)),
         "request id": (completion("a", request_id="x" * 129), ("request_id",)),
+        "request id of two lines": (completion("a", request_id="a\u2028b"), ("request_id",)),
     }
     async with beside_a_healthy_chat(text_model) as front:
         for what, (request, fields) in cases.items():

@@ -91,7 +91,7 @@ async def test_a_draining_worker_costs_no_request(text_model: TextModel) -> None
         worker() as two,
         processor({MODEL: text_model}, [one.address, two.address]) as front,
     ):
-        draining = asyncio.ensure_future(one.core.drain(5))
+        draining = asyncio.ensure_future(one.core.drain(0.5, 5))
         while not draining.done():
             answers = await asyncio.gather(
                 *(chat(front.stub, "hi", opts=options(2)) for _ in range(8))
@@ -156,6 +156,7 @@ async def test_reflection_lists_and_resolves(text_model: TextModel, version: str
 
 
 _COMMON = {
+    "xds.service.orca.v3.OpenRcaService",
     "grpc.health.v1.Health",
     "grpc.reflection.v1.ServerReflection",
     "grpc.reflection.v1alpha.ServerReflection",

@@ -12,7 +12,13 @@ import grpc
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from millstream.v1 import decode_pb2, generation_pb2, kv_transfer_pb2, sampling_pb2
+from millstream.v1 import (
+    decode_pb2,
+    generation_pb2,
+    kv_transfer_pb2,
+    sampling_pb2,
+    worker_pb2,
+)
 from millstream_server.engines.base import Role
 from millstream_server.transfer.ticket import Ticket, TicketKey
 from tests.support.failures import refusal
@@ -497,14 +503,19 @@ async def test_a_draining_worker_refuses_the_new_and_finishes_the_old() -> None:
         stream = decode_stream(w.decode)
         await stream.start(0, [1], max_new_tokens=400)
         await stream.first_token(0)
-        draining = asyncio.ensure_future(w.core.drain(20))
+        draining = asyncio.ensure_future(w.core.drain(0.5, 20))
         await stream.until(lambda: stream.frames[-1].draining)
         await stream.start(1, [1], max_new_tokens=2)  # as if it had crossed the news on the way
         (taken,) = await stream.ended(1)
         assert taken.token_ids == [2, 3]
-        await until(lambda: w.core._draining)
-        await stream.start(1, [1], max_new_tokens=2)
-        (refused,) = await stream.ended(1)
+        await until(lambda: w.core.work.refusing)
+        await stream.start(1, [1], max_new_tokens=2)  # and had been long about it
+        (late,) = await stream.ended(1)
+        assert late.token_ids == [2, 3]
+        newcomer = decode_stream(w.decode)
+        await newcomer.start(1, [1], max_new_tokens=2)
+        (refused,) = await newcomer.ended(1)
+        assert newcomer.frames[0].draining
         assert refused.error is not None
         assert refused.error.code == grpc.StatusCode.UNAVAILABLE.value[0]
         assert refused.reason == "WORKER_DRAINING"
@@ -513,7 +524,12 @@ async def test_a_draining_worker_refuses_the_new_and_finishes_the_old() -> None:
         (running,) = await stream.ended(0)
         assert len(running.token_ids) == 400
         assert sum(frame.draining for frame in stream.frames) == 1
-        await asyncio.wait_for(draining, 1)
+        unknown = await refusal(w.about.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest()))
+        assert (unknown.code, unknown.reason) == (grpc.StatusCode.UNAVAILABLE, "WORKER_DRAINING")
+        await newcomer.drain()
+        assert not draining.done()
+        await stream.drain()
+        assert await asyncio.wait_for(draining, 1)
 
 
 async def test_a_loading_worker_says_when_to_retry() -> None:

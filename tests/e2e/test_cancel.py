@@ -112,6 +112,9 @@ async def test_message_before_anything(suite: Suite) -> None:
         await asyncio.gather(first.idle(_IDLE_S), second.idle(_IDLE_S))
 
 
+_STEPS_AHEAD = 2
+
+
 class Front:
     """A chat through the Processor, cancelled in one of three spellings."""
 
@@ -129,7 +132,10 @@ class Front:
             answer = await self.chat.answer()
             assert answer.finish_reason == CANCELLED
             assert answer.usage.completion_tokens == answer.choices[0].token_count
-            assert bool(answer.usage.completion_tokens) == self.answering
+            if self.answering:
+                assert answer.usage.completion_tokens
+            else:  # the cancel is on its way while the engine works: it may be a step ahead
+                assert answer.usage.completion_tokens <= _STEPS_AHEAD
         elif self.spelling == "rpc":
             self.chat.call.cancel()
         else:

@@ -40,7 +40,7 @@ async def test_up_chat_crash_stop(tmp_path: Path, topology: str) -> None:
     assert up.stdout is not None
     try:
         shown = await _until(up.stdout, "Ctrl-C stops the suite")
-        row = re.search(r"decode-1 +\S+ +(\d+) ", shown)
+        row = re.search(r"decode-1 +\S+ +:\d+ +:\d+ +(\d+) ", shown)
         address = re.search(r"processor +(\S+) ", shown)
         assert row is not None
         assert address is not None

@@ -63,7 +63,9 @@ async def running(log_dir: Path, flags: Mapping[str, Sequence[str]]) -> AsyncIte
 
 def pids(text: str) -> dict[str, int]:
     """Read names and process ids from the table."""
-    rows = re.findall(r"^(\S+-\d+|processor) +127\.0\.0\.1:\d+ +(\d+) ", text, re.MULTILINE)
+    rows = re.findall(
+        r"^(\S+-\d+|processor) +127\.0\.0\.1:\d+ +:\d+ +:\d+ +(\d+) ", text, re.MULTILINE
+    )
     return {name: int(pid) for name, pid in rows}
 
 

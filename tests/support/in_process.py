@@ -74,7 +74,7 @@ class InProcessWorker:
         info = await self.engine.start(lambda _: None)
         self.core.ready(info)
         self.info.ready(info)
-        await self.server.set_serving(serving=True)
+        self.server.set_serving(serving=True)
         return info
 
     async def until_idle(self, within_s: float = 1.0) -> None:
@@ -112,9 +112,9 @@ async def worker(
     name = "PrefillService" if role is Role.PREFILL else "DecodeService"
     server = Server(
         (f"millstream.v1.{name}", "millstream.v1.WorkerService"),
-        ServerOptions(max_receive_bytes=32 << 20),
+        ServerOptions(max_receive_bytes=32 << 20, load=core.meter),
     )
-    info = WorkerInfoServicer(engine, role, MODEL)
+    info = WorkerInfoServicer(engine, role, MODEL, core.work)
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(info, server.grpc)
     if role is Role.PREFILL:
         prefill_pb2_grpc.add_PrefillServiceServicer_to_server(PrefillServicer(core), server.grpc)
@@ -162,16 +162,16 @@ async def processor(
 
     ``wait`` for all of the workers before the test goes on.
     """
-    server = Server(("millstream.v1.ProcessorService",), ServerOptions(max_receive_bytes=4 << 20))
     changed = asyncio.Event()
     pool = WorkerPool(workers, LeastLoaded, changed.set)
     pacer = Pacer(0.05)
     core = ProcessorCore(dict(models), pool, pacer, KEY, 2)
+    server = Server((app.SERVICE,), ServerOptions(max_receive_bytes=4 << 20, load=core.meter))
     processor_pb2_grpc.add_ProcessorServiceServicer_to_server(ProcessorServicer(core), server.grpc)
     port = await server.listen("127.0.0.1:0")
     pool.open()
     pacer.open()
-    health = asyncio.ensure_future(app._follow_readiness(core, server, changed))
+    health = asyncio.ensure_future(app.follow_readiness(core, server, changed))
     async with grpc.aio.insecure_channel(
         f"127.0.0.1:{port}", options=[("grpc.max_send_message_length", -1)]
     ) as channel:

@@ -19,6 +19,8 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 TICKET_KEY = secrets.token_hex(32)
+# Many services on one machine: the port that metrics have by default would be the first one's only.
+_DEFAULT_FLAGS: dict[str, object] = {"metrics_listen": ""}
 
 
 def free_port() -> int:
@@ -30,7 +32,10 @@ def free_port() -> int:
 
 @dataclass
 class ServiceProcess:
-    """One service in its own process and process group, its log in a file."""
+    """One service in its own process and process group, its log in a file.
+
+    It has no metrics port unless ``flags`` name one; a flag of None is left out.
+    """
 
     module: str
     flags: Mapping[str, object]
@@ -52,8 +57,9 @@ class ServiceProcess:
     def start(self) -> ServiceProcess:
         self._terminating = False
         command = [sys.executable, "-m", self.module, "--listen", self.address]
-        for name, value in self.flags.items():
-            command += ["--" + name.replace("_", "-"), str(value)]
+        for name, value in (_DEFAULT_FLAGS | dict(self.flags)).items():
+            if value is not None:
+                command += ["--" + name.replace("_", "-"), str(value)]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command,
@@ -84,11 +90,37 @@ class ServiceProcess:
                     if answer.status == health_pb2.HealthCheckResponse.SERVING:
                         return
                 time.sleep(0.05)
-        message = f"{self.module} is not serving:\n{self.log.read_text()[-4000:]}"
-        raise AssertionError(message)
+        raise AssertionError(self._not_serving())
+
+    def _not_serving(self) -> str:
+        return f"{self.module} is not serving:\n{self.log.read_text()[-4000:]}"
 
     async def until_serving(self, timeout_s: float = 120) -> None:
-        await asyncio.to_thread(self.wait_serving, timeout_s)
+        """Do the same in a task, and touch gRPC only once the port is open.
+
+        grpc.aio 1.85: while one channel of a busy process can't connect, calls that begin on its
+        others may end with INTERNAL "Internal error from Core" or with CANCELLED.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline and self.alive and not await self._port_is_open():
+            await asyncio.sleep(0.05)
+        async with grpc.aio.insecure_channel(self.address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            while time.monotonic() < deadline and self.alive:
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=2)
+                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+                await asyncio.sleep(0.05)
+        raise AssertionError(self._not_serving())
+
+    async def _port_is_open(self) -> bool:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        except OSError:
+            return False
+        writer.close()
+        return True
 
     def terminate(self) -> None:
         """SIGTERM, once: a second one would cut the drain short."""
@@ -96,6 +128,15 @@ class ServiceProcess:
         self._terminating = True
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
+
+    @property
+    def alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    async def until_gone(self, timeout_s: float = 90) -> int:
+        """Wait until the process has ended by itself; answers its exit code."""
+        assert self.process is not None
+        return await asyncio.to_thread(self.process.wait, timeout_s)
 
     def kill(self) -> None:
         """Kill -9 the whole group, as the kernel's OOM killer or a lost node would."""

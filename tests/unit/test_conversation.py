@@ -11,7 +11,7 @@ import pytest
 from millstream.v1 import chat_pb2, processor_pb2
 from millstream_server.processor.conversation import MAX_WAITING_TURNS, Inbox
 from millstream_server.processor.text.messages import ChatRole
-from millstream_server.runtime.errors import InvalidRequestError, ServingError
+from millstream_server.runtime.errors import InvalidRequestError, ServingError, UnavailableError
 from tests.support.chats import CANCEL, message, start, tool_results, user_turn
 
 
@@ -119,6 +119,32 @@ async def test_a_cancel_between_turns_does_nothing() -> None:
     await _take(inbox, user_turn("a"))
     await inbox.next_turn()
     assert _run(inbox).cancels == 0
+
+
+# ---- shutdown
+
+
+async def test_what_was_asked_for_before_the_server_refuses_is_answered_and_nothing_later() -> None:
+    refusing = False
+    inbox = Inbox(lambda: refusing)
+    await _take(inbox, user_turn("a"))
+    refusing = True
+    inbox.drain()
+    await _take(inbox, user_turn("late"))
+    turn = await inbox.next_turn()
+    assert turn is not None
+    assert [message.text for message in turn.messages] == ["a"]
+    with pytest.raises(UnavailableError, match="shutting down") as caught:
+        await inbox.next_turn()
+    assert caught.value.retry_delay_s is not None
+
+
+async def test_a_late_turn_is_refused_although_the_client_has_closed() -> None:
+    """Else its stream would end well, without an answer."""
+    inbox = Inbox(lambda: True)
+    await inbox.read(_requests(user_turn("late")))
+    with pytest.raises(UnavailableError):
+        await inbox.next_turn()
 
 
 # ---- broken rules

@@ -34,6 +34,8 @@ CODES = {
     "ENGINE_FAILED": grpc.StatusCode.UNAVAILABLE,
     "KV_TRANSFER_FAILED": grpc.StatusCode.UNAVAILABLE,
     "INTERNAL": grpc.StatusCode.INTERNAL,
+    "UNAUTHENTICATED": grpc.StatusCode.UNAUTHENTICATED,
+    "PERMISSION_DENIED": grpc.StatusCode.PERMISSION_DENIED,
 }
 
 

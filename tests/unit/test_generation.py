@@ -7,6 +7,8 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from millstream_server.engines.base import (
     Finish,
     FinishReason,
@@ -18,8 +20,11 @@ from millstream_server.engines.base import (
 from millstream_server.processor.generation import Generation, GenerationSpec
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.processor.turn_telemetry import TurnTelemetry
 from millstream_server.routing.pool import Route
+from millstream_server.runtime.errors import ServingError, WorkerLostError
 from millstream_server.transfer.ticket import TicketKey
+from millstream_server.worker_stream.request_span import RequestSpan
 from millstream_server.worker_stream.start import GenerationStart
 
 
@@ -31,11 +36,30 @@ class Played:
         self.description = SimpleNamespace(engine=engine)
         self.asked: list[GenerationStart] = []
         self.sinks: list[OutputSink] = []
+        self.cancels = 0
 
     def start(self, start: GenerationStart, sink: OutputSink) -> Callable[[], None]:
         self.asked.append(start)
         self.sinks.append(sink)
-        return lambda: None
+        return self._cancel
+
+    def _cancel(self) -> None:
+        self.cancels += 1
+
+
+DONE = Finish(reason=FinishReason.LENGTH, prompt_tokens=2, completion_tokens=1)
+
+
+def _spec(**fields: Any) -> GenerationSpec:
+    return GenerationSpec(
+        **{
+            "request_id": "r",
+            "model": "m",
+            "token_ids": [1, 2],
+            "sampling": Sampling(max_new_tokens=9),
+            **fields,
+        }
+    )
 
 
 async def test_prompt_logprobs_are_waited_for_even_by_a_stop(text_model: TextModel) -> None:
@@ -80,3 +104,81 @@ async def test_prompt_logprobs_are_waited_for_even_by_a_stop(text_model: TextMod
     generation.close()
     assert closed == [generation]
     assert generation.outcome == "STOP"
+
+
+async def test_an_error_that_comes_with_the_last_stop_comes_too_late(
+    text_model: TextModel,
+) -> None:
+    """The client has read `finished`: an error after that would be a second end."""
+    worker = Played()
+    ids = text_model.encode("Hello world", add_special_tokens=False)
+    generation = Generation(_spec(stops=("world",)), text_model, Pacer(0.05), lambda _: None)
+    generation.start(Route(decode=cast("Any", worker)), None)
+    worker.sinks[0].emit(ids)
+    worker.sinks[0].fail(WorkerLostError("gone"))
+    given = [delta async for deltas in generation.deltas() for delta in deltas]
+    assert given[-1].matched_stop == "world"
+    generation.fail(WorkerLostError("later still"))
+    generation.close()
+    assert (generation.outcome, generation.failed_with) == ("STOP", None)
+
+
+# ---- telemetry that breaks
+
+
+class _BrokenSpan(RequestSpan):
+    def finished(self, finish: Finish) -> None:
+        raise RuntimeError
+
+    def failed(self, error: BaseException) -> None:
+        raise RuntimeError
+
+
+class _BrokenTelemetry(TurnTelemetry):
+    def prefill_leg(self, worker: Any) -> RequestSpan:
+        return _BrokenSpan()
+
+    decode_leg = prefill_leg
+
+    def closed(self, *_: Any) -> None:
+        raise RuntimeError
+
+
+async def test_closing_frees_the_place_and_the_worker_whatever_telemetry_does(
+    text_model: TextModel,
+) -> None:
+    worker = Played()
+    closed: list[Generation] = []
+    generation = Generation(
+        _spec(n=2, telemetry=_BrokenTelemetry()), text_model, Pacer(0.05), closed.append
+    )
+    generation.start(Route(decode=cast("Any", worker)), None)
+    with pytest.raises(RuntimeError):
+        generation.close()
+    assert closed == [generation]
+    assert worker.cancels == 2
+
+
+@pytest.mark.parametrize("error", [None, WorkerLostError("gone")])
+async def test_a_legs_end_is_heard_whatever_telemetry_does(
+    text_model: TextModel, error: ServingError | None
+) -> None:
+    prefill, decode = Played(), Played()
+    worked: list[bool] = []
+    spec = _spec(telemetry=_BrokenTelemetry(), logprobs=LogprobOptions(prompt=True))
+    generation = Generation(
+        spec, text_model, Pacer(0.05), lambda _: None, lambda: worked.append(True)
+    )
+    route = Route(decode=cast("Any", decode), prefill=cast("Any", prefill))
+    generation.start(route, TicketKey(bytes(32)))
+    for sink in (*decode.sinks, *prefill.sinks):
+        with pytest.raises(RuntimeError):
+            sink.fail(error) if error else sink.finish(DONE)
+    assert worked == [True]
+    deltas = generation.deltas()
+    if error:
+        with pytest.raises(WorkerLostError):
+            await asyncio.wait_for(anext(deltas), 5)
+    else:
+        (delta,) = await asyncio.wait_for(anext(deltas), 5)
+        assert delta.finish_reason is FinishReason.LENGTH

@@ -52,12 +52,12 @@ def test_defaults() -> None:
 
 def test_every_kind_of_value() -> None:
     settings = read(
-        *("--name", "x", "--count", "-7", "--ratio", "1e-3", "--loud", "Yes", "--speed", "slow"),
+        *("--name", "x", "--count", "7", "--ratio", "1e-3", "--loud", "Yes", "--speed", "slow"),
         *("--folder", "/a/b", "--parts", "a, b,,c", "--colour", "blue"),
     )
     assert settings == Settings(
         name="x",
-        count=-7,
+        count=7,
         ratio=0.001,
         loud=True,
         speed=Speed.SLOW,
@@ -82,6 +82,7 @@ def test_secrets_come_from_the_environment_only(capsys: pytest.CaptureFixture[st
     [
         (["--count", "many"], "--count: 'many' is not a whole number"),
         (["--count", "1.5"], "--count: '1.5' is not a whole number"),
+        (["--count", "-7"], "--count: '-7' is not a whole number, 0 or more"),
         (["--ratio", "x"], "--ratio: 'x' is not a number"),
         (["--ratio", "nan"], "--ratio: 'nan' is not a number, 0 or more"),
         (["--ratio", "-0.5"], "--ratio: '-0.5' is not a number, 0 or more"),

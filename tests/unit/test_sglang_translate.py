@@ -298,7 +298,7 @@ _KNOWN = {
     "max_total_tokens", "max_running_requests", "context_length", "host", "page_size",
     "disaggregation_transfer_backend", "disaggregation_bootstrap_port", "attention_backend",
     "sampling_backend", "disable_cuda_graph", "sleep_on_idle",
-    "disaggregation_decode_retraction_backup",
+    "disaggregation_decode_retraction_backup", "enable_metrics", "served_model_name",
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from grpc_health.v1 import health_pb2
 
 from millstream.v1 import chat_pb2, generation_pb2, processor_pb2
 from millstream_server.runtime.wire import Malformed, tolerant
@@ -71,3 +72,14 @@ def test_a_bad_text_among_unknown_fields_is_still_found() -> None:
     parsed = tolerant(processor_pb2.ChatRequest.FromString)(data)
     assert isinstance(parsed, Malformed)
     assert parsed.error.violations[0].field == "start.model"
+
+
+def test_a_long_fault_is_not_searched_for() -> None:
+    """The search walks every field, on the event loop; anybody may send megabytes."""
+    parse = tolerant(health_pb2.HealthCheckRequest.FromString)
+    padding = b"\x10\x01" * 40_000
+    found = parse(padding + b"\x0a\x01\xff")
+    assert isinstance(found, Malformed)
+    assert found.error.violations == ()
+    short = parse(b"\x0a\x01\xff")
+    assert [violation.field for violation in short.error.violations] == ["service"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import (
     decode_pb2,
@@ -26,10 +28,13 @@ from millstream_server.runtime.errors import (
     UnavailableError,
     WorkerLostError,
 )
+from millstream_server.worker_stream import client
 from millstream_server.worker_stream.client import WorkerConnection
 from millstream_server.worker_stream.start import GenerationStart
 from tests.support.waiting import EOF, until
 
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 START = GenerationStart(request_id="r", token_ids=[1], sampling=Sampling(max_new_tokens=4))
 
 
@@ -87,9 +92,28 @@ class Sink:
         self.ends.append(error)
 
 
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """Says what the test puts in; None ends the Watch."""
+
+    def __init__(self) -> None:
+        self.watches = 0
+        self.says: asyncio.Queue[int | None] = asyncio.Queue()
+
+    async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        assert request.service == "millstream.v1.DecodeService"
+        self.watches += 1
+        while (status := await self.says.get()) is not None:
+            yield health_pb2.HealthCheckResponse(status=status)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "")
+
+
 @contextlib.asynccontextmanager
-async def connected() -> AsyncIterator[tuple[Worker, WorkerConnection]]:
-    worker, server = Worker(), grpc.aio.server()
+async def connected(
+    worker: Worker | None = None, health: Health | None = None
+) -> AsyncIterator[tuple[Worker, WorkerConnection]]:
+    worker, server = worker or Worker(), grpc.aio.server()
+    if health:
+        health_pb2_grpc.add_HealthServicer_to_server(health, server)
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker, server)
     decode_pb2_grpc.add_DecodeServiceServicer_to_server(worker, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -97,7 +121,7 @@ async def connected() -> AsyncIterator[tuple[Worker, WorkerConnection]]:
     connection = WorkerConnection(f"127.0.0.1:{port}", lambda: None)
     running = asyncio.ensure_future(connection.run())
     try:
-        await until(lambda: connection.description is not None)
+        await until(lambda: health is not None or connection.description is not None)
         yield worker, connection
     finally:
         running.cancel()
@@ -172,7 +196,10 @@ async def test_cancel_is_sent_while_the_request_is_open_and_never_for_its_succes
     async with connected() as (worker, connection):
         first, second = Sink(), Sink()
         cancel_first = connection.start(START, first)
-        cancel_first()
+        assert connection.in_use == 1
+        for _ in range(20):
+            cancel_first()
+        assert (connection.in_flight, connection.in_use) == (1, 0)
         worker.send(finishes=[_finish(0)])
         await until(lambda: bool(first.ends))
         connection.start(START, second)
@@ -181,6 +208,7 @@ async def test_cancel_is_sent_while_the_request_is_open_and_never_for_its_succes
         await until(lambda: len(worker.controls) == 4)
         kinds = [control.WhichOneof("control") for control in worker.controls]
         assert kinds == ["start", "cancel", "start", "start"]
+        assert connection.in_use == 2
 
 
 @pytest.mark.parametrize(
@@ -263,3 +291,115 @@ async def test_a_load_that_is_no_longer_reported_is_forgotten() -> None:
         worker.stop_watching.set()
         await until(lambda: connection.load is None)
         assert connection.description is not None
+
+
+# ---- health
+
+
+async def test_a_worker_gets_requests_only_while_it_says_that_it_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "_RETRY_S", 0.01)
+    health = Health()
+    async with connected(health=health) as (worker, connection):
+        await until(lambda: bool(worker.connections and health.watches))
+        assert connection.description is None, "before it has said anything"
+        health.says.put_nowait(NOT_SERVING)
+        await until(health.says.empty)
+        assert connection.description is None
+        health.says.put_nowait(SERVING)
+        await until(lambda: connection.description is not None)
+        health.says.put_nowait(NOT_SERVING)
+        await until(lambda: connection.description is None)
+        health.says.put_nowait(None)
+        await until(lambda: health.watches == 2)
+        assert connection.description is None
+        health.says.put_nowait(SERVING)
+        await until(lambda: connection.description is not None)
+        health.says.put_nowait(None)
+        await until(lambda: health.watches == 3)
+        assert connection.description is not None, "what it said last holds"
+        assert worker.connections == 1
+
+
+class Mumbling(Worker):
+    """Reports its load when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.speaks = asyncio.Event()
+
+    async def WatchLoad(
+        self, request: Any, context: Any
+    ) -> AsyncIterator[worker_pb2.WatchLoadResponse]:
+        while not self.stop_watching.is_set():
+            yield worker_pb2.WatchLoadResponse(load=worker_pb2.LoadReport())
+            await self.speaks.wait()
+            self.speaks.clear()
+
+
+async def test_a_worker_that_falls_silent_gets_nothing_until_it_speaks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its pings are answered by gRPC's threads, even while its event loop hangs."""
+    monkeypatch.setattr(client, "_SILENCE_S", 0.2)
+    mumbling = Mumbling()
+    async with connected(mumbling) as (worker, connection):
+        running = Sink()
+        connection.start(START, running)
+        await until(lambda: connection.description is None)
+        assert connection.in_flight == 1
+        mumbling.speaks.set()
+        await until(lambda: connection.description is not None)
+        await until(lambda: connection.description is None)
+        mumbling.stop_watching.set()
+        mumbling.speaks.set()
+        await until(lambda: connection.description is not None)
+        worker.send(finishes=[_finish(0)])
+        await until(lambda: bool(running.ends))
+        assert worker.connections == 1
+
+
+# ---- accidents
+
+
+class Clumsy(Sink):
+    """Fails to take its end."""
+
+    def finish(self, finish: Finish) -> None:
+        super().finish(finish)
+        raise RuntimeError
+
+    def fail(self, error: ServingError) -> None:
+        super().fail(error)
+        raise RuntimeError
+
+
+async def test_a_sink_that_breaks_costs_the_others_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with connected() as (worker, connection):
+        ended, lost, other = Clumsy(), Clumsy(), Sink()
+        for sink in (ended, lost, other):
+            connection.start(START, sink)
+        worker.send(slots=[2], token_ids=[7], finishes=[_finish(0)])
+        await until(lambda: bool(ended.ends))
+        assert connection.description is not None
+        worker.frames.put_nowait(None)
+        await until(lambda: bool(other.ends))
+        assert isinstance(lost.ends[0], WorkerLostError)
+        assert isinstance(other.ends[0], WorkerLostError)
+        assert caplog.text.count("a request's end failed") == 2
+
+
+async def test_a_request_that_cannot_be_written_takes_no_slot() -> None:
+    async with connected() as (worker, connection):
+        with pytest.raises(TypeError):
+            connection.start(replace(START, token_ids=cast("Any", ["x"])), Sink())
+        assert (connection.in_flight, connection.in_use) == (0, 0)
+        sink = Sink()
+        connection.start(START, sink)
+        await until(lambda: bool(worker.controls))
+        assert [control.start.slot for control in worker.controls] == [0]
+        worker.frames.put_nowait(None)
+        await until(lambda: bool(sink.ends))

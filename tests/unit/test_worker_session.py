@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from millstream.v1 import decode_pb2, errors_pb2, generation_pb2
-from millstream_server.engines.base import Finish, FinishReason, OutputSink, TokenLogprob
+from millstream_server.engines.base import Finish, FinishReason, OutputSink, Role, TokenLogprob
+from millstream_server.runtime.drain import OpenWork
 from millstream_server.worker_stream.server import WorkerSession
 from millstream_server.worker_stream.start import GenerationStart
 
@@ -20,12 +21,15 @@ DONE = Finish(reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=1)
 class Scripted:
     """Satisfies `worker_stream.server.Generator`; keeps the sinks for the test."""
 
+    role = Role.AGGREGATED
     context_length = 100
 
     def __init__(self) -> None:
         self.sinks: dict[str, OutputSink] = {}
         self.cancelled: list[str] = []
         self.error: Exception | None = None
+        self.work = OpenWork()
+        self.streams = OpenWork()
 
     def submit(self, start: GenerationStart, sink: OutputSink) -> str:
         if self.error:
@@ -35,9 +39,6 @@ class Scripted:
 
     def cancel(self, engine_id: str) -> None:
         self.cancelled.append(engine_id)
-
-    def watch_drain(self, callback: Callable[[], None]) -> Callable[[], None]:
-        return lambda: None
 
 
 class Open:

@@ -34,7 +34,8 @@ async def test_the_names_we_use_are_there() -> None:
         "max_running_requests", "context_length", "disaggregation_mode", "sleep_on_idle",
         "disaggregation_transfer_backend", "disaggregation_bootstrap_port", "page_size",
         "disaggregation_decode_retraction_backup", "attention_backend", "sampling_backend",
-        "disable_cuda_graph", "dp_size", "weight_version",
+        "disable_cuda_graph", "dp_size", "weight_version", "enable_metrics", "served_model_name",
+        "enable_trace", "otlp_traces_endpoint",
     }  # fmt: skip
     assert set(names["sampling"]) >= {
         "max_new_tokens", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",

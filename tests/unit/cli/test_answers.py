@@ -6,8 +6,9 @@ import sys
 import pytest
 
 from millstream.v1 import generation_pb2, processor_pb2, usage_pb2
+from millstream_client import Answer
 from millstream_server.cli import answers
-from millstream_server.cli.answers import Answer, write_text
+from millstream_server.cli.answers import Stopwatch, write_text
 
 
 class _Clock:
@@ -18,57 +19,51 @@ class _Clock:
         return self._times.pop(0)
 
 
-def _delta(text: str, tokens: int, reason: int = 0) -> processor_pb2.ChatResponse:
-    choice = processor_pb2.ChoiceDelta(
+def _delta(text: str, tokens: int, reason: int = 0) -> processor_pb2.ChoiceDelta:
+    return processor_pb2.ChoiceDelta(
         text=text,
         token_count=tokens,
         finish_reason=generation_pb2.FinishReason.Name(reason),  # type: ignore[arg-type]
     )
-    return processor_pb2.ChatResponse(choices=[choice])
 
 
-def _finished(completion: int) -> processor_pb2.ChatResponse:
+def _stats(watch: Stopwatch, *deltas: processor_pb2.ChoiceDelta, completion: int) -> str:
+    answer = Answer()
+    for delta in deltas:
+        watch.add(delta)
+        answer.add(processor_pb2.ChatResponse(choices=[delta]))
     usage = usage_pb2.Usage(prompt_tokens=8, completion_tokens=completion, cached_tokens=6)
-    return processor_pb2.ChatResponse(finished=processor_pb2.TurnFinished(usage=usage))
+    answer.add(processor_pb2.ChatResponse(finished=processor_pb2.TurnFinished(usage=usage)))
+    return watch.stats(answer)
 
 
 def test_speed_counts_tokens_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "time", _Clock(10.5, 12.5))
-    answer = Answer(sent_s=10.0)
-    answer.add(_delta("a", 1))
-    answer.add(_delta("b", 4))
-    answer.add(_finished(5))
-    assert answer.text == "ab"
-    assert answer.stats() == ("TTFT 0.500 s · 5 tokens · 2 tokens/s · 6 of 8 prompt tokens cached")
+    stats = _stats(Stopwatch(sent_s=10.0), _delta("a", 1), _delta("b", 4), completion=5)
+    assert stats == "TTFT 0.500 s · 5 tokens · 2 tokens/s · 6 of 8 prompt tokens cached"
 
 
 def test_a_burst_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "time", _Clock(10.5, 10.5001))
-    answer = Answer(sent_s=10.0)
-    answer.add(_delta("a", 1))
-    answer.add(_delta("b", 19))
-    answer.add(_finished(20))
-    assert "tokens/s" not in answer.stats()
+    stats = _stats(Stopwatch(sent_s=10.0), _delta("a", 1), _delta("b", 19), completion=20)
+    assert "tokens/s" not in stats
 
 
 def test_one_token_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "time", _Clock(10.25))
-    answer = Answer(sent_s=10.0)
-    answer.add(_delta("a", 1, generation_pb2.FINISH_REASON_CANCELLED))
-    answer.add(_finished(1))
-    assert answer.stats() == "TTFT 0.250 s · 1 token · 6 of 8 prompt tokens cached · stopped"
+    only = _delta("a", 1, generation_pb2.FINISH_REASON_CANCELLED)
+    stats = _stats(Stopwatch(sent_s=10.0), only, completion=1)
+    assert stats == "TTFT 0.250 s · 1 token · 6 of 8 prompt tokens cached · stopped"
 
 
 def test_an_empty_answer_has_no_ttft() -> None:
-    answer = Answer()
-    answer.add(_finished(0))
-    assert answer.stats() == "0 tokens · 6 of 8 prompt tokens cached"
+    assert _stats(Stopwatch(), completion=0) == "0 tokens · 6 of 8 prompt tokens cached"
 
 
 def test_other_choices_are_left_out() -> None:
-    answer = Answer()
+    watch = Stopwatch()
     choices = [processor_pb2.ChoiceDelta(index=i, text=str(i), token_count=1) for i in range(2)]
-    assert answer.add(processor_pb2.CompleteResponse(choices=choices)) == "0"
+    assert [watch.add(choice) for choice in choices] == ["0", ""]
 
 
 class _FakeTerminal(io.StringIO):

@@ -6,7 +6,8 @@ import grpc
 import pytest
 from google.rpc import status_pb2
 
-from millstream_server.cli.client import explain
+from millstream_client.errors import from_rpc_error
+from millstream_server.cli.client import call_processor, explain
 
 
 def failure(code: grpc.StatusCode, details: str, trailer: bytes | None = None) -> list[str]:
@@ -14,7 +15,7 @@ def failure(code: grpc.StatusCode, details: str, trailer: bytes | None = None) -
     if trailer is not None:
         metadata.add("grpc-status-details-bin", trailer)
     error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, details, None)
-    return explain(error, "host:1")
+    return explain(from_rpc_error(error), "host:1")
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,16 @@ def test_details_that_contradict_the_status_are_ignored() -> None:
     trailer = status_pb2.Status(code=5, message="other").SerializeToString()
     lines = failure(grpc.StatusCode.INTERNAL, "oops", trailer)
     assert lines == ["error: INTERNAL: oops"]
+
+
+async def test_what_is_no_address_is_said_without_a_call(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def use(_: object) -> int:
+        raise AssertionError("nobody to talk to")
+
+    assert await call_processor("processor", use) == 1
+    assert (
+        capsys.readouterr().err
+        == "error: 'processor' is not HOST:PORT (an IPv6 HOST stands in brackets)\n"
+    )

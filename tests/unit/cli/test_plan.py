@@ -49,6 +49,8 @@ def test_commands_are_what_the_services_read(options: UpOptions, ports: PortClai
     assert {p.simulated_vocab_size, d.simulated_vocab_size} == {321}
     assert (p.model_path, p.model_name) == (options.model, "m")
     assert front.listen == processor.address
+    assert front.metrics_listen == f"127.0.0.1:{processor.metrics_port}"
+    assert p.admin_listen == f"127.0.0.1:{prefill.admin_port}"
     assert front.workers == (prefill.address, decode.address)
     assert front.model_directories() == {"m": options.model}
     assert front.policy is PolicyName.ROUND_ROBIN
@@ -65,7 +67,8 @@ def test_no_two_services_share_a_port(options: UpOptions, ports: PortClaims) -> 
     plan = make_plan(replace(options, prefill=15, decode=3), ports)
     taken = [service.address.rpartition(":")[2] for service in plan.services]
     taken += [str(s.bootstrap_port) for s in plan.services if s.bootstrap_port is not None]
-    assert len(set(taken)) == len(taken) == 15 + 3 + 1 + 15
+    taken += [str(port) for s in plan.services for port in (s.metrics_port, s.admin_port)]
+    assert len(set(taken)) == len(taken) == 15 + 3 + 1 + 15 + 2 * (15 + 3 + 1)
 
 
 def test_workers_take_gpus_in_turn(options: UpOptions, ports: PortClaims) -> None:
@@ -100,7 +103,9 @@ def test_a_host_of_another_machine_is_refused(options: UpOptions, ports: PortCla
 
 
 def test_all_interfaces_are_reached_by_loopback() -> None:
-    service = Service(name="processor", role="processor", address="0.0.0.0:50051")
+    service = Service(
+        name="processor", role="processor", address="0.0.0.0:50051", metrics_port=1, admin_port=2
+    )
     assert service.client_address == "127.0.0.1:50051"
 
 

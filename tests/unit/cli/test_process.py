@@ -8,7 +8,9 @@ from millstream_server.cli.plan import Service
 from millstream_server.cli.process import TAIL_LINES, Child
 from tests.support.command_line import until
 
-SERVICE = Service(name="decode-1", role="decode", address="127.0.0.1:1")
+SERVICE = Service(
+    name="decode-1", role="decode", address="127.0.0.1:1", metrics_port=2, admin_port=3
+)
 
 
 def child(program: str, log: Path) -> Child:

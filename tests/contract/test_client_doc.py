@@ -1,0 +1,50 @@
+"""docs/client.md: each snippet runs as it stands, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from millstream_client.service_config import RECOMMENDED
+from millstream_server.processor.text.tokenizer import TextModel
+from tests.support.in_process import suite
+
+_PAGE = Path(__file__).parents[2] / "docs" / "client.md"
+_SNIPPETS = re.findall(r"^```python\n(.*?)^```", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+_SAYS = {
+    "client.chat": ["ABCDEFG", "tokens"],
+    "Be short.": ["ABCDEFG"],
+    "client.conversation": ["ABCDEFG", "5 messages"],
+    "InvalidRequestError": ["start.options.sampling.top_p must be"],
+    "client.models": ["healthy: True", "tiny True 512", "tokens of 'user:What is Millstream?"],
+    "dns:///": [],
+}
+"""A word of each snippet, in the page's order, and what the snippet prints."""
+
+
+@pytest.mark.parametrize(
+    ("word", "code"), list(zip(_SAYS, _SNIPPETS, strict=True)), ids=list(_SAYS)
+)
+async def test_a_snippet_runs(text_model: TextModel, word: str, code: str) -> None:
+    assert word in code
+    async with suite(text_model) as (front, _):
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-W", "error", "-c", code.replace("127.0.0.1:50051", front.address)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, err = await asyncio.wait_for(process.communicate(), 30)
+        assert (process.returncode, err.decode()) == (0, "")
+        for said in _SAYS[word]:
+            assert said in out.decode()
+
+
+def test_the_page_shows_the_config_that_is_recommended() -> None:
+    (shown,) = re.findall(r"^```json\n(.*?)^```", _PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert json.loads(shown) == RECOMMENDED

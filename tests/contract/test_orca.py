@@ -1,0 +1,275 @@
+"""Load reports on the wire: what is in the trailers, and when the streams speak."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.duration_pb2 import Duration
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+
+from millstream.orca import service_pb2, service_pb2_grpc
+from millstream_server.runtime import orca
+from millstream_server.runtime.load_meter import LoadMeter
+from millstream_server.runtime.orca import LoadSnapshot
+from tests.support.failures import refusal
+from tests.support.reporting import (
+    LOAD,
+    Curl,
+    buf_curl,
+    call_named,
+    channel_to,
+    reason_in,
+    report_in,
+    served,
+)
+from tests.support.waiting import EOF, until
+
+
+@pytest.fixture(scope="module")
+def curl(tmp_path_factory: pytest.TempPathFactory) -> Curl:
+    return Curl(tmp_path_factory.mktemp("schema"))
+
+
+# ---- the wire
+
+
+def test_a_report_has_the_bytes_of_the_open_interface() -> None:
+    def double(number: int, value: float) -> bytes:
+        return bytes([number << 3 | 1]) + struct.pack("<d", value)
+
+    entry = b"\x0a\x06queued" + double(2, 3)
+    by_hand = (
+        double(1, 0.25)
+        + double(2, 0.125)
+        + double(6, 8)
+        + double(7, 2)
+        + bytes([8 << 3 | 2, len(entry)])
+        + entry
+        + double(9, 0.5)
+    )
+    assert orca._to_message(LOAD).SerializeToString() == by_hand
+    assert orca.SERVICE == "xds.service.orca.v3.OpenRcaService"
+
+
+async def test_reflection_resolves_the_service() -> None:
+    async with served("A") as running, channel_to(running.port) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        ask = reflection_pb2.ServerReflectionRequest(file_containing_symbol=orca.SERVICE)
+        call = stub.ServerReflectionInfo(iter([ask]))
+        files = (await call.read()).file_descriptor_response.file_descriptor_proto
+        found = {file.package for file in map(FileDescriptorProto.FromString, files)}
+        assert {"xds.service.orca.v3", "xds.data.orca.v3"} <= found
+        call.cancel()
+
+
+# ---- trailers
+
+
+@pytest.mark.parametrize(
+    ("method", "answers"), [("unary", 1), ("client_stream", 1), ("generator", 2), ("writer", 2)]
+)
+async def test_every_kind_of_rpc_carries_a_report(curl: Curl, method: str, answers: int) -> None:
+    async with served("A") as running:
+        for _ in range(2):  # the second call meets the cached handler
+            trailers = await curl(running.port, method)
+            assert trailers["Grpc-Status"] == "0"
+            assert trailers["answers"] == answers
+            report = report_in(trailers)
+            assert report.application_utilization == 0.5
+            assert report.cpu_utilization == 0.25
+            assert report.mem_utilization == 0.125
+            assert report.rps_fractional == 8
+            assert report.eps == 2
+            assert dict(report.named_metrics) == {"queued": 3}
+
+
+async def test_a_failure_carries_its_details_and_the_report_and_other_trailers(curl: Curl) -> None:
+    async with served("A") as running:
+        trailers = await curl(running.port, "refuses")
+        assert trailers["Grpc-Status"] == "8"
+        assert trailers["Grpc-Message"] == "no room for this test"
+        assert reason_in(trailers) == "OVERLOADED"
+        assert report_in(trailers).application_utilization == 0.5
+        assert trailers["Own"] == "kept"
+
+        async with channel_to(running.port) as channel:
+            failed = await refusal(call_named(channel, "refuses"))
+            assert failed.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert failed.retry_delay_s == 2
+
+
+async def test_a_stream_that_breaks_carries_one_too(curl: Curl) -> None:
+    async with served("A") as running:
+        trailers = await curl(running.port, "breaks_midway")
+        assert trailers["answers"] == 1
+        assert trailers["Grpc-Status"] == "13"
+        assert reason_in(trailers) == "INTERNAL"
+        assert report_in(trailers).rps_fractional == 8
+
+
+async def test_a_handler_that_aborts_by_itself_carries_one_too(curl: Curl) -> None:
+    async with served("A") as running:
+        trailers = await curl(running.port, "aborts")
+        assert trailers["Grpc-Status"] == "15"
+        assert trailers["Grpc-Message"] == "gone"
+        assert report_in(trailers).rps_fractional == 8
+
+
+async def test_a_handlers_own_trailers_stay(curl: Curl) -> None:
+    async with served("A") as running:
+        trailers = await curl(running.port, "own_trailer")
+        assert trailers["Own"] == "kept"
+        assert report_in(trailers).rps_fractional == 8
+
+
+async def test_health_carries_none() -> None:
+    async with served("A") as running:
+        trailers = await buf_curl(f"{running.port}/grpc.health.v1.Health/Check", "{}")
+        assert trailers["Grpc-Status"] == "0"
+        assert "Endpoint-Load-Metrics-Bin" not in trailers
+
+
+async def test_a_stream_reports_the_load_of_its_end(
+    curl: Curl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orca, "_REPORT_LIFE_S", 0)
+    load = LoadSnapshot(application_utilization=0.1, rps=1)
+    async with served("A", lambda: load) as running:
+        called = asyncio.ensure_future(curl(running.port, "holds"))
+        await until(lambda: running.named.holding)
+        load = LoadSnapshot(application_utilization=0.9, rps=1)
+        running.named.held.set_result(None)
+        assert report_in(await called).application_utilization == 0.9
+
+
+async def test_many_rpcs_share_a_report() -> None:
+    asked = 0
+
+    def source() -> LoadSnapshot:
+        nonlocal asked
+        asked += 1
+        return LOAD
+
+    async with served("A", source) as running, channel_to(running.port) as channel:
+        began = time.monotonic()
+        for _ in range(100):
+            await call_named(channel, "unary")
+        assert 1 <= asked <= 2 + (time.monotonic() - began) / 0.1
+
+
+async def test_a_load_that_cannot_be_told_harms_no_rpc(
+    curl: Curl, caplog: pytest.LogCaptureFixture
+) -> None:
+    def source() -> LoadSnapshot:
+        return LoadSnapshot(application_utilization=1 / 0)
+
+    async with served("A", source) as running:
+        trailers = await curl(running.port, "unary")
+        assert trailers["Grpc-Status"] == "0"
+        assert trailers["answers"] == 1
+    assert "the load can't be told" in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_a_meter_is_a_source(curl: Curl) -> None:
+    meter = LoadMeter(lambda: 0.25)
+    async with served("A", meter.read) as running:
+
+        async def reported() -> bool:
+            meter.finished()
+            report = report_in(await curl(running.port, "unary"))
+            assert report.application_utilization == 0.25
+            assert report.mem_utilization > 0
+            return bool(report.rps_fractional > 0 and report.cpu_utilization > 0)
+
+        await until(reported)
+
+
+# ---- streams of reports
+
+
+def _ask(channel: grpc.aio.Channel, interval_s: float | None = None) -> Any:
+    request = service_pb2.OrcaLoadReportRequest()
+    if interval_s is not None:
+        request.report_interval.FromMilliseconds(int(interval_s * 1000))
+    stub: Any = service_pb2_grpc.OpenRcaServiceStub(channel)
+    return stub.StreamCoreMetrics(request)
+
+
+@pytest.mark.parametrize(
+    ("asked", "given_s"),
+    [
+        pytest.param(None, 30, id="not set"),
+        pytest.param(Duration(), 0.5, id="zero"),
+        pytest.param(Duration(nanos=100_000_000), 0.5, id="short"),
+        pytest.param(Duration(seconds=1, nanos=500_000_000), 1.5, id="as asked"),
+        pytest.param(Duration(seconds=-5), 0.5, id="negative"),
+        pytest.param(Duration(seconds=315_576_000_000), 3600, id="ten thousand years"),
+    ],
+)
+def test_intervals_have_a_floor_a_ceiling_and_a_default(
+    asked: Duration | None, given_s: float
+) -> None:
+    request = service_pb2.OrcaLoadReportRequest(report_interval=asked)
+    assert orca._interval_s(request) == given_s
+
+
+async def test_the_first_report_comes_at_once_and_the_next_after_the_interval() -> None:
+    made: list[float] = []
+
+    def source() -> LoadSnapshot:
+        made.append(time.monotonic())
+        return LoadSnapshot(rps=len(made))
+
+    async with served("A", source) as running, channel_to(running.port) as channel:
+        call = _ask(channel, 0.6)
+        assert [(await call.read()).rps_fractional for _ in range(3)] == [1, 2, 3]
+        assert made[1] - made[0] >= 0.6
+        assert made[2] - made[1] >= 0.6
+        long = _ask(channel)
+        assert (await long.read()).rps_fractional >= 3
+        for left in (call, long):
+            left.cancel()
+
+
+async def test_closing_ends_streams_and_refuses_new_ones_and_lets_the_server_stop() -> None:
+    async with served("A") as running, channel_to(running.port) as channel:
+        calls = [_ask(channel, 3600) for _ in range(3)]
+        for call in calls:
+            assert (await call.read()).rps_fractional == 8
+        running.orca.close()
+        for call in calls:
+            assert await call.read() is EOF
+            assert await call.code() is grpc.StatusCode.OK
+        failed = await refusal(_ask(channel))
+        assert failed.code is grpc.StatusCode.UNAVAILABLE
+        assert failed.reason == "UNAVAILABLE"
+        assert failed.retryable
+        assert "shutting down" in failed.message
+        async with asyncio.timeout(20):
+            await running.server.stop(60)
+
+
+async def test_clients_that_leave_leave_nothing_behind() -> None:
+    async with served("A") as running, channel_to(running.port) as channel:
+        async with asyncio.timeout(20):
+            kept = _ask(channel, 3600)
+            await kept.read()
+            before = len(asyncio.all_tasks())
+            calls = [_ask(channel, 3600) for _ in range(50)]
+            for call in calls:
+                await call.read()
+            assert len(asyncio.all_tasks()) >= before + 50
+            for call in calls:
+                call.cancel()
+            del call
+            calls.clear()
+            await until(lambda: len(asyncio.all_tasks()) <= before)
+        assert not kept.done()
+        kept.cancel()

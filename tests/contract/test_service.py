@@ -1,0 +1,165 @@
+"""What `runtime.service` makes of settings: which ports there are, and who may use them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from millstream.v1 import admin_pb2, admin_pb2_grpc, worker_pb2, worker_pb2_grpc
+from millstream_server.runtime.channel import open_channel
+from millstream_server.runtime.load_meter import LoadMeter
+from millstream_server.runtime.service import Service, ServicePlan, peers_policy
+from millstream_server.runtime.service_settings import ServiceSettings
+from millstream_server.runtime.settings import SettingsError
+from millstream_server.runtime.tls import ClientTls
+from tests.support.certificates import Authority, SecretMount
+from tests.support.failures import refusal
+from tests.support.suite import free_port
+
+NAME = "millstream.v1.WorkerService"
+PLAIN = ServiceSettings(listen="127.0.0.1:0", metrics_listen="")
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+class Worker(worker_pb2_grpc.WorkerServiceServicer):
+    async def GetWorkerInfo(
+        self, request: worker_pb2.GetWorkerInfoRequest, context: Any
+    ) -> worker_pb2.GetWorkerInfoResponse:
+        return worker_pb2.GetWorkerInfoResponse()
+
+    async def WatchLoad(
+        self, request: worker_pb2.WatchLoadRequest, context: Any
+    ) -> AsyncIterator[worker_pb2.WatchLoadResponse]:
+        yield worker_pb2.WatchLoadResponse()
+
+
+@contextlib.asynccontextmanager
+async def listening(settings: ServiceSettings) -> AsyncIterator[Service]:
+    service = Service(settings, "test")
+    plan = ServicePlan(
+        services=(NAME,),
+        max_receive_bytes=1 << 20,
+        load=LoadMeter(lambda: 0.5),
+        open_work=lambda: {"requests": 7},
+    )
+    server = service.prepare(plan)
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(Worker(), server.grpc)
+    try:
+        await service.listen()
+        server.set_serving(serving=True)
+        yield service
+    finally:
+        await service.close()
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> ServiceSettings:
+    authority, mount = Authority(), SecretMount(tmp_path)
+    mount.put(authority.issue("localhost"))
+    return replace(PLAIN, tls_cert_file=mount.cert, tls_key_file=mount.key)
+
+
+async def check(channel: Any) -> int:
+    stub: Any = health_pb2_grpc.HealthStub(channel)
+    answer = await stub.Check(health_pb2.HealthCheckRequest(service=NAME))
+    return int(answer.status)
+
+
+async def test_probes_without_tls_have_an_address_that_answers_nothing_else(
+    secured: ServiceSettings,
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    async with (
+        listening(replace(secured, health_listen=address)),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        assert await check(channel) == SERVING
+        other: Any = worker_pb2_grpc.WorkerServiceStub(channel)
+        refused = await refusal(other.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest()))
+        assert refused.code is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_the_admin_address_is_apart() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    async with (
+        listening(replace(PLAIN, admin_listen=address)),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        stub: Any = admin_pb2_grpc.AdminServiceStub(channel)
+        answer = await stub.GetServerStatus(admin_pb2.GetServerStatusRequest())
+        assert dict(answer.status.open_work) == {"requests": 7}
+        assert answer.status.settings["admin_listen"] == address
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"admin_listen": "0.0.0.0:1"}, "without TLS the admin services listen on a loopback"),
+        ({"tls_cert_file": Path("c.pem")}, "--tls-cert-file and --tls-key-file belong together"),
+        ({"tls_client_ca_file": Path("ca.pem")}, "belong together"),
+        ({"trace_sample_ratio": 1.5, "otlp_endpoint": "http://127.0.0.1:1"}, "sample"),
+    ],
+)
+async def test_settings_that_contradict_each_other_are_named(
+    changes: dict[str, Any], says: str
+) -> None:
+    settings = replace(PLAIN, **changes)
+    with pytest.raises(SettingsError, match=says):
+        async with listening(settings):
+            pass
+
+
+async def test_operators_may_have_a_ca_of_their_own(tmp_path: Path) -> None:
+    """So that a Processor with API keys asks its clients for no certificates."""
+    servers, operators = Authority(), Authority()
+    served, held = SecretMount(tmp_path / "server"), SecretMount(tmp_path / "operator")
+    served.put(servers.issue("localhost"), operators.pem)
+    held.put(operators.issue("ops.example"), servers.pem)
+    port = free_port()
+    settings = replace(
+        PLAIN,
+        tls_cert_file=served.cert,
+        tls_key_file=served.key,
+        admin_listen=f"localhost:{port}",
+        admin_client_ca_file=served.ca,
+        admin_peers=("ops.example",),
+    )
+    tls = ClientTls(held.ca, held.cert, held.key)
+    async with (
+        listening(settings),
+        open_channel(f"localhost:{port}", tls, options=[]) as channel,
+        open_channel(f"localhost:{port}", ClientTls(held.ca), options=[]) as stranger,
+    ):
+        stub: Any = admin_pb2_grpc.AdminServiceStub(channel)
+        answer = await stub.GetServerStatus(admin_pb2.GetServerStatusRequest())
+        assert answer.status.services == [NAME]
+        nobody: Any = admin_pb2_grpc.AdminServiceStub(stranger)
+        refused = await refusal(nobody.GetServerStatus(admin_pb2.GetServerStatusRequest()))
+        assert refused.code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_admin_over_tls_wants_operators_to_be_named(secured: ServiceSettings) -> None:
+    with pytest.raises(SettingsError, match="set --admin-client-ca-file and --admin-peers"):
+        async with listening(replace(secured, admin_listen="127.0.0.1:1")):
+            pass
+
+
+def test_peers_without_a_ca_are_refused() -> None:
+    with pytest.raises(SettingsError, match="--allowed-peers: set --tls-client-ca-file"):
+        peers_policy(replace(PLAIN, allowed_peers=("worker",)))
+    assert peers_policy(PLAIN) is None
+
+
+async def test_a_taken_port_is_named() -> None:
+    async with listening(replace(PLAIN, health_listen=f"127.0.0.1:{free_port()}")) as service:
+        taken = service._settings.health_listen
+        with pytest.raises(OSError, match=f"can't listen on {taken}"):
+            async with listening(replace(PLAIN, health_listen=taken)):
+                pass

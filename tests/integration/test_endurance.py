@@ -1,0 +1,219 @@
+"""The endurance benchmarks in short: what must hold for minutes holds for seconds.
+
+What takes time to show, memory above all, is judged in the long runs only (docs/benchmarks.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from millstream.v1 import decode_pb2, errors_pb2, generation_pb2, processor_pb2
+from tests.support.fuzzing.messages import MessageMaker, mutate
+from tests.support.fuzzing.scripts import Outcome, Script, make_script, play
+from tests.support.fuzzing.targets import Target
+from tests.support.processes import Footprint, Sampler, complaints
+
+CHAT = processor_pb2.DESCRIPTOR.services_by_name["ProcessorService"].methods_by_name["Chat"]
+DECODE = decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].methods_by_name["Decode"]
+
+
+async def _run(benchmark: str, *arguments: str) -> dict[str, Any]:
+    """Run a benchmark; all of its points must hold."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", f"tests.benchmarks.{benchmark}", "--json", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, progress = await process.communicate()
+    assert output, progress.decode()[-4000:]
+    report: dict[str, Any] = json.loads(output)
+    assert report["broken"] == [], progress.decode()[-4000:]
+    assert process.returncode == 0
+    return report
+
+
+async def test_every_chat_of_a_soak_has_one_status_of_those_it_may_have() -> None:
+    report = await _run(
+        "soak", "--chats", "60", "--seconds", "8", "--restart-s", "1.5", "--step-s", "0.03"
+    )
+    assert {*report["statuses"]} >= {"OK", "CANCELLED", "DEADLINE_EXCEEDED"}
+    lost = report["statuses"].get("UNAVAILABLE WORKER_LOST", 0)
+    assert lost == sum(report["requests_lost_by_each_sigkill"])
+    assert report["restarts_by_sigterm"] >= 1
+    assert report["restarts_by_sigkill"] >= 1
+    assert len(report["plans"]) == 5
+    assert report["requests"] > 60
+    assert {*report["memory"]} >= {"processor-1", "worker-1", "client"}
+
+
+async def test_cancelled_streams_leave_nothing_behind() -> None:
+    report = await _run("cancelled_streams", "--streams", "800", "--warm-up", "200")
+    assert report["streams_cancelled"] == 800
+    assert len(report["ways"]) == 8
+    assert sum(report["ways"].values()) == 1000
+    for name in ("processor-1", "worker-1"):
+        assert report[name]["ratio"]["rss"] < 1.25  # so few streams: warming up, mostly
+
+
+@pytest.mark.parametrize(
+    ("restarts", "arguments"),
+    [
+        pytest.param(3, ["--workers", "2", "--restart", "worker-1,processor"], id="every kind"),
+        pytest.param(2, ["--topology", "pair", "--restart", "prefill-1,decode-1"], id="a pair"),
+        pytest.param(
+            2,
+            ["--workers", "1", "--client", "millstream", "--restart", "processor"],
+            id="under our own client",
+        ),
+    ],
+)
+async def test_a_rolling_restart_costs_no_request(restarts: int, arguments: list[str]) -> None:
+    report = await _run("rolling_restart", "--chats", "15", "--step-s", "0.005", *arguments)
+    assert report["restarts"] == restarts
+    assert report["statuses"] == {"OK": report["requests"]}
+    assert report["requests"] > 15 * restarts
+
+
+async def test_fuzzing_finds_nothing() -> None:
+    report = await _run("fuzz", "--seconds", "5", "--seed", str(os.getpid()))
+    methods = {name.partition("/")[2].partition(" ")[0] for name in report["methods"]}
+    assert {path.partition("/")[0] for path in methods} >= {
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
+        "grpc.reflection.v1alpha.ServerReflection",
+        "millstream.v1.DecodeService",
+        "millstream.v1.PrefillService",
+        "millstream.v1.ProcessorService",
+        "millstream.v1.WorkerService",
+    }
+    assert report["calls"] > 200
+    assert report["by_hypothesis"] > 5
+    assert report["canaries"] > 4
+
+
+# ---- the harness itself must be able to fail
+
+
+async def _planted(requests: AsyncIterator[bytes], _: Any) -> AsyncIterator[bytes]:
+    """Answer with what was asked; fail, in the two ways there are, when asked to."""
+    async for request in requests:
+        if request == b"bang":
+            raise RuntimeError("planted")
+        if request == b"fault":
+            error = errors_pb2.RequestError(code=grpc.StatusCode.INTERNAL.value[0], message="deep")
+            failed = generation_pb2.SlotError(error=error)
+            frame = generation_pb2.StepFrame(errors=[failed])
+            yield decode_pb2.DecodeResponse(frame=frame).SerializeToString()
+        else:
+            yield request
+
+
+async def test_the_fuzzer_sees_a_planted_fault() -> None:
+    server = grpc.aio.server()
+    handlers = {"P": grpc.stream_stream_rpc_method_handler(_planted)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("p", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    target = Target("planted", f"127.0.0.1:{port}", "/p/P", DECODE)
+
+    async def outcome(message: bytes) -> Outcome:
+        script = Script("planted", "/p/P", (message,))
+        return await play(Script.from_json(script.to_json()), target, channel)
+
+    try:
+        async with grpc.aio.insecure_channel(target.address) as channel:
+            assert await outcome(b"") == Outcome("OK", "")
+            bang = await outcome(b"bang")
+            assert bang.code == "UNKNOWN"
+            assert "planted" in bang.problem
+            assert await outcome(b"fault") == Outcome("OK", "RequestError 13: deep")
+            unreadable = await outcome(b"\xff")
+            assert unreadable == Outcome(
+                "OK", "a response that isn't a millstream.v1.DecodeResponse"
+            )
+    finally:
+        await server.stop(0)
+
+
+def test_a_seed_repeats_a_call() -> None:
+    target = Target("worker", "", "/millstream.v1.WorkerService/WatchLoad", DECODE)
+    unseeded = [make_script(random.Random(f"1/{i}"), [target]).path for i in range(3)]
+    assert unseeded == [target.path] * 3
+
+    def message(seed: int) -> bytes:
+        chance = random.Random(seed)
+        made = MessageMaker(chance, 0.3).opening(CHAT.input_type)
+        return mutate(chance, made, [made])
+
+    assert [message(i) for i in range(50)] == [message(i) for i in range(50)]
+    assert len({message(i) for i in range(50)}) > 40
+
+
+def test_tame_messages_are_sound() -> None:
+    for i in range(100):
+        data = MessageMaker(random.Random(i), 0.0).opening(CHAT.input_type)
+        assert processor_pb2.ChatRequest.FromString(data).WhichOneof("message") is not None
+
+
+def test_a_log_is_searched_for_what_it_should_not_hold() -> None:
+    log = """
+2026-11-20 level=INFO phase=serving
+2026-11-20 level=WARNING worker=127.0.0.1:9 disconnected open_requests=3
+2026-11-20 level=ERROR logger=asyncio Task exception was never retrieved
+sys:1: RuntimeWarning: coroutine 'x' was never awaited
+sys:1: RuntimeWarning: coroutine 'x' was never awaited
+"""
+    assert complaints(log) == [
+        "2 x sys:1: RuntimeWarning: coroutine 'x' was never awaited",
+        "1 x 2026-11-20 level=ERROR logger=asyncio Task exception was never retrieved",
+    ]
+
+
+def test_grpcs_word_on_a_client_that_left_is_no_complaint() -> None:
+    harmless = """
+x level=ERROR logger=grpc ExecuteBatchError raised in core by servicer method [/a/B]
+Traceback (most recent call last):
+  File "a.py", line 82, in guarded
+errors.InvalidRequestError: the message is not valid
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "b.pyx.pxi", line 99, in execute_batch
+grpc._cython.cygrpc.ExecuteBatchError: Failed "execute_batch": (<...>,)
+"""
+    assert complaints(harmless) == []
+    assert complaints(harmless * 2) == []
+    assert complaints(harmless + "Traceback (most recent call last):\n") == [
+        "1 x Traceback (most recent call last):"
+    ]
+
+
+def test_what_a_process_keeps_open_is_seen(tmp_path: Path) -> None:
+    before = Footprint.of(os.getpid())
+    kept = [(tmp_path / str(i)).open("wb") for i in range(8)]
+    assert Footprint.of(os.getpid()).leaked(before, slack=6) == "8 more files"
+    for file in kept:
+        file.close()
+    assert Footprint.of(os.getpid()).leaked(before, slack=6) == ""
+
+
+def test_growing_memory_has_a_slope() -> None:
+    sampler = Sampler({})
+    sampler.samples["a", 1] = [(float(s), 100.0 if s < 30 else 70.0 + s) for s in range(90)]
+    growth = sampler.growth("a")
+    assert growth is not None
+    assert growth.slope_mb_per_min == pytest.approx(60.0)
+    assert growth.fitted_s == 59
+    assert growth.drift == pytest.approx(59 / 129.5)
+    assert sampler.growth("b") is None

@@ -1,0 +1,149 @@
+"""Wrong settings and taken ports, each to a real process: exit code, and a sentence that helps."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from millstream.v1 import decode_pb2_grpc
+from millstream_server.runtime.server import DRAINED, FAILED
+from tests.support.simulated_suite import SimulatedSuite
+from tests.support.suite import ServiceProcess
+from tests.support.waiting import until
+from tests.support.worker_streams import decode_stream
+
+pytestmark = pytest.mark.timeout(120)
+
+WRONG_SETTING = 2
+
+
+async def _refused_to_start(service: ServiceProcess) -> tuple[int, str]:
+    try:
+        service.start()
+        return await service.until_gone(30), service.log.read_text()
+    finally:
+        service.kill()
+
+
+@pytest.mark.parametrize(
+    ("module", "flags", "sentence"),
+    [
+        ("decode", {"drain_s": "soon"}, "--drain-s"),
+        ("decode", {"engine": "sglang", "model_path": None}, "--model-path"),
+        ("decode", {"mode": "both"}, "--mode"),
+        ("decode", {"tls_cert_file": "/nowhere/tls.crt"}, "--tls-cert-file and --tls-key-file"),
+        ("prefill", {"allowed_peers": "a.example"}, "--allowed-peers: set --tls-client-ca-file"),
+        ("decode", {"admin_listen": "0.0.0.0:0"}, "--admin-listen 0.0.0.0:0: without TLS"),
+        (
+            "decode",
+            {"admin_listen": "127.0.0.1:0", "admin_peers": "operator.example"},
+            "--admin-peers: set --tls-cert-file",
+        ),
+        ("processor", {"models": "tiny"}, "--models: 'tiny' is not NAME=DIR"),
+        ("processor", {"models": "tiny=/nowhere"}, "--models: "),
+        ("processor", {"worker_tls_cert_file": "/nowhere"}, "--worker-tls-ca-file is needed"),
+        ("processor", {"api_keys_file": "/nowhere"}, "--api-keys-file: can't read /nowhere"),
+    ],
+)
+async def test_a_wrong_setting_is_named(
+    tmp_path: Path, module: str, flags: dict[str, Any], sentence: str
+) -> None:
+    made = SimulatedSuite(tmp_path)
+    made.models["tiny"] = ["127.0.0.1:1"]
+    service = (
+        made.add_processor("it", **flags)
+        if module == "processor"
+        else made.add_worker("it", module, **flags)
+    )
+    code, log = await _refused_to_start(service)
+    assert code == WRONG_SETTING
+    assert sentence in log
+    assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("flag", ["port", "metrics_listen", "admin_listen", "bootstrap_port"])
+async def test_a_taken_port_is_a_failure_that_says_so(tmp_path: Path, flag: str) -> None:
+    async def hold(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(hold, "127.0.0.1", 0) as holder:
+        taken = holder.sockets[0].getsockname()[1]
+        made = SimulatedSuite(tmp_path)
+        if flag == "bootstrap_port":
+            service = made.add_worker("it", "prefill", bootstrap_port=taken)
+        else:
+            service = made.add_worker(
+                "it", **({} if flag == "port" else {flag: f"127.0.0.1:{taken}"})
+            )
+        if flag == "port":
+            service.port = taken
+        code, log = await _refused_to_start(service)
+    assert code == FAILED
+    assert "taken" in log or "in use" in log
+    if flag != "bootstrap_port":
+        assert str(taken) in log
+    assert "never retrieved" not in log
+
+
+async def test_a_worker_told_to_stop_while_it_loads_is_gone_at_once(tmp_path: Path) -> None:
+    made = SimulatedSuite(tmp_path)
+    worker = made.add_worker("it", simulated_load_s=300, log_level="info")
+    worker.start()
+    try:
+        await until(lambda: "loading the model" in worker.log.read_text(), 30)
+        async with grpc.aio.insecure_channel(worker.address) as channel:
+            health: Any = health_pb2_grpc.HealthStub(channel)
+            request = health_pb2.HealthCheckRequest()
+            answer = await health.Check(request, wait_for_ready=True, timeout=10)
+            assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        worker.terminate()
+        assert await worker.until_gone(10) == DRAINED
+    finally:
+        worker.kill()
+    assert "told to stop before the model was loaded" in worker.log.read_text()
+
+
+async def test_a_process_whose_grpc_loop_died_ends_what_it_has_and_leaves(tmp_path: Path) -> None:
+    """One frame of anybody's ends grpcio's serving loop: a `:path` that is not UTF-8.
+
+    What runs goes on to its end; then the process leaves, to be started anew.
+    """
+    made = SimulatedSuite(tmp_path, {"simulated_step_s": 0.02})
+    worker = made.add_worker("it")
+    worker.start()
+    try:
+        await worker.until_serving()
+        async with grpc.aio.insecure_channel(worker.address) as channel:
+            stream = decode_stream(decode_pb2_grpc.DecodeServiceStub(channel))
+            await stream.start(0, [1], max_new_tokens=100)
+            await stream.first_token(0)
+            _, writer = await asyncio.open_connection("127.0.0.1", worker.port)
+            writer.write(_PATH_THAT_IS_NOT_UTF8)
+            await writer.drain()
+            (view,) = await stream.ended(0)
+            assert len(view.token_ids) == 100
+            assert any(frame.draining for frame in stream.frames)
+            await stream.drain()
+            writer.close()
+        assert await worker.until_gone(15) == FAILED
+    finally:
+        worker.kill()
+    assert "gRPC's serving loop died" in worker.log.read_text()
+
+
+def _frame(kind: int, flags: int, payload: bytes, stream: int) -> bytes:
+    length = len(payload).to_bytes(3, "big")
+    return length + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+_CONTENT_TYPE = b"\x0f\x10\x10application/grpc"
+_PATH_THAT_IS_NOT_UTF8 = (
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+    + _frame(4, 0, b"", 0)
+    + _frame(1, 4, b"\x83\x86\x04\x02/\xff\x01\x01x" + _CONTENT_TYPE + b"\x00\x02te\x08trailers", 1)
+)

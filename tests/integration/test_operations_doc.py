@@ -1,0 +1,281 @@
+"""docs/operations.md: its commands are pasted into one shell, in order, and do what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from millstream_client import Options
+from millstream_server.runtime import channel
+from millstream_server.runtime.service_settings import ServiceSettings
+from tests.support.otlp_collector import Collector, Received, collecting
+from tests.support.suite import free_port
+
+_ROOT = Path(__file__).parents[2]
+_PAGE = (_ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+_LIMIT_S = 100.0
+_TRACE, _CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+# Ports as the page has them: what `up` takes when all are free, by the names in its table.
+_TABLE = {
+    "prefill-1": ("50061", "9465", "9565"),
+    "decode-1": ("50071", "9466", "9566"),
+    "processor": ("50051", "9464", "9564"),
+}
+_ROW = re.compile(r"^(\S+) +127\.0\.0\.1:(\d+) +:(\d+) +:(\d+) ", re.MULTILINE)
+_OWN_PORTS = ("50081", "50151", "50171")
+_COLLECTOR_PORT = "4317"
+
+_SAYS = {
+    "Start": [
+        r"Ready after \d",
+        r"service +address +metrics +admin +pid",
+        r"decode-1 +127\.0\.0\.1:\d+ +:\d+ +:\d+ +\d+ +simulated, demo +\.millstream/logs/decode-1",
+        r'"finishReason": "FINISH_REASON_LENGTH"',
+    ],
+    "Probes": [
+        r'"status": "SERVING"',
+        r'"liveness": \{\s+"status": "SERVING"',
+        r'"millstream.v1.DecodeService": \{\s+"status": "SERVING"',
+        r'"millstream.v1.WorkerService"',
+        r'"status": "SERVING"\s+\}\s+\{\s+"code": "deadline_exceeded"',
+    ],
+    "An error": [
+        r'"code": "invalid_argument"',
+        r'"message": "options.sampling.top_p: must be above 0 and at most 1"',
+        r"google.rpc.ErrorInfo[^}]+Cg9JTlZBTElEX1JFUVVFU1QSDW1pbGxzdHJlYW0uaW8aEgoJ",
+        r"google.rpc.BadRequest[^}]+CjcKFm9wdGlvbnMuc2FtcGxpbmcudG9wX3ASHW11c3Qg",
+        r"INVALID_ARGUMENT INVALID_REQUEST again: False None\n",
+        r"options.sampling.top_p - must be above 0 and at most 1\n",
+        r"request=ops-1 trace_id=1{32} model=demo .* completion_tokens=3 outcome=LENGTH",
+    ],
+    "Load": [
+        r'"name": "demo",\s+"ready": true',
+        r'"role": "WORKER_ROLE_PREFILL",\s+"connected": 1',
+        r'"load": \{\s+"totalBlocks": "\d+"',
+        r'"applicationUtilization": 0.01[^$]+"applicationUtilization": 0.01',
+    ],
+    "A dashboard": [
+        r'millstream_tokens_total\{.*gen_ai_token_type="output"\} [1-9]',
+        r"millstream_engine_total_blocks\{.*\} [1-9]",
+    ],
+    "The admin port": [
+        r'"pid": \d+',
+        r'"drain_s": "60.0"',
+        r'"ticket_key": "\*\*\*"',
+        r'"openWork": \{\s+"streams": "0"',
+        r'"previousLevel": "LOG_LEVEL_INHERIT"',
+        r"level=DEBUG .*Complete code=INVALID_ARGUMENT reason=INVALID_REQUEST",
+        r'"previousLevel": "LOG_LEVEL_DEBUG"',
+        r'"callsStarted"',
+        r'"target": "dns:///127.0.0.1:\d+"\D+"target": "dns:///127.0.0.1:\d+"',
+    ],
+    "Logs": [r"^[23]$"],
+    "Drain": [
+        r'"": \{\s+"status": "NOT_SERVING"',
+        r'"liveness": \{\s+"status": "SERVING"',
+        r'"completionTokens": 40',
+        r"^exit code 0$",
+        r'"code": "unavailable",\s+"message": "this server had to shut down before this was done',
+        r"^exit code 3$",
+        r"decode-1 serves again after",
+        r"^exit code 0$",
+    ],
+    "A trace": [r"Ready after", rf"trace_id={_TRACE} model=demo .* completion_tokens=5 "],
+    "Overload": [
+        (
+            r'"code": "resource_exhausted",\s+'
+            r'"message": "the server is busy: as many requests wait as may \(1\)'
+        ),
+        r"google.rpc.ErrorInfo[^}]+CgpPVkVSTE9BREVEEg1taWxsc3RyZWFtLmlvGhEKCXJldHJ5YWJsZRIEdHJ1ZQ",
+        r"google.rpc.RetryInfo",
+        r'"message": "the server is busy: requests of higher priority took this one\'s place',
+        r"FINISH_REASON_LENGTH",
+        r'millstream_admission_refused_total\{cause="requests"\} 1.0',
+        r'millstream_admission_refused_total\{cause="displaced"\} 1.0',
+        r"^exit code 0$",
+    ],
+    "TLS and API keys": [
+        r'phase="serving"',
+        r'"role": "WORKER_ROLE_AGGREGATED",\s+"connected": 1',
+        r'"code": "unauthenticated",\s+"message": "this server asks for an API key',
+        r'"code": "permission_denied"',
+        r'"ready": true',
+        r'"code": "unauthenticated"',
+        r"^\d+$",
+    ],
+    "Balancing without us": [r'"weighted_round_robin"', r'"healthCheckConfig"'],
+}
+"""What each section's commands print, in order."""
+
+
+@dataclass
+class Session:
+    """What the page's commands printed, by section; and what the collector received."""
+
+    collector: Collector
+    printed: dict[str, str] = field(default_factory=dict)
+
+
+def _blocks() -> list[tuple[str, str]]:
+    """Read the page's commands, each with its section's title."""
+    found = []
+    for section in re.split(r"^## ", _PAGE, flags=re.MULTILINE)[1:]:
+        title = section.partition("\n")[0]
+        blocks = re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+        found += [(title, block) for block in blocks]
+    return found
+
+
+def _ports_of_up(folder: Path) -> dict[str, str]:
+    """Read the table that the last `up` printed."""
+    tables = sorted(folder.glob(".millstream/*.txt"), key=lambda file: file.stat().st_mtime)
+    rows = [row for file in tables for row in _ROW.finditer(file.read_text(encoding="utf-8"))]
+    return {
+        default: actual
+        for row in rows
+        for default, actual in zip(_TABLE[row[1]], row.groups()[1:], strict=True)
+    }
+
+
+def _with_ports(block: str, ports: Mapping[str, str]) -> str:
+    return re.sub(r"(?<=:)\d{4,5}\b", lambda match: ports.get(match[0], match[0]), block)
+
+
+def _run(folder: Path, own_ports: Mapping[str, str]) -> dict[str, str]:
+    """Run all blocks in one shell; answer what each section printed."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("MILLSTREAM_", "OTEL_"))}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    with subprocess.Popen(
+        ["bash"],
+        cwd=folder,
+        env={**inherited, "PATH": path, "OTEL_BSP_SCHEDULE_DELAY": "100"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as shell:
+        end = threading.Timer(_LIMIT_S, os.killpg, (shell.pid, signal.SIGKILL))
+        end.start()
+        try:
+            return _printed(shell, folder, own_ports)
+        finally:
+            end.cancel()
+            os.killpg(shell.pid, signal.SIGKILL)
+
+
+def _printed(
+    shell: subprocess.Popen[str], folder: Path, own_ports: Mapping[str, str]
+) -> dict[str, str]:
+    assert shell.stdin is not None
+    assert shell.stdout is not None
+    printed: dict[str, str] = {}
+    for number, (title, block) in enumerate(_blocks()):
+        script = folder / f"block-{number}.sh"
+        script.write_text(_with_ports(block, {**own_ports, **_ports_of_up(folder)}))
+        # A file, so that no command reads the next one as its input.
+        shell.stdin.write(f"source {script} < /dev/null\necho end-of-block-{number}\n")
+        shell.stdin.flush()
+        printed.setdefault(title, "")
+        while (line := shell.stdout.readline()) != f"end-of-block-{number}\n":
+            assert line, f"no end after {printed[title]}"
+            printed[title] += line
+    return printed
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    missing = [tool for tool in ("bash", "curl", "openssl") if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"the page's commands need {', '.join(missing)}")
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("demo", "proto"):
+        (folder / name).symlink_to(_ROOT / name)
+    with collecting() as collector:
+        ports = {port: str(free_port()) for port in _OWN_PORTS}
+        ports[_COLLECTOR_PORT] = collector.address.rpartition(":")[2]
+        yield Session(collector, _run(folder, ports))
+
+
+@pytest.mark.parametrize("section", list(_SAYS))
+def test_a_sections_commands_print_what_it_says(session: Session, section: str) -> None:
+    rest = session.printed[section]
+    for pattern in _SAYS[section]:
+        match = re.search(pattern, rest, re.MULTILINE)
+        assert match, f"no {pattern} in {rest}"
+        rest = rest[match.end() :]
+    assert "Traceback" not in session.printed[section]
+    assert "command not found" not in session.printed[section]
+
+
+def test_every_section_with_commands_is_checked() -> None:
+    assert list(dict.fromkeys(title for title, _ in _blocks())) == list(_SAYS)
+
+
+def test_the_trace_is_the_tree_that_is_drawn(session: Session) -> None:
+    spans = {span.span_id: span for span in session.collector.spans if span.trace_id == _TRACE}
+
+    def depth(span: Received) -> int:
+        parent = spans.get(span.parent_id)
+        if parent is None:
+            assert span.parent_id == _CALLER
+            return 1
+        return depth(parent) + 1
+
+    sent = {(span.name, span.service, depth(span)) for span in spans.values()}
+    rows = re.findall(r"^([ │]*)[├└]─ (\S+(?: \S+)?) +(millstream-\S+)", _PAGE, re.MULTILINE)
+    drawn = {(name, service, len(indent) // 3 + 1) for indent, name, service in rows}
+    assert len(drawn) == 6
+    assert sent == drawn
+
+
+def test_the_readme_shows_a_snippet_that_is_tested() -> None:
+    blocks = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    (shown,) = blocks.findall((_ROOT / "README.md").read_text(encoding="utf-8"))
+    # tests/contract/test_client_doc.py runs those of this page.
+    assert shown in blocks.findall((_ROOT / "docs" / "client.md").read_text(encoding="utf-8"))
+
+
+def test_probes_ask_for_names_that_servers_have() -> None:
+    names = re.findall(r"service: ([\w.]+)", _PAGE)
+    known = {f"millstream.v1.{name}Service" for name in ("Decode", "Prefill", "Processor")}
+    assert names.count("liveness") == 1
+    assert set(names) - {"liveness"} <= known
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ("a client's connection", f"{ServiceSettings().max_connection_age_s / 60:g} min"),
+        ("its open streams", f"{ServiceSettings().max_connection_age_grace_s / 60:g} min"),
+        (
+            "Processor → worker",
+            f"every {channel.KEEPALIVE_S:g} s, dead after {channel.KEEPALIVE_TIMEOUT_S:g} s",
+        ),
+        ("server → client", f"every {channel.SERVER_KEEPALIVE_S:g} s, "),
+        ("server → client", f"dead after {channel.SERVER_KEEPALIVE_TIMEOUT_S:g} s"),
+        ("`millstream_client` →", f"every {Options().keepalive_s:g} s"),
+        ("most often", f"every {channel.MIN_PING_INTERVAL_S:g} s"),
+        ("streams per connection", f"{channel.MAX_CONCURRENT_STREAMS}"),
+        ("calls that came in", f"{channel.MAX_PENDING_RPCS:,}"),
+        ("metadata per call", f"{channel.MAX_METADATA_BYTES >> 10} KiB"),
+        (
+            "lost worker",
+            f"{channel.RECONNECT_FIRST_S:g} s, growing to {channel.RECONNECT_MOST_S:g} s",
+        ),
+    ],
+)
+def test_connection_numbers_are_those_of_the_code(row: str, told: str) -> None:
+    (line,) = [ln for ln in _PAGE.splitlines() if ln.startswith("|") and row in ln.split("|")[1]]
+    assert told in line.split("|")[2]

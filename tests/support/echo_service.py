@@ -1,0 +1,149 @@
+"""A service that answers with its caller's name, in every shape an RPC has.
+
+The server is put together as `runtime.server` does it, errors outermost, but from the parts alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import grpc
+from google.protobuf.wrappers_pb2 import StringValue
+from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1._async import HealthServicer
+from grpc_reflection.v1alpha import reflection
+
+from millstream_server.runtime.auth import AuthInterceptor, AuthPolicy, caller
+from millstream_server.runtime.channel import channel_options, open_channel, server_options
+from millstream_server.runtime.handlers import OneMessageInterceptor
+from millstream_server.runtime.interceptors import ErrorInterceptor
+from millstream_server.runtime.tls import ClientTls, ServerTls
+from tests.support.waiting import EOF
+
+SERVICE = "test.v1.Echo"
+SHAPES = ("Unary", "Stream", "StreamWriter", "ClientStream", "Bidi", "BidiReader")
+_KINDS = {
+    "Unary": "unary_unary",
+    "Stream": "unary_stream",
+    "StreamWriter": "unary_stream",
+    "ClientStream": "stream_unary",
+    "Bidi": "stream_stream",
+    "BidiReader": "stream_stream",
+}
+
+
+class Echo:
+    """Counts how often it was reached."""
+
+    def __init__(self) -> None:
+        self.reached = 0
+
+    def _answer(self, request: StringValue) -> StringValue:
+        self.reached += 1
+        who = caller()
+        return StringValue(value=f"{request.value} {who.kind.value} {who.name}")
+
+    async def Unary(self, request: StringValue, _: Any) -> StringValue:
+        return self._answer(request)
+
+    async def Stream(self, request: StringValue, _: Any) -> AsyncIterator[StringValue]:
+        yield self._answer(request)
+
+    async def StreamWriter(self, request: StringValue, context: Any) -> None:
+        await context.write(self._answer(request))
+
+    async def ClientStream(self, requests: AsyncIterator[StringValue], _: Any) -> StringValue:
+        return [self._answer(request) async for request in requests][-1]
+
+    async def Bidi(
+        self, requests: AsyncIterator[StringValue], _: Any
+    ) -> AsyncIterator[StringValue]:
+        async for request in requests:
+            yield self._answer(request)
+
+    async def BidiReader(self, _: Any, context: Any) -> None:
+        while (request := await context.read()) is not EOF:
+            await context.write(self._answer(request))
+
+
+class Echoing:
+    """A running server and how to call it."""
+
+    def __init__(self, echo: Echo, port: int) -> None:
+        self.echo = echo
+        self.port = port
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def channel(self, tls: ClientTls | None = None) -> Any:
+        return open_channel(self.address, tls, options=channel_options(max_receive_bytes=1 << 20))
+
+
+def call(channel: Any, shape: str, *, metadata: Any = ()) -> Any:
+    """Start an RPC of a shape and send "hi"."""
+    data = StringValue(value="hi").SerializeToString()
+    return raw_call(channel, _KINDS[shape], f"/{SERVICE}/{shape}", data, metadata)
+
+
+def start(channel: Any, shape: str, *, metadata: Any = ()) -> Any:
+    """Start an RPC of a shape that will be refused; a stream sends nothing, see `raw_call`."""
+    return raw_call(channel, _KINDS[shape], f"/{SERVICE}/{shape}", None, metadata)
+
+
+def raw_call(channel: Any, kind: str, method: str, data: bytes | None, metadata: Any = ()) -> Any:
+    """Start an RPC of a kind and send bytes.
+
+    Without ``data`` a stream sends nothing: when a stream is refused while grpc.aio's client still
+    writes, it may report an INTERNAL of its own and forget the status (grpc/grpc#36066).
+    """
+    make = getattr(channel, kind)(method)
+    if not kind.startswith("stream"):
+        return make(data or b"", metadata=metadata, timeout=10)
+    return make(iter([data]) if data is not None else None, metadata=metadata, timeout=10)
+
+
+async def answer(started: Any) -> str:
+    """Await the one answer of a call."""
+    data = await started.read() if hasattr(started, "read") else await started
+    return StringValue.FromString(data).value
+
+
+@contextlib.asynccontextmanager
+async def echoing(
+    policy: AuthPolicy | None = None,
+    tls: ServerTls | None = None,
+    options: Sequence[tuple[str, Any]] | None = None,
+) -> AsyncIterator[Echoing]:
+    """Serve on a free port of 127.0.0.1."""
+    interceptors: list[Any] = [ErrorInterceptor()]
+    if policy is not None:
+        interceptors.append(AuthInterceptor(policy))
+    interceptors.append(OneMessageInterceptor())
+    chosen = server_options(max_receive_bytes=1 << 20) if options is None else options
+    server = grpc.aio.server(interceptors=interceptors, options=chosen)
+    echo = Echo()
+    handlers = {
+        shape: getattr(grpc, f"{kind}_rpc_method_handler")(
+            getattr(echo, shape),
+            request_deserializer=StringValue.FromString,
+            response_serializer=StringValue.SerializeToString,
+        )
+        for shape, kind in _KINDS.items()
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), server)
+    reflection.enable_server_reflection((SERVICE,), server)
+    port = (
+        server.add_secure_port("127.0.0.1:0", tls.credentials())
+        if tls
+        else server.add_insecure_port("127.0.0.1:0")
+    )
+    await server.start()
+    try:
+        yield Echoing(echo, port)
+    finally:
+        await server.stop(0)

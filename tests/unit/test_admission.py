@@ -1,0 +1,631 @@
+"""Who is let through, in which order, and who is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from millstream_server.engines.base import Finish, FinishReason, OutputSink, Sampling
+from millstream_server.processor.generation import Generation, GenerationSpec
+from millstream_server.processor.pacing import Pacer
+from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.routing.pool import Route
+from millstream_server.runtime import metrics
+from millstream_server.runtime.admission import (
+    MAX_OVERTAKEN,
+    AdmissionQueue,
+    QueueLimits,
+    jittered,
+)
+from millstream_server.runtime.errors import (
+    DeadlinePassedError,
+    InvalidRequestError,
+    NoWorkerError,
+    OverloadedError,
+)
+from millstream_server.runtime.places import Ask, Place, Priority
+
+LOW, NORMAL, HIGH = Priority.LOW, Priority.NORMAL, Priority.HIGH
+
+
+@dataclass
+class Machine:
+    """What the queue stands before: so much room, and a clock by hand."""
+
+    capacity: int = 2
+    now_s: float = 100.0
+    places: list[Place] = field(default_factory=list)
+
+    def queue(self, **limits: Any) -> AdmissionQueue:
+        return AdmissionQueue(
+            "unit", QueueLimits(**limits), lambda: self.capacity, lambda: self.now_s
+        )
+
+
+def enter(queue: AdmissionQueue, count: int = 1, **ask: Any) -> list[Place]:
+    return [queue.enter(Ask(**ask)) for _ in range(count)]
+
+
+def teach(queue: AdmissionQueue, machine: Machine, held_s: float, count: int = 8) -> None:
+    """Let so many requests run for so long each."""
+    for _ in range(count):
+        place = queue.enter(Ask())
+        assert place.runs
+        machine.now_s += held_s
+        place.leave()
+
+
+def refused(cause: str) -> float:
+    return (
+        metrics.REGISTRY.get_sample_value("millstream_admission_refused_total", {"cause": cause})
+        or 0.0
+    )
+
+
+def gauge(name: str) -> float:
+    value = metrics.REGISTRY.get_sample_value(f"millstream_admission_{name}", {"model": "unit"})
+    assert value is not None
+    return value
+
+
+# ---- room and order
+
+
+def test_what_fits_runs_at_once_and_the_rest_waits() -> None:
+    queue = Machine(capacity=2).queue()
+    first, second, third = enter(queue, 3)
+    assert (first.runs, second.runs, third.runs, third.waits) == (True, True, False, True)
+    assert (queue.running, queue.queued) == (2, 1)
+    first.leave()
+    assert third.runs
+    assert (queue.running, queue.queued) == (2, 0)
+
+
+async def test_ready_costs_no_turn_of_the_loop_when_there_is_room() -> None:
+    (place,) = enter(Machine().queue())
+    coroutine = place.ready()
+    with pytest.raises(StopIteration):
+        coroutine.send(None)
+
+
+def test_a_fixed_limit_replaces_the_capacity_while_there_is_any() -> None:
+    machine = Machine(capacity=100)
+    queue = machine.queue(max_running=1)
+    enter(queue, 3)
+    assert queue.running == 1
+    machine.capacity = 0
+    assert queue.limit == 0
+
+
+def test_choices_are_counted_and_a_wide_request_is_not_overtaken_by_later_ones() -> None:
+    queue = Machine(capacity=4).queue()
+    (narrow,) = enter(queue, units=2)
+    (wide,) = enter(queue, units=4)
+    (later,) = enter(queue, units=1)
+    assert narrow.runs
+    assert wide.waits
+    assert later.waits
+    narrow.leave()
+    assert wide.runs
+    assert later.waits
+
+
+def test_a_request_wider_than_all_there_is_runs_alone() -> None:
+    queue = Machine(capacity=2).queue()
+    (one,) = enter(queue)
+    (wide,) = enter(queue, units=16)
+    (after,) = enter(queue)
+    one.leave()
+    assert wide.runs
+    assert after.waits
+    wide.leave()
+    assert after.runs
+
+
+def test_priority_goes_before_arrival() -> None:
+    queue = Machine(capacity=1).queue()
+    (running,) = enter(queue)
+    waiting = [
+        queue.enter(Ask(priority=priority)) for priority in (LOW, NORMAL, HIGH, LOW, NORMAL, HIGH)
+    ]
+    order = []
+    for _ in waiting:
+        running.leave()
+        (running,) = [place for place in waiting if place.runs]
+        order.append(waiting.index(running))
+    assert order == [2, 5, 1, 4, 0, 3]
+
+
+def test_low_priority_waits_for_a_bounded_number_of_others() -> None:
+    queue = Machine(capacity=1).queue()
+    (running,) = enter(queue, priority=HIGH)
+    (low,) = enter(queue, priority=LOW)
+    overtakers = 0
+    while low.waits:  # there is always one of high priority
+        (following,) = enter(queue, priority=HIGH)
+        running.leave()
+        if following.runs:
+            overtakers += 1
+            running = following
+    assert overtakers == MAX_OVERTAKEN
+    assert queue.queued == 1
+
+
+def test_a_wide_low_one_is_not_passed_by_for_ever_where_narrow_ones_fit() -> None:
+    queue = Machine(capacity=4).queue()
+    (narrow,) = enter(queue, priority=LOW)
+    (wide,) = enter(queue, priority=LOW, units=4)
+    overtakers = enter(queue, 20, priority=HIGH)
+    while wide.waits:
+        assert queue.running, "nobody runs and the wide one waits"
+        next(place for place in (narrow, *overtakers) if place.runs).leave()
+    assert wide.runs
+    assert sum(place.waits for place in overtakers) == 20 - MAX_OVERTAKEN
+
+
+def test_capacity_that_grows_lets_waiting_ones_through() -> None:
+    machine = Machine(capacity=1)
+    queue = machine.queue()
+    places = enter(queue, 4)
+    machine.capacity = 3
+    queue.changed()
+    assert [place.runs for place in places] == [True, True, True, False]
+
+
+def test_capacity_that_shrinks_lets_nobody_through_until_there_is_room_again() -> None:
+    machine = Machine(capacity=4)
+    queue = machine.queue()
+    places = enter(queue, 5)
+    machine.capacity = 2
+    queue.changed()
+    for place in places[:2]:
+        place.leave()
+        assert places[4].waits
+    places[2].leave()
+    assert places[4].runs
+
+
+# ---- bounds
+
+
+def test_so_many_wait_and_no_more() -> None:
+    queue = Machine(capacity=1).queue(max_queued=2)
+    enter(queue, 3)
+    before = refused("requests")
+    with pytest.raises(OverloadedError, match=r"as many requests wait as may \(2\)") as caught:
+        enter(queue)
+    assert caught.value.retry_delay_s == pytest.approx(1.0, rel=0.21)
+    assert refused("requests") == before + 1
+    assert (queue.running, queue.queued) == (1, 2)
+
+
+def test_so_many_tokens_wait_and_no_more() -> None:
+    queue = Machine(capacity=1).queue(max_queued_tokens=100)
+    enter(queue, tokens=5000)  # runs at once: no matter how long
+    enter(queue, tokens=60)
+    before = refused("tokens")
+    with pytest.raises(OverloadedError, match=r"41 tokens .* more than 100"):
+        enter(queue, tokens=41)
+    assert refused("tokens") == before + 1
+    (place,) = enter(queue, tokens=40)
+    assert queue.queued_tokens == 100
+    place.cancel()
+    assert queue.queued_tokens == 60
+
+
+async def test_higher_priority_displaces_the_latest_of_the_lowest() -> None:
+    queue = Machine(capacity=1).queue(max_queued=3)
+    enter(queue)
+    low, later_low, normal = (queue.enter(Ask(priority=p)) for p in (LOW, LOW, NORMAL))
+    waiting = asyncio.ensure_future(later_low.ready())
+    await asyncio.sleep(0)
+    before = refused("displaced")
+    (high,) = enter(queue, priority=HIGH)
+    assert refused("displaced") == before + 1
+    with pytest.raises(OverloadedError, match="higher priority") as caught:
+        await waiting
+    assert caught.value.retry_delay_s is not None
+    assert [p.waits for p in (low, later_low, normal, high)] == [True, False, True, True]
+    with pytest.raises(OverloadedError):
+        enter(queue, priority=LOW)
+    enter(queue, priority=HIGH)
+    assert not low.waits
+    enter(queue, priority=HIGH)
+    assert not normal.waits
+    with pytest.raises(OverloadedError):
+        enter(queue, priority=HIGH)
+
+
+def test_nobody_is_displaced_for_one_that_would_not_fit_even_so() -> None:
+    queue = Machine(capacity=1).queue(max_queued_tokens=100)
+    enter(queue)
+    (low,) = enter(queue, tokens=50, priority=LOW)
+    enter(queue, tokens=50, priority=HIGH)
+    with pytest.raises(OverloadedError):
+        enter(queue, tokens=51, priority=HIGH)
+    assert low.waits
+    enter(queue, tokens=50, priority=HIGH)
+    assert not low.waits
+
+
+def test_one_that_displaces_what_it_waited_for_runs() -> None:
+    """Without a look at the queue after that, it would wait for the next one to leave."""
+    queue = Machine(capacity=4).queue(max_queued=1)
+    enter(queue, 3)
+    (wide,) = enter(queue, units=4, priority=LOW)
+    queue._overtaken = MAX_OVERTAKEN  # it is the wide one's turn
+    (high,) = enter(queue, priority=HIGH)
+    assert not wide.waits
+    assert high.runs
+
+
+# ---- estimates
+
+
+def test_waits_are_estimated_from_how_long_requests_ran() -> None:
+    machine = Machine(capacity=4)
+    queue = machine.queue()
+    teach(queue, machine, 2.0, 7)
+    assert queue.expected_wait_s(Ask()) is None, "too little to go by"
+    teach(queue, machine, 2.0, 1)
+    assert queue.expected_wait_s(Ask()) == 0
+    enter(queue, 4)
+    assert queue.expected_wait_s(Ask()) == pytest.approx(0.5)
+    enter(queue, 7, priority=NORMAL)
+    assert queue.expected_wait_s(Ask(priority=NORMAL)) == pytest.approx(4.0)
+    assert queue.expected_wait_s(Ask(priority=HIGH)) == pytest.approx(0.5)
+    assert queue.expected_wait_s(Ask(priority=HIGH, units=3)) == pytest.approx(1.5)
+    machine.capacity = 2  # half of the workers are gone
+    assert queue.expected_wait_s(Ask()) == pytest.approx((4 + 7 + 1 - 2) * 2.0 / 2)
+    machine.capacity = 0
+    assert queue.expected_wait_s(Ask()) is None
+
+
+def test_what_runs_has_been_held_for_a_while_already() -> None:
+    machine = Machine(capacity=1)
+    queue = machine.queue()
+    teach(queue, machine, 10.0)
+    (running,) = enter(queue)
+    assert queue.expected_wait_s(Ask()) == pytest.approx(10.0)
+    machine.now_s += 9.9
+    assert queue.expected_wait_s(Ask()) == pytest.approx(0.1)
+    (waiting,) = enter(queue, timeout_s=8.0)
+    assert queue.expected_wait_s(Ask()) == pytest.approx(10.1)
+    machine.now_s += 3600  # stuck, as it seems: it takes off one mean and no more
+    assert queue.expected_wait_s(Ask()) == pytest.approx(10.0)
+    running.leave()
+    assert waiting.runs
+
+
+def test_a_wide_one_counts_as_all_there_is() -> None:
+    machine = Machine(capacity=2)
+    queue = machine.queue()
+    teach(queue, machine, 10.0)
+    (running,) = enter(queue)
+    assert queue.expected_wait_s(Ask(units=16)) == pytest.approx(5.0)
+    (wide,) = enter(queue, units=16, timeout_s=60.0)
+    assert queue.expected_wait_s(Ask()) == pytest.approx((1 + 2 + 1 - 2) * 10.0 / 2)
+    running.leave()
+    assert wide.runs
+    machine.now_s += 2.0
+    assert queue.expected_wait_s(Ask()) == pytest.approx((queue._mean_held_s - 2 * 2.0) / 2)
+    wide.leave()
+    assert queue.expected_wait_s(Ask(units=16)) == 0
+
+
+def test_the_estimate_follows_a_change() -> None:
+    machine = Machine(capacity=1)
+    queue = machine.queue()
+    teach(queue, machine, 1.0, 100)
+    teach(queue, machine, 9.0, 100)
+    enter(queue)
+    assert queue.expected_wait_s(Ask()) == pytest.approx(9.0, rel=0.06)
+
+
+def test_a_deadline_shorter_than_the_queue_is_refused_at_once() -> None:
+    machine = Machine(capacity=1)
+    queue = machine.queue()
+    teach(queue, machine, 2.0)
+    enter(queue, 3)
+    before = refused("deadline")
+    with pytest.raises(OverloadedError, match=r"about 6\.0 s .* deadline is in 5\.0 s") as caught:
+        enter(queue, timeout_s=5.0)
+    assert caught.value.retry_delay_s == pytest.approx(3.0, rel=0.21), "half of the queue"
+    assert refused("deadline") == before + 1
+    assert queue.enter(Ask(timeout_s=6.5)).waits
+    assert queue.enter(Ask(timeout_s=2.5, priority=HIGH)).waits
+
+
+def test_without_evidence_no_deadline_is_refused() -> None:
+    queue = Machine(capacity=1).queue()
+    enter(queue, 3)
+    assert queue.enter(Ask(timeout_s=0.001)).waits
+
+
+@pytest.mark.parametrize(("delay_s", "middle_s"), [(0.0, 0.1), (5.0, 5.0), (900.0, 30.0)])
+def test_delays_are_bounded_and_spread(delay_s: float, middle_s: float) -> None:
+    delays = [jittered(delay_s) for _ in range(500)]
+    assert 0.8 * middle_s <= min(delays) < 0.9 * middle_s
+    assert 1.1 * middle_s < max(delays) <= 1.2 * middle_s
+
+
+# ---- ways out
+
+
+async def _waiting(queue: AdmissionQueue, **ask: Any) -> tuple[Place, asyncio.Task[None]]:
+    (place,) = enter(queue, **ask)
+    assert place.waits
+    task = asyncio.ensure_future(place.ready())
+    await asyncio.sleep(0)
+    return place, task
+
+
+async def test_a_deadline_that_passes_in_the_queue_ends_the_wait() -> None:
+    queue = Machine(capacity=1).queue()
+    enter(queue)
+    place, task = await _waiting(queue, timeout_s=0.01)
+    with pytest.raises(DeadlinePassedError):
+        await asyncio.wait_for(task, 5)
+    assert queue.queued == 0
+    assert not place.waits
+
+
+async def test_a_cancel_ends_the_wait_and_frees_the_place() -> None:
+    queue = Machine(capacity=1).queue(max_queued=1)
+    enter(queue)
+    place, task = await _waiting(queue)
+    place.cancel()
+    await asyncio.wait_for(task, 5)
+    assert not place.runs
+    assert queue.enter(Ask()).waits
+
+
+async def test_a_failure_ends_the_wait() -> None:
+    queue = Machine(capacity=1).queue()
+    enter(queue)
+    place, task = await _waiting(queue)
+    place.fail(InvalidRequestError("no"))
+    with pytest.raises(InvalidRequestError):
+        await asyncio.wait_for(task, 5)
+    assert queue.queued == 0
+
+
+async def test_stopping_a_place_that_runs_is_the_generations_business() -> None:
+    (place,) = enter(Machine().queue())
+    place.cancel()
+    place.fail(InvalidRequestError("no"))
+    assert place.runs
+    await place.ready()
+
+
+async def test_a_task_cancelled_in_the_moment_it_is_let_through_gives_the_place_back() -> None:
+    queue = Machine(capacity=1).queue()
+    (running,) = enter(queue)
+    place, task = await _waiting(queue)
+    running.leave()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert place.runs
+    place.leave()
+    assert queue.running == 0
+
+
+def test_leaving_twice_frees_one_place() -> None:
+    queue = Machine(capacity=2).queue()
+    first, _, third, fourth = enter(queue, 4)
+    first.leave()
+    first.leave()
+    assert third.runs
+    assert fourth.waits
+    assert queue.running == 2
+
+
+async def test_a_client_that_does_not_read_holds_no_place(text_model: TextModel) -> None:
+    """Else a few of them would keep everybody else out of engines that have nothing to do."""
+    sinks: list[OutputSink] = []
+
+    def start(_: Any, sink: OutputSink) -> Callable[[], None]:
+        sinks.append(sink)
+        return lambda: None
+
+    queue = Machine(capacity=2).queue()
+    (place,) = enter(queue, units=2)
+    spec = GenerationSpec(
+        request_id="r", model="m", token_ids=[1], sampling=Sampling(max_new_tokens=9), n=2
+    )
+    generation = Generation(spec, text_model, Pacer(0.05), lambda _: place.leave(), place.leave)
+    generation.start(Route(decode=cast("Any", SimpleNamespace(start=start))), None)
+    finish = Finish(reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=9)
+    sinks[0].finish(finish)
+    assert queue.running == 2
+    sinks[1].fail(InvalidRequestError("no"))
+    assert queue.running == 0
+    generation.close()
+    assert queue.running == 0
+
+
+# ---- no workers
+
+
+async def test_waiting_ones_wait_for_a_worker_to_come_back() -> None:
+    machine = Machine(capacity=1)
+    queue = machine.queue(comeback_s=30.0)
+    (running,) = enter(queue)
+    place, task = await _waiting(queue)
+    machine.capacity = 0
+    queue.changed()
+    running.leave()
+    assert place.waits
+    machine.capacity = 1
+    queue.changed()
+    await asyncio.wait_for(task, 5)
+    assert place.runs
+    assert queue._comeback is None
+
+
+async def test_they_do_not_wait_for_ever() -> None:
+    machine = Machine(capacity=1)
+    queue = machine.queue(comeback_s=0.01)
+    enter(queue)
+    tasks = [(await _waiting(queue))[1] for _ in range(3)]
+    machine.capacity = 0
+    queue.changed()
+    for task in tasks:
+        with pytest.raises(NoWorkerError, match="none was back within") as caught:
+            await asyncio.wait_for(task, 5)
+        assert caught.value.retry_delay_s is not None
+    assert queue.queued == 0
+
+
+# ---- figures
+
+
+def test_the_gauges_follow() -> None:
+    queue = Machine(capacity=1).queue()
+    before = gauge("running_requests"), gauge("queued_requests"), gauge("queued_tokens")
+    places = enter(queue, 3, tokens=7)
+    now = gauge("running_requests"), gauge("queued_requests"), gauge("queued_tokens")
+    assert [b - a for a, b in zip(before, now, strict=True)] == [1, 2, 14]
+    for place in places:
+        place.leave()
+    after = gauge("running_requests"), gauge("queued_requests"), gauge("queued_tokens")
+    assert after == before
+
+
+def test_waits_are_recorded_by_priority() -> None:
+    def waits() -> float:
+        labels = {"model": "unit", "priority": "low"}
+        return metrics.REGISTRY.get_sample_value("millstream_admission_wait_seconds_sum", labels)  # type: ignore[return-value]
+
+    machine = Machine(capacity=1)
+    queue = machine.queue()
+    (running,) = enter(queue)
+    (low,) = enter(queue, priority=LOW)
+    before = waits()
+    machine.now_s += 3.0
+    running.leave()
+    assert low.waited_s == pytest.approx(3.0)
+    assert waits() - before == pytest.approx(3.0)
+
+
+# ---- anything in any order
+
+
+class Anything(RuleBasedStateMachine):
+    """Requests come, leave, are cancelled and fail, workers come and go, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.machine = Machine(capacity=3)
+        self.limits = QueueLimits(max_queued=5, max_queued_tokens=40)
+        self.queue = AdmissionQueue(
+            "unit", self.limits, lambda: self.machine.capacity, lambda: self.machine.now_s
+        )
+        self._let_through = self.queue._run
+        self.queue._run = self._run  # type: ignore[method-assign]
+        self.places: list[Place] = []
+        self.tasks: dict[Place, asyncio.Task[None]] = {}
+
+    def _do(self, act: Callable[[], Awaitable[None] | None]) -> None:
+        async def step() -> None:
+            done = act()
+            if done is not None:
+                await done
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+        self.runner.run(step())
+
+    @rule(
+        units=st.integers(1, 5),
+        tokens=st.integers(1, 20),
+        priority=st.sampled_from(Priority),
+        timeout_s=st.none() | st.just(1.0),
+    )
+    def comes(self, units: int, tokens: int, priority: Priority, timeout_s: float | None) -> None:
+        def act() -> None:
+            ask = Ask(units=units, tokens=tokens, priority=priority, timeout_s=timeout_s)
+            try:
+                place = self.queue.enter(ask)
+            except OverloadedError:
+                return
+            self.places.append(place)
+            self.tasks[place] = asyncio.ensure_future(place.ready())
+
+        self._do(act)
+
+    @precondition(lambda self: self.places)
+    @rule(
+        index=st.integers(0, 99),
+        way=st.sampled_from(["leave", "cancel", "fail", "drop", "leave twice"]),
+        later_s=st.floats(0, 3),
+    )
+    def goes(self, index: int, way: str, later_s: float) -> None:
+        place = self.places[index % len(self.places)]
+        self.machine.now_s += later_s
+
+        def act() -> None:
+            if way == "cancel":
+                place.cancel()
+            elif way == "fail":
+                place.fail(InvalidRequestError("no"))
+            else:
+                if way == "drop":
+                    self.tasks[place].cancel()
+                place.leave()
+                if way == "leave twice":
+                    place.leave()
+
+        self._do(act)
+
+    @rule(capacity=st.integers(1, 6))
+    def workers_change(self, capacity: int) -> None:
+        self.machine.capacity = capacity
+        self._do(self.queue.changed)
+
+    def _run(self, place: Place) -> None:
+        self._let_through(place)
+        alone = self.queue.running == place.ask.units
+        assert self.queue.running <= self.machine.capacity or alone, "more than there is room for"
+
+    @invariant()
+    def the_books_are_right(self) -> None:
+        running = [place for place in self.places if place.runs]
+        waiting = [place for place in self.places if place.waits]
+        assert self.queue.running == sum(place.ask.units for place in running)
+        assert self.queue.queued == len(waiting) <= self.limits.max_queued
+        assert self.queue.queued_tokens == sum(place.ask.tokens for place in waiting)
+        assert self.queue.queued_tokens <= self.limits.max_queued_tokens
+
+    @invariant()
+    def nobody_waits_where_there_is_room(self) -> None:
+        if any(place.waits for place in self.places):
+            assert self.queue.running, "a lost waiter"
+
+    @invariant()
+    def a_task_waits_as_long_as_its_place_does(self) -> None:
+        for place, task in self.tasks.items():
+            assert task.done() == (not place.waits)
+
+    def teardown(self) -> None:
+        for place in self.places:
+            self._do(place.leave)
+        assert (self.queue.running, self.queue.queued, self.queue.queued_tokens) == (0, 0, 0)
+        for task in self.tasks.values():
+            if not task.cancelled():
+                task.exception()
+        self.runner.close()
+
+
+Anything.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAnything = Anything.TestCase

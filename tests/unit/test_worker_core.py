@@ -1,0 +1,93 @@
+"""A worker's books, whatever goes wrong beside them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, cast
+
+import pytest
+
+from millstream_server.engines.base import (
+    EngineInfo,
+    Finish,
+    FinishReason,
+    GenerationRequest,
+    OutputSink,
+    Role,
+    Sampling,
+)
+from millstream_server.engines.simulated import SimulatedConfig, SimulatedEngine
+from millstream_server.runtime.errors import EngineFailedError, ServingError
+from millstream_server.worker.core import WorkerCore
+from millstream_server.worker.request_telemetry import RequestTelemetry
+from millstream_server.worker_stream.start import GenerationStart
+
+START = GenerationStart(request_id="r", token_ids=[1], sampling=Sampling(max_new_tokens=4))
+DONE = Finish(reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=4)
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.ends: list[Finish | ServingError] = []
+
+    def emit(self, *_: Any) -> None:
+        """Take tokens."""
+
+    def finish(self, finish: Finish) -> None:
+        self.ends.append(finish)
+
+    def fail(self, error: ServingError) -> None:
+        self.ends.append(error)
+
+
+class Engine:
+    """Takes requests; raises if the test says so."""
+
+    def __init__(self) -> None:
+        self.raises: BaseException | None = None
+        self.sinks: list[OutputSink] = []
+
+    def submit(self, request: GenerationRequest, sink: OutputSink) -> None:
+        self.sinks.append(sink)
+        if self.raises:
+            raise self.raises
+
+
+async def _core(engine: Engine) -> WorkerCore:
+    core = WorkerCore(cast("Any", engine), Role.AGGREGATED, None)
+    simulated = SimulatedEngine(SimulatedConfig())
+    info: EngineInfo = await simulated.start(lambda _: None)
+    await simulated.close()
+    core.ready(info)
+    return core
+
+
+async def test_an_engine_that_raises_leaves_nothing_open() -> None:
+    engine = Engine()
+    core = await _core(engine)
+    engine.raises = RuntimeError("a bug")
+    with pytest.raises(RuntimeError):
+        core.submit(START, Sink())
+    assert (core.work.count, core._room.tokens) == (0, 0)
+    engine.sinks[0].finish(DONE)
+    assert core.work.count == 0, "counted out twice"
+
+
+@pytest.mark.parametrize("end", [DONE, EngineFailedError("it died")])
+async def test_the_end_is_passed_on_whatever_telemetry_does(
+    end: Finish | ServingError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(*_: Any) -> None:
+        raise RuntimeError
+
+    for name in ("finished", "failed"):
+        monkeypatch.setattr(RequestTelemetry, name, breaks)
+    engine, sink = Engine(), Sink()
+    core = await _core(engine)
+    core.submit(START, sink)
+    (counted,) = engine.sinks
+    tell = partial(counted.finish, end) if isinstance(end, Finish) else partial(counted.fail, end)
+    with pytest.raises(RuntimeError):
+        tell()
+    assert sink.ends == [end]
+    assert core.work.count == 0
