@@ -12,7 +12,7 @@ TESTS ?=
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test check gen gen-check fmt lint types bench lock clean
+.PHONY: help setup up test check gen gen-check fmt lint types bench bench-long lock clean
 
 help: ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,7 +29,7 @@ $(READY): requirements/cpu.lock pyproject.toml
 up: setup ## start the whole suite here: Processor, Prefill and Decode on real SGLang, the demo model
 	@$(BIN)/millstream up $(ARGS)
 
-test: setup ## all tests, real SGLang among them (six to eight minutes on two cores)
+test: setup ## all tests, real SGLang among them (a quarter of an hour on two cores)
 	@$(BIN)/python -m pytest $(TESTS)
 
 check: lint types gen-check test ## everything CI runs
@@ -59,6 +59,10 @@ types: setup ## mypy --strict
 
 bench: setup ## what a token costs, as a table
 	@$(BIN)/python -m tests.benchmarks.stream
+
+bench-long: setup ## what holds for minutes: soak, cancelled streams, restarts, fuzz, telemetry (35 minutes)
+	@for name in soak cancelled_streams rolling_restart fuzz telemetry_cost; do \
+	  $(BIN)/python -m tests.benchmarks.$$name || exit 1; done
 
 lock: ## resolve requirements/*.in anew and write requirements/*.lock
 	@$(PYTHON) requirements/lock.py
