@@ -1,0 +1,87 @@
+"""The locks are installed without looking at dependencies, so each must name all of them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+BASE: list[str] = PROJECT["project"]["dependencies"]
+GPU: list[str] = PROJECT["project"]["optional-dependencies"]["gpu"]
+DEV: list[str] = PROJECT["dependency-groups"]["dev"]
+
+
+def _lines(name: str) -> list[str]:
+    text = (ROOT / "requirements" / name).read_text()
+    return [line.split("#")[0].strip() for line in text.splitlines() if line.split("#")[0].strip()]
+
+
+def _pins(lock: str) -> dict[str, str]:
+    pairs = (line.split("==") for line in _lines(lock))
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+def _required_by(name: str, version: str, extras: frozenset[str]) -> Iterator[Requirement]:
+    """Give what a package needs, if this very version of it is installed here to be asked."""
+    try:
+        found = distribution(name)
+    except PackageNotFoundError:
+        return
+    if found.version.split("+")[0] != version:
+        return
+    for requirement in map(Requirement, found.requires or ()):
+        if requirement.marker is None or any(
+            requirement.marker.evaluate({"extra": extra}) for extra in extras | {""}
+        ):
+            yield requirement
+
+
+def _gaps(pins: dict[str, str], roots: list[str], not_asked: frozenset[str]) -> list[str]:
+    """Walk from the roots; answer what is needed and not pinned, or pinned to another version."""
+    found: list[str] = []
+    waiting = [("the project", Requirement(root)) for root in roots]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while waiting:
+        asker, requirement = waiting.pop()
+        name, extras = canonicalize_name(requirement.name), frozenset(requirement.extras)
+        version = pins.get(name)
+        if version is None:
+            found.append(f"{name}, needed by {asker}, is not there")
+            continue
+        if not requirement.specifier.contains(version, prereleases=True):
+            found.append(f"{name} is {version}; {asker} needs {requirement.specifier}")
+        if (name, extras) not in seen and name not in not_asked:
+            seen.add((name, extras))
+            waiting += [(name, needed) for needed in _required_by(name, version, extras)]
+    return sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("lock", "roots", "not_asked"),
+    [
+        ("processor.lock", BASE, frozenset[str]()),
+        (
+            "cpu.lock",
+            [*BASE, *DEV, *_lines("cpu.in"), *_lines("cpu-nodeps.in")],
+            frozenset(Requirement(line).name for line in _lines("cpu-nodeps.in")),
+        ),
+        ("gpu.lock", [*BASE, *GPU], frozenset[str]()),
+    ],
+)
+def test_a_lock_is_complete(lock: str, roots: list[str], not_asked: frozenset[str]) -> None:
+    # Python brings setuptools (or, from 3.12 on, nothing that needs it).
+    assert _gaps(_pins(lock) | {"setuptools": "999"}, roots, not_asked) == []
+
+
+def test_a_missing_package_is_noticed() -> None:
+    pins = _pins("cpu.lock")
+    del pins["opentelemetry-exporter-http-transport"]
+    (gap,) = _gaps(pins, ["opentelemetry-exporter-otlp-proto-http"], frozenset())
+    assert gap.startswith("opentelemetry-exporter-http-transport, needed by opentelemetry-exporter")
