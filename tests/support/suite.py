@@ -93,7 +93,7 @@ class ServiceProcess:
         raise AssertionError(self._not_serving())
 
     def _not_serving(self) -> str:
-        return f"{self.module} is not serving:\n{self.log.read_text()[-4000:]}"
+        return f"{self.module} is not serving:\n{self.log.read_text()[-12000:]}"
 
     async def until_serving(self, timeout_s: float = 120) -> None:
         """Do the same in a task, and touch gRPC only once the port is open.

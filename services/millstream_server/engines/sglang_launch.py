@@ -28,7 +28,6 @@ from millstream_server.engines.sglang_config import (
 from millstream_server.engines.sglang_metrics import FILES
 from millstream_server.runtime.errors import EngineFailedError
 
-_log = logging.getLogger(__name__)
 _ENDING_POLL_S = 0.2
 _DEATH_TIMEOUT_S = 60.0
 
@@ -83,7 +82,6 @@ class EngineThread:
             raise
         except Exception as error:  # the vendor's seam: anything may come
             _clear_away()
-            _log.exception("SGLang did not start")
             message = "SGLang could not be started; the worker's log says why."
             raise EngineFailedError(message) from error
         finally:

@@ -113,8 +113,11 @@ class TestAble:
         await released(able)
 
     async def test_abort_while_a_grammar_is_compiled(self, able: EngineProcess) -> None:
-        grammar = Constraint(ConstraintKind.REGEX, "([0-9]{3,9}[a-z]{2,8}){90}")
-        request = generation(prompt(20), 400, constraint=grammar)
+        # Takes the compiler a second or more: it looks at every pair of rules.
+        names = [f"r{number}" for number in range(250)]
+        rules = [f'{name} ::= "{name}x" [a-z]* root' for name in names]
+        source = "\n".join([f"root ::= {' | '.join(names)}", *rules])
+        request = generation(prompt(20), 400, constraint=Constraint(ConstraintKind.EBNF, source))
         sink = able.submit(request)
         await asyncio.sleep(0.005)
         await aborted(able, request, sink)
