@@ -60,6 +60,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAUTHENTICATED: the call carries no credentials this server accepts, none or wrong ones."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 15
     """PERMISSION_DENIED: the server knows who calls, and that caller is not allowed to."""
+    ERROR_REASON_UNKNOWN_METHOD: _ErrorReason.ValueType  # 16
+    """UNIMPLEMENTED: this server has no such method; the message names the services it has."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the stable, machine-readable cause of a failure. It travels as
@@ -102,6 +104,8 @@ ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 14
 """UNAUTHENTICATED: the call carries no credentials this server accepts, none or wrong ones."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 15
 """PERMISSION_DENIED: the server knows who calls, and that caller is not allowed to."""
+ERROR_REASON_UNKNOWN_METHOD: ErrorReason.ValueType  # 16
+"""UNIMPLEMENTED: this server has no such method; the message names the services it has."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
