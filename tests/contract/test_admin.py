@@ -21,8 +21,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 from millstream.v1 import admin_pb2, admin_pb2_grpc
 from millstream_server.runtime.admin import SERVICES, AdminServer, Subject
 from millstream_server.runtime.health import HealthServicer
-from millstream_server.runtime.interceptors import ErrorInterceptor
 from millstream_server.runtime.reflection import V1, V1ALPHA, add_reflection
+from millstream_server.runtime.rpc_interceptor import RpcInterceptor
 from millstream_server.runtime.settings import setting
 from tests.support.failures import refusal
 
@@ -65,7 +65,7 @@ async def running(work: dict[str, int] | None = None) -> AsyncIterator[Running]:
         health=health,
         open_work=lambda: work or {},
     )
-    server = AdminServer(subject, interceptors=[ErrorInterceptor()])
+    server = AdminServer(subject, RpcInterceptor())
     port = await server.listen("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         try:
@@ -257,7 +257,7 @@ async def test_reflection_lists_the_admin_services() -> None:
 
 async def test_nothing_of_it_is_on_a_public_address() -> None:
     health = HealthServicer((PUBLIC,))
-    public = grpc.aio.server(interceptors=[ErrorInterceptor()])
+    public = grpc.aio.server(interceptors=[RpcInterceptor()])
     health_pb2_grpc.add_HealthServicer_to_server(health, public)
     add_reflection(public, ["grpc.health.v1.Health"])
     port = public.add_insecure_port("127.0.0.1:0")
@@ -280,7 +280,7 @@ async def test_nothing_of_it_is_on_a_public_address() -> None:
 
 async def test_a_taken_address_is_said_to_be_taken() -> None:
     subject = Subject(services=(), settings=Settings(), health=HealthServicer(()), open_work=dict)
-    first, second = AdminServer(subject), AdminServer(subject)
+    first, second = (AdminServer(subject, RpcInterceptor()) for _ in range(2))
     port = await first.listen("127.0.0.1:0")
     with pytest.raises(OSError, match="is the port taken"):
         await second.listen(f"127.0.0.1:{port}")
@@ -300,7 +300,7 @@ async def test_with_credentials_a_client_without_a_certificate_is_kept_out() -> 
         [pair(server_cert)], root_certificates=root, require_client_auth=True
     )
     subject = Subject(services=(), settings=Settings(), health=HealthServicer(()), open_work=dict)
-    server = AdminServer(subject, interceptors=[ErrorInterceptor()], credentials=credentials)
+    server = AdminServer(subject, RpcInterceptor(), credentials=credentials)
     target = f"localhost:{await server.listen('127.0.0.1:0')}"
     key, chain = pair(client_cert)
     known = grpc.ssl_channel_credentials(root, key, chain)

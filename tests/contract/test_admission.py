@@ -29,8 +29,8 @@ from millstream_server.routing.policy import LeastLoaded
 from millstream_server.routing.pool import WorkerPool
 from millstream_server.runtime import metrics
 from millstream_server.runtime.admission import AdmissionQueue, QueueLimits
-from millstream_server.runtime.interceptors import ErrorInterceptor
-from millstream_server.runtime.limits_interceptor import LimitsInterceptor, RpcLimits
+from millstream_server.runtime.rpc_interceptor import RpcInterceptor
+from millstream_server.runtime.rpc_limits import LimitsLayer, RpcLimits
 from millstream_server.worker.limits import Room, WorkerLimits
 from tests.support.chats import (
     CANCEL,
@@ -83,7 +83,7 @@ class Front:
 
     core: ProcessorCore
     pool: WorkerPool
-    rpcs: LimitsInterceptor
+    rpcs: LimitsLayer
     channel: Any
 
     @property
@@ -131,8 +131,8 @@ async def front(
     rpcs: RpcLimits,
     connected: int,
 ) -> AsyncIterator[Front]:
-    interceptor = LimitsInterceptor((SERVICE,), rpcs)
-    server = grpc.aio.server(interceptors=[ErrorInterceptor(), interceptor])
+    layer = LimitsLayer((SERVICE,), rpcs)
+    server = grpc.aio.server(interceptors=[RpcInterceptor(layer)])
     pool = WorkerPool([w.address for w in workers], LeastLoaded, lambda: None)
     pacer = Pacer(0.05)
     core = ProcessorCore({MODEL: text_model}, pool, pacer, KEY, 2, limits=limits)
@@ -148,7 +148,7 @@ async def front(
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
             await until(lambda: sum(pool.connected(MODEL).values()) == connected)
-            yield Front(core, pool, interceptor, channel)
+            yield Front(core, pool, layer, channel)
     finally:
         await server.stop(0)
         await pacer.close()

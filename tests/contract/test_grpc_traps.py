@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import worker_pb2
 from millstream_server.runtime.health import HealthServicer
-from millstream_server.runtime.limits_interceptor import RpcLimits
+from millstream_server.runtime.rpc_limits import RpcLimits
 from millstream_server.runtime.server import Server, ServerOptions
 from tests.support.failures import refusal
 from tests.support.waiting import until

@@ -17,7 +17,7 @@ from grpc_health.v1._async import HealthServicer as StockServicer
 
 from millstream_server.runtime import health
 from millstream_server.runtime.health import LIVENESS, MAX_LISTED, HealthServicer
-from millstream_server.runtime.interceptors import ErrorInterceptor
+from millstream_server.runtime.rpc_interceptor import RpcInterceptor
 from tests.support.failures import refusal
 from tests.support.waiting import EOF, until
 
@@ -95,7 +95,7 @@ class Running:
 @contextlib.asynccontextmanager
 async def running(kind: Callable[[], Any] = Ours) -> AsyncIterator[Running]:
     health = kind()
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()])
+    server = grpc.aio.server(interceptors=[RpcInterceptor()])
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await health.start()
@@ -309,7 +309,7 @@ async def backend(name: bytes) -> AsyncIterator[Backend]:
 
     health = HealthServicer((NAME,))
     health.set(serving=True)
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()])
+    server = grpc.aio.server(interceptors=[RpcInterceptor()])
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     handlers = {"Who": grpc.unary_unary_rpc_method_handler(who, request_deserializer=bytes)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", handlers),))

@@ -24,8 +24,8 @@ from grpc_reflection.v1alpha.reflection import enable_server_reflection
 from millstream.v1 import decode_pb2, processor_pb2, worker_pb2
 from millstream_server.runtime.health import SERVICE_NAME as HEALTH
 from millstream_server.runtime.health import HealthServicer
-from millstream_server.runtime.interceptors import ErrorInterceptor
 from millstream_server.runtime.reflection import V1, V1ALPHA, Reflection, add_reflection
+from millstream_server.runtime.rpc_interceptor import RpcInterceptor
 from tests.support.failures import refusal
 from tests.support.waiting import EOF
 
@@ -64,7 +64,7 @@ class Running:
 async def running(
     services: Iterable[str] = (*SERVICES, HEALTH), *, stock: bool = False
 ) -> AsyncIterator[Running]:
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()])
+    server = grpc.aio.server(interceptors=[RpcInterceptor()])
     health = HealthServicer(SERVICES)
     health.set(serving=True)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)

@@ -15,9 +15,8 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
 
 from millstream_server.runtime import metrics
-from millstream_server.runtime.handlers import OneMessageInterceptor
-from millstream_server.runtime.interceptors import ErrorInterceptor
-from millstream_server.runtime.limits_interceptor import LimitsInterceptor, RpcLimits
+from millstream_server.runtime.rpc_interceptor import RpcInterceptor
+from millstream_server.runtime.rpc_limits import LimitsLayer, RpcLimits
 from tests.support.failures import refusal
 from tests.support.waiting import EOF, until
 
@@ -87,7 +86,7 @@ class Holding:
 class Served:
     """A running server."""
 
-    def __init__(self, holding: Holding, limits: LimitsInterceptor, channel: Any) -> None:
+    def __init__(self, holding: Holding, limits: LimitsLayer, channel: Any) -> None:
         self.holding = holding
         self.limits = limits
         self.channel = channel
@@ -115,10 +114,8 @@ class Served:
 @contextlib.asynccontextmanager
 async def serving(**limits: Any) -> AsyncIterator[Served]:
     holding = Holding()
-    interceptor = LimitsInterceptor((SERVICE,), RpcLimits(**limits))
-    server = grpc.aio.server(
-        interceptors=[ErrorInterceptor(), interceptor, OneMessageInterceptor()]
-    )
+    layer = LimitsLayer((SERVICE,), RpcLimits(**limits))
+    server = grpc.aio.server(interceptors=[RpcInterceptor(layer)])
     server.add_generic_rpc_handlers(
         (
             grpc.method_handlers_generic_handler(
@@ -142,7 +139,7 @@ async def serving(**limits: Any) -> AsyncIterator[Served]:
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            yield Served(holding, interceptor, channel)
+            yield Served(holding, layer, channel)
     finally:
         await server.stop(0)
 
@@ -233,7 +230,7 @@ async def test_every_message_of_a_stream_counts(name: str) -> None:
         assert served.limits.open_bytes == 0
 
 
-# Not Reader: the ErrorInterceptor looks at what is iterated, not at what `context.read` answers.
+# Not Reader: the RpcInterceptor looks at what is iterated, not at what `context.read` answers.
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "Reader"])
 async def test_what_does_not_parse_is_refused_as_ever(name: str) -> None:
     async with serving() as served:

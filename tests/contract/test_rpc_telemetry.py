@@ -20,7 +20,7 @@ from opentelemetry import baggage, trace
 from opentelemetry.instrumentation.grpc._aio_server import OpenTelemetryAioServerInterceptor
 from opentelemetry.trace import SpanKind, StatusCode
 
-from millstream_server.runtime.interceptors import ErrorInterceptor
+from millstream_server.runtime.rpc_interceptor import RpcInterceptor
 from millstream_server.runtime.rpc_telemetry import TelemetryServerInterceptor
 from tests.support.rpc_kinds import SERVICE, Kinds, serving
 from tests.support.spans import (
@@ -138,7 +138,7 @@ async def test_a_deadline_is_told_from_a_cancellation() -> None:
 @both("an uncaught exception is recorded twice")
 async def test_an_uncaught_exception_is_internal_and_told_once(make: Make, method: str) -> None:
     spans = SpanLog()
-    async with serving(Kinds(), [make(spans), ErrorInterceptor()]) as client:
+    async with serving(Kinds(), [make(spans), RpcInterceptor()]) as client:
         call = getattr(client, method)(b"bug")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await (call if method == "unary" else _drain(call))

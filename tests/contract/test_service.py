@@ -20,6 +20,7 @@ from millstream_server.runtime.service_settings import ServiceSettings
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.tls import ClientTls
 from tests.support.certificates import Authority, SecretMount
+from tests.support.echo_service import raw_call
 from tests.support.failures import refusal
 from tests.support.suite import free_port
 
@@ -84,6 +85,23 @@ async def test_probes_without_tls_have_an_address_that_answers_nothing_else(
         other: Any = worker_pb2_grpc.WorkerServiceStub(channel)
         refused = await refusal(other.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest()))
         assert refused.code is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_who_calls_the_wrong_service_is_told_which_is_right() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    async with (
+        listening(replace(PLAIN, listen=address)),
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        method = "/millstream.v1.ProcessorService/Chat"
+        refused = await refusal(raw_call(channel, "unary_unary", method, None))
+        assert refused.code is grpc.StatusCode.UNIMPLEMENTED
+        assert refused.reason == "UNKNOWN_METHOD"
+        assert refused.message == (
+            f"this server has no method millstream.v1.ProcessorService/Chat; it serves {NAME}"
+        )
+        endless = raw_call(channel, "unary_unary", "/" + "x" * 4000, None)
+        assert len((await refusal(endless)).message) < 300
 
 
 async def test_the_admin_address_is_apart() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.command_line import Terminal, millstream, without_reader
 from tests.support.fake_processor import FakeServer
+from tests.support.in_process import worker
 
 
 @pytest.fixture
@@ -115,6 +116,13 @@ async def test_nobody_there_says_how_to_start_one(command: list[str]) -> None:
         done = await millstream(*command, "--address", address)
     assert (done.code, done.out) == (1, "")
     assert done.err == f"error: nothing answers at {address}; start it with `millstream up`\n"
+
+
+async def test_a_workers_address_is_said_to_be_one() -> None:
+    async with worker() as other:
+        done = await millstream("chat", "--once", "x", "--address", other.address)
+    assert (done.code, done.out) == (1, "")
+    assert "has no ProcessorService; give the Processor's address" in done.err
 
 
 @pytest.mark.parametrize("command", [["models"], ["complete", "x"], ["chat", "--once", "x"]])

@@ -15,10 +15,9 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from millstream_server.runtime.auth import AuthInterceptor, AuthPolicy, caller
+from millstream_server.runtime.auth import AuthLayer, AuthPolicy, caller
 from millstream_server.runtime.channel import channel_options, open_channel, server_options
-from millstream_server.runtime.handlers import OneMessageInterceptor
-from millstream_server.runtime.interceptors import ErrorInterceptor
+from millstream_server.runtime.rpc_interceptor import RpcInterceptor
 from millstream_server.runtime.tls import ClientTls, ServerTls
 from tests.support.waiting import EOF
 
@@ -119,12 +118,9 @@ async def echoing(
     options: Sequence[tuple[str, Any]] | None = None,
 ) -> AsyncIterator[Echoing]:
     """Serve on a free port of 127.0.0.1."""
-    interceptors: list[Any] = [ErrorInterceptor()]
-    if policy is not None:
-        interceptors.append(AuthInterceptor(policy))
-    interceptors.append(OneMessageInterceptor())
+    layers = [AuthLayer(policy)] if policy is not None else []
     chosen = server_options(max_receive_bytes=1 << 20) if options is None else options
-    server = grpc.aio.server(interceptors=interceptors, options=chosen)
+    server = grpc.aio.server(interceptors=[RpcInterceptor(*layers)], options=chosen)
     echo = Echo()
     handlers = {
         shape: getattr(grpc, f"{kind}_rpc_method_handler")(

@@ -29,8 +29,8 @@ from grpc_reflection.v1alpha._async import ReflectionServicer
 from millstream.orca import load_report_pb2
 from millstream_server.runtime import orca
 from millstream_server.runtime.errors import InvalidRequestError, OverloadedError
-from millstream_server.runtime.interceptors import ErrorInterceptor
-from millstream_server.runtime.orca import LoadSnapshot, LoadSource, OrcaInterceptor, OrcaServicer
+from millstream_server.runtime.orca import LoadSnapshot, LoadSource, OrcaLayer, OrcaServicer
+from millstream_server.runtime.rpc_interceptor import RpcInterceptor
 from tests.support.waiting import EOF
 
 NAMED = "test.Named"
@@ -144,9 +144,8 @@ async def served(
     seen: Counter[str] | None = None,
 ) -> AsyncIterator[Running]:
     """Serve `Named`, health, reflection and reports."""
-    interceptors: list[Any] = [ErrorInterceptor()]
-    if trailers:
-        interceptors.append(OrcaInterceptor(source, [NAMED]))
+    layers = [OrcaLayer(source, [NAMED])] if trailers else []
+    interceptors: list[Any] = [RpcInterceptor(*layers)]
     if seen is not None:
         interceptors.insert(0, Seen(seen))
     server = grpc.aio.server(interceptors=interceptors, options=[("grpc.so_reuseport", 0)])

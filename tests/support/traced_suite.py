@@ -21,7 +21,7 @@ from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.turn_telemetry import Turns
 from millstream_server.routing.policy import LeastLoaded
 from millstream_server.routing.pool import WorkerPool
-from millstream_server.runtime.interceptors import ErrorInterceptor
+from millstream_server.runtime.rpc_interceptor import RpcInterceptor
 from millstream_server.runtime.rpc_telemetry import TelemetryServerInterceptor
 from millstream_server.runtime.tracing import Tracing
 from millstream_server.transfer.ticket import TicketGate
@@ -70,7 +70,7 @@ async def _serving(
     tracing: Tracing | None, add: Callable[[grpc.aio.Server], None]
 ) -> AsyncIterator[tuple[grpc.aio.Server, str]]:
     telemetry = TelemetryServerInterceptor(tracing, without_spans=LONG_STREAMS)
-    server = grpc.aio.server(interceptors=[telemetry, ErrorInterceptor()])
+    server = grpc.aio.server(interceptors=[telemetry, RpcInterceptor()])
     add(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

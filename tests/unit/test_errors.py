@@ -36,6 +36,7 @@ CODES = {
     "INTERNAL": grpc.StatusCode.INTERNAL,
     "UNAUTHENTICATED": grpc.StatusCode.UNAUTHENTICATED,
     "PERMISSION_DENIED": grpc.StatusCode.PERMISSION_DENIED,
+    "UNKNOWN_METHOD": grpc.StatusCode.UNIMPLEMENTED,
 }
 
 

@@ -18,6 +18,7 @@ INTERRUPTED = 130
 # and no health is watched.
 _OPTIONS = Options(service_config=ONE_SERVER, max_reconnect_pause_s=0.5)
 
+_UNKNOWN_METHOD = "UNKNOWN_METHOD"
 _NOT_REACHED = ("failed to connect", "connection refused")
 _BROKEN = ("socket closed", "connection reset", "broken pipe", "goaway")
 
@@ -61,7 +62,7 @@ def print_error(error: MillstreamError, address: str) -> None:
 
 def explain(error: MillstreamError, address: str) -> list[str]:
     """Put a failed call in lines: code, reason, message, invalid fields, whether to retry."""
-    if not error.reason and (hint := _transport_hint(error, address)):
+    if error.reason in ("", _UNKNOWN_METHOD) and (hint := _transport_hint(error, address)):
         return [hint]
     reason = f" ({error.reason})" if error.reason else ""
     lines = [f"error: {error.code.name}{reason}: {error.message}"]

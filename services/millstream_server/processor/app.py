@@ -22,8 +22,8 @@ from millstream_server.routing.pool import WorkerPool
 from millstream_server.runtime.admission import QueueLimits
 from millstream_server.runtime.api_keys import ApiKeys
 from millstream_server.runtime.auth import AuthPolicy
-from millstream_server.runtime.limits_interceptor import RpcLimits
 from millstream_server.runtime.log import phase
+from millstream_server.runtime.rpc_limits import RpcLimits
 from millstream_server.runtime.server import Server, Signals, until_signal
 from millstream_server.runtime.service import Service, ServicePlan, peers_policy
 from millstream_server.runtime.settings import SettingsError

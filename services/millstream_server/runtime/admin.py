@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
@@ -21,6 +21,7 @@ from millstream.v1 import admin_pb2, admin_pb2_grpc
 from millstream_server.runtime import health, reflection
 from millstream_server.runtime.channel import bind, server_options
 from millstream_server.runtime.errors import InvalidRequestError
+from millstream_server.runtime.rpc_interceptor import RpcInterceptor
 from millstream_server.runtime.settings import describe
 
 logger = logging.getLogger(__name__)
@@ -127,17 +128,13 @@ class AdminServer:
     def __init__(
         self,
         subject: Subject,
-        *,
-        interceptors: Sequence[grpc.aio.ServerInterceptor] = (),  # type: ignore[type-arg]
+        interceptor: RpcInterceptor,
         credentials: grpc.ServerCredentials | None = None,
     ) -> None:
-        """Serve ``subject``; without ``credentials`` in plaintext.
-
-        ``interceptors`` must make statuses of our errors (`runtime.interceptors`).
-        """
+        """Serve ``subject``; without ``credentials`` in plaintext."""
         self._credentials = credentials
         self.grpc = grpc.aio.server(
-            interceptors=list(interceptors),
+            interceptors=[interceptor],
             options=server_options(max_receive_bytes=_MAX_RECEIVE_BYTES),
         )
         admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(subject), self.grpc)

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
 from millstream_server.runtime.api_keys import ApiKeys
 from millstream_server.runtime.errors import PermissionDeniedError, UnauthenticatedError
-from millstream_server.runtime.handlers import AroundInterceptor, Context, Handler
+from millstream_server.runtime.handlers import Context
 from millstream_server.runtime.settings import SettingsError
 
-_HEALTH = "grpc.health.v1.Health"
+_OPEN = frozenset(f"/grpc.health.v1.Health/{name}" for name in ("Check", "Watch", "List"))
 _BEARER = "bearer "
 
 
@@ -151,47 +149,22 @@ def _presented_key(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
     return keys[0] if len(keys) == 1 else None  # with two, whom would we believe?
 
 
-class AuthInterceptor(AroundInterceptor):
-    """Lets an RPC through when the policy admits its caller.
-
-    Stands inside the ErrorInterceptor, which makes statuses of what is raised here, and around
-    `OneMessageInterceptor`: strangers' bytes stay bytes.
-    """
+class AuthLayer:
+    """Lets an RPC through when the policy admits its caller; strangers' bytes stay bytes."""
 
     def __init__(self, policy: AuthPolicy) -> None:
         """Enforce ``policy``."""
-        super().__init__()
         self._policy = policy
         self._enforced = policy.keys is not None or policy.peers is not None
-        self._unknown = grpc.stream_stream_rpc_method_handler(self._refuse_unknown, _as_it_is)
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler:
-        """Wrap the method's handler; who calls is seen when it runs."""
-        handler = await super().intercept_service(continuation, handler_call_details)
-        if handler is None and self._enforced:
-            return self._unknown  # any client understands a stream that ends with a status
-        return handler
-
-    def covers(self, service: str) -> bool:
+    def covers(self, method: str) -> bool:
         """All that isn't open."""
-        return self._enforced and service != _HEALTH
+        return self._enforced and method not in _OPEN
 
-    @contextlib.asynccontextmanager
-    async def around(
-        self, method: str, request: Any, context: Context
-    ) -> AsyncIterator[tuple[Any, Context]]:
+    @contextlib.contextmanager
+    def around(
+        self, requests: AsyncIterator[Any], context: Context
+    ) -> Iterator[tuple[AsyncIterator[Any], Context]]:
         """Let in, or raise."""
         _CALLER.set(self._policy.admit(context))  # each RPC is a task with a context of its own
-        yield request, context
-
-    async def _refuse_unknown(self, _: Any, context: Context) -> None:
-        self._policy.admit(context)
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")  # gRPC's own words
-
-
-def _as_it_is(data: bytes) -> bytes:
-    return data
+        yield requests, context

@@ -5,6 +5,7 @@ ServingError
 │   └── UnsupportedFeatureError                    right in itself, but not with these settings
 ├── UnauthenticatedError      UNAUTHENTICATED      no credentials this server accepts
 ├── PermissionDeniedError     PERMISSION_DENIED    known, but not allowed to call this
+├── UnknownMethodError        UNIMPLEMENTED        this server has no such method
 ├── ModelNotFoundError        NOT_FOUND            no pool serves that model
 ├── RequestCancelledError     CANCELLED            the caller gave up
 ├── DeadlinePassedError       DEADLINE_EXCEEDED    the caller's time is up
@@ -98,6 +99,13 @@ class PermissionDeniedError(ServingError):
 
     code = grpc.StatusCode.PERMISSION_DENIED
     reason = "PERMISSION_DENIED"
+
+
+class UnknownMethodError(ServingError):
+    """This server has no such method; another may."""
+
+    code = grpc.StatusCode.UNIMPLEMENTED
+    reason = "UNKNOWN_METHOD"
 
 
 class ModelNotFoundError(ServingError):

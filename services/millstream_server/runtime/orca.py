@@ -1,7 +1,7 @@
 """ORCA load reports: plain gRPC clients with `weighted_round_robin` balance by what we tell them.
 
 A report reaches a client in two ways, and it takes the one its service config names: as a trailer
-of each RPC (`OrcaInterceptor`), or on a stream that the client opens by itself beside its RPCs
+of each RPC (`OrcaLayer`), or on a stream that the client opens by itself beside its RPCs
 (`OrcaServicer`). The second suits generations, whose trailers come late.
 
 A client's weight for a server is requests per second over utilization (gRFC A58); it ignores a
@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +22,12 @@ import grpc
 
 from millstream.orca import load_report_pb2, service_pb2, service_pb2_grpc
 from millstream_server.runtime.errors import UnavailableError
-from millstream_server.runtime.handlers import AroundInterceptor, Context
+from millstream_server.runtime.handlers import Context, service_of
 
 TRAILER = "endpoint-load-metrics-bin"
 """Trailer that carries a serialized OrcaLoadReport, as every gRPC library expects it."""
 SERVICE = service_pb2.DESCRIPTOR.services_by_name["OpenRcaService"].full_name
-"""For reflection; never one of the services that `OrcaInterceptor` reports for."""
+"""For reflection; never one of the services that `OrcaLayer` reports for."""
 
 # A report that every RPC carries is made anew ten times a second at most: then it costs nothing.
 _REPORT_LIFE_S = 0.1
@@ -98,32 +98,30 @@ class _Report:
         self._trailer = (TRAILER, self._message.SerializeToString())
 
 
-class OrcaInterceptor(AroundInterceptor):
+class OrcaLayer:
     """Adds a report to the trailers of every RPC of some services, however the RPC ends.
 
-    It stands directly inside `ErrorInterceptor`: there it sees failures as what they are, and the
-    status made of them carries the trailers set here. What refuses calls (authentication,
-    admission) stands further inside, so that refusals carry a report too.
+    It belongs outermost of the layers: what refuses calls (authentication, limits) stands further
+    inside, so that refusals carry a report too: the status made of them keeps the trailers.
     """
 
     def __init__(self, source: LoadSource, services: Collection[str]) -> None:
         """Report for ``services`` (full proto names)."""
-        super().__init__()
         self._report = _Report(source)
         self._services = frozenset(services)
 
-    def covers(self, service: str) -> bool:
+    def covers(self, method: str) -> bool:
         """The services it was made for."""
-        return service in self._services
+        return service_of(method) in self._services
 
-    @contextlib.asynccontextmanager
-    async def around(
-        self, method: str, request: Any, context: Context
-    ) -> AsyncIterator[tuple[Any, Context]]:
+    @contextlib.contextmanager
+    def around(
+        self, requests: AsyncIterator[Any], context: Context
+    ) -> Iterator[tuple[AsyncIterator[Any], Context]]:
         """Set the trailer at the start, for handlers that abort by themselves, and at the end."""
         self._attach(context)
         try:
-            yield request, context
+            yield requests, context
         finally:
             self._attach(context)
 

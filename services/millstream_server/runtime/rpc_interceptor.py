@@ -1,18 +1,31 @@
-"""The one place where a failure becomes a gRPC status."""
+"""What every RPC passes, and the one place where a failure becomes a gRPC status."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NoReturn
 
 import grpc
 
 from millstream_server.runtime.drain import OpenHandlers
-from millstream_server.runtime.errors import InternalError, ServingError, UnavailableError
-from millstream_server.runtime.handlers import AroundInterceptor, Context, Deserializer, Handler
+from millstream_server.runtime.errors import (
+    InternalError,
+    ServingError,
+    UnavailableError,
+    UnknownMethodError,
+)
+from millstream_server.runtime.handlers import (
+    Context,
+    Handler,
+    Layer,
+    Wrapped,
+    behavior,
+    is_generator,
+    only,
+)
 from millstream_server.runtime.status import DETAILS_KEY, to_status
 from millstream_server.runtime.tracing import trace_id
 from millstream_server.runtime.wire import Malformed, tolerant
@@ -21,63 +34,132 @@ logger = logging.getLogger(__name__)
 
 _TOO_LATE = (grpc.aio.InternalError, grpc.aio.UsageError)
 """What grpc.aio raises when something is sent on an RPC that has ended."""
+_LONGEST_NAME = 200
 
 
-class ErrorInterceptor(AroundInterceptor):
-    """Ends an RPC with the status its ServingError names.
+class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Enters the layers around each RPC, and ends it with the status its ServingError names.
 
     Anything uncaught ends as INTERNAL with an opaque id that finds the log line; its text stays
-    here. Requests that don't parse end as INVALID_ARGUMENT.
+    here. Requests that don't parse end as INVALID_ARGUMENT. Methods that nobody serves pass the
+    layers like any other, so that strangers don't learn which those are.
+
+    However many layers there are, a message of an answer passes one generator.
     """
 
-    def __init__(self, open_handlers: OpenHandlers | None = None) -> None:
-        """Keep handlers that run in ``open_handlers``; a server that stops cuts and awaits them."""
-        super().__init__()
+    def __init__(
+        self,
+        *layers: Layer,
+        services: Sequence[str] = (),
+        open_handlers: OpenHandlers | None = None,
+    ) -> None:
+        """Enter ``layers`` in this order, the first outermost.
+
+        ``services`` are named to those who call something else. Handlers that run are kept in
+        ``open_handlers``; a server that stops cuts and awaits them.
+        """
+        self._layers = layers
+        self._services = services
         self._open = open_handlers or OpenHandlers()
+        self._wrapped = Wrapped()
 
-    def covers(self, service: str) -> bool:
-        """Every RPC."""
-        return True
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """Wrap the method's handler, at its first call."""
+        handler = await continuation(handler_call_details)
+        method: str = handler_call_details.method
+        if handler is None:
+            return self._wrap(self._unknown(method), method)
+        return self._wrapped.get(handler, lambda: self._wrap(handler, method))
 
-    def deserializer(self, handler: Handler) -> Deserializer:
-        """Let what doesn't parse through to `around`."""
-        return tolerant(handler.request_deserializer)
+    def _wrap(self, handler: Handler, method: str) -> Handler:
+        """Make it a handler of streams of requests, which on the wire is the same."""
+        layers = [layer for layer in self._layers if layer.covers(method)]
+        call = _Call(method, layers, self._open, lone=not handler.request_streaming)
+        wrap = call.generator if is_generator(handler) else call.coroutine
+        answers = "stream" if handler.response_streaming else "unary"
+        make: Callable[..., Handler] = getattr(grpc, f"stream_{answers}_rpc_method_handler")
+        return make(
+            wrap(behavior(handler)),
+            tolerant(handler.request_deserializer),
+            handler.response_serializer,
+        )
+
+    def _unknown(self, method: str) -> Handler:
+        """Any client understands a stream that ends with a status."""
+        served = f"; it serves {', '.join(self._services)}" if self._services else ""
+        message = f"this server has no method {method[1:_LONGEST_NAME]}{served}"
+
+        async def refuse(_requests: object, _context: object) -> NoReturn:
+            raise UnknownMethodError(message)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+class _Call:
+    """What is around every call of one method."""
+
+    def __init__(
+        self, method: str, layers: Sequence[Layer], handlers: OpenHandlers, *, lone: bool
+    ) -> None:
+        self._method = method
+        self._layers = layers
+        self._open = handlers
+        self._lone = lone
+
+    def generator(
+        self, inner: Callable[..., Any]
+    ) -> Callable[[AsyncIterator[Any], Context], AsyncIterator[Any]]:
+        handlers = self._open
+
+        async def wrapped(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+            task = asyncio.current_task()
+            async with (
+                self._entered(requests, context) as arguments,
+                # Closed here, and not when the garbage collector finds it.
+                contextlib.aclosing(inner(*arguments)) as responses,
+            ):
+                async for response in responses:
+                    handlers.sending.add(task)
+                    try:
+                        yield response
+                    finally:
+                        handlers.sending.discard(task)
+                    if handlers.cutting:
+                        raise asyncio.CancelledError
+
+        return wrapped
+
+    def coroutine(
+        self, inner: Callable[..., Awaitable[Any]]
+    ) -> Callable[[AsyncIterator[Any], Context], Awaitable[Any]]:
+        async def wrapped(requests: AsyncIterator[Any], context: Context) -> Any:
+            async with self._entered(requests, context) as arguments:
+                return await inner(*arguments)
+
+        return wrapped
 
     @contextlib.asynccontextmanager
-    async def around(
-        self, method: str, request: Any, context: Context
+    async def _entered(
+        self, requests: AsyncIterator[Any], context: Context
     ) -> AsyncIterator[tuple[Any, Context]]:
         """Make a status of whatever fails within."""
         with self._open.track():
             try:
-                yield _checked(request), context
+                with contextlib.ExitStack() as stack:
+                    given = _parsed(requests), context
+                    for layer in self._layers:
+                        given = stack.enter_context(layer.around(*given))
+                    yield (await only(given[0]), given[1]) if self._lone else given
             except asyncio.CancelledError:
                 if not self._open.cutting:
                     raise
-                await _abort(context, method, _cut_off())
+                await _abort(context, self._method, _cut_off())
             except Exception as error:  # noqa: BLE001 - the one catch-all
-                await _abort(context, method, error)
-
-    def _generator(
-        self, behavior: Callable[..., Any], method: str
-    ) -> Callable[[Any, Context], AsyncIterator[Any]]:
-        handlers = self._open
-
-        async def wrapped(request: Any, context: Context) -> AsyncIterator[Any]:
-            task = asyncio.current_task()
-            async with self.around(method, request, context) as (inner_request, inner_context):
-                generator = behavior(inner_request, inner_context)
-                async with contextlib.aclosing(generator) as responses:
-                    async for response in responses:
-                        handlers.sending.add(task)
-                        try:
-                            yield response
-                        finally:
-                            handlers.sending.discard(task)
-                        if handlers.cutting:
-                            raise asyncio.CancelledError
-
-        return wrapped
+                await _abort(context, self._method, error)
 
 
 def _cut_off() -> UnavailableError:
@@ -86,13 +168,7 @@ def _cut_off() -> UnavailableError:
     return UnavailableError("this server had to shut down before this was done; send it again")
 
 
-def _checked(request: Any) -> Any:
-    if isinstance(request, Malformed):
-        raise request.error
-    return _checked_stream(request) if hasattr(request, "__aiter__") else request
-
-
-async def _checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+async def _parsed(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
     async for request in requests:
         if isinstance(request, Malformed):
             raise request.error

@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 from millstream_server.runtime import metrics
 from millstream_server.runtime.admission import jittered
 from millstream_server.runtime.errors import OverloadedError
-from millstream_server.runtime.handlers import AroundInterceptor, Context
+from millstream_server.runtime.handlers import Context, service_of
 
 _RETRY_S = 1.0
 """When a refused client may come back: RPCs end for reasons we can't foresee from here."""
@@ -26,48 +26,37 @@ class RpcLimits:
     max_open_bytes: int = 512 << 20
 
 
-class LimitsInterceptor(AroundInterceptor):
+class LimitsLayer:
     """Refuses RPCs, and further messages of open ones, that are over the limits.
 
     Only the named services count and are refused: health checks, reflection and load reports must
     answer above all when the server is full (`maximum_concurrent_rpcs` would refuse them too).
-    Belongs inside the ErrorInterceptor, which makes the status. A message's bytes count from when
-    it is read until its RPC ends: what it said lives as long (a conversation's context does).
+    A message's bytes count from when it is read until its RPC ends: what it said lives as long (a
+    conversation's context does).
     """
 
     def __init__(self, services: Collection[str], limits: RpcLimits) -> None:
         """Limit the services with these full proto names."""
-        super().__init__()
         self.open_streams = 0
         self.open_bytes = 0
         self._services = frozenset(services)
         self._limits = limits
 
-    def covers(self, service: str) -> bool:
+    def covers(self, method: str) -> bool:
         """The services it was made for."""
-        return service in self._services
-
-    @contextlib.asynccontextmanager
-    async def around(
-        self, method: str, request: Any, context: Context
-    ) -> AsyncIterator[tuple[Any, Context]]:
-        """Count one RPC in, and out with everything it holds."""
-        with self._rpc() as held:
-            if hasattr(request, "__aiter__"):
-                yield held.each(request), _CountingContext(context, held)
-            else:
-                held.count(request)
-                yield request, context
+        return service_of(method) in self._services
 
     @contextlib.contextmanager
-    def _rpc(self) -> Iterator[_Held]:
+    def around(
+        self, requests: AsyncIterator[Any], context: Context
+    ) -> Iterator[tuple[AsyncIterator[Any], Context]]:
         """Count one RPC in, and out with everything it holds."""
         if self.open_streams >= self._limits.max_open_streams:
             raise _refusal("streams", f"{self.open_streams} RPCs are open already")
         self.open_streams += 1
         held = _Held(self._take)
         try:
-            yield held
+            yield held.each(requests), _CountingContext(context, held)
         finally:
             self.open_streams -= 1
             self.open_bytes -= held.bytes

@@ -58,7 +58,7 @@ class Method:
 class TelemetryServerInterceptor(OpenTelemetryAioServerInterceptor):
     """Measures every RPC and, with tracing, makes it a span; must be the chain's outermost.
 
-    The status is what the client gets, so that of `ErrorInterceptor`, which comes after this one.
+    The status is what the client gets, so that of `RpcInterceptor`, which comes after this one.
     Health, reflection and their like are left alone.
     """
 

@@ -13,14 +13,14 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from millstream_server.runtime import health, orca, reflection
-from millstream_server.runtime.auth import AuthInterceptor, AuthPolicy
+from millstream_server.runtime.auth import AuthLayer, AuthPolicy
 from millstream_server.runtime.channel import bind, server_options
 from millstream_server.runtime.drain import OpenHandlers
-from millstream_server.runtime.handlers import OneMessageInterceptor
-from millstream_server.runtime.interceptors import ErrorInterceptor
-from millstream_server.runtime.limits_interceptor import LimitsInterceptor, RpcLimits
+from millstream_server.runtime.handlers import Layer
 from millstream_server.runtime.load_meter import LoadMeter
 from millstream_server.runtime.metrics import DRAINING, SERVING
+from millstream_server.runtime.rpc_interceptor import RpcInterceptor
+from millstream_server.runtime.rpc_limits import LimitsLayer, RpcLimits
 from millstream_server.runtime.rpc_telemetry import TelemetryServerInterceptor
 from millstream_server.runtime.tls import ServerTls
 from millstream_server.runtime.tracing import Tracing
@@ -60,9 +60,9 @@ class ServerOptions:
 class Server:
     """A grpc.aio server with health (NOT_SERVING until told), reflection and typed errors.
 
-    An RPC passes the interceptors in this order: telemetry sees the final status, errors become
-    statuses, the load report joins the trailers, the caller is recognized, limits are applied, and
-    only then is a lone request message read.
+    An RPC passes this in order: telemetry, which sees the final status; `RpcInterceptor`, where
+    failures become statuses; its layers, in which the load report joins the trailers, the caller is
+    recognized, limits are applied. Only then is a lone request message read.
     """
 
     def __init__(self, services: Sequence[str], options: ServerOptions) -> None:
@@ -91,20 +91,18 @@ class Server:
         self._reflection = reflection.add_reflection(self.grpc, names)
 
     def _interceptors(self, options: ServerOptions) -> list[Any]:
-        chain: list[Any] = [
-            TelemetryServerInterceptor(
-                options.tracing,
-                without_spans=options.without_spans,
-                served=[m for name in self._services for m in reflection.methods_of(name)],
-            ),
-            ErrorInterceptor(self._handlers),
-        ]
+        layers: list[Layer] = [AuthLayer(options.auth)]
         if options.load is not None:
-            chain.append(orca.OrcaInterceptor(options.load.read, self._services))
-        chain.append(AuthInterceptor(options.auth))
+            layers.insert(0, orca.OrcaLayer(options.load.read, self._services))
         if options.limits is not None:
-            chain.append(LimitsInterceptor(self._services, options.limits))
-        return [*chain, OneMessageInterceptor()]
+            layers.append(LimitsLayer(self._services, options.limits))
+        served = [m for name in self._services for m in reflection.methods_of(name)]
+        return [
+            TelemetryServerInterceptor(
+                options.tracing, without_spans=options.without_spans, served=served
+            ),
+            RpcInterceptor(*layers, services=self._services, open_handlers=self._handlers),
+        ]
 
     async def listen(self, address: str) -> int:
         """Bind and start, NOT_SERVING; answers the port.

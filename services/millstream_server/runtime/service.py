@@ -15,15 +15,14 @@ from grpc_health.v1 import health_pb2_grpc
 from prometheus_client.registry import Collector
 
 from millstream_server.runtime.admin import AdminServer, Subject
-from millstream_server.runtime.auth import AuthInterceptor, AuthPolicy, PeerIdentities
+from millstream_server.runtime.auth import AuthLayer, AuthPolicy, PeerIdentities
 from millstream_server.runtime.channel import bind, is_loopback, server_options
-from millstream_server.runtime.handlers import OneMessageInterceptor
 from millstream_server.runtime.health import HealthServicer
-from millstream_server.runtime.interceptors import ErrorInterceptor
-from millstream_server.runtime.limits_interceptor import RpcLimits
 from millstream_server.runtime.load_meter import LoadMeter
 from millstream_server.runtime.metrics import CERTIFICATE_EXPIRY
 from millstream_server.runtime.metrics_endpoint import MetricsEndpoint
+from millstream_server.runtime.rpc_interceptor import RpcInterceptor
+from millstream_server.runtime.rpc_limits import RpcLimits
 from millstream_server.runtime.server import Server, ServerOptions
 from millstream_server.runtime.service_settings import ServiceSettings
 from millstream_server.runtime.settings import SettingsError
@@ -155,11 +154,7 @@ class Service:
                 health=self.server.health,
                 open_work=plan.open_work,
             ),
-            interceptors=[
-                ErrorInterceptor(),
-                AuthInterceptor(AuthPolicy(peers=peers)),
-                OneMessageInterceptor(),
-            ],
+            RpcInterceptor(AuthLayer(AuthPolicy(peers=peers))),
             credentials=tls.credentials() if tls else None,
         )
 
@@ -167,7 +162,7 @@ class Service:
 def _health_only(health: HealthServicer) -> grpc.aio.Server:
     """For probes that can't speak TLS: whether it serves is no secret, and nothing else answers."""
     server = grpc.aio.server(
-        interceptors=[ErrorInterceptor(), OneMessageInterceptor()],
+        interceptors=[RpcInterceptor()],
         options=server_options(max_receive_bytes=4096),
     )
     health_pb2_grpc.add_HealthServicer_to_server(health, server)

@@ -236,6 +236,7 @@ _ERRORS_BY_REASON: dict[int, type[ServingError]] = {
         errors.InternalError,
         errors.UnauthenticatedError,
         errors.PermissionDeniedError,
+        errors.UnknownMethodError,
     )
 }
 
