@@ -7,11 +7,14 @@ scrape.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import math
 import socket
 import socketserver
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from http import HTTPStatus
 from http.server import ThreadingHTTPServer
@@ -29,14 +32,27 @@ logger = logging.getLogger(__name__)
 
 PATH = "/metrics"
 _OPENMETRICS = "application/openmetrics-text"
-_CLIENT_LIMIT_S = 10.0  # for a scraper to send its request, and again for each part it takes
+# More than two Prometheus servers, an agent and somebody with curl need. Each costs a thread and a
+# descriptor, and the gRPC port needs those, too.
+MOST_CONNECTIONS = 16
+CLOSE_LIMIT_S = 2.0  # for scrapes under way; one waits up to 1.5 s for its engine
+_CONNECTION_LIMIT_S = 30.0  # Prometheus gives up after 10 s, unless told otherwise
+_SILENCE_LIMIT_S = 10.0  # between two bytes of a request, and for taking the answer
 
 
 class MetricsEndpoint:
     """Serves our metrics and those of ``collectors`` until it is closed."""
 
-    def __init__(self, address: str, service: str, collectors: Iterable[Collector] = ()) -> None:
+    def __init__(
+        self,
+        address: str,
+        service: str,
+        collectors: Iterable[Collector] = (),
+        connection_limit_s: float = _CONNECTION_LIMIT_S,
+    ) -> None:
         """Listen on ``address``, HOST:PORT, and answer from now on; ``service`` is who we are.
+
+        A connection is cut after ``connection_limit_s``, whatever it does.
 
         Raises:
             SettingsError: the address is none.
@@ -47,7 +63,7 @@ class MetricsEndpoint:
         registry = CollectorRegistry(support_collectors_without_names=True)
         for collector in (REGISTRY, *collectors):
             registry.register(collector)
-        self._server = _bind(address, _Handler.factory(registry))
+        self._server = _bind(address, _Handler.factory(registry), connection_limit_s)
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="metrics", daemon=True
         )
@@ -59,7 +75,7 @@ class MetricsEndpoint:
         return int(self._server.server_address[1])
 
     async def close(self) -> None:
-        """Stop listening; a scrape under way is answered. May be called twice."""
+        """Stop listening; a scrape under way has 2 s to be answered. May be called twice."""
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
@@ -67,13 +83,61 @@ class MetricsEndpoint:
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
+        self._server.end_connections()
 
 
 class _Server(ThreadingHTTPServer):
+    """Has few connections at once, each for a limited time."""
+
+    request_queue_size = 64
+
+    def __init__(
+        self, address: tuple[str, int], handler: type[MetricsHandler], limit_s: float
+    ) -> None:
+        self._limit_s = limit_s
+        self._changed = threading.Condition()
+        self._ends: dict[socket.socket, float] = {}  # of the open connections
+        super().__init__(address, handler)
+
     def server_bind(self) -> None:
         """Bind without asking the DNS for this host's name, as HTTPServer does."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Whether there is room; else it is closed unanswered."""
+        return len(self._ends) < MOST_CONNECTIONS
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Have a thread answer it."""
+        with self._changed:
+            self._ends[request] = time.monotonic() + self._limit_s
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close it; it was answered, refused or cut."""
+        with self._changed:
+            super().shutdown_request(request)
+            self._ends.pop(request, None)
+            self._changed.notify_all()
+
+    def service_actions(self) -> None:
+        """Cut who is here for too long; called at least twice a second."""
+        self._cut(socket.SHUT_RDWR, time.monotonic())
+
+    def end_connections(self) -> None:
+        """Let those be answered that have asked, for a while; no others."""
+        self._cut(socket.SHUT_RD)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._ends, CLOSE_LIMIT_S)
+        self._cut(socket.SHUT_RDWR)
+
+    def _cut(self, how: int, until: float = math.inf) -> None:
+        with self._changed:  # it isn't closed meanwhile: its descriptor may soon be another's
+            for connection, end in self._ends.items():
+                if end <= until:
+                    with contextlib.suppress(OSError):  # the scraper was faster
+                        connection.shutdown(how)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Log; the default prints to stderr. A scraper that leaves is no error."""
@@ -89,7 +153,7 @@ class _V6Server(_Server):
 
 
 class _Handler(MetricsHandler):
-    timeout = _CLIENT_LIMIT_S
+    timeout = _SILENCE_LIMIT_S
 
     def do_GET(self) -> None:  # noqa: N802 - the standard library's name
         if urlsplit(self.path).path == PATH:
@@ -111,13 +175,13 @@ class _Handler(MetricsHandler):
             self.headers["Accept"] = f"{_OPENMETRICS}; version=1.0.0; escaping=allow-utf-8"
 
 
-def _bind(address: str, handler: type[MetricsHandler]) -> _Server:
+def _bind(address: str, handler: type[MetricsHandler], limit_s: float) -> _Server:
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
         raise SettingsError(f"--metrics-listen: {address!r} is not HOST:PORT")
     kind = _V6Server if host.startswith("[") else _Server
     try:
-        return kind((host.strip("[]"), int(port)), handler)
+        return kind((host.strip("[]"), int(port)), handler, limit_s)
     except (OSError, OverflowError) as error:
         raise OSError(
             f"can't listen on {address} (--metrics-listen): is the port taken? {error}"
