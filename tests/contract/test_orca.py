@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -14,9 +16,13 @@ from google.protobuf.duration_pb2 import Duration
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from millstream.orca import service_pb2, service_pb2_grpc
+from millstream.v1 import worker_pb2
 from millstream_server.runtime import orca
+from millstream_server.runtime.api_keys import ApiKeys
+from millstream_server.runtime.auth import AuthPolicy, PeerIdentities
 from millstream_server.runtime.load_meter import LoadMeter
 from millstream_server.runtime.orca import LoadSnapshot
+from millstream_server.runtime.server import Server, ServerOptions
 from tests.support.failures import refusal
 from tests.support.reporting import (
     LOAD,
@@ -273,3 +279,52 @@ async def test_clients_that_leave_leave_nothing_behind() -> None:
             await until(lambda: len(asyncio.all_tasks()) <= before)
         assert not kept.done()
         kept.cancel()
+
+
+# ---- strangers
+
+
+@contextlib.asynccontextmanager
+async def _guarded(policy: AuthPolicy) -> AsyncIterator[int]:
+    """Serve, with reports, what nobody has a key for."""
+    meter = LoadMeter(lambda: 0.5)
+    options = ServerOptions(max_receive_bytes=4096, auth=policy, load=meter)
+    server = Server((worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name,), options)
+    try:
+        yield await server.listen("127.0.0.1:0")
+    finally:
+        await server.stop(0)
+
+
+async def test_who_has_no_key_is_told_the_load_and_nothing_of_what_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(orca, "MAX_STREAMS", 1)
+    keys = AuthPolicy(keys=ApiKeys(inline=f"alice:{'k' * 32}"))
+    async with _guarded(keys) as port, channel_to(port) as channel:
+        # gRPC's own client of this stream can't send a key.
+        call = _ask(channel, 3600)
+        assert (await call.read()).application_utilization == 0.5
+        refused = await refusal(_ask(channel))
+        assert (refused.code, refused.reason) == (
+            grpc.StatusCode.RESOURCE_EXHAUSTED,
+            "OVERLOADED",
+        )
+        call.cancel()
+        known, unknown = [
+            await buf_curl(f"{port}/{method}", "{}", "--schema", "proto")
+            for method in (
+                "millstream.v1.WorkerService/GetWorkerInfo",
+                "millstream.v1.ProcessorService/ListModels",
+            )
+        ]
+    for trailers in (known, unknown):
+        assert reason_in(trailers) == "UNAUTHENTICATED"
+        assert "Endpoint-Load-Metrics-Bin" not in trailers
+    assert known == unknown
+
+
+async def test_where_certificates_are_asked_for_the_load_is_not_open() -> None:
+    peers = AuthPolicy(peers=PeerIdentities(["*"]))
+    async with _guarded(peers) as port, channel_to(port) as channel:
+        assert (await refusal(_ask(channel))).reason == "UNAUTHENTICATED"

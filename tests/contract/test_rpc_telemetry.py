@@ -38,10 +38,13 @@ from tests.support.spans import (
 from tests.support.waiting import EOF, until
 
 Make = Callable[[SpanLog], Any]
+SERVED = [
+    f"/{SERVICE}/{name}" for name in ("Unary", "Generator", "Writer", "Chat", "Reader", "Gather")
+]
 
 
 def ours(spans: SpanLog) -> Any:
-    return TelemetryServerInterceptor(spans.tracing)
+    return TelemetryServerInterceptor(spans.tracing, served=SERVED)
 
 
 def stock(spans: SpanLog) -> Any:
@@ -253,7 +256,7 @@ async def test_a_server_without_tracing_extracts_nothing_and_measures() -> None:
         def look(self, context: Any) -> None:
             seen.append(trace.get_current_span().get_span_context().is_valid)
 
-    async with serving(Looking(), [TelemetryServerInterceptor()]) as client:
+    async with serving(Looking(), [TelemetryServerInterceptor(served=SERVED)]) as client:
         await client.unary(b"", metadata=INCOMING)
     assert seen == [False]
     assert _calls(measured, "Unary", "OK") == 1
@@ -267,7 +270,9 @@ async def test_a_stream_of_many_requests_is_no_span_but_passes_its_context_on() 
         def look(self, context: Any) -> None:
             seen.append(trace.get_current_span().get_span_context())
 
-    telemetry = TelemetryServerInterceptor(spans.tracing, without_spans={f"{SERVICE}/Chat"})
+    telemetry = TelemetryServerInterceptor(
+        spans.tracing, served=SERVED, without_spans={f"{SERVICE}/Chat"}
+    )
     async with serving(Looking(), [telemetry]) as client:
         assert [r async for r in client.chat(iter([b"a"]), metadata=INCOMING)] == [b"a"]
         await until(lambda: _calls(measured, "Chat", "OK") == 1)
@@ -319,7 +324,7 @@ async def test_calls_are_measured_by_method_and_code(make: Make) -> None:
 
 async def test_unknown_methods_make_no_labels() -> None:
     measured = Samples()
-    async with serving(Kinds(), [TelemetryServerInterceptor()]) as client:
+    async with serving(Kinds(), [TelemetryServerInterceptor(served=SERVED)]) as client:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await client.channel.unary_unary(f"/{SERVICE}/Guessed")(b"")
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

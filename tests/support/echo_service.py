@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from millstream_server.runtime.auth import AuthLayer, AuthPolicy, caller
+from millstream_server.runtime.auth import AuthPolicy, caller
 from millstream_server.runtime.channel import channel_options, open_channel, server_options
 from millstream_server.runtime.rpc_interceptor import RpcInterceptor
 from millstream_server.runtime.tls import ClientTls, ServerTls
@@ -118,7 +118,7 @@ async def echoing(
     options: Sequence[tuple[str, Any]] | None = None,
 ) -> AsyncIterator[Echoing]:
     """Serve on a free port of 127.0.0.1."""
-    layers = [AuthLayer(policy)] if policy is not None else []
+    layers = policy.layers() if policy is not None else []
     chosen = server_options(max_receive_bytes=1 << 20) if options is None else options
     server = grpc.aio.server(interceptors=[RpcInterceptor(*layers)], options=chosen)
     echo = Echo()

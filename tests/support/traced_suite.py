@@ -21,6 +21,7 @@ from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.turn_telemetry import Turns
 from millstream_server.routing.policy import LeastLoaded
 from millstream_server.routing.pool import WorkerPool
+from millstream_server.runtime.reflection import methods_of
 from millstream_server.runtime.rpc_interceptor import RpcInterceptor
 from millstream_server.runtime.rpc_telemetry import TelemetryServerInterceptor
 from millstream_server.runtime.tracing import Tracing
@@ -65,11 +66,18 @@ class TracedSuite:
     workers: Sequence[TracedWorker]
 
 
+SERVED = [
+    method
+    for name in ("ProcessorService", "PrefillService", "DecodeService", "WorkerService")
+    for method in methods_of(f"millstream.v1.{name}")
+]
+
+
 @contextlib.asynccontextmanager
 async def _serving(
     tracing: Tracing | None, add: Callable[[grpc.aio.Server], None]
 ) -> AsyncIterator[tuple[grpc.aio.Server, str]]:
-    telemetry = TelemetryServerInterceptor(tracing, without_spans=LONG_STREAMS)
+    telemetry = TelemetryServerInterceptor(tracing, served=SERVED, without_spans=LONG_STREAMS)
     server = grpc.aio.server(interceptors=[telemetry, RpcInterceptor()])
     add(server)
     port = server.add_insecure_port("127.0.0.1:0")

@@ -11,7 +11,7 @@ from google.rpc import error_details_pb2
 from millstream.v1 import errors_pb2
 from millstream_server.runtime import errors
 from millstream_server.runtime.errors import FieldViolation, ServingError
-from millstream_server.runtime.status import to_status
+from millstream_server.runtime.status import to_status, to_trailers
 from millstream_server.worker_stream.convert import error_from_proto, error_to_proto
 
 
@@ -117,3 +117,17 @@ def test_a_status_holds_what_applies_and_no_more() -> None:
     assert len(status.details) == 1
     assert status.details[0].Unpack(info)
     assert info.metadata["error_id"] == internal.error_id != errors.InternalError.with_id().error_id
+
+
+@pytest.mark.parametrize(
+    ("error", "pushback"),
+    [
+        (errors.NoWorkerError("none", retry_delay_s=0.25), "250"),
+        (errors.NoWorkerError("none"), None),
+        (errors.InvalidRequestError("never", retry_delay_s=1.0), None),
+    ],
+)
+def test_grpcs_own_retries_wait_as_long_as_ours(error: ServingError, pushback: str | None) -> None:
+    trailers = dict(to_trailers(error))
+    assert trailers.pop("grpc-retry-pushback-ms", None) == pushback
+    assert list(trailers) == ["grpc-status-details-bin"]

@@ -1,9 +1,10 @@
 """Who calls, and whether they may: deny by default, as soon as keys or peers are configured.
 
 What is configured must be fulfilled: with API keys a right key, with allowed peers a client
-certificate of one of them, with both both. Health is open to probes; every other method, known or
-not, is refused before it is looked at: before its request is parsed, and before the answer tells
-whether it exists.
+certificate of one of them, with both both. Health is open to probes. Load reports out of band are
+open to callers without a key, since gRPC's client opens their stream by itself and has no way to
+add one. Every other method, known or not, is refused before it is looked at: before its request is
+parsed, and before the answer tells whether it exists.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import enum
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from millstream_server.runtime.api_keys import ApiKeys
@@ -20,7 +22,8 @@ from millstream_server.runtime.errors import PermissionDeniedError, Unauthentica
 from millstream_server.runtime.handlers import Context
 from millstream_server.runtime.settings import SettingsError
 
-_OPEN = frozenset(f"/grpc.health.v1.Health/{name}" for name in ("Check", "Watch", "List"))
+_HEALTH = frozenset(f"/grpc.health.v1.Health/{name}" for name in ("Check", "Watch", "List"))
+_LOAD = frozenset({"/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics"})
 _BEARER = "bearer "
 
 
@@ -98,42 +101,48 @@ class AuthPolicy:
     keys: ApiKeys | None = None
     peers: PeerIdentities | None = None
 
-    def admit(self, context: Context) -> Caller:
-        """Recognize an RPC's caller.
-
-        Raises:
-            UnauthenticatedError: no credentials, or wrong ones.
-            PermissionDeniedError: the certificate is good, but its owner isn't allowed.
-        """
-        who = ANONYMOUS
+    def layers(self) -> list[AuthLayer]:
+        """Make what enforces it: nothing where there is nothing to enforce."""
+        found = []
         if self.peers is not None:
-            who = _certificate_owner(self.peers, context.auth_context())
+            found.append(AuthLayer(partial(_certificate_owner, self.peers), _HEALTH))
         if self.keys is not None:
-            key = _presented_key(context.invocation_metadata() or ())
-            name = self.keys.name_of(key) if key else None
-            if name is None:
-                raise UnauthenticatedError(
-                    "this server asks for an API key that it knows; send it as the metadata "
-                    "'authorization: Bearer KEY'"
-                )
-            who = Caller(name, CallerKind.API_KEY)
-        return who
+            found.append(AuthLayer(partial(_key_owner, self.keys), _HEALTH | _LOAD))
+        return found
 
 
-def _certificate_owner(peers: PeerIdentities, facts: Mapping[str, Iterable[bytes]]) -> Caller:
-    if "x509_pem_cert" not in facts:
-        raise UnauthenticatedError("this server asks for a client certificate")
-    names = [
-        name.decode(errors="replace")
-        for key in ("peer_uri", "peer_dns")
-        for name in facts.get(key, ())
-    ]
-    name = peers.allowed(names)
+class AuthLayer:
+    """Lets an RPC through when its caller is recognized; strangers' bytes stay bytes."""
+
+    def __init__(
+        self, recognize: Callable[[Context], Caller], open_methods: frozenset[str]
+    ) -> None:
+        """Call ``recognize`` for every method but the open ones; it raises for strangers."""
+        self._recognize = recognize
+        self._open = open_methods
+
+    def covers(self, method: str) -> bool:
+        """All that isn't open, known or not."""
+        return method not in self._open
+
+    @contextlib.contextmanager
+    def around(
+        self, requests: AsyncIterator[Any], context: Context
+    ) -> Iterator[tuple[AsyncIterator[Any], Context]]:
+        """Let in, or raise."""
+        _CALLER.set(self._recognize(context))  # each RPC is a task with a context of its own
+        yield requests, context
+
+
+def _key_owner(keys: ApiKeys, context: Context) -> Caller:
+    key = _presented_key(context.invocation_metadata() or ())
+    name = keys.name_of(key) if key else None
     if name is None:
-        raise PermissionDeniedError(
-            "the client certificate is good, but none of its DNS or URI names may call this server"
+        raise UnauthenticatedError(
+            "this server asks for an API key that it knows; send it as the metadata "
+            "'authorization: Bearer KEY'"
         )
-    return Caller(name, CallerKind.CERTIFICATE)
+    return Caller(name, CallerKind.API_KEY)
 
 
 def _presented_key(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
@@ -149,22 +158,18 @@ def _presented_key(metadata: Iterable[tuple[str, str | bytes]]) -> str | None:
     return keys[0] if len(keys) == 1 else None  # with two, whom would we believe?
 
 
-class AuthLayer:
-    """Lets an RPC through when the policy admits its caller; strangers' bytes stay bytes."""
-
-    def __init__(self, policy: AuthPolicy) -> None:
-        """Enforce ``policy``."""
-        self._policy = policy
-        self._enforced = policy.keys is not None or policy.peers is not None
-
-    def covers(self, method: str) -> bool:
-        """All that isn't open."""
-        return self._enforced and method not in _OPEN
-
-    @contextlib.contextmanager
-    def around(
-        self, requests: AsyncIterator[Any], context: Context
-    ) -> Iterator[tuple[AsyncIterator[Any], Context]]:
-        """Let in, or raise."""
-        _CALLER.set(self._policy.admit(context))  # each RPC is a task with a context of its own
-        yield requests, context
+def _certificate_owner(peers: PeerIdentities, context: Context) -> Caller:
+    facts: Mapping[str, Iterable[bytes]] = context.auth_context()
+    if "x509_pem_cert" not in facts:
+        raise UnauthenticatedError("this server asks for a client certificate")
+    names = [
+        name.decode(errors="replace")
+        for key in ("peer_uri", "peer_dns")
+        for name in facts.get(key, ())
+    ]
+    name = peers.allowed(names)
+    if name is None:
+        raise PermissionDeniedError(
+            "the client certificate is good, but none of its DNS or URI names may call this server"
+        )
+    return Caller(name, CallerKind.CERTIFICATE)

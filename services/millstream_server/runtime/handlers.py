@@ -35,24 +35,6 @@ class Layer(Protocol):
         """
 
 
-class Wrapped:
-    """What handlers were wrapped into, by handler: a server has a fixed number of them.
-
-    By method they could be any number, where made-up ones are answered too.
-    """
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self._by_id: dict[int, tuple[Handler, Handler]] = {}
-
-    def get(self, handler: Handler, wrap: Callable[[], Handler]) -> Handler:
-        """Answer what ``handler`` was wrapped into, or wrap it now."""
-        known = self._by_id.get(id(handler))
-        if known is None:  # the handler is kept, so that its id stays its own
-            known = self._by_id[id(handler)] = (handler, wrap())
-        return known[1]
-
-
 def behavior(handler: Handler) -> Callable[..., Any]:
     """Answer what a handler calls."""
     return getattr(  # type: ignore[no-any-return]

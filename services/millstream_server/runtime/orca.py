@@ -21,13 +21,15 @@ from typing import Any
 import grpc
 
 from millstream.orca import load_report_pb2, service_pb2, service_pb2_grpc
-from millstream_server.runtime.errors import UnavailableError
+from millstream_server.runtime.errors import OverloadedError, UnavailableError
 from millstream_server.runtime.handlers import Context, service_of
 
 TRAILER = "endpoint-load-metrics-bin"
 """Trailer that carries a serialized OrcaLoadReport, as every gRPC library expects it."""
 SERVICE = service_pb2.DESCRIPTOR.services_by_name["OpenRcaService"].full_name
 """For reflection; never one of the services that `OrcaLayer` reports for."""
+MAX_STREAMS = 16_384
+"""Like health's watches: one a client, and open to strangers."""
 
 # A report that every RPC carries is made anew ten times a second at most: then it costs nothing.
 _REPORT_LIFE_S = 0.1
@@ -101,8 +103,8 @@ class _Report:
 class OrcaLayer:
     """Adds a report to the trailers of every RPC of some services, however the RPC ends.
 
-    It belongs outermost of the layers: what refuses calls (authentication, limits) stands further
-    inside, so that refusals carry a report too: the status made of them keeps the trailers.
+    It belongs outside of what refuses calls for lack of room, so that refusals carry a report too:
+    the status made of them keeps the trailers; and inside of what refuses strangers.
     """
 
     def __init__(self, source: LoadSource, services: Collection[str]) -> None:
@@ -136,6 +138,7 @@ class OrcaServicer(service_pb2_grpc.OpenRcaServiceServicer):
     def __init__(self, source: LoadSource) -> None:
         """Report what ``source`` says."""
         self._report = _Report(source)
+        self._streams = 0
         self._closed = asyncio.Event()
 
     async def StreamCoreMetrics(  # noqa: N802 - the RPC's name
@@ -145,12 +148,18 @@ class OrcaServicer(service_pb2_grpc.OpenRcaServiceServicer):
         if self._closed.is_set():
             # With a report, or with OK, gRPC's client would be back at once, again and again.
             raise UnavailableError("the server is shutting down and reports its load no longer")
+        if self._streams >= MAX_STREAMS:
+            raise OverloadedError("too many ask for this server's load", retry_delay_s=10.0)
         interval_s = _interval_s(request)
-        while not self._closed.is_set():
-            yield self._report.message()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(interval_s):
-                    await self._closed.wait()
+        self._streams += 1
+        try:
+            while not self._closed.is_set():
+                yield self._report.message()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(interval_s):
+                        await self._closed.wait()
+        finally:
+            self._streams -= 1
 
     def close(self) -> None:
         """End all streams and refuse new ones: an open one would hold up the server's stop."""

@@ -21,12 +21,11 @@ from millstream_server.runtime.handlers import (
     Context,
     Handler,
     Layer,
-    Wrapped,
     behavior,
     is_generator,
     only,
 )
-from millstream_server.runtime.status import DETAILS_KEY, to_status
+from millstream_server.runtime.status import to_trailers
 from millstream_server.runtime.tracing import trace_id
 from millstream_server.runtime.wire import Malformed, tolerant
 
@@ -61,19 +60,21 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         self._layers = layers
         self._services = services
         self._open = open_handlers or OpenHandlers()
-        self._wrapped = Wrapped()
+        self._wrapped: dict[str, Handler] = {}
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """Wrap the method's handler, at its first call."""
+        """Wrap the method's handler; once, if somebody serves it."""
         handler = await continuation(handler_call_details)
         method: str = handler_call_details.method
         if handler is None:
             return self._wrap(self._unknown(method), method)
-        return self._wrapped.get(handler, lambda: self._wrap(handler, method))
+        if method not in self._wrapped:
+            self._wrapped[method] = self._wrap(handler, method)
+        return self._wrapped[method]
 
     def _wrap(self, handler: Handler, method: str) -> Handler:
         """Make it a handler of streams of requests, which on the wire is the same."""
@@ -154,12 +155,21 @@ class _Call:
                     for layer in self._layers:
                         given = stack.enter_context(layer.around(*given))
                     yield (await only(given[0]), given[1]) if self._lone else given
-            except asyncio.CancelledError:
-                if not self._open.cutting:
+            except asyncio.CancelledError as error:
+                if self._open.cutting:
+                    await _abort(context, self._method, _cut_off())
+                if _cancelled():
                     raise
-                await _abort(context, self._method, _cut_off())
+                # Something that was waited for was cancelled; the caller still waits.
+                await _abort(context, self._method, error)
             except Exception as error:  # noqa: BLE001 - the one catch-all
                 await _abort(context, self._method, error)
+
+
+def _cancelled() -> bool:
+    """Tell whether the caller's leaving, his deadline or a stop has cancelled this very RPC."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _cut_off() -> UnavailableError:
@@ -175,40 +185,40 @@ async def _parsed(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
         yield request
 
 
-async def _abort(context: Context, method: str, error: Exception) -> NoReturn:
+async def _abort(context: Context, method: str, error: BaseException) -> NoReturn:
+    """End the RPC with the status of ``error``; if it has ended before, nobody hears of it."""
     if isinstance(error, grpc.aio.AbortError):  # the handler, or a library's, has ended the RPC
         raise error
-    if isinstance(error, _TOO_LATE):
-        _over(method, error)
-    if not isinstance(error, ServingError):
-        internal = InternalError.with_id()
-        logger.error(
-            "method=%s error_id=%s trace_id=%s uncaught failure",
-            method,
-            internal.error_id,
-            trace_id(context.invocation_metadata()) or "-",
-            exc_info=error,
-        )
-        error = internal
-    else:
-        logger.debug("method=%s code=%s reason=%s", method, error.code.name, error.reason)
-    status = to_status(error)
+    told = error if isinstance(error, ServingError) else InternalError.with_id()
+    # Either the client has left, or somebody misused gRPC: the attempt to tell him will show.
+    late = isinstance(error, _TOO_LATE)
+    if not late:
+        _log(context, method, error, told)
     try:
         await context.abort(
-            error.code,
-            error.message,
+            told.code,
+            told.message,
             # abort's trailers replace those set before, such as a load report
-            trailing_metadata=(
-                *(context.trailing_metadata() or ()),
-                (DETAILS_KEY, status.SerializeToString()),
-            ),
+            trailing_metadata=(*(context.trailing_metadata() or ()), *to_trailers(told)),
         )
+    except grpc.aio.AbortError:
+        if late:
+            _log(context, method, error, told)
+        raise
     except (*_TOO_LATE, asyncio.InvalidStateError):
-        _over(method, error)
+        logger.debug("method=%s ended before its status could be sent", method)
+        raise asyncio.CancelledError from error
     raise error
 
 
-def _over(method: str, error: Exception) -> NoReturn:
-    """The RPC ended before: the client left first, and nobody hears of this any more."""
-    logger.debug("method=%s ended before its status could be sent", method)
-    raise asyncio.CancelledError from error
+def _log(context: Context, method: str, error: BaseException, told: ServingError) -> None:
+    if told is error:
+        logger.debug("method=%s code=%s reason=%s", method, told.code.name, told.reason)
+        return
+    logger.error(
+        "method=%s error_id=%s trace_id=%s uncaught failure",
+        method,
+        told.error_id,
+        trace_id(context.invocation_metadata()) or "-",
+        exc_info=error,
+    )

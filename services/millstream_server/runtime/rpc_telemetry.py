@@ -23,7 +23,7 @@ from opentelemetry.instrumentation.grpc._utilities import _server_status
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from prometheus_client import Histogram
 
-from millstream_server.runtime.handlers import Wrapped
+from millstream_server.runtime.auth import CallerKind, caller
 from millstream_server.runtime.metrics import RPC_SERVER_DURATION, RPC_SERVER_OPEN
 from millstream_server.runtime.tracing import PROPAGATOR, Tracing
 
@@ -66,35 +66,37 @@ class TelemetryServerInterceptor(OpenTelemetryAioServerInterceptor):
         self,
         tracing: Tracing | None = None,
         *,
+        served: Collection[str],
         without_spans: Collection[str] = (),
-        served: Collection[str] | None = None,
     ) -> None:
         """Without ``tracing`` only measure.
 
         Methods that aren't ``served`` ("/millstream.v1.DecodeService/Decode") go by one name: they
-        are answered too, with a refusal, where callers must log in.
+        are answered too, with a refusal, and callers may make up any number of them.
 
         ``without_spans`` are methods ("millstream.v1.DecodeService/Decode") whose streams carry
         many requests for hours: no span, but the context they come with is their requests'.
         """
         super().__init__(tracing.tracer if tracing else None)  # type: ignore[no-untyped-call]
         self._without_spans = frozenset(without_spans)
-        self._served = None if served is None else frozenset(served)
-        self._wrapped = Wrapped()
+        self._served = frozenset(served)
+        self._wrapped: dict[str, Handler] = {}
 
     async def intercept_service(  # type: ignore[override]
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler:
-        """Wrap the method's handler, once."""
+        """Wrap the method's handler; once, if it is served."""
         handler = await continuation(handler_call_details)
         method: str = handler_call_details.method
         if handler is None or method[1:].startswith(_PLUMBING):
             return handler
-        if self._served is not None and method not in self._served:
-            method = _OTHER
-        return self._wrapped.get(handler, lambda: self._wrap(handler, method))
+        if method not in self._served:
+            return self._wrap(handler, _OTHER)
+        if method not in self._wrapped:
+            self._wrapped[method] = self._wrap(handler, method)
+        return self._wrapped[method]
 
     def _wrap(self, handler: Handler, full_name: str) -> Handler:
         method = _ServedMethod(full_name, self._tracer)
@@ -188,6 +190,8 @@ class _ServedRpc:
 
 def _end_span(span: Span, code: grpc.StatusCode, details: str, error: BaseException | None) -> None:
     span.set_attribute("rpc.response.status_code", code.name)
+    if (who := caller()).kind is not CallerKind.ANONYMOUS:
+        span.set_attribute("enduser.id", who.name)
     status = _server_status(code, details)  # type: ignore[no-untyped-call]
     if code is grpc.StatusCode.CANCELLED:
         status = Status(StatusCode.ERROR, "cancelled by the client")

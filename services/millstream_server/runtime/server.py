@@ -13,7 +13,7 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from millstream_server.runtime import health, orca, reflection
-from millstream_server.runtime.auth import AuthLayer, AuthPolicy
+from millstream_server.runtime.auth import AuthPolicy
 from millstream_server.runtime.channel import bind, server_options
 from millstream_server.runtime.drain import OpenHandlers
 from millstream_server.runtime.handlers import Layer
@@ -61,8 +61,8 @@ class Server:
     """A grpc.aio server with health (NOT_SERVING until told), reflection and typed errors.
 
     An RPC passes this in order: telemetry, which sees the final status; `RpcInterceptor`, where
-    failures become statuses; its layers, in which the load report joins the trailers, the caller is
-    recognized, limits are applied. Only then is a lone request message read.
+    failures become statuses; its layers, in which the caller is recognized, the load report joins
+    the trailers, limits are applied. Only then is a lone request message read.
     """
 
     def __init__(self, services: Sequence[str], options: ServerOptions) -> None:
@@ -91,9 +91,9 @@ class Server:
         self._reflection = reflection.add_reflection(self.grpc, names)
 
     def _interceptors(self, options: ServerOptions) -> list[Any]:
-        layers: list[Layer] = [AuthLayer(options.auth)]
+        layers: list[Layer] = [*options.auth.layers()]
         if options.load is not None:
-            layers.insert(0, orca.OrcaLayer(options.load.read, self._services))
+            layers.append(orca.OrcaLayer(options.load.read, self._services))
         if options.limits is not None:
             layers.append(LimitsLayer(self._services, options.limits))
         served = [m for name in self._services for m in reflection.methods_of(name)]

@@ -14,10 +14,10 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from prometheus_client.registry import Collector
 
-from millstream_server.runtime.admin import AdminServer, Subject
-from millstream_server.runtime.auth import AuthLayer, AuthPolicy, PeerIdentities
+from millstream_server.runtime.admin import SERVICES, AdminServer, Subject
+from millstream_server.runtime.auth import AuthPolicy, PeerIdentities
 from millstream_server.runtime.channel import bind, is_loopback, server_options
-from millstream_server.runtime.health import HealthServicer
+from millstream_server.runtime.health import SERVICE_NAME, HealthServicer
 from millstream_server.runtime.load_meter import LoadMeter
 from millstream_server.runtime.metrics import CERTIFICATE_EXPIRY
 from millstream_server.runtime.metrics_endpoint import MetricsEndpoint
@@ -154,7 +154,7 @@ class Service:
                 health=self.server.health,
                 open_work=plan.open_work,
             ),
-            RpcInterceptor(AuthLayer(AuthPolicy(peers=peers))),
+            RpcInterceptor(*AuthPolicy(peers=peers).layers(), services=SERVICES),
             credentials=tls.credentials() if tls else None,
         )
 
@@ -162,7 +162,7 @@ class Service:
 def _health_only(health: HealthServicer) -> grpc.aio.Server:
     """For probes that can't speak TLS: whether it serves is no secret, and nothing else answers."""
     server = grpc.aio.server(
-        interceptors=[RpcInterceptor()],
+        interceptors=[RpcInterceptor(services=(SERVICE_NAME,))],
         options=server_options(max_receive_bytes=4096),
     )
     health_pb2_grpc.add_HealthServicer_to_server(health, server)

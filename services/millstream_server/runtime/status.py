@@ -12,6 +12,18 @@ DETAILS_KEY = "grpc-status-details-bin"
 """Trailer that carries the serialized Status, as every gRPC library expects it."""
 
 
+PUSHBACK_KEY = "grpc-retry-pushback-ms"
+"""Trailer by which gRPC's own retries wait as long as RetryInfo asks (gRFC A6)."""
+
+
+def to_trailers(error: ServingError) -> tuple[tuple[str, str | bytes], ...]:
+    """Write a failure's trailing metadata."""
+    details = (DETAILS_KEY, to_status(error).SerializeToString())
+    if not error.retryable or not error.retry_delay_s:
+        return (details,)
+    return details, (PUSHBACK_KEY, str(int(1000 * error.retry_delay_s)))
+
+
 def to_status(error: ServingError) -> status_pb2.Status:
     """Build the rich status of a failure."""
     status = status_pb2.Status(code=error.code.value[0], message=error.message)

@@ -1,0 +1,187 @@
+"""What stands around every RPC: layers, methods nobody serves, failures that aren't ours."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from millstream_server.runtime.api_keys import ApiKeys
+from millstream_server.runtime.auth import AuthPolicy
+from millstream_server.runtime.errors import OverloadedError
+from millstream_server.runtime.handlers import Layer
+from millstream_server.runtime.rpc_interceptor import RpcInterceptor
+from millstream_server.runtime.rpc_telemetry import TelemetryServerInterceptor
+from millstream_server.runtime.server import Server, ServerOptions
+from tests.support.failures import refusal
+from tests.support.rpc_kinds import SERVICE as KINDS
+from tests.support.rpc_kinds import Kinds
+from tests.support.rpc_kinds import serving as serving_kinds
+from tests.support.spans import SpanLog, attributes
+
+SERVICE = "test.v1.Any"
+METHOD = f"/{SERVICE}/Method"
+Handler = Callable[[bytes, Any], Awaitable[bytes]]
+
+
+class Noted:
+    """A layer that writes down when it is entered and left, and fails where it is told to."""
+
+    def __init__(self, name: str, log: list[str], fails: str = "") -> None:
+        self._name = name
+        self._log = log
+        self._fails = fails
+
+    def covers(self, method: str) -> bool:
+        return True
+
+    @contextlib.contextmanager
+    def around(
+        self, requests: AsyncIterator[Any], context: Any
+    ) -> Iterator[tuple[AsyncIterator[Any], Any]]:
+        self._log.append(f"+{self._name}")
+        if self._fails == "enter":
+            raise OverloadedError("full")
+        if self._fails == "accident":
+            raise KeyError("secret")
+        try:
+            yield requests, context
+        finally:
+            self._log.append(f"-{self._name}")
+            if self._fails == "leave":
+                raise OverloadedError("full after all")
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    handler: Handler, *layers: Layer
+) -> AsyncIterator[Callable[[], grpc.aio.UnaryUnaryCall]]:  # type: ignore[type-arg]
+    server = grpc.aio.server(interceptors=[RpcInterceptor(*layers)])
+    methods = {"Method": grpc.unary_unary_rpc_method_handler(handler)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            to: Any = channel
+            yield lambda: to.unary_unary(METHOD)(b"", timeout=5)
+    finally:
+        await server.stop(0)
+
+
+async def answers(_request: bytes, _context: Any) -> bytes:
+    return b"ok"
+
+
+# ---- layers
+
+
+async def test_layers_are_left_in_the_order_opposite_to_that_of_entering() -> None:
+    log: list[str] = []
+    async with serving(answers, Noted("a", log), Noted("b", log)) as call:
+        assert await call() == b"ok"
+    assert log == ["+a", "+b", "-b", "-a"]
+
+
+@pytest.mark.parametrize(
+    ("fails", "code", "order"),
+    [
+        ("enter", grpc.StatusCode.RESOURCE_EXHAUSTED, ["+a", "+b", "-a"]),
+        ("leave", grpc.StatusCode.RESOURCE_EXHAUSTED, ["+a", "+b", "+c", "-c", "-b", "-a"]),
+        ("accident", grpc.StatusCode.INTERNAL, ["+a", "+b", "-a"]),
+    ],
+)
+async def test_a_layer_that_fails_ends_the_rpc_and_those_outside_are_left(
+    fails: str, code: grpc.StatusCode, order: list[str]
+) -> None:
+    log: list[str] = []
+    layers = Noted("a", log), Noted("b", log, fails), Noted("c", log)
+    async with serving(answers, *layers) as call:
+        failed = await refusal(call())
+    assert failed.code is code
+    assert "secret" not in failed.message
+    assert log == order
+
+
+# ---- failures that look like a client's leaving
+
+
+async def _waits_for_what_was_cancelled(_request: bytes, _context: Any) -> bytes:
+    other: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+    other.cancel()
+    return await other
+
+
+async def _misuses_a_closed_channel(_request: bytes, _context: Any) -> bytes:
+    channel: Any = grpc.aio.insecure_channel("127.0.0.1:1")
+    await channel.close()
+    return bytes(await channel.unary_unary("/x/y")(b""))
+
+
+async def _meets_an_error_of_grpcs_own(_request: bytes, _context: Any) -> bytes:
+    raise grpc.aio.InternalError("of another RPC")
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [_waits_for_what_was_cancelled, _misuses_a_closed_channel, _meets_an_error_of_grpcs_own],
+)
+async def test_a_caller_who_still_waits_is_told(
+    handler: Handler, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(handler) as call:
+        failed = await refusal(call())
+    assert failed.code is grpc.StatusCode.INTERNAL
+    (line,) = [r for r in caplog.records if r.levelno == logging.ERROR]
+    assert failed.error_id in line.getMessage()
+
+
+# ---- callers
+
+
+async def test_a_span_names_its_caller() -> None:
+    spans, key = SpanLog(), "k" * 32
+    policy = AuthPolicy(keys=ApiKeys(inline=f"alice:{key}"))
+    telemetry = TelemetryServerInterceptor(spans.tracing, served=[f"/{KINDS}/Unary"])
+    async with serving_kinds(Kinds(), [telemetry, RpcInterceptor(*policy.layers())]) as client:
+        await client.unary(b"", metadata=(("authorization", f"Bearer {key}"),))
+        await refusal(client.unary(b""))
+        known, stranger = await spans.until_ended(2)
+    assert attributes(known)["enduser.id"] == "alice"
+    assert "enduser.id" not in attributes(stranger)
+
+
+# ---- methods nobody serves
+
+
+@pytest.mark.parametrize("keys", [None, ApiKeys(inline="alice:" + "k" * 32)])
+async def test_made_up_methods_leave_nothing_behind(keys: ApiKeys | None) -> None:
+    server = Server((), ServerOptions(max_receive_bytes=1 << 20, auth=AuthPolicy(keys=keys)))
+    port = await server.listen("127.0.0.1:0")
+
+    def kept() -> int:
+        gc.collect()
+        return sum(isinstance(thing, grpc.RpcMethodHandler) for thing in gc.get_objects())
+
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            to: Any = channel
+
+            async def guess(method: str) -> None:
+                code = (await refusal(to.unary_unary(method)(b""))).code
+                assert code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED)
+
+            await guess("/a.B/C")
+            before = kept()
+            for number in range(50):
+                await guess("/a.B/C")
+                await guess(f"/a.B/C{number}")
+            assert kept() <= before + 5
+    finally:
+        await server.stop(0)
