@@ -283,14 +283,20 @@ async def test_slots_are_counted_afresh_after_a_loss() -> None:
         assert [control.start.slot for control in worker.controls[sent:]] == [0, 1, 2]
 
 
-async def test_a_load_that_is_no_longer_reported_is_forgotten() -> None:
+async def test_a_load_that_is_no_longer_reported_is_forgotten_and_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client, "_RETRY_S", 0.1)
     async with connected() as (worker, connection):
         await until(lambda: connection.load is not None)
         assert connection.load is not None
         assert connection.load.running_requests == 99
         worker.stop_watching.set()
         await until(lambda: connection.load is None)
+        worker.stop_watching.clear()
+        await until(lambda: connection.load is not None)
         assert connection.description is not None
+        assert worker.connections == 1
 
 
 # ---- health

@@ -181,20 +181,25 @@ class WorkerConnection:
                 await self._outbox_filled.wait()
 
     async def _watch_load(self, service: worker_pb2_grpc.WorkerServiceStub) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError):
-            watch: Any = service.WatchLoad(worker_pb2.WatchLoadRequest())
-            observe_call(watch, "millstream.v1.WorkerService/WatchLoad")
-            with self._listening() as heard:
-                async for response in watch:
-                    load = response.load
-                    self.load = EngineLoad(
-                        running_requests=load.running_requests,
-                        queued_requests=load.queued_requests,
-                        used_blocks=load.used_blocks,
-                        total_blocks=load.total_blocks,
-                    )
-                    heard()
-        self.load = None  # rather none than an old one, which might keep requests away for good
+        while True:
+            try:
+                watch: Any = service.WatchLoad(worker_pb2.WatchLoadRequest())
+                observe_call(watch, "millstream.v1.WorkerService/WatchLoad")
+                with self._listening() as heard:
+                    async for response in watch:
+                        load = response.load
+                        self.load = EngineLoad(
+                            running_requests=load.running_requests,
+                            queued_requests=load.queued_requests,
+                            used_blocks=load.used_blocks,
+                            total_blocks=load.total_blocks,
+                        )
+                        heard()
+            except grpc.aio.AioRpcError as error:
+                logger.debug("worker=%s load watch code=%s", self.address, error.code().name)
+            finally:
+                self.load = None  # rather none than an old one, which might keep requests away
+            await asyncio.sleep(_RETRY_S)
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[Callable[[], None]]:
