@@ -116,12 +116,18 @@ async def spend(
     processor: ServiceProcess,
     streams: int,
     tokens: int,
+    *,
+    times: int = 1,
 ) -> Spent:
-    """Run ``streams`` chats at once; counts CPU from the first request to the last answer."""
+    """Run ``streams`` chats at once, so many times; counts CPU from the first to the last."""
     pids = (worker.pid, processor.pid, os.getpid())
     before = [cpu_s(pid) for pid in pids]
     began = time.perf_counter()
-    answers = await asyncio.gather(*(chat(stubs[i % len(stubs)], tokens) for i in range(streams)))
+    answers: list[Answer] = []
+    for _ in range(times):
+        answers += await asyncio.gather(
+            *(chat(stubs[i % len(stubs)], tokens) for i in range(streams))
+        )
     took_s = time.perf_counter() - began
     return Spent(answers, took_s, *(cpu_s(p) - b for p, b in zip(pids, before, strict=True)))
 
