@@ -179,11 +179,13 @@ class Constraint(_message.Message):
     REGEX_FIELD_NUMBER: _builtins.int
     EBNF_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
-    """A JSON Schema, as JSON text. (JSON by nature: the one place where JSON travels in a string.)"""
+    """A JSON Schema, as JSON text: an object of at most 4096 parts, 32 deep, without references
+    outside itself. (JSON by nature: the one place where JSON travels in a string.)
+    """
     regex: _builtins.str
-    """A regular expression the whole output matches."""
+    """A regular expression the whole output matches; parentheses nest at most 128 deep."""
     ebnf: _builtins.str
-    """A grammar in extended Backus–Naur form."""
+    """A grammar in extended Backus–Naur form; parentheses nest at most 128 deep."""
     def __init__(
         self,
         *,
