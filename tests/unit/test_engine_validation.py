@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from typing import Any
 
@@ -21,10 +22,12 @@ from millstream_server.engines.base import (
 )
 from millstream_server.engines.validation import (
     MAX_CONSTRAINT_BYTES,
+    MAX_CONSTRAINT_DEPTH,
     MAX_VIOLATIONS,
     check_request,
 )
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from millstream_server.runtime.json_bounds import MAX_JSON_DEPTH, MAX_SUBSCHEMAS
 
 _INFO = EngineInfo(
     engine="simulated",
@@ -206,3 +209,87 @@ def test_bad_values_are_reported_before_missing_abilities() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         check_request(request, bare, Role.AGGREGATED)
     assert [violation.field for violation in caught.value.violations] == ["sampling.top_p"]
+
+
+# ---- grammars
+
+
+def _grammar(kind: ConstraintKind, source: str) -> GenerationRequest:
+    return _request(sampling={"constraint": Constraint(kind, source)})
+
+
+def _nested(depth: int) -> str:
+    """Make a schema of so many objects around each other."""
+    return '{"items":' * (depth - 1) + "{}" + "}" * (depth - 1)
+
+
+def _groups(depth: int, inside: str) -> str:
+    return "(" * depth + inside + ")" * depth
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        (ConstraintKind.JSON_SCHEMA, "{}"),
+        (ConstraintKind.JSON_SCHEMA, _nested(MAX_JSON_DEPTH)),
+        (ConstraintKind.JSON_SCHEMA, json.dumps({"anyOf": [True] * (MAX_SUBSCHEMAS - 2)})),
+        (ConstraintKind.JSON_SCHEMA, '{"$ref": "#/$defs/a", "$defs": {"a": {}}}'),
+        (ConstraintKind.REGEX, _groups(MAX_CONSTRAINT_DEPTH, "a")),
+        (ConstraintKind.REGEX, "(a)" * 1000),
+        (ConstraintKind.REGEX, r"\(" * 1000),
+        (ConstraintKind.REGEX, r"[(\](]" * 1000),
+        (ConstraintKind.REGEX, "[" + "(" * 1000),  # no regex: for the engine to say
+        (ConstraintKind.EBNF, "root ::= " + _groups(MAX_CONSTRAINT_DEPTH, '"a"')),
+        (ConstraintKind.EBNF, 'root ::= ("\\"(" | [(])' + "\nroot ::= #(" * 1000),
+    ],
+)
+def test_grammars_within_their_bounds_pass(kind: ConstraintKind, source: str) -> None:
+    check_request(_grammar(kind, source), _INFO, Role.AGGREGATED)
+
+
+_DEEP_JSON = f"json_schema must not nest deeper than {MAX_JSON_DEPTH}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "says"),
+    [
+        (ConstraintKind.JSON_SCHEMA, _nested(MAX_JSON_DEPTH + 1), _DEEP_JSON),
+        (ConstraintKind.JSON_SCHEMA, _nested(6000), _DEEP_JSON),
+        (ConstraintKind.JSON_SCHEMA, '{"items":' * 6000, _DEEP_JSON),
+        (ConstraintKind.JSON_SCHEMA, '{"items":{}', "json_schema must be valid JSON"),
+        (ConstraintKind.JSON_SCHEMA, "[]", "json_schema must be a JSON object"),
+        (ConstraintKind.JSON_SCHEMA, "true", "json_schema must be a JSON object"),
+        (
+            ConstraintKind.JSON_SCHEMA,
+            json.dumps({"anyOf": [True] * MAX_SUBSCHEMAS}),
+            f"json_schema must not have more than {MAX_SUBSCHEMAS} parts",
+        ),
+        (
+            ConstraintKind.JSON_SCHEMA,
+            '{"$ref": "http://localhost/a"}',
+            "json_schema must not refer outside itself: every $ref starts with '#'",
+        ),
+        (
+            ConstraintKind.REGEX,
+            _groups(MAX_CONSTRAINT_DEPTH + 1, "a"),
+            f"regex must not nest deeper than {MAX_CONSTRAINT_DEPTH}",
+        ),
+        (
+            ConstraintKind.REGEX,
+            ")" * 1000 + "(" * 1000,
+            f"regex must not nest deeper than {MAX_CONSTRAINT_DEPTH}",
+        ),
+        (
+            ConstraintKind.EBNF,
+            "root ::= " + _groups(MAX_CONSTRAINT_DEPTH + 1, '"a"'),
+            f"ebnf must not nest deeper than {MAX_CONSTRAINT_DEPTH}",
+        ),
+    ],
+)
+def test_a_grammar_of_a_dangerous_shape_never_reaches_the_engine(
+    kind: ConstraintKind, source: str, says: str
+) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        check_request(_grammar(kind, source), _INFO, Role.AGGREGATED)
+    (violation,) = caught.value.violations
+    assert (violation.field, violation.description) == ("sampling.constraint", says)

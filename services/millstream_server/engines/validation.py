@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 
 from millstream_server.engines.base import (
     Ability,
+    Constraint,
+    ConstraintKind,
     EngineInfo,
     GenerationRequest,
     LogprobOptions,
@@ -23,8 +27,11 @@ from millstream_server.runtime.errors import (
     InvalidRequestError,
     UnsupportedFeatureError,
 )
+from millstream_server.runtime.json_bounds import read_schema
 
 MAX_CONSTRAINT_BYTES = 64 * 1024
+MAX_CONSTRAINT_DEPTH = 128
+"""Parentheses around each other in a regex or an EBNF grammar."""
 MAX_LOGIT_BIAS = 100.0
 MAX_PENALTY = 2.0
 MAX_REPETITION_PENALTY = 2.0
@@ -40,6 +47,14 @@ _ABILITY_SETTINGS: Mapping[Ability, str] = {
     Ability.SEED: "deterministic",
     Ability.MIN_NEW_TOKENS: "engine_tokenizer",
     Ability.CONSTRAINTS: "engine_tokenizer",
+}
+
+# What parentheses mean nothing in (escapes, character classes, EBNF's strings and comments), and
+# those that count. Possessive, so that no input takes more than one pass.
+_CLASS = r"\[(?:[^\]\\]|\\.)*+\]?"
+_PARENTHESES = {
+    ConstraintKind.REGEX: re.compile(rf"\\.|{_CLASS}|[()]", re.DOTALL),
+    ConstraintKind.EBNF: re.compile(rf'"(?:[^"\\\n]|\\.)*+"?|#[^\n]*+|{_CLASS}|[()]', re.DOTALL),
 }
 
 
@@ -163,6 +178,23 @@ def _constraint(sampling: Sampling) -> Iterator[FieldViolation]:
         yield FieldViolation(
             "sampling.constraint", f"{size} bytes are more than {MAX_CONSTRAINT_BYTES}"
         )
+    elif problem := _shape_problem(sampling.constraint):
+        yield FieldViolation("sampling.constraint", problem)
+
+
+# Every choice and leg of a request is checked, and clients send the same few grammars all day.
+@lru_cache(maxsize=64)
+def _shape_problem(constraint: Constraint) -> str | None:
+    """Say what keeps a grammar from being compiled safely; whether it is right, the engine says."""
+    if constraint.kind is ConstraintKind.JSON_SCHEMA:
+        problem, _ = read_schema(constraint.source)
+        return f"json_schema {problem}" if problem else None
+    depth = 0
+    for found in _PARENTHESES[constraint.kind].finditer(constraint.source):
+        depth = max(depth + {"(": 1, ")": -1}.get(found[0], 0), 0)
+        if depth > MAX_CONSTRAINT_DEPTH:
+            return f"{constraint.kind.value} must not nest deeper than {MAX_CONSTRAINT_DEPTH}"
+    return None
 
 
 def _logprobs(options: LogprobOptions | None) -> Iterator[FieldViolation]:

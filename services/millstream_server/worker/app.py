@@ -135,13 +135,23 @@ class _Worker:
     async def _watched(
         self, info: EngineInfo, on_failure: Callable[[ServingError], None]
     ) -> AsyncIterator[None]:
-        """Turn NOT_SERVING while the engine is stuck; give it up when it doesn't recover."""
+        """Turn NOT_SERVING while the engine is stuck; give it up when it doesn't recover.
+
+        A canary that ends by an accident counts as the engine's death.
+        """
         settings = self._settings
         if not settings.canary_interval_s:
             yield
             return
         loop = asyncio.get_running_loop()
         patience: asyncio.TimerHandle | None = None
+
+        def unwatched(watching: asyncio.Task[None]) -> None:
+            """End a worker whose canary ended by itself: a hang would go unnoticed."""
+            if watching.cancelled():
+                return
+            logger.error("the canary broke", exc_info=watching.exception())
+            on_failure(EngineFailedError("nobody watches it any more: its canary broke"))
 
         def give_up() -> None:
             on_failure(EngineFailedError(f"it was stuck for {settings.stuck_limit_s:g} s"))
@@ -161,18 +171,13 @@ class _Worker:
         )
         canary = Canary(self._engine, info.dp_size, on_change, times)
         watching = asyncio.ensure_future(canary.run())
-        watching.add_done_callback(_tell_of_accident)
+        watching.add_done_callback(unwatched)
         try:
             yield
         finally:
             watching.cancel()
             if patience is not None:
                 patience.cancel()
-
-
-def _tell_of_accident(watching: asyncio.Task[None]) -> None:
-    if not watching.cancelled() and (error := watching.exception()):
-        logger.error("the canary ended; nobody watches the engine any more", exc_info=error)
 
 
 def _gate(settings: WorkerSettings, role: Role) -> TicketGate | None:

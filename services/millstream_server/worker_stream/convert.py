@@ -27,7 +27,7 @@ from millstream_server.engines.base import (
 from millstream_server.runtime import errors
 from millstream_server.runtime.errors import FieldViolation, ServingError
 from millstream_server.transfer.ticket import Ticket
-from millstream_server.worker_stream.start import GenerationStart, TraceContext
+from millstream_server.worker_stream.start import NOT_TRACED, GenerationStart, TraceContext
 
 _FINISH_TO_PROTO = {
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
@@ -143,7 +143,7 @@ def start_to_proto(slot: int, start: GenerationStart) -> generation_pb2.StartGen
         message.logprobs.SetInParent()
     if start.ticket is not None:
         message.ticket.CopyFrom(ticket_to_proto(start.ticket))
-    if start.trace.traceparent:
+    if start.trace != NOT_TRACED:  # baggage goes on without a traceparent, too
         message.trace.traceparent = start.trace.traceparent
         message.trace.tracestate = start.trace.tracestate
         message.trace.baggage = start.trace.baggage

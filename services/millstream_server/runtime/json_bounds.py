@@ -1,0 +1,84 @@
+"""JSON that callers send in strings: bounded in size, depth and parts; nothing is ever fetched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
+
+MAX_JSON_BYTES = 64 * 1024
+MAX_JSON_DEPTH = 32
+MAX_SUBSCHEMAS = 4096
+"""Of one request: checking a tool's takes 0.2 ms each, and 64 KiB hold 15,000."""
+_REFERENCES = ("$ref", "$dynamicRef")
+
+
+def read_object(text: str) -> tuple[str | None, dict[str, Any]]:
+    """Return a problem, or None and the object."""
+    if len(text) > MAX_JSON_BYTES or len(text.encode()) > MAX_JSON_BYTES:
+        return f"must not exceed {MAX_JSON_BYTES // 1024} KiB", {}
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+        # JSON can spell half a surrogate pair, which is no text: no tokenizer takes it.
+        json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        return f"must not nest deeper than {MAX_JSON_DEPTH}", {}
+    except ValueError:
+        return "must be valid JSON", {}
+    if not isinstance(value, dict):
+        return "must be a JSON object", {}
+    if _depth_exceeds(value, MAX_JSON_DEPTH):
+        return f"must not nest deeper than {MAX_JSON_DEPTH}", {}
+    return None, value
+
+
+def read_schema(text: str) -> tuple[str | None, dict[str, Any]]:
+    """Return a problem, or None and the schema. Whether it is a valid one isn't checked."""
+    problem, schema = read_object(text)
+    if problem is not None:
+        return problem, {}
+    if count_parts(schema) > MAX_SUBSCHEMAS:
+        return f"must not have more than {MAX_SUBSCHEMAS} parts", {}
+    for reference in _references(schema):
+        if not reference.startswith("#"):
+            return "must not refer outside itself: every $ref starts with '#'", {}
+    return None, schema
+
+
+def count_parts(value: object) -> int:
+    """Return how much work it is to check this schema: its objects, arrays and booleans."""
+    # true and false are schemas, too.
+    inner = (child for child in _children(value) if isinstance(child, dict | list | bool))
+    return 1 + sum(count_parts(child) for child in inner)
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _depth_exceeds(value: object, limit: int) -> bool:
+    """Count the objects and arrays around each other, the outermost included."""
+    if limit == 0:
+        return True
+    return any(
+        _depth_exceeds(child, limit - 1)
+        for child in _children(value)
+        if isinstance(child, dict | list)
+    )
+
+
+def _references(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        for key in _REFERENCES:
+            reference = value.get(key)
+            # A property may be named "$ref"; its value is a schema then, not a string.
+            if isinstance(reference, str):
+                yield reference
+    for child in _children(value):
+        yield from _references(child)
+
+
+def _children(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
