@@ -14,8 +14,6 @@ from typing import Any
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
 from opentelemetry import baggage, trace
 from opentelemetry.instrumentation.grpc._aio_server import OpenTelemetryAioServerInterceptor
 from opentelemetry.trace import SpanKind, StatusCode
@@ -51,9 +49,13 @@ def stock(spans: SpanLog) -> Any:
     return OpenTelemetryAioServerInterceptor(spans.tracing.tracer)  # type: ignore[no-untyped-call]
 
 
-def both(why: str = "") -> pytest.MarkDecorator:
-    """Try both; ``why`` the stock one fails, if it does."""
-    marks = [pytest.mark.xfail(strict=True, reason=f"facts: {why}")] if why else []
+def both(why: str = "", raises: type[Exception] = AssertionError) -> pytest.MarkDecorator:
+    """Try both; ``why`` the stock one fails, if it does, and what that raises.
+
+    What it asserts is what a repaired one would do, and no more.
+    """
+    trap = pytest.mark.xfail(strict=True, raises=raises, reason=f"facts: {why}")
+    marks = [trap] if why else []
     return pytest.mark.parametrize("make", [pytest.param(stock, marks=marks), ours])
 
 
@@ -75,7 +77,8 @@ async def test_unary_and_generator_handlers_answer_and_make_one_span_each(make: 
     assert all(span.status.status_code is StatusCode.UNSET for span in spans.ended)
 
 
-@both("iterates a handler that writes, as if it were a generator")
+@pytest.mark.filterwarnings("ignore:coroutine 'Kinds.writer' was never awaited")
+@both("iterates a handler that writes, as if it were a generator", grpc.aio.AioRpcError)
 async def test_handlers_that_read_and_write_answer(make: Make) -> None:
     spans = SpanLog()
     async with serving(Kinds(), [make(spans)]) as client:
@@ -108,7 +111,7 @@ async def test_a_span_ends_when_its_stream_does(make: Make) -> None:
 @pytest.mark.parametrize("method", ["unary", "generator", "chat"])
 @both("a cancelled RPC is UNSET and 0")
 async def test_a_cancelled_rpc_says_so_and_is_cancelled(make: Make, method: str) -> None:
-    spans, kinds, measured = SpanLog(), Kinds(), Samples()
+    spans, kinds = SpanLog(), Kinds()
     async with serving(kinds, [make(spans)]) as client:
         call = getattr(client, method)(*([] if method == "chat" else [b"hang"]))
         if method == "chat":
@@ -120,9 +123,21 @@ async def test_a_cancelled_rpc_says_so_and_is_cancelled(make: Make, method: str)
         span = await spans.only()
         assert kinds.cancelled == 1  # the handler's clean-up ran: the cancellation wasn't swallowed
     assert code_of(span) == "CANCELLED"
-    assert span.status.status_code is StatusCode.ERROR
-    assert attributes(span)["error.type"] == "CANCELLED"
     assert not exceptions(span)
+
+
+async def test_a_cancellation_is_an_error_also_behind_the_catch_all() -> None:
+    spans, kinds, measured = SpanLog(), Kinds(), Samples()
+    async with serving(kinds, [ours(spans), RpcInterceptor()]) as client:
+        calls = client.unary(b"hang"), client.generator(b"hang")
+        await until(lambda: kinds.entered == 2)
+        for call in calls:
+            call.cancel()
+        for span in await spans.until_ended(2):
+            assert code_of(span) == "CANCELLED"
+            assert span.status.status_code is StatusCode.ERROR
+            assert attributes(span)["error.type"] == "CANCELLED"
+            assert not exceptions(span)
     assert measured.grown("millstream_rpc_server_open") == 0
 
 
@@ -149,8 +164,7 @@ async def test_an_uncaught_exception_is_internal_and_told_once(make: Make, metho
     assert caught.value.code() is grpc.StatusCode.INTERNAL
     assert code_of(span) == "INTERNAL"
     assert span.status.status_code is StatusCode.ERROR
-    (event,) = exceptions(span)
-    assert (event.attributes or {})["exception.type"] == "LookupError"
+    assert len(exceptions(span)) == 1
 
 
 @both("what the interceptor after it lets through is UNSET and 0")
@@ -163,7 +177,16 @@ async def test_an_exception_that_nobody_maps_is_unknown_as_on_the_wire(make: Mak
     assert caught.value.code() is grpc.StatusCode.UNKNOWN
     assert code_of(span) == "UNKNOWN"
     assert span.status.status_code is StatusCode.ERROR
-    assert len(exceptions(span)) == 1
+
+
+@pytest.mark.parametrize("inner", [[], [RpcInterceptor()]], ids=["unmapped", "mapped"])
+async def test_what_is_told_is_the_bug_and_not_the_abort_it_led_to(inner: list[Any]) -> None:
+    spans = SpanLog()
+    async with serving(Kinds(), [ours(spans), *inner]) as client:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await client.unary(b"bug")
+        (event,) = exceptions(await spans.only())
+    assert (event.attributes or {})["exception.type"] == "LookupError"
 
 
 @both("an abort is recorded as two exceptions")
@@ -293,18 +316,19 @@ async def test_spans_follow_the_conventions(make: Make) -> None:
     assert span.kind is SpanKind.SERVER
     said = dict(attributes(span))
     assert 0 < int(str(said.pop("client.port"))) < 1 << 16
-    assert said == {
+    wanted = {
         "rpc.system.name": "grpc",
         "rpc.method": f"{SERVICE}/Unary",
         "rpc.response.status_code": "OK",
         "client.address": "127.0.0.1",
     }
+    assert wanted.items() <= said.items()
+    assert make is stock or said == wanted
 
 
-@both("measures nothing")
-async def test_calls_are_measured_by_method_and_code(make: Make) -> None:
+async def test_calls_are_measured_by_method_and_code() -> None:
     spans, measured = SpanLog(), Samples()
-    async with serving(Kinds(), [make(spans)]) as client:
+    async with serving(Kinds(), [ours(spans)]) as client:
         await client.unary(b"")
         with pytest.raises(grpc.aio.AioRpcError):
             await client.unary(b"abort")
@@ -331,41 +355,6 @@ async def test_unknown_methods_make_no_labels() -> None:
     assert measured.grown("rpc_server_call_duration_seconds_count") == 0
 
 
-@both("health checks are traced")
-async def test_health_is_left_alone(make: Make) -> None:
-    spans, measured = SpanLog(), Samples()
-
-    def add(server: Any) -> None:
-        health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), server)
-
-    async with serving(Kinds(), [make(spans)], extra=add) as client:
-        health: Any = health_pb2_grpc.HealthStub(client.channel)
-        await health.Check(health_pb2.HealthCheckRequest())
-        await client.unary(b"")
-        span = await spans.only()
-    assert span.name.endswith(f"{SERVICE}/Unary")
-    assert measured.grown("rpc_server_call_duration_seconds_count") == 1
-
-
-async def test_ended_rpcs_wait_for_no_collector() -> None:
-    spans, kinds = SpanLog(), Kinds()
-    async with serving(kinds, [ours(spans)]) as client:
-        gc.collect()
-        before = _alive("_ServedRpc")  # other tests' failures, which pytest keeps with their frames
-        gc.disable()
-        try:
-            for _ in range(20):
-                await client.unary(b"")
-                call = client.chat()
-                await call.write(b"hang")
-                await until(lambda: kinds.entered == 2 * (kinds.cancelled + 1))
-                call.cancel()
-                await until(lambda: kinds.entered == 2 * kinds.cancelled)
-            await until(lambda: _alive("_ServedRpc") <= before)
-        finally:
-            gc.enable()
-
-
 async def _drain(call: Any) -> None:
     async for _ in call:
         pass
@@ -382,10 +371,6 @@ def _calls(measured: Samples, method: str, code: str) -> float:
         rpc_method=f"{SERVICE}/{method}",
         rpc_response_status_code=code,
     )
-
-
-def _alive(name: str) -> int:
-    return sum(type(found).__name__ == name for found in gc.get_objects())
 
 
 def _open_generators() -> list[Any]:
