@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,12 +11,20 @@ from typing import Any
 import grpc
 import pytest
 
+from millstream.v1 import worker_pb2
+from millstream_server.runtime import server as module
+from millstream_server.runtime.load_meter import LoadMeter
+from millstream_server.runtime.rpc_limits import RpcLimits
 from millstream_server.runtime.server import Server, ServerOptions
-from tests.support.failures import refusal
+from tests.support.failures import Failure, refusal
 from tests.support.waiting import EOF, until
 
-SERVICE = "test.v1.SlowService"
+SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
+"""One that reflection can describe; its methods are ours."""
 KINDS = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
+
+
+PLAIN = ServerOptions(max_receive_bytes=1 << 20)
 
 
 class Slow:
@@ -56,10 +65,24 @@ class Slow:
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
 
-async def _serve(slow: Slow) -> tuple[Server, int]:
-    server = Server((), ServerOptions(max_receive_bytes=1 << 20))
-    server.grpc.add_generic_rpc_handlers((slow.handlers(),))
-    return server, await server.listen("127.0.0.1:0")
+def _layered() -> ServerOptions:
+    """With the layers of a Processor that has no keys."""
+    return ServerOptions(max_receive_bytes=1 << 20, limits=RpcLimits(), load=LoadMeter(lambda: 0.0))
+
+
+@contextlib.asynccontextmanager
+async def _serving(
+    handlers: Any, options: ServerOptions = PLAIN
+) -> AsyncIterator[tuple[Server, grpc.aio.Channel]]:
+    """Serve until the test has stopped it, or failed."""
+    server = Server((SERVICE,), options)
+    server.grpc.add_generic_rpc_handlers((handlers,))
+    port = await server.listen("127.0.0.1:0")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        try:
+            yield server, channel
+        finally:
+            await server.stop(0)
 
 
 def _calls(channel: grpc.aio.Channel) -> list[Any]:
@@ -71,24 +94,106 @@ def _calls(channel: grpc.aio.Channel) -> list[Any]:
     return calls
 
 
+def _calls_without_message(channel: Any) -> list[Any]:
+    """Call methods that take one message, and send none."""
+    path = f"/{SERVICE}/unary"
+    return [channel.stream_unary(f"{path}_unary")(), channel.stream_stream(f"{path}_stream")()]
+
+
+def _was_told_why(failed: Failure) -> None:
+    assert failed.code is grpc.StatusCode.UNAVAILABLE
+    assert failed.reason == "UNAVAILABLE"
+    assert failed.retryable
+    assert "shut down" in failed.message
+
+
 @pytest.mark.parametrize("grace_s", [0, 0.1])
-async def test_every_kind_of_rpc_is_told_why_it_ends(grace_s: float) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(PLAIN, id="plain"),
+        pytest.param(_layered(), id="layered"),
+    ],
+)
+async def test_every_kind_of_rpc_is_told_why_it_ends(
+    options: ServerOptions, grace_s: float
+) -> None:
     slow = Slow()
-    server, port = await _serve(slow)
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with _serving(slow.handlers(), options) as (server, channel):
         calls = _calls(channel)
-        ends = [asyncio.ensure_future(refusal(call)) for call in calls]
+        waiting = _calls_without_message(channel)
+        ends = [asyncio.ensure_future(refusal(call)) for call in calls + waiting]
         await until(lambda: slow.begun == len(calls))
+        await until(lambda: server._handlers.count == len(ends))
         began = time.monotonic()
         await server.stop(grace_s)
         assert grace_s * 0.9 <= time.monotonic() - began < grace_s + 0.9, "gRPC cut nobody"
-        assert slow.cleaned_up == len(calls)
+        assert (slow.begun, slow.cleaned_up) == (len(calls), len(calls))
         for end in ends:
-            failed = await end
-            assert failed.code is grpc.StatusCode.UNAVAILABLE
-            assert failed.reason == "UNAVAILABLE"
-            assert failed.retryable
-            assert "shut down" in failed.message
+            _was_told_why(await end)
+
+
+class Stubborn:
+    """A handler whose clean-up takes as long as the test likes, whoever cancels it."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.may_end = asyncio.Event()
+        self.cleaned_up = False
+
+    async def hold(self, request: Any, context: Any) -> bytes:
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            while not self.may_end.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await self.may_end.wait()
+            self.cleaned_up = True
+        return b""
+
+    def handlers(self) -> Any:
+        hold = grpc.unary_unary_rpc_method_handler(self.hold)
+        return grpc.method_handlers_generic_handler(SERVICE, {"Hold": hold})
+
+
+@contextlib.asynccontextmanager
+async def _stopping(stubborn: Stubborn) -> AsyncIterator[asyncio.Future[None]]:
+    """Stop a server without grace whose handler cleans up, until gRPC is through with it."""
+    async with _serving(stubborn.handlers()) as (server, channel):
+        method: Any = channel.unary_unary
+        call = method(f"/{SERVICE}/Hold")(b"")
+        await stubborn.begun.wait()
+        stopping = asyncio.ensure_future(server.stop(0))
+        await server.grpc.wait_for_termination()
+        assert (await refusal(call)).code is grpc.StatusCode.UNAVAILABLE
+        try:
+            yield stopping
+        finally:
+            stubborn.may_end.set()
+            await asyncio.wait({stopping})
+            await until(lambda: not server._handlers.count)
+
+
+async def test_a_clean_up_that_outlasts_grpcs_own_grace_is_awaited() -> None:
+    stubborn = Stubborn()
+    async with _stopping(stubborn) as stopping:
+        done, _ = await asyncio.wait({stopping}, timeout=0.2)
+        assert not done, "its handler still cleans up"
+        stubborn.may_end.set()
+        await stopping
+        assert stubborn.cleaned_up
+
+
+async def test_a_clean_up_that_never_ends_is_left_and_told_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_HANDLERS_S", 0.1)
+    stubborn = Stubborn()
+    async with _stopping(stubborn) as stopping:
+        await asyncio.wait_for(stopping, 5)
+        assert not stubborn.cleaned_up
+        assert "handlers still clean up open=1" in caplog.messages
 
 
 async def test_a_caller_who_doesnt_read_holds_nobody_up() -> None:
@@ -100,16 +205,9 @@ async def test_a_caller_who_doesnt_read_holds_nobody_up() -> None:
             full.set()
             yield bytes(1 << 20)
 
-    server = Server((), ServerOptions(max_receive_bytes=1 << 20))
-    server.grpc.add_generic_rpc_handlers(
-        (
-            grpc.method_handlers_generic_handler(
-                SERVICE, {"Flood": grpc.unary_stream_rpc_method_handler(flood)}
-            ),
-        )
-    )
-    port = await server.listen("127.0.0.1:0")
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    handlers = {"Flood": grpc.unary_stream_rpc_method_handler(flood)}
+    flooding = grpc.method_handlers_generic_handler(SERVICE, handlers)
+    async with _serving(flooding) as (server, channel):
         method: Any = channel.unary_stream
         call = method(f"/{SERVICE}/Flood")(b"")
         assert await call.read() is not EOF

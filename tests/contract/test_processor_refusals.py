@@ -61,8 +61,8 @@ async def beside_a_healthy_chat(text_model: TextModel) -> AsyncIterator[InProces
         await one.until_idle()
 
 
-async def _chat_refusal(front: InProcessProcessor, *requests: Any) -> Failure:
-    conversation = Conversation(front.stub)
+async def _chat_refusal(front: InProcessProcessor, *requests: Any, **call: Any) -> Failure:
+    conversation = Conversation(front.stub, **call)
     await conversation.say(*requests)
     return await refusal(conversation.end())
 
@@ -363,6 +363,8 @@ async def test_a_message_of_ten_megabytes_ends_its_own_rpc(text_model: TextModel
 
 # ---- our own faults
 
+TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
+
 
 async def test_an_uncaught_failure_shows_an_id_and_not_its_text(
     text_model: TextModel,
@@ -375,7 +377,8 @@ async def test_an_uncaught_failure_shows_an_id_and_not_its_text(
             raise ZeroDivisionError("the secret path /etc/x")
 
         monkeypatch.setattr(front.core, "check", broken)
-        failed = await _chat_refusal(front, start("a"))
+        traced = (("traceparent", f"00-{TRACE_ID}-00f067aa0ba902b7-01"),)
+        failed = await _chat_refusal(front, start("a"), metadata=traced)
         await one.until_idle()
     assert failed.code is grpc.StatusCode.INTERNAL
     assert failed.reason == "INTERNAL"
@@ -383,4 +386,6 @@ async def test_an_uncaught_failure_shows_an_id_and_not_its_text(
     assert failed.error_id
     assert failed.error_id in failed.message
     assert "secret" not in failed.message
-    assert failed.error_id in caplog.text
+    (line,) = [told for told in caplog.messages if failed.error_id in told]
+    assert f" error_id={failed.error_id} " in line
+    assert f" trace_id={TRACE_ID} " in line, "the caller's, to find the failure from either end"

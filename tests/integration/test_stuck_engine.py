@@ -106,6 +106,7 @@ async def worker(
             watched_health(channel, DECODE, "liveness") as (health, liveness),
         ):
             await health.until(SERVING)
+            health.told[:] = [SERVING]  # before that, that it loads, if the watch came so early
             yield Worker(engine, settings, code, health, liveness)
     finally:
         code.cancel()

@@ -10,9 +10,12 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from millstream.v1 import decode_pb2
+from millstream_server.decode.settings import DecodeSettings
 from millstream_server.engines.base import (
     CollectingSink,
     GenerationRequest,
@@ -25,7 +28,9 @@ from millstream_server.engines.base import (
 from millstream_server.engines.sglang_progress import RankProgress
 from millstream_server.engines.simulated import SimulatedConfig, SimulatedEngine
 from millstream_server.runtime.errors import EngineFailedError
+from millstream_server.worker import app
 from millstream_server.worker.canary import Canary, CanaryTimes
+from millstream_server.worker.settings import EngineKind, WorkerSettings
 from tests.support.waiting import until
 
 TIMES = CanaryTimes(interval_s=0.1, deadline_s=0.3, retry_s=0.05)
@@ -218,8 +223,29 @@ async def test_real_work_ends_the_alarm_without_a_canary() -> None:
         assert w.canary.failures == probes
 
 
-def test_the_defaults_notice_a_hang_within_fifteen_seconds() -> None:
-    times = CanaryTimes()
+@pytest.mark.parametrize("kind", [WorkerSettings, DecodeSettings])
+async def test_a_worker_by_default_notices_a_hang_within_fifteen_seconds(
+    kind: type[WorkerSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the times that a worker's app gives its canary, not of the canary's own."""
+    made: list[CanaryTimes] = []
+
+    def remember(*args: Any) -> Canary:
+        canary = Canary(*args)
+        made.append(canary._times)
+        return canary
+
+    monkeypatch.setattr(app, "Canary", remember)
+    settings = kind(listen="127.0.0.1:0", metrics_listen="", engine=EngineKind.SIMULATED)
+    service = decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].full_name
+    running = asyncio.ensure_future(app.run(settings, Role.AGGREGATED, service, lambda *_: None))
+    try:
+        await until(lambda: bool(made) or running.done())
+        assert not running.done()
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+    (times,) = made
     assert times.interval_s + times.deadline_s + 2 * times.poll_s < 15
 
 
