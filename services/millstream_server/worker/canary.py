@@ -30,11 +30,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryTimes:
-    """When to try and when to give up; the defaults notice a hang within 14 s."""
+    """When to try and when to give up; a hang is noticed within the sum, and a second."""
 
-    interval_s: float = 5.0
+    interval_s: float
     """Silence that is tried with a probe. An idle engine runs one so often: a few tokens' work."""
-    deadline_s: float = 8.0
+    deadline_s: float
     """Silence that is borne from then on. Longer than any single step of the engine."""
     retry_s: float = 1.0
     """From a failed probe to the next."""
@@ -57,13 +57,13 @@ class Canary:
         engine: Probeable,
         dp_size: int,
         on_change: Callable[[bool], None],
-        times: CanaryTimes | None = None,
+        times: CanaryTimes,
     ) -> None:
         """Watch ranks 0 to ``dp_size`` - 1 of ``engine`` once `run` is called."""
         self._engine = engine
         self._dp_size = dp_size
         self._on_change = on_change
-        self._times = times or CanaryTimes()
+        self._times = times
         self._wedged: set[int] = set()
         self.probes = 0
         """Probes that were run."""
