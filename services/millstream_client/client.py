@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,12 +13,18 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from millstream.v1 import chat_pb2, processor_pb2, processor_pb2_grpc
 from millstream_client import requests
 from millstream_client.conversation import Conversation
-from millstream_client.errors import DeadlineExceededError, UnavailableError, from_rpc_error
-from millstream_client.handle import CallHandle
+from millstream_client.errors import DeadlineExceededError, UnavailableError
+from millstream_client.handle import CallHandle, OpenCalls
 from millstream_client.requests import Knobs, Say, generation_options
 from millstream_client.retry import NO_RETRY, Attempts, Retry
 from millstream_client.service_config import SERVICE
-from millstream_client.streams import AnswerStream, answer_deltas, before_next, one_shot
+from millstream_client.streams import (
+    AnswerStream,
+    answer_deltas,
+    before_next,
+    cancels_task,
+    one_shot,
+)
 from millstream_client.transport import Metadata, Options, Tls, plan_transport
 
 if TYPE_CHECKING:
@@ -47,23 +54,35 @@ class Client:
             OSError: a TLS file can't be read.
         """
         self.retry = retry or Retry()
-        self._transport = plan_transport(address, api_key, tls, self.retry, options or Options())
+        self._transport = plan_transport(address, api_key, tls, options or Options())
+        self.calls = OpenCalls()
+        """What runs; closing the client ends it."""
         self._channel: grpc.aio.Channel | None = None
         self._stub: processor_pb2_grpc.ProcessorServiceStub | None = None
         self._ask_method: Any = None
 
     @property
     def channel(self) -> grpc.aio.Channel:
-        """The gRPC channel, for calls that this client has no method for."""
+        """The gRPC channel, for calls that this client has no method for.
+
+        Raises:
+            RequestCancelledError: the client was closed.
+        """
+        self.calls.check_open()
         if self._channel is None:
             self._channel = self._transport.open_aio()
         return self._channel
 
     @property
     def stub(self) -> processor_pb2_grpc.ProcessorServiceStub:
-        """The generated stub on `channel`; give its calls `metadata`."""
+        """The generated stub on `channel`; give its calls `metadata`.
+
+        Raises:
+            RequestCancelledError: the client was closed.
+        """
+        channel = self.channel
         if self._stub is None:
-            self._stub = processor_pb2_grpc.ProcessorServiceStub(self.channel)
+            self._stub = processor_pb2_grpc.ProcessorServiceStub(channel)
         return self._stub
 
     def metadata(self) -> Metadata:
@@ -71,7 +90,8 @@ class Client:
         return self._transport.metadata()
 
     async def close(self) -> None:
-        """Disconnect; calls that still run fail."""
+        """Disconnect; what runs, pauses or comes later fails with a RequestCancelledError."""
+        self.calls.close()
         if self._channel is not None:
             await self._channel.close(None)
 
@@ -110,7 +130,7 @@ class Client:
         )
 
         request = processor_pb2.ChatRequest(start=start)
-        return self._stream(self._ask, request, start.request_id, timeout_s)
+        return self._stream(lambda: self._ask, request, start.request_id, timeout_s)
 
     def complete(
         self,
@@ -126,7 +146,7 @@ class Client:
             prompt, model=model, options=generation_options(**knobs), request_id=request_id
         )
 
-        return self._stream(self.stub.Complete, request, request.request_id, timeout_s)
+        return self._stream(lambda: self.stub.Complete, request, request.request_id, timeout_s)
 
     def conversation(
         self,
@@ -163,7 +183,7 @@ class Client:
             text, model=model, tools=tools, special_tokens=special_tokens
         )
         response: processor_pb2.TokenizeResponse = await self._call(
-            self.stub.Tokenize, request, timeout_s
+            lambda: self.stub.Tokenize, request, timeout_s
         )
         return response
 
@@ -180,23 +200,27 @@ class Client:
             model=model, token_ids=token_ids, include_special_tokens=special_tokens
         )
         response: processor_pb2.DetokenizeResponse = await self._call(
-            self.stub.Detokenize, request, timeout_s
+            lambda: self.stub.Detokenize, request, timeout_s
         )
         return response.text
 
     async def models(self, *, timeout_s: float | None = None) -> list[processor_pb2.Model]:
         """Tell which models are served."""
         response: processor_pb2.ListModelsResponse = await self._call(
-            self.stub.ListModels, processor_pb2.ListModelsRequest(), timeout_s
+            lambda: self.stub.ListModels, processor_pb2.ListModelsRequest(), timeout_s
         )
         return list(response.models)
 
     async def health(self, *, timeout_s: float = 5.0) -> bool:
         """Tell whether a server is there and ready to answer."""
-        check = health_pb2_grpc.HealthStub(self.channel).Check
         request = health_pb2.HealthCheckRequest(service=SERVICE)
         try:
-            answer = await self._call(check, request, timeout_s, NO_RETRY)
+            answer = await self._call(
+                lambda: health_pb2_grpc.HealthStub(self.channel).Check,
+                request,
+                timeout_s,
+                NO_RETRY,
+            )
         except (UnavailableError, DeadlineExceededError):
             return False
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
@@ -212,34 +236,48 @@ class Client:
             self._ask_method = self.channel.unary_stream(*requests.ASK)
         return self._ask_method
 
+    async def _ready(self) -> None:
+        await self.channel.channel_ready()
+
     def _stream(
-        self, method: Any, request: Any, request_id: str, timeout_s: float | None
+        self, method: Callable[[], Any], request: Any, request_id: str, timeout_s: float | None
     ) -> AnswerStream:
-        handle = CallHandle(Attempts(self.retry, timeout_s), request_id)
+        handle = CallHandle(self.calls, Attempts(self.retry, timeout_s), request_id)
 
         def attempt(left_s: float | None) -> AsyncGenerator[Any, None]:
-            call = method(request, timeout=left_s, metadata=self.metadata(), wait_for_ready=False)
-            handle.runs(call)
-            return one_shot(call)
+            return one_shot(self._begin(handle, method, request, left_s))
 
-        return AnswerStream(answer_deltas(attempt, handle, self.channel), handle)
+        return AnswerStream(answer_deltas(attempt, handle, self._ready), handle)
 
     async def _call(
-        self, method: Any, request: Any, timeout_s: float | None, retry: Retry | None = None
+        self,
+        method: Callable[[], Any],
+        request: Any,
+        timeout_s: float | None,
+        retry: Retry | None = None,
     ) -> Any:
         """Make a call with one answer, as often as it takes."""
-        handle = CallHandle(Attempts(retry or self.retry, timeout_s))
-        while True:
-            try:
-                return await method(
-                    request,
-                    timeout=handle.attempts.timeout_s(),
-                    metadata=self.metadata(),
-                    wait_for_ready=False,
-                )
-            except grpc.RpcError as error:
-                failed = from_rpc_error(error)
-                pause_s = handle.pause_s(failed)
-                if pause_s is None:
-                    raise failed from failed.__cause__
-            await before_next(failed, pause_s, handle, self.channel)
+        with CallHandle(self.calls, Attempts(retry or self.retry, timeout_s)) as handle:
+            while True:
+                try:
+                    return await self._begin(handle, method, request, handle.attempts.timeout_s())
+                except (grpc.RpcError, asyncio.CancelledError) as error:
+                    if cancels_task(error):
+                        raise
+                    failed = handle.failure(error)
+                    pause_s = handle.pause_s(failed)
+                    if pause_s is None:
+                        raise failed from failed.__cause__
+                await before_next(failed, pause_s, handle, self._ready)
+
+    def _begin(
+        self, handle: CallHandle, method: Callable[[], Any], request: Any, left_s: float | None
+    ) -> Any:
+        """Send a request."""
+        call = handle.begin(
+            lambda: method()(
+                request, timeout=left_s, metadata=self.metadata(), wait_for_ready=False
+            )
+        )
+        handle.runs(call)
+        return call

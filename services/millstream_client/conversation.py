@@ -12,10 +12,10 @@ import grpc
 
 from millstream.v1 import chat_pb2, processor_pb2, processor_pb2_grpc
 from millstream_client.dialogue import Dialogue, Turn
-from millstream_client.handle import CallHandle, incomplete
+from millstream_client.handle import CallHandle, OpenCalls, incomplete
 from millstream_client.requests import Knobs, generation_options, user
 from millstream_client.retry import Attempts, Retry
-from millstream_client.streams import AnswerStream, answer_deltas
+from millstream_client.streams import AnswerStream, answer_deltas, cancels_task
 from millstream_client.transport import Metadata
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 class Connection(Protocol):
     """What a conversation needs of its client."""
 
+    @property
+    def calls(self) -> OpenCalls: ...  # noqa: D102
     @property
     def channel(self) -> grpc.aio.Channel: ...  # noqa: D102
     @property
@@ -81,8 +83,7 @@ class Conversation:
         else:
             cancel = processor_pb2.CancelTurn(turn=self._turns)
             # If the stream is gone, the turn says so itself.
-            with contextlib.suppress(asyncio.InvalidStateError, grpc.RpcError):
-                await call.write(processor_pb2.ChatRequest(cancel=cancel))
+            await _write(call, processor_pb2.ChatRequest(cancel=cancel))
 
     def hang_up(self) -> None:
         """Cut the stream; whoever reads the running turn gets a RequestCancelledError."""
@@ -115,6 +116,7 @@ class Conversation:
 
     def _take(self, turn: Turn, timeout_s: float | None) -> AnswerStream:
         handle = CallHandle(
+            self._connection.calls,
             Attempts(self._connection.retry, timeout_s),
             self._dialogue.request_id,
             lambda failed: self._dialogue.mend(turn, failed),
@@ -129,7 +131,7 @@ class Conversation:
             raise RuntimeError("a turn is running: read it to its end, or close its stream, first")
         self._handle = handle
         deltas = answer_deltas(
-            lambda left_s: self._attempt(turn, left_s, handle), handle, self._connection.channel
+            lambda left_s: self._attempt(turn, left_s, handle), handle, self._ready
         )
         try:
             async with contextlib.aclosing(deltas):
@@ -137,6 +139,9 @@ class Conversation:
                     yield delta
         finally:
             self._handle = None
+
+    async def _ready(self) -> None:
+        await self._connection.channel.channel_ready()
 
     async def _attempt(
         self, turn: Turn, timeout_s: float | None, handle: CallHandle
@@ -169,18 +174,29 @@ class Conversation:
         if call is not None and not call.done():
             self._turns += 1
             handle.runs(call)
-            try:
-                await call.write(turn.request())
-            except (asyncio.InvalidStateError, grpc.RpcError):
-                pass  # It ended while nobody looked; the turn didn't start, so start afresh.
-            else:
+            if await _write(call, turn.request()):
                 return call
-        self._call = call = self._connection.stub.Chat(  # type: ignore[call-arg]  # the stubs know no writers
-            metadata=self._connection.metadata(), wait_for_ready=False
+            # It ended while nobody looked; the turn didn't start, so start afresh.
+        self._call = call = handle.begin(
+            lambda: self._connection.stub.Chat(  # type: ignore[call-arg]  # the stubs know no writers
+                metadata=self._connection.metadata(), wait_for_ready=False
+            )
         )
         self._turns = 1
         handle.runs(call)
-        # If it failed already, reading says why.
-        with contextlib.suppress(asyncio.InvalidStateError, grpc.RpcError):
-            await call.write(self._dialogue.start(turn))
+        await _write(call, self._dialogue.start(turn))  # if it failed already, reading says why
         return call
+
+
+async def _write(call: Any, request: processor_pb2.ChatRequest) -> bool:
+    """Send a message; answers whether the stream was still there for it."""
+    writing = asyncio.ensure_future(call.write(request))
+    # grpc.aio's write sleeps on when its call is cancelled before there is a connection.
+    call.add_done_callback(lambda _: writing.cancel())
+    try:
+        await writing
+    except (asyncio.InvalidStateError, grpc.RpcError, asyncio.CancelledError) as error:
+        if cancels_task(error):
+            raise
+        return False
+    return True

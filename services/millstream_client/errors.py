@@ -29,7 +29,7 @@ from grpc_status import rpc_status
 from millstream_client.answers import Answer
 
 _DOMAIN = "millstream.io"
-_CLIENT_CLOSED = "Channel closed!"
+_CHANNEL_CLOSED = "Channel closed!"
 _STATUS_LOST = "Internal error from Core"
 """What grpc.aio makes of any status that arrives while a message is written (grpc issue 36066)."""
 
@@ -235,10 +235,10 @@ def _is_retryable(info: Any | None, code: grpc.StatusCode, message: str) -> bool
     """Believe the server; where it said nothing, what the way there does to a call may pass.
 
     CANCELLED comes that way too: a server that stops drops what arrived but wasn't looked at yet.
-    What was cancelled on this side is told apart before, but for what closing the client ends.
+    What was cancelled on this side is told apart before, unless somebody closed the channel itself.
     """
     if info is not None and "retryable" in info.metadata:
         return bool(info.metadata["retryable"] == "true")
     if code is grpc.StatusCode.CANCELLED:
-        return message != _CLIENT_CLOSED
+        return message != _CHANNEL_CLOSED
     return code is grpc.StatusCode.UNAVAILABLE

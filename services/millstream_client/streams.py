@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -12,12 +12,14 @@ import grpc
 
 from millstream.v1 import processor_pb2
 from millstream_client.answers import Answer
-from millstream_client.errors import MillstreamError, RequestCancelledError
+from millstream_client.errors import MillstreamError
 from millstream_client.handle import RPC_FAILURES, CallHandle, incomplete
 
 Response = processor_pb2.ChatResponse | processor_pb2.CompleteResponse
 Opener = Callable[[float | None], AsyncGenerator[Any, None]]
 """Starts an attempt that has so many seconds; closing what it yields from ends its call."""
+Ready = Callable[[], Awaitable[None]]
+"""Waits until there is a connection."""
 
 
 class AnswerStream(AsyncIterator[processor_pb2.ChoiceDelta]):
@@ -85,39 +87,36 @@ class AnswerStream(AsyncIterator[processor_pb2.ChoiceDelta]):
 
 
 async def answer_deltas(
-    open_attempt: Opener, handle: CallHandle, channel: grpc.aio.Channel
+    open_attempt: Opener, handle: CallHandle, ready: Ready
 ) -> AsyncGenerator[processor_pb2.ChoiceDelta, None]:
     """Send a request until it is answered or fails for good; yields what its answer grows by."""
     answer, attempts = handle.answer, handle.attempts
-    while True:
-        try:
-            async with contextlib.aclosing(open_attempt(attempts.timeout_s())) as responses:
-                async for response in responses:
-                    answer.add(response)
-                    for delta in response.choices:
-                        yield delta
-            if not answer.complete:
-                raise incomplete()  # it may be tried again like the others
-        except (*RPC_FAILURES, asyncio.CancelledError) as error:
-            if _cancels_task(error):
-                raise
-            if answer.complete:
-                return  # only the end of the stream is missing
-            failed = handle.failure(
-                RequestCancelledError("the client was closed")
-                if isinstance(error, asyncio.CancelledError)
-                else error
-            )
-            pause_s = handle.pause_s(failed)
-            if pause_s is None:
-                raise failed from failed.__cause__
-        else:
-            return
-        await before_next(failed, pause_s, handle, channel)
+    with handle:
+        while True:
+            try:
+                async with contextlib.aclosing(open_attempt(attempts.timeout_s())) as responses:
+                    async for response in responses:
+                        answer.add(response)
+                        for delta in response.choices:
+                            yield delta
+                if not answer.complete:
+                    raise incomplete()  # it may be tried again like the others
+            except (*RPC_FAILURES, asyncio.CancelledError) as error:
+                if cancels_task(error):
+                    raise
+                if answer.complete:
+                    return  # only the end of the stream is missing
+                failed = handle.failure(error)
+                pause_s = handle.pause_s(failed)
+                if pause_s is None:
+                    raise failed from failed.__cause__
+            else:
+                return
+            await before_next(failed, pause_s, handle, ready)
 
 
 async def before_next(
-    failed: MillstreamError, pause_s: float, handle: CallHandle, channel: grpc.aio.Channel
+    failed: MillstreamError, pause_s: float, handle: CallHandle, ready: Ready
 ) -> None:
     """Pause, then wait until there is a connection; whoever ends the request ends this too.
 
@@ -130,7 +129,7 @@ async def before_next(
         if failed.code is not grpc.StatusCode.UNAVAILABLE:
             return True
         try:
-            await asyncio.wait_for(channel.channel_ready(), handle.attempts.wait_s())
+            await asyncio.wait_for(ready(), handle.attempts.wait_s())
         except TimeoutError:
             return False
         return True
@@ -140,7 +139,7 @@ async def before_next(
     try:
         go_on = await pause
     except asyncio.CancelledError as error:
-        if _cancels_task(error) or not handle.ended:
+        if cancels_task(error) or not handle.ended:
             raise
     if handle.ended:
         raise handle.failure(failed) from failed.__cause__
@@ -148,7 +147,7 @@ async def before_next(
         raise failed from failed.__cause__
 
 
-def _cancels_task(error: BaseException) -> bool:
+def cancels_task(error: BaseException) -> bool:
     """Tell this task's cancellation from a call's or a pause's, which looks the same."""
     task = asyncio.current_task()
     cancelling = task is not None and task.cancelling() > 0

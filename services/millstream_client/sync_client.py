@@ -11,8 +11,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import chat_pb2, processor_pb2, processor_pb2_grpc
 from millstream_client import requests
-from millstream_client.errors import DeadlineExceededError, UnavailableError, from_rpc_error
-from millstream_client.handle import CallHandle
+from millstream_client.errors import DeadlineExceededError, UnavailableError
+from millstream_client.handle import CallHandle, OpenCalls
 from millstream_client.requests import Knobs, Say, generation_options
 from millstream_client.retry import NO_RETRY, Attempts, Retry
 from millstream_client.service_config import SERVICE
@@ -47,23 +47,46 @@ class SyncClient:
             OSError: a TLS file can't be read.
         """
         self.retry = retry or Retry()
-        self._transport = plan_transport(address, api_key, tls, self.retry, options or Options())
-        self.channel: grpc.Channel = self._transport.open_sync()
-        """The gRPC channel, for calls that this client has no method for."""
-        # The generated types know tasks only; the same stub serves threads.
+        self._transport = plan_transport(address, api_key, tls, options or Options())
+        self.calls = OpenCalls()
+        """What runs; closing the client ends it."""
+        self._channel: grpc.Channel = self._transport.open_sync()
+        # The generated types know tasks only; the same stub serves threads. Stubs are made here
+        # alone: made on a closed channel, they bring grpcio 1.85 down with the process.
         stub: Any = processor_pb2_grpc.ProcessorServiceStub
-        self.stub: Any = stub(self.channel)
-        """The generated stub on `channel`; give its calls `metadata`."""
+        self._stub: Any = stub(self._channel)
+        self._health: Any = health_pb2_grpc.HealthStub(self._channel)
         # The same on the wire as a stream of one message; it takes no thread to send it.
-        self._ask = self.channel.unary_stream(*requests.ASK)
+        self._ask = self._channel.unary_stream(*requests.ASK)
+
+    @property
+    def channel(self) -> grpc.Channel:
+        """The gRPC channel, for calls that this client has no method for.
+
+        Raises:
+            RequestCancelledError: the client was closed.
+        """
+        self.calls.check_open()
+        return self._channel
+
+    @property
+    def stub(self) -> Any:
+        """The generated stub on `channel`; give its calls `metadata`.
+
+        Raises:
+            RequestCancelledError: the client was closed.
+        """
+        self.calls.check_open()
+        return self._stub
 
     def metadata(self) -> Metadata:
         """Give what every call carries: the API key, and the current trace."""
         return self._transport.metadata()
 
     def close(self) -> None:
-        """Disconnect; calls that still run fail."""
-        self.channel.close()
+        """Disconnect; what runs, pauses or comes later fails with a RequestCancelledError."""
+        self.calls.close()
+        self._channel.close()
 
     def __enter__(self) -> Self:
         """Use it."""
@@ -116,7 +139,7 @@ class SyncClient:
             prompt, model=model, options=generation_options(**knobs), request_id=request_id
         )
 
-        return self._stream(self.stub.Complete, request, request.request_id, timeout_s)
+        return self._stream(self._stub.Complete, request, request.request_id, timeout_s)
 
     def conversation(
         self,
@@ -153,7 +176,7 @@ class SyncClient:
             text, model=model, tools=tools, special_tokens=special_tokens
         )
         response: processor_pb2.TokenizeResponse = self._call(
-            self.stub.Tokenize, request, timeout_s
+            self._stub.Tokenize, request, timeout_s
         )
         return response
 
@@ -170,55 +193,63 @@ class SyncClient:
             model=model, token_ids=token_ids, include_special_tokens=special_tokens
         )
         response: processor_pb2.DetokenizeResponse = self._call(
-            self.stub.Detokenize, request, timeout_s
+            self._stub.Detokenize, request, timeout_s
         )
         return response.text
 
     def models(self, *, timeout_s: float | None = None) -> list[processor_pb2.Model]:
         """Tell which models are served."""
         response: processor_pb2.ListModelsResponse = self._call(
-            self.stub.ListModels, processor_pb2.ListModelsRequest(), timeout_s
+            self._stub.ListModels, processor_pb2.ListModelsRequest(), timeout_s
         )
         return list(response.models)
 
     def health(self, *, timeout_s: float = 5.0) -> bool:
         """Tell whether a server is there and ready to answer."""
-        check = health_pb2_grpc.HealthStub(self.channel).Check
         request = health_pb2.HealthCheckRequest(service=SERVICE)
         try:
-            answer = self._call(check, request, timeout_s, NO_RETRY)
+            answer = self._call(self._health.Check, request, timeout_s, NO_RETRY)
         except (UnavailableError, DeadlineExceededError):
             return False
         return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
+    def knock(self, within_s: float) -> Any:
+        """Begin a call that waits for a connection, and ends when it is answered, no matter how."""
+        return self._health.Check.future(
+            health_pb2.HealthCheckRequest(service=SERVICE),
+            timeout=within_s,
+            metadata=self.metadata(),
+            wait_for_ready=True,
+        )
+
     def _stream(
         self, method: Any, request: Any, request_id: str, timeout_s: float | None
     ) -> SyncAnswerStream:
-        handle = CallHandle(Attempts(self.retry, timeout_s), request_id)
+        handle = CallHandle(self.calls, Attempts(self.retry, timeout_s), request_id)
 
         def attempt(left_s: float | None) -> Generator[Any, None, None]:
-            call = method(request, timeout=left_s, metadata=self.metadata(), wait_for_ready=False)
+            call = handle.begin(lambda: self._send(method, request, left_s))
             handle.runs(call)
             return one_shot(call)
 
-        return SyncAnswerStream(answer_deltas(attempt, handle, self.channel), handle)
+        return SyncAnswerStream(answer_deltas(attempt, handle, self.knock), handle)
 
     def _call(
         self, method: Any, request: Any, timeout_s: float | None, retry: Retry | None = None
     ) -> Any:
         """Make a call with one answer, as often as it takes."""
-        handle = CallHandle(Attempts(retry or self.retry, timeout_s))
-        while True:
-            try:
-                return method(
-                    request,
-                    timeout=handle.attempts.timeout_s(),
-                    metadata=self.metadata(),
-                    wait_for_ready=False,
-                )
-            except grpc.RpcError as error:
-                failed = from_rpc_error(error)
-                pause_s = handle.pause_s(failed)
-                if pause_s is None:
-                    raise failed from failed.__cause__
-            before_next(failed, pause_s, handle, self.channel)
+        with CallHandle(self.calls, Attempts(retry or self.retry, timeout_s)) as handle:
+            while True:
+                try:
+                    return handle.begin(
+                        lambda: self._send(method, request, handle.attempts.timeout_s())
+                    )
+                except grpc.RpcError as error:
+                    failed = handle.failure(error)
+                    pause_s = handle.pause_s(failed)
+                    if pause_s is None:
+                        raise failed from failed.__cause__
+                before_next(failed, pause_s, handle, self.knock)
+
+    def _send(self, method: Any, request: Any, left_s: float | None) -> Any:
+        return method(request, timeout=left_s, metadata=self.metadata(), wait_for_ready=False)

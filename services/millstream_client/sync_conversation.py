@@ -8,11 +8,9 @@ from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-import grpc
-
 from millstream.v1 import chat_pb2, processor_pb2
 from millstream_client.dialogue import Dialogue, Turn
-from millstream_client.handle import CallHandle, incomplete
+from millstream_client.handle import CallHandle, OpenCalls, incomplete
 from millstream_client.requests import Knobs, generation_options, user
 from millstream_client.retry import Attempts, Retry
 from millstream_client.sync_streams import SyncAnswerStream, answer_deltas
@@ -26,12 +24,13 @@ class SyncConnection(Protocol):
     """What a conversation needs of its client."""
 
     @property
-    def channel(self) -> grpc.Channel: ...  # noqa: D102
+    def calls(self) -> OpenCalls: ...  # noqa: D102
     @property
     def stub(self) -> Any: ...  # noqa: D102
     @property
     def retry(self) -> Retry: ...  # noqa: D102
     def metadata(self) -> Metadata: ...  # noqa: D102
+    def knock(self, within_s: float) -> Any: ...  # noqa: D102
 
 
 class SyncConversation:
@@ -113,6 +112,7 @@ class SyncConversation:
 
     def _take(self, turn: Turn, timeout_s: float | None) -> SyncAnswerStream:
         handle = CallHandle(
+            self._connection.calls,
             Attempts(self._connection.retry, timeout_s),
             self._dialogue.request_id,
             lambda failed: self._dialogue.mend(turn, failed),
@@ -128,7 +128,7 @@ class SyncConversation:
         self._handle = handle
         try:
             yield from answer_deltas(
-                lambda left_s: self._attempt(turn, left_s, handle), handle, self._connection.channel
+                lambda left_s: self._attempt(turn, left_s, handle), handle, self._connection.knock
             )
         finally:
             self._handle = None
@@ -169,7 +169,7 @@ class SyncConversation:
         else:
             # Ended while nobody looked: the turn didn't start, so start afresh.
             self._turns = 1
-            self._line = line = _Line(self._connection)
+            self._line = line = handle.begin(lambda: _Line(self._connection))
             line.send(self._dialogue.start(turn))
         handle.runs(line.call)
         return line

@@ -17,6 +17,8 @@ from millstream_client.handle import RPC_FAILURES, CallHandle, incomplete
 
 Opener = Callable[[float | None], Generator[Any, None, None]]
 """Starts an attempt that has so many seconds; closing what it yields from ends its call."""
+Knock = Callable[[float], Any]
+"""Begins a call that waits so many seconds for a connection, and ends when it is answered."""
 
 
 class SyncAnswerStream(Iterator[processor_pb2.ChoiceDelta]):
@@ -84,33 +86,32 @@ class SyncAnswerStream(Iterator[processor_pb2.ChoiceDelta]):
 
 
 def answer_deltas(
-    open_attempt: Opener, handle: CallHandle, channel: grpc.Channel
+    open_attempt: Opener, handle: CallHandle, knock: Knock
 ) -> Generator[processor_pb2.ChoiceDelta, None, None]:
     """Send a request until it is answered or fails for good; yields what its answer grows by."""
     answer, attempts = handle.answer, handle.attempts
-    while True:
-        try:
-            with contextlib.closing(open_attempt(attempts.timeout_s())) as responses:
-                for response in responses:
-                    answer.add(response)
-                    yield from response.choices
-            if not answer.complete:
-                raise incomplete()  # it may be tried again like the others
-        except RPC_FAILURES as error:
-            if answer.complete:
-                return  # only the end of the stream is missing
-            failed = handle.failure(error)
-            pause_s = handle.pause_s(failed)
-            if pause_s is None:
-                raise failed from failed.__cause__
-        else:
-            return
-        before_next(failed, pause_s, handle, channel)
+    with handle:
+        while True:
+            try:
+                with contextlib.closing(open_attempt(attempts.timeout_s())) as responses:
+                    for response in responses:
+                        answer.add(response)
+                        yield from response.choices
+                if not answer.complete:
+                    raise incomplete()  # it may be tried again like the others
+            except RPC_FAILURES as error:
+                if answer.complete:
+                    return  # only the end of the stream is missing
+                failed = handle.failure(error)
+                pause_s = handle.pause_s(failed)
+                if pause_s is None:
+                    raise failed from failed.__cause__
+            else:
+                return
+            before_next(failed, pause_s, handle, knock)
 
 
-def before_next(
-    failed: MillstreamError, pause_s: float, handle: CallHandle, channel: grpc.Channel
-) -> None:
+def before_next(failed: MillstreamError, pause_s: float, handle: CallHandle, knock: Knock) -> None:
     """Pause, then wait until there is a connection; whoever ends the request ends this too.
 
     Raises:
@@ -118,11 +119,13 @@ def before_next(
     """
     pause, go_on = _Pause(), True
     handle.runs(pause)
-    if not pause.wait(pause_s) and failed.code is grpc.StatusCode.UNAVAILABLE:
-        connected = grpc.channel_ready_future(channel)
-        connected.add_done_callback(lambda _: pause.set())
-        go_on = pause.wait(handle.attempts.wait_s())
-        connected.cancel()  # here only: grpc's future fails when it is cancelled twice
+    pause.wait(pause_s)
+    if not handle.ended and failed.code is grpc.StatusCode.UNAVAILABLE:
+        # Not grpc.channel_ready_future: a thread of gRPC's own polls for it, and fails aloud when
+        # the channel is closed meanwhile.
+        call = handle.begin(lambda: knock(handle.attempts.wait_s()))
+        handle.runs(call)
+        go_on = call.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
     if handle.ended:
         raise handle.failure(failed) from failed.__cause__
     if not go_on:

@@ -10,7 +10,6 @@ from typing import Any
 import grpc
 
 from millstream_client import service_config
-from millstream_client.retry import Retry
 from millstream_client.target import Target, parse_target
 
 Metadata = tuple[tuple[str, str], ...]
@@ -56,7 +55,7 @@ class Options:
     allow_plaintext_key: bool = False
     """Send the API key without TLS to other machines too, where everyone on the way can read it."""
     service_config: Mapping[str, Any] | None = None
-    """Replaces the recommended one."""
+    """Replaces the recommended one; retry policies in it are left out, since `Retry` counts."""
     max_message_bytes: int = 64 << 20
     """Largest answer message taken in; logprobs of a long prompt exceed gRPC's 4 MiB."""
     keepalive_s: float = 20.0
@@ -101,7 +100,7 @@ class Transport:
 
 
 def plan_transport(
-    address: str, api_key: str | None, tls: Tls | None, retry: Retry, options: Options
+    address: str, api_key: str | None, tls: Tls | None, options: Options
 ) -> Transport:
     """Check what the caller gave and make a channel's settings of it.
 
@@ -117,20 +116,18 @@ def plan_transport(
         )
     return Transport(
         uri=target.uri,
-        args=(*_channel_args(target, tls, retry, options), *options.channel_args),
+        args=(*_channel_args(target, tls, options), *options.channel_args),
         credentials=tls.credentials() if tls is not None else None,
         authorization=(("authorization", f"Bearer {api_key}"),) if api_key else (),
     )
 
 
-def _channel_args(
-    target: Target, tls: Tls | None, retry: Retry, options: Options
-) -> list[tuple[str, Any]]:
+def _channel_args(target: Target, tls: Tls | None, options: Options) -> list[tuple[str, Any]]:
     config = options.service_config
     if config is None:
         config = service_config.ONE_SERVER if target.one_server else service_config.RECOMMENDED
-    if retry.attempts <= 1:
-        config = service_config.without_retries(config)
+    # We retry; gRPC within each attempt would multiply them, and doesn't know RetryInfo.
+    config = service_config.without_retries(config)
     args: list[tuple[str, Any]] = [
         ("grpc.service_config", service_config.to_json(config)),
         ("grpc.max_receive_message_length", options.max_message_bytes),

@@ -53,7 +53,7 @@ QUICK = Retry(attempts=3, first_pause_s=0.01, wait_s=5.0)
 @pytest.mark.parametrize(
     "failure",
     [
-        pytest.param([broken()], id="unavailable, which gRPC itself retries"),
+        pytest.param([broken()], id="unavailable"),
         pytest.param([fail(WorkerLost("lost", retry_delay_s=0.0))], id="a worker lost"),
         pytest.param([fail(Overloaded("no room", retry_delay_s=0.0))], id="no room"),
         pytest.param([end], id="the stream ended"),
@@ -99,11 +99,18 @@ async def test_a_delay_beyond_the_callers_patience_is_raised(kind: Kind) -> None
 
 
 @both
-async def test_attempts_end(kind: Kind) -> None:
-    script = Scripted(*[[fail(Overloaded("no room", retry_delay_s=0.0))] for _ in range(5)])
+@pytest.mark.parametrize(
+    ("part", "error"),
+    [
+        pytest.param(fail(Overloaded("no room", retry_delay_s=0.0)), OverloadedError, id="no room"),
+        pytest.param(broken(), UnavailableError, id="unavailable, which gRPC itself would retry"),
+    ],
+)
+async def test_attempts_end(kind: Kind, part: Part, error: type[MillstreamError]) -> None:
+    script = Scripted(*[[part] for _ in range(5 * QUICK.attempts)])
     async with serving(script) as address, kind.connect(address, retry=QUICK) as client:
         failed = await kind.failure(client.chat("hi").answer)
-        assert type(failed) is OverloadedError
+        assert type(failed) is error
         assert isinstance(failed.__cause__, grpc.RpcError)
         assert script.streams == QUICK.attempts
 

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import grpc
 import pytest
 
-from millstream.v1 import processor_pb2
+from millstream.v1 import processor_pb2, processor_pb2_grpc
 from millstream_client import (
     Client,
     Options,
@@ -27,6 +27,7 @@ from millstream_client import (
 from millstream_client.sync_conversation import SyncConversation
 from millstream_server.runtime.errors import OverloadedError as Overloaded
 from tests.support.clients import KINDS, Kind
+from tests.support.fake_processor import FakeProcessor
 from tests.support.scripted import Part, Scripted, broken, fail, hang, serving, text
 from tests.support.waiting import until
 
@@ -104,6 +105,24 @@ async def test_a_wait_for_a_connection_can_be_ended(
         failed = await asyncio.wait_for(reading, SOON_S)
         assert type(failed) is RequestCancelledError
         assert (failed.code, failed.partial) == (grpc.StatusCode.CANCELLED, None)
+
+
+@both
+async def test_a_wait_for_a_connection_ends_at_a_server_that_knows_no_health_check(
+    kind: Kind, pausing: threading.Event
+) -> None:
+    async with _nobody() as address:
+        pass
+    server = grpc.aio.server()
+    processor_pb2_grpc.add_ProcessorServiceServicer_to_server(FakeProcessor(), server)
+    patience = Retry(attempts=2, first_pause_s=0.001)
+    async with kind.connect(address, retry=patience, options=Options(service_config={})) as client:
+        asking = asyncio.ensure_future(kind.run(client.chat("hi").answer))
+        await until(pausing.is_set)
+        server.add_insecure_port(address)
+        await server.start()
+        assert (await asking).text == "You said: hi"
+    await server.stop(0)
 
 
 async def test_cancelling_the_task_ends_its_pause(pausing: threading.Event) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from millstream_client import NO_RETRY, Client, Options, Retry, SyncClient, Tls
-from millstream_client.service_config import ONE_SERVER, RECOMMENDED, SERVICE
+from millstream_client import Client, Options, SyncClient, Tls
+from millstream_client.service_config import ONE_SERVER, RECOMMENDED, SERVICE, without_retries
 from millstream_client.target import Target, parse_target
 from millstream_client.transport import Transport, plan_transport
 
@@ -129,10 +130,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 # ---- channel arguments
 
 
-def _plan(
-    address: str, options: Options | None = None, retry: Retry | None = None, tls: Tls | None = None
-) -> Transport:
-    return plan_transport(address, None, tls, retry or Retry(), options or Options())
+def _plan(address: str, options: Options | None = None, tls: Tls | None = None) -> Transport:
+    return plan_transport(address, None, tls, options or Options())
 
 
 def _config(plan: Transport) -> Any:
@@ -141,17 +140,18 @@ def _config(plan: Transport) -> Any:
 
 def test_several_servers_get_the_recommended_config() -> None:
     for address in ("processor:1", "127.0.0.1:1,127.0.0.1:2"):
-        assert _config(_plan(address)) == RECOMMENDED
+        assert _config(_plan(address)) == without_retries(RECOMMENDED)
 
 
 def test_one_server_is_neither_balanced_nor_watched() -> None:
     config = _config(_plan("127.0.0.1:1"))
-    assert config == ONE_SERVER
+    assert config == without_retries(ONE_SERVER)
     assert "healthCheckConfig" not in config
 
 
-def test_no_retry_switches_grpcs_retries_off_too() -> None:
-    config = _config(_plan("processor:1", retry=NO_RETRY))
+@pytest.mark.parametrize("own", [None, RECOMMENDED])
+def test_grpcs_retries_dont_multiply_ours(own: Mapping[str, Any] | None) -> None:
+    config = _config(_plan("processor:1", Options(service_config=own)))
     assert "retryPolicy" not in config["methodConfig"][0]
     assert config["loadBalancingConfig"] == RECOMMENDED["loadBalancingConfig"]
     assert "retryPolicy" in RECOMMENDED["methodConfig"][0]
