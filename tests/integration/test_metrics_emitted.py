@@ -1,28 +1,29 @@
-"""Every row of docs/metrics.md has series on a suite that has worked; most of them count."""
+"""Every row of docs/metrics.md is emitted by a suite that works, and by the processes it names."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from millstream.v1 import decode_pb2_grpc
-from millstream_client import Client
+from millstream.v1 import decode_pb2_grpc, processor_pb2_grpc
 from millstream_server.transfer.ticket import TicketKey
+from tests.support.chats import Conversation, completion, gather, options, start
 from tests.support.metrics_table import documented
 from tests.support.scraping import scrape
-from tests.support.simulated_suite import SimulatedSuite
-from tests.support.suite import free_port
+from tests.support.simulated_suite import MODEL, SimulatedSuite
+from tests.support.suite import ServiceProcess, free_port
 from tests.support.waiting import until
 from tests.support.worker_streams import decode_stream
 
 FORGED = TicketKey(bytes(32)).mint("127.0.0.1", 1)
+MAX_STREAMS = 8
+_FULL = grpc.StatusCode.RESOURCE_EXHAUSTED
 STILL_ZERO = {
-    "millstream_admission_open_bytes",  # no RPC is open any more
     "millstream_admission_queued_requests",
     "millstream_admission_queued_tokens",
-    "millstream_admission_refused_total",
     "millstream_admission_running_requests",
     "millstream_canary_failures_total",
     "millstream_certificate_expiry_timestamp_seconds",  # NaN: no TLS
@@ -30,44 +31,74 @@ STILL_ZERO = {
     "millstream_engine_queued_requests",
     "millstream_engine_running_requests",
     "millstream_engine_used_blocks",
-    "millstream_pacing_interval_seconds",
     "millstream_worker_stream_open_requests",
-    "millstream_workers_lost_total",
     "python_gc_objects_uncollectable_total",
 }
-"""Rows whose series are there and say 0 on an idle suite in good health."""
+"""Rows that may say 0 on a suite in good health: whoever has the series emits them.
+
+Of all others whoever says more than 0: a metric without labels has a series in every process.
+"""
 SGLANG_ONLY = {"sglang:cache_config_info"}
 """tests/integration/sglang_engine/test_metrics.py has these."""
 
 
-async def test_every_row_is_emitted_by_a_suite_that_worked(tmp_path: Path) -> None:
+class Heard:
+    """Who has emitted which row so far."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[str, set[str]] = {}
+
+    async def listen(self, *services: ServiceProcess) -> None:
+        """Scrape each once."""
+        for service in services:
+            kind = "Processor" if service.module.endswith("processor") else "worker"
+            for name, value in await _values(service):
+                if value or name in STILL_ZERO:
+                    self._kinds.setdefault(name, set()).add(kind)
+
+    @property
+    def emitted_by(self) -> dict[str, str]:
+        """Answer in the table's words."""
+        return {
+            name: "both" if len(kinds) > 1 else next(iter(kinds))
+            for name, kinds in self._kinds.items()
+        }
+
+
+async def test_every_row_is_emitted_by_the_processes_it_names(tmp_path: Path) -> None:
     made = SimulatedSuite(tmp_path, {"canary_interval_s": 0.2})
     made.add_pair()
-    processor = made.add_processor("processor")
-    ports = []
+    small = made.add_worker("small", model="other", max_open_requests=1, simulated_step_s=0.05)
+    processor = made.add_processor("processor", max_open_streams=MAX_STREAMS)
     for service in made.services.values():
-        ports.append(free_port())
-        service.flags = {**service.flags, "metrics_listen": f"127.0.0.1:{ports[-1]}"}
+        service.flags = {**service.flags, "metrics_listen": f"127.0.0.1:{free_port()}"}
+    told = {row.name: row.emitted_by for row in documented().values()}
+    for name in SGLANG_ONLY:
+        del told[name]
+    heard = Heard()
     with made.running():
         await made.until_connected()
-        async with Client(processor.address) as client:
-            answer = await client.chat("hi", max_new_tokens=8).answer()
-            assert answer.text == "ABCDEFGH"
         await _refuse_a_ticket(made.services["decode-1"].address)
-        rows = documented().keys() - SGLANG_ONLY
+        await _overload(small.address)
+        await heard.listen(*made.services.values())  # while all models have their workers
+        small.kill()
+        async with grpc.aio.insecure_channel(processor.address) as channel:
+            stub: Any = processor_pb2_grpc.ProcessorServiceStub(channel)
+            conversation = Conversation(stub)  # stays open, with what it said
+            await conversation.say(start("hi", opts=options(8), model=MODEL))
+            assert (await conversation.answer()).text == "ABCDEFGH"
+            await _burst(stub)
 
-        async def missing() -> set[str]:
-            values = await _values(ports)
-            silent = {name for name in rows if name not in values}
-            return silent | {name for name in rows - STILL_ZERO if not any(values.get(name, ()))}
+            async def as_told() -> bool:
+                living = [service for service in made.services.values() if service.alive]
+                await asyncio.gather(heard.listen(*living), _burst(stub))
+                return heard.emitted_by == told
 
-        async def nothing_is() -> bool:
-            return not await missing()
-
-        try:
-            await until(nothing_is, 10)
-        except AssertionError:
-            raise AssertionError(sorted(await missing())) from None
+            try:
+                await until(as_told, 10)
+            except AssertionError:
+                wrong = heard.emitted_by.items() ^ told.items()
+                raise AssertionError(sorted(wrong)) from None
 
 
 async def _refuse_a_ticket(address: str) -> None:
@@ -80,13 +111,37 @@ async def _refuse_a_ticket(address: str) -> None:
         await stream.drain()
 
 
-async def _values(ports: list[int]) -> dict[str, list[float]]:
-    """Gather what all processes say, by the table's names; a histogram says how often."""
-    found: dict[str, list[float]] = {}
-    for port in ports:
-        for family in (await scrape(port)).families.values():
-            name = family.name + ("_total" if family.type == "counter" else "")
-            for sample in family.samples:
-                if family.type != "histogram" or sample.name.endswith("_count"):
-                    found.setdefault(name, []).append(sample.value)
-    return found
+async def _overload(address: str) -> None:
+    """Ask a worker for a second request, where one may be open."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = decode_pb2_grpc.DecodeServiceStub(channel)
+        stream = decode_stream(stub)
+        await stream.start(0, [1], max_new_tokens=400, ignore_eos=True)
+        await stream.first_token(0)
+        await stream.start(1, [1], max_new_tokens=1)
+        (refused,) = await stream.ended(1)
+        assert refused.reason == "OVERLOADED"
+        await stream.cancel(0)
+        await stream.drain()
+
+
+async def _burst(stub: Any) -> None:
+    """Ask a Processor for more than it takes, and keep it busy enough to gather tokens."""
+    asked = completion("A", options(400, ignore_eos=True, n=8), model=MODEL)
+    calls = [gather(stub.Complete(asked)) for _ in range(MAX_STREAMS + 2)]
+    ends = await asyncio.gather(*calls, return_exceptions=True)
+    for end in ends:
+        full = isinstance(end, grpc.aio.AioRpcError) and end.code() is _FULL
+        if isinstance(end, BaseException) and not full:
+            raise end
+
+
+async def _values(service: ServiceProcess) -> list[tuple[str, float]]:
+    """Read what a process says, by the table's names; a histogram says how often."""
+    port = int(str(service.flags["metrics_listen"]).rpartition(":")[2])
+    return [
+        (family.name + ("_total" if family.type == "counter" else ""), sample.value)
+        for family in (await scrape(port)).families.values()
+        for sample in family.samples
+        if family.type != "histogram" or sample.name.endswith("_count")
+    ]

@@ -9,8 +9,11 @@ import sys
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
+from millstream_server.processor.turn_telemetry import ABANDONED
+from millstream_server.runtime import errors
 from millstream_server.runtime.metrics import REGISTRY, SCRAPED
-from tests.support.metrics_table import Documented, Row, declared, documented
+from millstream_server.runtime.orca import OUR_FAULT
+from tests.support.metrics_table import DOCUMENT, Documented, Row, declared, documented
 
 _TABLE, _DECLARED = documented(), declared()
 _UNITS = {"seconds", "bytes", "tokens", "requests", "blocks", "1"}
@@ -76,6 +79,15 @@ def test_no_two_series_have_one_name() -> None:
     names = [name for names in REGISTRY._collector_to_names.values() for name in names]
     names += [gauge.name for gauge in SCRAPED]
     assert len(names) == len(set(names))
+
+
+def test_the_query_for_failed_turns_leaves_out_what_is_no_fault_of_the_server() -> None:
+    (left_out,) = re.findall(r'error_type!~"(.*?)"', DOCUMENT.read_text())
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
+    failures = [kind for kind in kinds if issubclass(kind, errors.ServingError)]
+    not_ours = {kind.reason for kind in failures if kind.code not in OUR_FAULT}
+    never_a_turn = {"UNAUTHENTICATED", "PERMISSION_DENIED", "UNKNOWN_METHOD"}
+    assert set(left_out.split("|")) == {"", ABANDONED} | (not_ours - never_a_turn)
 
 
 def test_what_a_process_says_before_anything_happened() -> None:
