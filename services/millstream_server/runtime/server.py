@@ -71,6 +71,7 @@ class Server:
         self._tls = options.tls
         self.died = asyncio.Event()
         """gRPC takes no more calls; nothing but a new process helps."""
+        self._watched: list[grpc.aio.Server] = []
         self._watching: asyncio.Task[None] | None = None
         self._handlers = OpenHandlers()
         self.grpc = grpc.aio.server(
@@ -81,6 +82,7 @@ class Server:
                 max_connection_age_grace_s=options.max_connection_age_grace_s,
             ),
         )
+        self._watched.append(self.grpc)
         self.health = health.HealthServicer(services)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc)
         names = [*services, health.SERVICE_NAME]
@@ -116,14 +118,21 @@ class Server:
         self._watching = asyncio.ensure_future(self._watch())
         return port
 
+    def dies_with(self, other: grpc.aio.Server) -> None:
+        """Count it as this one's death when ``other``, started before it, serves no more."""
+        self._watched.append(other)
+
     async def _watch(self) -> None:
         """Notice that gRPC serves no more: a `:path` that isn't UTF-8 ends grpcio 1.85's own loop.
 
         No code of ours has a say before that. Open streams go on, new connections are refused, and
         gRPC tells nobody.
         """
-        core: Any = self.grpc._server  # type: ignore[attr-defined]  # noqa: SLF001 - no public way
-        while core.is_running():  # noqa: ASYNC110 - it sets no event
+        cores: list[Any] = [
+            server._server  # type: ignore[attr-defined]  # noqa: SLF001 - no public way
+            for server in self._watched
+        ]
+        while all(core.is_running() for core in cores):  # noqa: ASYNC110 - they set no event
             await asyncio.sleep(_WATCH_S)
         logger.error("gRPC's serving loop died; this process ends what it has and leaves")
         self.died.set()

@@ -105,6 +105,7 @@ class Service:
             self._admin = self._make_admin(plan)
         if settings.health_listen:
             self._probes = _health_only(self.server.health)
+            self.server.dies_with(self._probes)
         return self.server
 
     async def listen(self) -> int:

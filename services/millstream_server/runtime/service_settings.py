@@ -60,11 +60,12 @@ class ServiceSettings:
     # ---- how long
     max_connection_age_s: float = setting(
         1800.0,
-        help="a client's connection is asked to end after this, so that clients that resolve names "
-        "spread over new replicas; 0: never",
+        help="of the Processor: a client's connection is asked to end after this, so that clients "
+        "that resolve names spread over new replicas; 0: never",
     )
     max_connection_age_grace_s: float = setting(
-        3600.0, help="how long an aged connection's open streams may go on; 0: for ever"
+        3600.0,
+        help="of the Processor: how long an aged connection's open streams may go on; 0: for ever",
     )
     propagation_s: float = setting(
         0.5,
