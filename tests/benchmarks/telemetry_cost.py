@@ -17,7 +17,7 @@ a minute is slow for all. Modes:
 CPU per token is Processor and worker together. Loads are long answers as fast as they come, long
 ones at 10 ms a token, and short ones at that pace, where what a request costs counts for more.
 Checked, for each load: metrics and tracing cost less than 15 % more than off; for long answers, off
-costs at most 5 % more than the checkout (short ones show what else a request has come to cost).
+costs at most 10 % more than the checkout (short ones show what else a request has come to cost).
 Either is broken when both the median over rounds, each compared with its own round, and the
 cheapest rounds say so. Both were really on: the endpoint gave series and the collector got spans.
 """
@@ -45,8 +45,9 @@ from tests.support.verdict import Verdict, folder_for, parser_of, progress
 _OFF, _METRICS, _TRACING, _CHECKOUT = "off", "metrics", "tracing", "checkout"
 _SCRAPE_S = 5.0
 _LIMIT = 1.15
-_NOTHING = 1.05
-"""What is less can't be told from nothing on a machine that others use too."""
+_NOTHING = 1.1
+"""What is less can't be told from nothing on a machine that others use too: metrics, which do more,
+have come out below off by as much."""
 _ENDPOINT = "http://127.0.0.1"
 
 
