@@ -9,9 +9,10 @@ from dataclasses import replace
 
 import pytest
 
-from millstream_server.processor.text.json_checks import MAX_SUBSCHEMAS, schema_problem
+from millstream_server.processor.text.json_checks import schema_problem
 from millstream_server.processor.text.message_checks import MAX_VIOLATIONS, check_messages
 from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
+from millstream_server.runtime.json_bounds import MAX_SUBSCHEMAS
 
 USER = ChatMessage(ChatRole.USER, "Hello")
 CALL = ToolCall("call-1", "weather", '{"city": "Bern"}')

@@ -8,14 +8,7 @@ from itertools import islice
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
-from millstream_server.runtime.json_bounds import (
-    MAX_SUBSCHEMAS,
-    count_parts,
-    read_object,
-    read_schema,
-)
-
-__all__ = ["MAX_SUBSCHEMAS", "count_subschemas", "object_problem", "schema_problem"]
+from millstream_server.runtime.json_bounds import count_parts, read_object, read_schema
 
 _MAX_ERROR_CHARS = 200
 _MAX_ERRORS_COMPARED = 8

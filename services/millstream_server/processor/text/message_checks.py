@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 
 from millstream_server.processor.text.json_checks import (
-    MAX_SUBSCHEMAS,
     count_subschemas,
     object_problem,
     schema_problem,
 )
 from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
 from millstream_server.runtime.errors import FieldViolation
+from millstream_server.runtime.json_bounds import MAX_SUBSCHEMAS
 
 MAX_VIOLATIONS = 16
 MAX_TOOLS = 128
