@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
 import grpc
@@ -14,7 +16,7 @@ import pytest
 
 from millstream_server.runtime.api_keys import ApiKeys
 from millstream_server.runtime.auth import AuthPolicy
-from millstream_server.runtime.errors import OverloadedError
+from millstream_server.runtime.errors import NoWorkerError, OverloadedError
 from millstream_server.runtime.handlers import Layer
 from millstream_server.runtime.rpc_interceptor import RpcInterceptor
 from millstream_server.runtime.rpc_telemetry import TelemetryServerInterceptor
@@ -28,6 +30,20 @@ from tests.support.spans import SpanLog, attributes
 SERVICE = "test.v1.Any"
 METHOD = f"/{SERVICE}/Method"
 Handler = Callable[[bytes, Any], Awaitable[bytes]]
+IMPATIENT: dict[str, Any] = {
+    "methodConfig": [
+        {
+            "name": [{}],
+            "retryPolicy": {
+                "maxAttempts": 3,
+                "initialBackoff": "0.01s",
+                "maxBackoff": "0.02s",
+                "backoffMultiplier": 2,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ]
+}
 
 
 class Noted:
@@ -60,7 +76,7 @@ class Noted:
 
 @contextlib.asynccontextmanager
 async def serving(
-    handler: Handler, *layers: Layer
+    handler: Handler, *layers: Layer, config: Mapping[str, Any] | None = None
 ) -> AsyncIterator[Callable[[], grpc.aio.UnaryUnaryCall]]:  # type: ignore[type-arg]
     server = grpc.aio.server(interceptors=[RpcInterceptor(*layers)])
     methods = {"Method": grpc.unary_unary_rpc_method_handler(handler)}
@@ -68,7 +84,8 @@ async def serving(
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        options = [("grpc.service_config", json.dumps(config or {}))]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) as channel:
             to: Any = channel
             yield lambda: to.unary_unary(METHOD)(b"", timeout=5)
     finally:
@@ -107,6 +124,21 @@ async def test_a_layer_that_fails_ends_the_rpc_and_those_outside_are_left(
     assert failed.code is code
     assert "secret" not in failed.message
     assert log == order
+
+
+async def test_grpcs_own_retries_wait_as_long_as_the_failure_asks() -> None:
+    asked_at: list[float] = []
+
+    async def ready_later(_request: bytes, _context: Any) -> bytes:
+        asked_at.append(time.monotonic())
+        if len(asked_at) == 1:
+            raise NoWorkerError("none yet", retry_delay_s=0.5)
+        return b"ok"
+
+    async with serving(ready_later, config=IMPATIENT) as call:
+        assert await call() == b"ok"
+    first, second = asked_at
+    assert second - first >= 0.5
 
 
 # ---- failures that look like a client's leaving
