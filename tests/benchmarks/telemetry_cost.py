@@ -65,6 +65,7 @@ class Load:
 
 
 _LOADS = (Load(256, 0.0), Load(64, 10.0), Load(64, 10.0, 40))
+_LONG = {str(load) for load in _LOADS if load.tokens is None}
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ class TelemetryCost:
                     times < _LIMIT, f"{load}: {mode} costs {times:.2f} times what off costs"
                 )
         before = ratios.get(_CHECKOUT)
-        if before and load in {str(load) for load in _LOADS if load.tokens is None}:
+        if before and load in _LONG:
             times = 1 / max(before.values())
             self.verdict.expect(
                 times <= _NOTHING, f"{load}: off costs {times:.2f} times what the checkout costs"
