@@ -102,7 +102,7 @@ class _Worker:
         failed: asyncio.Future[ServingError] = asyncio.get_running_loop().create_future()
 
         def on_failure(error: ServingError) -> None:
-            logger.error("the engine died; this worker leaves: %s", error.message)
+            logger.error("this worker leaves: %s", error.message)
             if not failed.done():
                 failed.set_result(error)
 
