@@ -1,4 +1,4 @@
-# Every command a developer needs; `make` alone lists them. Only Python 3.11+ and make are assumed.
+# Every command a developer needs; `make` alone lists them. Only Python 3.11 or 3.12 and make are assumed.
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,25 +12,25 @@ TESTS ?=
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test check gen gen-check fmt lint types bench bench-long lock clean
+.PHONY: help setup up test test-vendor check gen gen-check fmt lint types bench bench-long lock clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(READY) ## make .venv: SGLang for the CPU, the suite, the developers' tools (1-2 minutes)
+setup: $(READY) ## make .venv: SGLang for the CPU, the suite, the developers' tools (1-4 minutes)
 
-$(READY): requirements/cpu.lock pyproject.toml
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "Installing $$(grep -c == requirements/cpu.lock) pinned packages into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/cpu.lock
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
-	@touch $@
+$(READY): requirements/cpu.lock requirements/torch-cuda.lock requirements/install.py pyproject.toml
+	@$(BIN)/python requirements/install.py --probe 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
+	@$(BIN)/python requirements/install.py
 
-up: setup ## start the whole suite here: Processor, Prefill and Decode on real SGLang, the demo model
+up: setup ## start the whole suite here, on real SGLang with the demo model; ARGS=--multimodal: for pictures too
 	@$(BIN)/millstream up $(ARGS)
 
-test: setup ## all tests, real SGLang among them (a quarter of an hour on two cores)
+test: setup ## all tests, real SGLang among them (some nine minutes on two cores)
 	@$(BIN)/python -m pytest $(TESTS)
+
+test-vendor: setup ## show the vendors' bugs that we work around, and which are gone (a minute)
+	@$(BIN)/python -m pytest --vendor $(TESTS)
 
 check: lint types gen-check test ## everything CI runs
 

@@ -227,8 +227,9 @@ def save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Pa
     """Writes the model in bfloat16 with everything a server needs; replaces what was there."""
     shutil.rmtree(folder, ignore_errors=True)
     model.to(torch.bfloat16)
+    # Greedy unless a request says otherwise: drawn words mix one memorised answer with another.
     model.generation_config = GenerationConfig(
-        bos_token_id=BOS, eos_token_id=[IM_END, EOS], pad_token_id=PAD
+        do_sample=False, bos_token_id=BOS, eos_token_id=[IM_END, EOS], pad_token_id=PAD
     )
     model.save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)  # written for its owner alone, but meant for all

@@ -6,6 +6,7 @@ Run by `make lock`; needs Python's own modules only, and the package index.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -18,16 +19,39 @@ PROJECT = tomllib.loads((HERE.parent / "pyproject.toml").read_text())
 HEADER = "# Written by `make lock`; install with pip install --no-deps -r. See README.md.\n"
 
 
+def required(*extras: str) -> list[str]:
+    """List what the project requires with these extras."""
+    lines = list(PROJECT["project"]["dependencies"])
+    for extra in extras:
+        lines += PROJECT["project"]["optional-dependencies"][extra]
+    return [line for line in lines if not line.startswith("millstream[")]
+
+
 def resolve(requirements: list[str]) -> list[str]:
-    """Let pip resolve without installing; answers name==version lines."""
+    """Let pip resolve without installing; returns name==version lines."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run"]
     command += ["--ignore-installed", "--report", "-", *requirements]
     report = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
     return [f"{i['metadata']['name']}=={i['metadata']['version']}" for i in report["install"]]
 
 
+def only_for_cuda(pin: str) -> bool:
+    """Whether a package is there because PyTorch's CUDA build needs it."""
+    return re.match(r"(nvidia|cuda|triton)\b", pin) is not None
+
+
+def resolve_cuda() -> list[str]:
+    """Resolve PyTorch's CUDA build; returns the packages that the CPU build doesn't need."""
+    (torch,) = re.findall(r"^torch==(\S+)", (HERE / "cpu.in").read_text(), re.MULTILINE)
+    # With three signs pip takes no +cpu build, which it may find here.
+    return [pin for pin in resolve([f"torch==={torch}"]) if only_for_cuda(pin)]
+
+
 def install_cpu(base: list[str]) -> list[str]:
-    """Install the CPU set for real, in its two steps; answers what is there then."""
+    """Install the CPU set for real, in its two steps; returns what is there then.
+
+    Where pip finds only the CUDA build of PyTorch, the packages it brings are left out.
+    """
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
         pip = [str(Path(folder, "bin", "pip")), "--quiet", "--disable-pip-version-check"]
@@ -37,7 +61,7 @@ def install_cpu(base: list[str]) -> list[str]:
         second = ["install", "--no-deps", "-r", str(HERE / "cpu-nodeps.in")]
         subprocess.run([*pip, *second], check=True)
         frozen = subprocess.run([*pip, "freeze"], check=True, capture_output=True, text=True)
-        return frozen.stdout.split()
+        return [pin for pin in frozen.stdout.split() if not only_for_cuda(pin)]
 
 
 def write(name: str, lines: list[str]) -> None:
@@ -48,11 +72,12 @@ def write(name: str, lines: list[str]) -> None:
 
 
 def main() -> None:
-    """Write all three."""
-    base = PROJECT["project"]["dependencies"]
+    """Write all four."""
+    base = required("processor", "cli")
     write("processor.lock", resolve(base))
     write("cpu.lock", install_cpu(base))
-    write("gpu.lock", resolve([*base, *PROJECT["project"]["optional-dependencies"]["gpu"]]))
+    write("torch-cuda.lock", resolve_cuda())
+    write("gpu.lock", resolve(required("processor", "cli", "gpu")))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
+
 import pytest
 
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.tokenizers_made import byte_level_model
+from tests.support import forked
+from tests.support.models import byte_level_model
 
 ALPHABET_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}:{{ message.content }}\n{% endfor %}"
@@ -26,3 +30,50 @@ def text_model(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
             tokenizer_config={"chat_template": ALPHABET_TEMPLATE},
         )
     )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--vendor", action="store_true", help="run the cases of vendors' own code, and no others"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the cases of vendors' own code apart (`support.vendor`)."""
+    wanted = config.option.vendor
+    others = [item for item in items if bool(item.get_closest_marker("vendor")) is not wanted]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if bool(item.get_closest_marker("vendor")) is wanted]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Name the traps that a vendor has removed: news, and no failure."""
+    for report in terminalreporter.stats.get("xpassed", ()):
+        terminalreporter.write_line(f"No longer a trap: {report.nodeid} ({report.wasxfail})")
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Let the servers that fork test processes import beside the first tests."""
+    if session.config.option.collectonly:
+        return
+    kinds: list[forked.Kind] = []
+    if any("integration" in item.path.parts or "e2e" in item.path.parts for item in session.items):
+        kinds.append("services")
+    if any(item.get_closest_marker("sglang") for item in session.items):
+        kinds.append("sglang")
+    forked.begin(*kinds)
+
+
+def pytest_sessionfinish() -> None:
+    forked.end()
+
+
+def pytest_unconfigure() -> None:
+    """Keep sentencepiece's SWIG capsule alive: freed at the interpreter's end, it crashes that.
+
+    Processes of ours import sentencepiece too, through transformers; there the order differs.
+    """
+    runtime = sys.modules.get("swig_runtime_data4")
+    if runtime is not None:
+        for capsule in vars(runtime).values():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(capsule))

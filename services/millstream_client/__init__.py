@@ -1,4 +1,4 @@
-"""Millstream's client library: chat, complete and count tokens, in tasks or in threads."""
+"""Millstream's client library: chat, complete, tokenize; with asyncio or without."""
 
 from millstream.v1.chat_pb2 import Message, Tool
 from millstream.v1.generation_pb2 import FinishReason
@@ -14,6 +14,7 @@ from millstream_client.errors import (
     IncompleteAnswerError,
     InternalError,
     InvalidRequestError,
+    MediaFileError,
     MessageTooLargeError,
     MillstreamError,
     NotFoundError,
@@ -23,11 +24,11 @@ from millstream_client.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from millstream_client.requests import assistant, system, tool_result, user
+from millstream_client.media import Image, Video
+from millstream_client.requests import MediaMessage, assistant, system, tool_result, user
 from millstream_client.retry import NO_RETRY, Retry
 from millstream_client.streams import AnswerStream
-from millstream_client.sync_client import SyncClient
-from millstream_client.sync_conversation import SyncConversation
+from millstream_client.sync_client import SyncClient, SyncConversation
 from millstream_client.sync_streams import SyncAnswerStream
 from millstream_client.transport import Options, Tls
 
@@ -42,10 +43,13 @@ __all__ = [
     "DeadlineExceededError",
     "FieldViolation",
     "FinishReason",
+    "Image",
     "IncompleteAnswerError",
     "InternalError",
     "InvalidRequestError",
     "LogprobOptions",
+    "MediaFileError",
+    "MediaMessage",
     "Message",
     "MessageTooLargeError",
     "MillstreamError",
@@ -65,6 +69,7 @@ __all__ = [
     "UnauthenticatedError",
     "UnavailableError",
     "Usage",
+    "Video",
     "assistant",
     "system",
     "tool_result",

@@ -1,4 +1,4 @@
-"""An answer, put together from the messages of its stream."""
+"""An answer, collected from the messages of its stream."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from millstream.v1 import generation_pb2, processor_pb2, usage_pb2
 
 @dataclass(slots=True)
 class Choice:
-    """One of the answers to one question."""
+    """One choice of an answer."""
 
     index: int = 0
     token_count: int = 0
     token_ids: list[int] = field(default_factory=list)
-    """Empty unless ``return_token_ids`` was asked for."""
+    """Empty unless ``return_token_ids`` was set."""
     logprobs: list[processor_pb2.TokenLogprob] = field(default_factory=list)
-    """Empty unless asked for."""
+    """Empty unless requested."""
     finish_reason: generation_pb2.FinishReason.ValueType = generation_pb2.FINISH_REASON_UNSPECIFIED
     matched_stop: generation_pb2.MatchedStop | None = None
     _parts: list[str] = field(default_factory=list, repr=False)
 
     @property
     def text(self) -> str:
-        """What it says so far."""
+        """The text so far."""
         return "".join(self._parts)
 
     def add(self, delta: processor_pb2.ChoiceDelta) -> None:
-        """Take in what it grew by."""
+        """Add new output."""
         self._parts.append(delta.text)
         self.token_count += delta.token_count
         if delta.token_ids:
@@ -42,16 +42,16 @@ class Choice:
 
 @dataclass(slots=True)
 class Answer:
-    """What one turn, or one completion, brought so far; complete when `complete` says so."""
+    """The output of one turn or completion so far; `complete` is True at its end."""
 
     request_id: str = ""
     model: str = ""
     turn: int = 0
     """Number of the turn on its stream, from 1; 0 for a completion."""
     choices: list[Choice] = field(default_factory=list)
-    """By index; one, unless more were asked for."""
+    """By index; one unless ``n`` was set."""
     usage: usage_pb2.Usage = field(default_factory=usage_pb2.Usage)
-    """Zero until complete."""
+    """Token counts; zero until complete."""
     prompt_logprobs: list[processor_pb2.TokenLogprob] = field(default_factory=list)
     longest_pacing_interval_s: float = 0.0
     """The longest time the server gathered tokens for one message of this answer."""
@@ -64,7 +64,7 @@ class Answer:
 
     @property
     def finish_reason(self) -> generation_pb2.FinishReason.ValueType:
-        """Why the first choice ended; unspecified until it has."""
+        """Why the first choice ended; unspecified before."""
         return (
             self.choices[0].finish_reason
             if self.choices
@@ -77,7 +77,7 @@ class Answer:
         return bool(self.choices) or self.complete
 
     def add(self, message: processor_pb2.ChatResponse | processor_pb2.CompleteResponse) -> None:
-        """Take in one message of the stream."""
+        """Add one message of the stream."""
         if message.HasField("started"):
             self.turn = getattr(message, "turn", 0)
             self.request_id = message.started.request_id

@@ -1,30 +1,25 @@
-"""The client for tasks."""
+"""The asyncio client."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Self
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import chat_pb2, processor_pb2, processor_pb2_grpc
 from millstream_client import requests
+from millstream_client.connection import Connection
 from millstream_client.conversation import Conversation
 from millstream_client.errors import DeadlineExceededError, UnavailableError
-from millstream_client.handle import CallHandle, OpenCalls
-from millstream_client.requests import Knobs, Say, generation_options
-from millstream_client.retry import NO_RETRY, Attempts, Retry
+from millstream_client.history import History, Turn
+from millstream_client.knobs import Knobs, generation_options
+from millstream_client.media import ImageInput, VideoInput, attached
+from millstream_client.requests import AnyMessage, ChatInput, TextInput
+from millstream_client.retry import NO_RETRY, Retry
 from millstream_client.service_config import SERVICE
-from millstream_client.streams import (
-    AnswerStream,
-    answer_deltas,
-    before_next,
-    cancels_task,
-    one_shot,
-)
+from millstream_client.streams import AnswerStream
 from millstream_client.transport import Metadata, Options, Tls, plan_transport
 
 if TYPE_CHECKING:
@@ -32,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Client:
-    """Talks to a Millstream suite; `SyncClient` is the same for threads.
+    """Talks to a Millstream suite; `SyncClient` does the same without asyncio.
 
     ``address`` is ``host:port``, a list of IP addresses ``ip1:port1,ip2:port2``, or a gRPC target
     such as ``dns:///name:port``. Calls may run concurrently; use it within one event loop.
@@ -47,31 +42,23 @@ class Client:
         retry: Retry | None = None,
         options: Options | None = None,
     ) -> None:
-        """Prepare; the first call connects.
+        """Make a client; the first call connects.
 
         Raises:
-            ValueError: the address isn't one, or an API key would travel readably.
+            ValueError: the address is invalid, or an API key would be sent unencrypted.
             OSError: a TLS file can't be read.
         """
-        self.retry = retry or Retry()
-        self._transport = plan_transport(address, api_key, tls, options or Options())
-        self.calls = OpenCalls()
-        """What runs; closing the client ends it."""
-        self._channel: grpc.aio.Channel | None = None
-        self._stub: processor_pb2_grpc.ProcessorServiceStub | None = None
-        self._ask_method: Any = None
+        transport = plan_transport(address, api_key, tls, options or Options())
+        self.connection = Connection(transport, retry or Retry())
 
     @property
     def channel(self) -> grpc.aio.Channel:
-        """The gRPC channel, for calls that this client has no method for.
+        """The gRPC channel, for calls without a method here.
 
         Raises:
             RequestCancelledError: the client was closed.
         """
-        self.calls.check_open()
-        if self._channel is None:
-            self._channel = self._transport.open_aio()
-        return self._channel
+        return self.connection.channel
 
     @property
     def stub(self) -> processor_pb2_grpc.ProcessorServiceStub:
@@ -80,38 +67,32 @@ class Client:
         Raises:
             RequestCancelledError: the client was closed.
         """
-        channel = self.channel
-        if self._stub is None:
-            self._stub = processor_pb2_grpc.ProcessorServiceStub(channel)
-        return self._stub
+        return self.connection.stub
 
     def metadata(self) -> Metadata:
-        """Give what every call carries: the API key, and the current trace."""
-        return self._transport.metadata()
+        """Return every call's metadata: the API key, and the current trace."""
+        return self.connection.metadata()
 
     async def close(self) -> None:
-        """Disconnect; what runs, pauses or comes later fails with a RequestCancelledError."""
-        self.calls.close()
-        if self._channel is not None:
-            await self._channel.close(None)
+        """Disconnect; running and later calls fail with a RequestCancelledError."""
+        await self.connection.close()
 
     async def __aenter__(self) -> Self:
-        """Use it."""
+        """Return the client."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Disconnect."""
         await self.close()
 
     def chat(
         self,
-        messages: Say,
+        messages: ChatInput,
         *,
+        image: ImageInput | None = None,
+        images: Sequence[ImageInput] = (),
+        video: VideoInput | None = None,
+        videos: Sequence[VideoInput] = (),
         system: str | None = None,
         model: str = "",
         tools: Sequence[chat_pb2.Tool] = (),
@@ -119,18 +100,20 @@ class Client:
         timeout_s: float | None = None,
         **knobs: Unpack[Knobs],
     ) -> AnswerStream:
-        """Ask one question, or for the next answer in a conversation."""
+        """Send a question or a conversation; return the answer's stream.
+
+        Images and videos, given as paths, bytes or URLs, come before the question's text. For
+        another order give a list: ``["Left:", Image("a.png"), "Right:", Image("b.png")]``.
+        """
+        media = attached(image, images, video, videos)
         start = requests.chat_start(
-            messages,
-            system_text=system,
             model=model,
             tools=tools,
-            options=generation_options(**knobs),
             request_id=request_id,
+            options=generation_options(**knobs),
         )
-
-        request = processor_pb2.ChatRequest(start=start)
-        return self._stream(lambda: self._ask, request, start.request_id, timeout_s)
+        turn = Turn(requests.messages(messages, system, media))
+        return self.connection.chat(History(start), turn, timeout_s)
 
     def complete(
         self,
@@ -141,16 +124,17 @@ class Client:
         timeout_s: float | None = None,
         **knobs: Unpack[Knobs],
     ) -> AnswerStream:
-        """Continue a raw prompt, text or token ids: no chat template."""
+        """Continue a raw prompt, text or token ids, without a chat template."""
         request = requests.complete_request(
             prompt, model=model, options=generation_options(**knobs), request_id=request_id
         )
-
-        return self._stream(lambda: self.stub.Complete, request, request.request_id, timeout_s)
+        return self.connection.stream(
+            lambda: self.stub.Complete, request, request.request_id, timeout_s
+        )
 
     def conversation(
         self,
-        messages: Sequence[chat_pb2.Message] = (),
+        messages: Sequence[AnyMessage] = (),
         *,
         system: str | None = None,
         model: str = "",
@@ -158,20 +142,18 @@ class Client:
         request_id: str = "",
         **knobs: Unpack[Knobs],
     ) -> Conversation:
-        """Prepare a conversation of several turns, after what was said before in ``messages``."""
+        """Make a conversation of several turns; ``messages`` come before the first."""
         start = requests.chat_start(
-            messages,
-            system_text=system,
             model=model,
             tools=tools,
-            options=generation_options(**knobs),
             request_id=request_id,
+            options=generation_options(**knobs),
         )
-        return Conversation(self, start)
+        return Conversation(self.connection, History(start, requests.messages(messages, system)))
 
     async def tokenize(
         self,
-        text: Say,
+        text: TextInput,
         *,
         model: str = "",
         tools: Sequence[chat_pb2.Tool] = (),
@@ -182,7 +164,7 @@ class Client:
         request = requests.tokenize_request(
             text, model=model, tools=tools, special_tokens=special_tokens
         )
-        response: processor_pb2.TokenizeResponse = await self._call(
+        response: processor_pb2.TokenizeResponse = await self.connection.call(
             lambda: self.stub.Tokenize, request, timeout_s
         )
         return response
@@ -199,85 +181,22 @@ class Client:
         request = processor_pb2.DetokenizeRequest(
             model=model, token_ids=token_ids, include_special_tokens=special_tokens
         )
-        response: processor_pb2.DetokenizeResponse = await self._call(
-            lambda: self.stub.Detokenize, request, timeout_s
-        )
-        return response.text
+        response = await self.connection.call(lambda: self.stub.Detokenize, request, timeout_s)
+        return str(response.text)
 
     async def models(self, *, timeout_s: float | None = None) -> list[processor_pb2.Model]:
-        """Tell which models are served."""
-        response: processor_pb2.ListModelsResponse = await self._call(
-            lambda: self.stub.ListModels, processor_pb2.ListModelsRequest(), timeout_s
-        )
+        """Return the models that are served."""
+        request = processor_pb2.ListModelsRequest()
+        response = await self.connection.call(lambda: self.stub.ListModels, request, timeout_s)
         return list(response.models)
 
     async def health(self, *, timeout_s: float = 5.0) -> bool:
-        """Tell whether a server is there and ready to answer."""
+        """Return whether a server is reachable and serving."""
         request = health_pb2.HealthCheckRequest(service=SERVICE)
         try:
-            answer = await self._call(
-                lambda: health_pb2_grpc.HealthStub(self.channel).Check,
-                request,
-                timeout_s,
-                NO_RETRY,
+            response = await self.connection.call(
+                lambda: health_pb2_grpc.HealthStub(self.channel).Check, request, timeout_s, NO_RETRY
             )
         except (UnavailableError, DeadlineExceededError):
             return False
-        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
-
-    @property
-    def _ask(self) -> Any:
-        """Chat for a single message, sent with the call itself.
-
-        The same on the wire as a stream of one message. But grpc.aio loses a call's status when a
-        message is written just as the server ends the call (grpc issue 36066).
-        """
-        if self._ask_method is None:
-            self._ask_method = self.channel.unary_stream(*requests.ASK)
-        return self._ask_method
-
-    async def _ready(self) -> None:
-        await self.channel.channel_ready()
-
-    def _stream(
-        self, method: Callable[[], Any], request: Any, request_id: str, timeout_s: float | None
-    ) -> AnswerStream:
-        handle = CallHandle(self.calls, Attempts(self.retry, timeout_s), request_id)
-
-        def attempt(left_s: float | None) -> AsyncGenerator[Any, None]:
-            return one_shot(self._begin(handle, method, request, left_s))
-
-        return AnswerStream(answer_deltas(attempt, handle, self._ready), handle)
-
-    async def _call(
-        self,
-        method: Callable[[], Any],
-        request: Any,
-        timeout_s: float | None,
-        retry: Retry | None = None,
-    ) -> Any:
-        """Make a call with one answer, as often as it takes."""
-        with CallHandle(self.calls, Attempts(retry or self.retry, timeout_s)) as handle:
-            while True:
-                try:
-                    return await self._begin(handle, method, request, handle.attempts.timeout_s())
-                except (grpc.RpcError, asyncio.CancelledError) as error:
-                    if cancels_task(error):
-                        raise
-                    failed = handle.failure(error)
-                    pause_s = handle.pause_s(failed)
-                    if pause_s is None:
-                        raise failed from failed.__cause__
-                await before_next(failed, pause_s, handle, self._ready)
-
-    def _begin(
-        self, handle: CallHandle, method: Callable[[], Any], request: Any, left_s: float | None
-    ) -> Any:
-        """Send a request."""
-        call = handle.begin(
-            lambda: method()(
-                request, timeout=left_s, metadata=self.metadata(), wait_for_ready=False
-            )
-        )
-        handle.runs(call)
-        return call
+        return bool(response.status == health_pb2.HealthCheckResponse.SERVING)

@@ -1,202 +1,195 @@
-"""A conversation of several turns, for tasks."""
+"""A conversation of several turns."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
-from millstream.v1 import chat_pb2, processor_pb2, processor_pb2_grpc
-from millstream_client.dialogue import Dialogue, Turn
-from millstream_client.handle import CallHandle, OpenCalls, incomplete
-from millstream_client.requests import Knobs, generation_options, user
-from millstream_client.retry import Attempts, Retry
-from millstream_client.streams import AnswerStream, answer_deltas, cancels_task
-from millstream_client.transport import Metadata
+from millstream.v1 import chat_pb2, processor_pb2
+from millstream_client.connection import Connection
+from millstream_client.errors import DeadlineExceededError
+from millstream_client.history import History, Turn
+from millstream_client.knobs import Knobs, generation_options
+from millstream_client.media import ImageInput, VideoInput, attached
+from millstream_client.request import Request, incomplete
+from millstream_client.requests import AnyMessage, Content, question
+from millstream_client.streams import AnswerStream
+from millstream_client.uploads import take_uploads
+from millstream_client.writing import half_close, write, write_uploads
 
 if TYPE_CHECKING:
     from typing import Unpack
 
 
-class Connection(Protocol):
-    """What a conversation needs of its client."""
-
-    @property
-    def calls(self) -> OpenCalls: ...  # noqa: D102
-    @property
-    def channel(self) -> grpc.aio.Channel: ...  # noqa: D102
-    @property
-    def stub(self) -> processor_pb2_grpc.ProcessorServiceStub: ...  # noqa: D102
-    @property
-    def retry(self) -> Retry: ...  # noqa: D102
-    def metadata(self) -> Metadata: ...  # noqa: D102
-
-
 class Conversation:
-    """Turns of one conversation, one at a time.
+    """A conversation: turns, one at a time.
 
     All turns share one stream, so that the server keeps worker and KV prefix. If the stream broke,
-    the next turn opens another that starts with every finished turn; one that failed is forgotten.
-    A turn that failed before any of its answer arrived is sent again like any request.
+    the next turn opens another, which starts with every finished turn; a failed turn is not kept.
+    A turn that failed before any of its answer arrived is retried like any request.
     """
 
-    def __init__(self, connection: Connection, start: processor_pb2.ChatStart) -> None:
-        """Prepare; nothing is sent before the first turn."""
+    def __init__(self, connection: Connection, history: History) -> None:
+        """Make a conversation; nothing is sent before the first turn."""
         self._connection = connection
-        self._dialogue = Dialogue(start)
+        self._history = history
         self._call: Any = None
-        self._turns = 0
-        self._handle: CallHandle | None = None
+        self._preparing = False
+        """Whether the running turn's files are being read or sent, before the turn itself."""
+        self._turns_on_call = 0
+        self._running: Request | None = None
 
     @property
     def messages(self) -> tuple[chat_pb2.Message, ...]:
-        """Everything said so far, failed turns left out."""
-        return self._dialogue.messages
+        """The messages of all finished turns, with the bytes of their images and videos."""
+        return self._history.messages
 
     def say(
-        self, text: str, *, timeout_s: float | None = None, **knobs: Unpack[Knobs]
+        self,
+        content: Content,
+        *,
+        image: ImageInput | None = None,
+        images: Sequence[ImageInput] = (),
+        video: VideoInput | None = None,
+        videos: Sequence[VideoInput] = (),
+        timeout_s: float | None = None,
+        **knobs: Unpack[Knobs],
     ) -> AnswerStream:
-        """Take the user's turn; knobs, if any, replace the conversation's from here on."""
+        """Start a turn of the user; knobs, if any, replace the conversation's from this turn on.
+
+        Images and videos, given as paths, bytes or URLs, come before the text. For another order
+        give a list: ``["Left:", Image("a.png"), "Right:", Image("b.png")]``.
+        """
+        media = attached(image, images, video, videos)
         options = generation_options(**knobs) if knobs else None
-        return self._take(Turn([user(text)], options), timeout_s)
+        return self._stream(Turn([question(content, media)], options), timeout_s)
 
     def tool_results(
-        self, results: Sequence[chat_pb2.Message], *, timeout_s: float | None = None
+        self, results: Sequence[AnyMessage], *, timeout_s: float | None = None
     ) -> AnswerStream:
-        """Give the results of the tools that the model called, for it to go on with."""
-        return self._take(Turn(results), timeout_s)
+        """Start a turn with the results of the tools that the model called."""
+        return self._stream(Turn(results), timeout_s)
 
     async def cancel(self) -> None:
-        """Stop the running turn, which then finishes as far as it came; keeps the conversation.
+        """Cancel the running turn, which finishes with what was generated; keep the conversation.
 
-        A turn that waits to be sent again has nothing to finish: it gets a RequestCancelledError.
+        A turn that waits for a retry, or whose images are still being sent, has nothing to finish:
+        it fails with a RequestCancelledError.
         """
-        handle, call = self._handle, self._call
-        if handle is None:
+        request, call = self._running, self._call
+        if request is None:
             return
-        if call is None or call.done():
-            handle.cancel()
+        if self._preparing or call is None or call.done():
+            request.cancel()
         else:
-            cancel = processor_pb2.CancelTurn(turn=self._turns)
-            # If the stream is gone, the turn says so itself.
-            await _write(call, processor_pb2.ChatRequest(cancel=cancel))
+            cancel = processor_pb2.CancelTurn(turn=self._turns_on_call)
+            # If the stream has ended, the turn fails by itself.
+            await write(call, processor_pb2.ChatRequest(cancel=cancel))
 
-    def hang_up(self) -> None:
-        """Cut the stream; whoever reads the running turn gets a RequestCancelledError."""
-        if self._handle is not None:
-            self._handle.cancel()
+    def abort(self) -> None:
+        """End the stream; the running turn fails with a RequestCancelledError."""
+        if self._running is not None:
+            self._running.cancel()
         elif self._call is not None:
             self._call.cancel()
 
     async def close(self) -> None:
-        """Leave politely when no turn is running, else cut the stream."""
+        """Close the stream, or abort it if a turn is running."""
         call, self._call = self._call, None
-        if self._handle is not None:
-            self._handle.cancel()
-        elif call is not None and not call.done():
-            with contextlib.suppress(asyncio.InvalidStateError, grpc.RpcError):
-                await call.done_writing()
+        if self._running is not None:
+            self._running.cancel()
+        elif call is not None:
+            await half_close(call)
 
     async def __aenter__(self) -> Self:
-        """Converse."""
+        """Return the conversation."""
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Leave."""
+    async def __aexit__(self, *_: object) -> None:
+        """Close it."""
         await self.close()
 
-    def _take(self, turn: Turn, timeout_s: float | None) -> AnswerStream:
-        handle = CallHandle(
-            self._connection.calls,
-            Attempts(self._connection.retry, timeout_s),
-            self._dialogue.request_id,
-            lambda failed: self._dialogue.mend(turn, failed),
+    def _stream(self, turn: Turn, timeout_s: float | None) -> AnswerStream:
+        request = self._connection.request(
+            timeout_s, self._history.request_id, lambda failed: self._history.refit(turn, failed)
         )
-        return AnswerStream(self._deltas(turn, handle), handle)
+        messages = request.messages(lambda: self._attempt(turn, request), self._one_turn(request))
+        return AnswerStream(request, messages)
 
-    async def _deltas(
-        self, turn: Turn, handle: CallHandle
-    ) -> AsyncGenerator[processor_pb2.ChoiceDelta, None]:
-        """Hold the conversation for all of a turn, the pauses between its attempts included."""
-        if self._handle is not None:
+    @contextlib.contextmanager
+    def _one_turn(self, request: Request) -> Iterator[None]:
+        """Reserve the conversation for a turn, including the pauses between its attempts."""
+        if self._running is not None:
             raise RuntimeError("a turn is running: read it to its end, or close its stream, first")
-        self._handle = handle
-        deltas = answer_deltas(
-            lambda left_s: self._attempt(turn, left_s, handle), handle, self._ready
-        )
+        self._running = request
         try:
-            async with contextlib.aclosing(deltas):
-                async for delta in deltas:
-                    yield delta
+            yield
         finally:
-            self._handle = None
-
-    async def _ready(self) -> None:
-        await self._connection.channel.channel_ready()
+            self._running, self._preparing = None, False
 
     async def _attempt(
-        self, turn: Turn, timeout_s: float | None, handle: CallHandle
+        self, turn: Turn, request: Request
     ) -> AsyncGenerator[processor_pb2.ChatResponse, None]:
-        finished = False
-        # An RPC's deadline would end the whole conversation's stream, so a turn has a clock.
-        clock = timeout_s is not None and asyncio.get_running_loop().call_later(
-            timeout_s, handle.time_is_up
+        self._preparing = True
+        await self._history.read(turn)  # a file that can't be read doesn't end the stream
+        request.check_not_ended()
+        # An RPC's deadline would end the whole stream, so a turn has its own timer.
+        timeout_s = request.timeout_s()
+        timer = timeout_s is not None and asyncio.get_running_loop().call_later(
+            timeout_s, request.end, DeadlineExceededError("the time that was given has passed")
         )
+        finished = False
         try:
-            call = await self._send(turn, handle)
+            call = await self._send(turn, request)
             while not finished:
-                response = await call.read()
-                if not isinstance(response, processor_pb2.ChatResponse):  # EOF
+                message = await call.read()
+                if not isinstance(message, processor_pb2.ChatResponse):  # EOF
                     raise incomplete()
-                finished = response.HasField("finished")
-                yield response
+                request.answer.add(message)
+                finished = message.HasField("finished")
+                yield message
         finally:
-            if clock:
-                clock.cancel()
+            if timer:
+                timer.cancel()
             if finished:
-                self._dialogue.finished(turn, handle.answer)
+                self._history.add(turn, request.answer)
             elif self._call is not None:
                 self._call.cancel()
                 self._call = None
 
-    async def _send(self, turn: Turn, handle: CallHandle) -> Any:
-        """Put a turn on the stream, or on a new one with everything said before."""
-        call = self._call  # `close` may take ours away while a message is written
+    async def _send(self, turn: Turn, request: Request) -> Any:
+        """Send a turn on the stream, or on a new one with all messages before."""
+        call = self._call  # `close` may reset it while a message is written
         if call is not None and not call.done():
-            self._turns += 1
-            handle.runs(call)
-            if await _write(call, turn.request()):
-                return call
-            # It ended while nobody looked; the turn didn't start, so start afresh.
-        self._call = call = handle.begin(
-            lambda: self._connection.stub.Chat(  # type: ignore[call-arg]  # the stubs know no writers
-                metadata=self._connection.metadata(), wait_for_ready=False
-            )
+            self._turns_on_call += 1
+            request.watch(call)
+            if await self._write(call, turn.request()) or await _failed(call):
+                return call  # if the server has refused the turn already, reading raises the error
+            # The stream ended before the turn: open a new one.
+        request.check_not_ended()
+        self._call = call = self._connection.stub.Chat(  # type: ignore[call-arg]  # the stubs know no writers
+            metadata=self._connection.metadata(), wait_for_ready=False
         )
-        self._turns = 1
-        handle.runs(call)
-        await _write(call, self._dialogue.start(turn))  # if it failed already, reading says why
+        self._turns_on_call = 1
+        request.watch(call)
+        # If it has failed, reading raises the error.
+        await self._write(call, self._history.start(turn))
         return call
 
+    async def _write(self, call: Any, message: processor_pb2.ChatRequest) -> bool:
+        """Send a turn's files that don't fit in its message, then the message."""
+        self._preparing = True
+        uploads = take_uploads(message)
+        if not await write_uploads(call, uploads):
+            return False
+        self._preparing = False  # a cancel may follow it
+        return await write(call, message)
 
-async def _write(call: Any, request: processor_pb2.ChatRequest) -> bool:
-    """Send a message; answers whether the stream was still there for it."""
-    writing = asyncio.ensure_future(call.write(request))
-    # grpc.aio's write sleeps on when its call is cancelled before there is a connection.
-    call.add_done_callback(lambda _: writing.cancel())
-    try:
-        await writing
-    except (asyncio.InvalidStateError, grpc.RpcError, asyncio.CancelledError) as error:
-        if cancels_task(error):
-            raise
-        return False
-    return True
+
+async def _failed(call: Any) -> bool:
+    """Return whether the stream has ended with an error."""
+    return call.done() and await call.code() is not grpc.StatusCode.OK

@@ -1,20 +1,21 @@
-"""Failures, as callers branch on them; each holds what the server's status said.
+"""The client's exceptions; each has the details of the server's status.
 
 MillstreamError
 ├── InvalidRequestError       INVALID_ARGUMENT     can never succeed as sent; `violations`
+│   └── MediaFileError                             an image's or video's file can't be read, here
 ├── MessageTooLargeError      RESOURCE_EXHAUSTED   a message exceeds a size limit
-├── NotFoundError             NOT_FOUND            nobody serves that model
-├── OverloadedError           RESOURCE_EXHAUSTED   no room right now; `retry_delay_s`
-├── UnavailableError          UNAVAILABLE          not reached, or something it needs is away
+├── NotFoundError             NOT_FOUND            the model isn't served
+├── OverloadedError           RESOURCE_EXHAUSTED   no capacity now; `retry_delay_s`
+├── UnavailableError          UNAVAILABLE          no server reached, or no worker available
 │   └── IncompleteAnswerError                      the stream ended before the answer did
 ├── DeadlineExceededError     DEADLINE_EXCEEDED    the time that was given has passed
-├── RequestCancelledError     CANCELLED            somebody cancelled
+├── RequestCancelledError     CANCELLED            cancelled, here or at the server
 ├── UnauthenticatedError      UNAUTHENTICATED      no API key, or a wrong one
-├── PermissionDeniedError     PERMISSION_DENIED    the key isn't for this
+├── PermissionDeniedError     PERMISSION_DENIED    the key doesn't allow this
 └── InternalError             INTERNAL             the server's fault; `error_id`
 
-``reason`` is the finer cause: a name of ``millstream.v1.ErrorReason`` without its prefix, empty
-when the failure isn't Millstream's but gRPC's own.
+``reason`` is the detailed cause: a name of ``millstream.v1.ErrorReason`` without its prefix; empty
+when the failure is gRPC's own.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
-from google.rpc import error_details_pb2
-from grpc_status import rpc_status
+from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
 
 from millstream_client.answers import Answer
 
 _DOMAIN = "millstream.io"
 _CHANNEL_CLOSED = "Channel closed!"
 _STATUS_LOST = "Internal error from Core"
-"""What grpc.aio makes of any status that arrives while a message is written (grpc issue 36066)."""
+"""grpc.aio's text for any status that arrives during a write (grpc issue 36066)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +45,12 @@ class FieldViolation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Details:
-    """What a status says beside its code and message."""
+    """A status's details besides code and message."""
 
     reason: str = ""
     violations: tuple[FieldViolation, ...] = ()
     retry_delay_s: float | None = None
-    """None: the server didn't say; 0: at once."""
+    """None: the server gave none; 0: at once."""
     retryable: bool = False
     error_id: str = ""
 
@@ -66,7 +67,7 @@ class MillstreamError(Exception):
         *,
         code: grpc.StatusCode | None = None,
     ) -> None:
-        """Say what failed; ``code`` if it isn't the class's own."""
+        """``code`` is needed only if it isn't the class's own."""
         super().__init__(message)
         self.code = code or self.code
         self.message = message
@@ -74,16 +75,16 @@ class MillstreamError(Exception):
         self.violations = details.violations
         self.retry_delay_s = details.retry_delay_s
         self.retryable = details.retryable
-        """Whether the same request may succeed if sent again, elsewhere or later."""
+        """Whether the same request may succeed if sent again, later or to another server."""
         self.error_id = details.error_id
-        """Finds the server's log line."""
+        """Id of the server's log line."""
         self.request_id = ""
-        """Of the request that failed; empty for those that have none."""
+        """The failed request's id; empty if it has none."""
         self.partial: Answer | None = None
-        """The answer as far as it came, when a stream failed."""
+        """The part of the answer received before a stream failed."""
 
     def __str__(self) -> str:
-        """Give code, reason, message, fields and id in a line."""
+        """Return code, reason, message, fields and id in one line."""
         reason = f" ({self.reason})" if self.reason else ""
         parts = [f"{self.code.name}{reason}: {self.message}"]
         parts += [f"{v.field}: {v.description}" for v in self.violations]
@@ -100,6 +101,10 @@ class InvalidRequestError(MillstreamError):
     code = grpc.StatusCode.INVALID_ARGUMENT
 
 
+class MediaFileError(InvalidRequestError):
+    """An image's or a video's file can't be read on this machine; nothing was sent."""
+
+
 class MessageTooLargeError(MillstreamError):
     """A message exceeds a size limit, the server's or ours."""
 
@@ -107,25 +112,25 @@ class MessageTooLargeError(MillstreamError):
 
 
 class NotFoundError(MillstreamError):
-    """Nobody serves the model that was asked for."""
+    """The requested model isn't served."""
 
     code = grpc.StatusCode.NOT_FOUND
 
 
 class OverloadedError(MillstreamError):
-    """There is no room right now, or the caller's quota is used up."""
+    """There is no capacity now, or the caller's quota is used up."""
 
     code = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 class UnavailableError(MillstreamError):
-    """No server was reached, or something that the request needs is away."""
+    """No server was reached, or something that the request needs is not available."""
 
     code = grpc.StatusCode.UNAVAILABLE
 
 
 class IncompleteAnswerError(UnavailableError):
-    """The stream ended without an error, yet before the answer was finished."""
+    """The stream ended without an error before the answer was complete."""
 
 
 class DeadlineExceededError(MillstreamError):
@@ -135,25 +140,25 @@ class DeadlineExceededError(MillstreamError):
 
 
 class RequestCancelledError(MillstreamError):
-    """The call was cancelled: here, by someone else than the task that reads it, or there."""
+    """The call was cancelled: at the server, or here by another task than the reader."""
 
     code = grpc.StatusCode.CANCELLED
 
 
 class UnauthenticatedError(MillstreamError):
-    """The server wants an API key and got none, or none that it knows."""
+    """The server requires an API key, and got none or an unknown one."""
 
     code = grpc.StatusCode.UNAUTHENTICATED
 
 
 class PermissionDeniedError(MillstreamError):
-    """The API key is known but isn't for this."""
+    """The API key is known but doesn't allow this call."""
 
     code = grpc.StatusCode.PERMISSION_DENIED
 
 
 class InternalError(MillstreamError):
-    """A fault of the server; the operator finds more under ``error_id``."""
+    """A bug or defect of the server; its log has details under ``error_id``."""
 
     code = grpc.StatusCode.INTERNAL
 
@@ -175,10 +180,10 @@ _CLASSES: dict[grpc.StatusCode, type[MillstreamError]] = {
 
 
 def from_rpc_error(error: Any) -> MillstreamError:
-    """Read a failed RPC, ``grpc.aio``'s or a sync one's, with the rich status in its trailer."""
+    """Convert a failed RPC, asyncio or sync, with the rich status in its trailers."""
     code: grpc.StatusCode = error.code() or grpc.StatusCode.UNKNOWN
     message: str = error.details() or ""
-    found = _packed(error)
+    found = _packed(error, code, message)
     info = found.get(error_details_pb2.ErrorInfo)
     if info is not None and info.domain != _DOMAIN:
         info = None
@@ -199,18 +204,23 @@ def from_rpc_error(error: Any) -> MillstreamError:
     return failed
 
 
-def _packed(error: Any) -> dict[type[Any], Any]:
-    """Unpack the `google.rpc.Status` in the trailer; empty when there is none that fits."""
-    try:
-        status = rpc_status.from_call(error)
-    except ValueError:
-        return {}
+def _packed(error: Any, code: grpc.StatusCode, text: str) -> dict[type[Any], Any]:
+    """Return the details of the `google.rpc.Status` in the trailer; empty without a valid one."""
     found: dict[type[Any], Any] = {}
-    for packed in status.details if status is not None else ():
-        for kind in _KINDS:
-            message = kind()
-            if packed.Unpack(message):
-                found[kind] = message
+    for key, value in error.trailing_metadata() or ():
+        if key != "grpc-status-details-bin":
+            continue
+        try:
+            status = status_pb2.Status.FromString(value)
+        except DecodeError:
+            continue
+        if (status.code, status.message) != (code.value[0], text):
+            continue
+        for packed in status.details:
+            for kind in _KINDS:
+                message = kind()
+                if packed.Unpack(message):
+                    found[kind] = message
     return found
 
 
@@ -232,10 +242,10 @@ def _delay_s(retry: Any | None) -> float | None:
 
 
 def _is_retryable(info: Any | None, code: grpc.StatusCode, message: str) -> bool:
-    """Believe the server; where it said nothing, what the way there does to a call may pass.
+    """Return the server's flag; without one, whether the code is a transport's temporary failure.
 
-    CANCELLED comes that way too: a server that stops drops what arrived but wasn't looked at yet.
-    What was cancelled on this side is told apart before, unless somebody closed the channel itself.
+    That includes CANCELLED: a server that stops drops calls that it hasn't accepted yet. Cancels on
+    this side are handled before, unless the channel itself was closed.
     """
     if info is not None and "retryable" in info.metadata:
         return bool(info.metadata["retryable"] == "true")

@@ -1,138 +1,154 @@
-"""Requests from plain values: what is left out stays unset, and takes the server's default."""
+"""Makes request messages from plain values."""
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, overload
 
-from millstream.v1 import chat_pb2, processor_pb2, sampling_pb2
-
-if TYPE_CHECKING:
-    from typing import Unpack
-
-ASK = (
-    "/millstream.v1.ProcessorService/Chat",
-    processor_pb2.ChatRequest.SerializeToString,
-    processor_pb2.ChatResponse.FromString,
-)
-"""Chat's path and codecs, for a call with one message."""
-
-Say = str | Sequence[chat_pb2.Message]
-"""A question, or a whole conversation."""
+from millstream.v1 import chat_pb2, processor_pb2
+from millstream_client.media import Image, Part, Video
 
 
-class Sampling(TypedDict, total=False):
-    """Fields of ``millstream.v1.SamplingParams`` that callers name directly."""
+@dataclass(frozen=True, slots=True)
+class MediaMessage:
+    """A message with images or videos, whose files are read when it is sent."""
 
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    frequency_penalty: float
-    presence_penalty: float
-    repetition_penalty: float
-    max_new_tokens: int
-    min_new_tokens: int
-    ignore_eos: bool
-    seed: int
+    role: chat_pb2.Role.ValueType
+    content: tuple[Part, ...]
+    tool_call_id: str = ""
 
+    def read(self) -> chat_pb2.Message:
+        """Make the contract's message of it; blocks while it reads the files.
 
-class Knobs(Sampling, total=False):
-    """What a generation can be told; the proto's `GenerationOptions`, flat."""
-
-    sampling: sampling_pb2.SamplingParams
-    """All of sampling at once; knobs named beside it win."""
-    stop: Sequence[str]
-    n: int
-    logprobs: sampling_pb2.LogprobOptions
-    min_interval_s: float
-    return_token_ids: bool
-    include_special_tokens: bool
-    priority: processor_pb2.Priority.ValueType
+        Raises:
+            MediaFileError: a file can't be read.
+        """
+        return chat_pb2.Message(
+            role=self.role,
+            content=[
+                chat_pb2.ContentPart(text=part) if isinstance(part, str) else part.read()
+                for part in self.content
+            ],
+            tool_call_id=self.tool_call_id,
+        )
 
 
-_SAMPLING = frozenset(Sampling.__annotations__)
+AnyMessage = chat_pb2.Message | MediaMessage
+Content = Part | Sequence[Part]
+"""What one message says: a text, an image, a video, or several of them in order."""
+ChatInput = Part | Sequence[Part | AnyMessage]
+"""A question, or a whole conversation: a list has parts of one question, or messages.
+
+It is one type of list, since type checkers can't tell two apart while they read a literal.
+"""
+TextInput = str | Sequence[chat_pb2.Message]
+"""A text, or a whole conversation."""
 
 
-def generation_options(**knobs: Unpack[Knobs]) -> processor_pb2.GenerationOptions:
-    """Build a generation's options.
+def message(
+    role: chat_pb2.Role.ValueType, parts: Iterable[Part], tool_call_id: str = ""
+) -> AnyMessage:
+    """Make a message; only one with images or videos is a MediaMessage.
 
     Raises:
-        TypeError: a knob that there isn't.
-        ValueError: a value that doesn't fit its field.
+        TypeError: a part is neither text nor image nor video.
     """
-    options = processor_pb2.GenerationOptions()
-    if "sampling" in knobs:
-        options.sampling.CopyFrom(knobs["sampling"])
-    for name, value in knobs.items():
-        if name in _SAMPLING:
-            setattr(options.sampling, name, value)
-        elif name == "stop":
-            options.stop.extend([value] if isinstance(value, str) else knobs["stop"])
-        elif name == "logprobs":
-            options.logprobs.CopyFrom(knobs["logprobs"])
-        elif name == "min_interval_s":
-            options.min_interval.FromNanoseconds(round(knobs["min_interval_s"] * 1e9))
-        elif name in Knobs.__annotations__:
-            if name != "sampling":
-                setattr(options, name, value)
-        else:
-            raise TypeError(f"{name!r} is no option of a generation")
-    return options
-
-
-def message(role: chat_pb2.Role.ValueType, text: str) -> chat_pb2.Message:
-    """Make a message of one text part."""
-    return chat_pb2.Message(role=role, content=[chat_pb2.ContentPart(text=text)])
+    made = MediaMessage(role, tuple(parts), tool_call_id)
+    for part in made.content:
+        if not isinstance(part, Part):
+            raise TypeError(f"a part is a str, an Image or a Video, not {type(part).__name__}")
+    return made.read() if all(isinstance(part, str) for part in made.content) else made
 
 
 def system(text: str) -> chat_pb2.Message:
-    """Make the operator's instructions."""
-    return message(chat_pb2.ROLE_SYSTEM, text)
+    """Make a system message: the operator's instructions."""
+    return _text(chat_pb2.ROLE_SYSTEM, text)
 
 
-def user(text: str) -> chat_pb2.Message:
-    """Make a message of the user."""
-    return message(chat_pb2.ROLE_USER, text)
+@overload
+def user(*content: str) -> chat_pb2.Message: ...
+@overload
+def user(*content: Part) -> AnyMessage: ...
+def user(*content: Part) -> AnyMessage:
+    """Make a user's message of texts, images and videos, in any order."""
+    return message(chat_pb2.ROLE_USER, content)
 
 
 def assistant(text: str) -> chat_pb2.Message:
-    """Make an answer of the model, to go on from."""
-    return message(chat_pb2.ROLE_ASSISTANT, text)
+    """Make a message of the model."""
+    return _text(chat_pb2.ROLE_ASSISTANT, text)
 
 
-def tool_result(tool_call_id: str, text: str) -> chat_pb2.Message:
-    """Make the result of a tool that the model called."""
-    return chat_pb2.Message(
-        role=chat_pb2.ROLE_TOOL,
-        content=[chat_pb2.ContentPart(text=text)],
-        tool_call_id=tool_call_id,
-    )
+@overload
+def tool_result(tool_call_id: str, *content: str) -> chat_pb2.Message: ...
+@overload
+def tool_result(tool_call_id: str, *content: Part) -> AnyMessage: ...
+def tool_result(tool_call_id: str, *content: Part) -> AnyMessage:
+    """Make a message with the result of a tool call: texts, images, videos."""
+    return message(chat_pb2.ROLE_TOOL, content, tool_call_id)
 
 
-def messages(said: Say, system_text: str | None = None) -> list[chat_pb2.Message]:
-    """Make messages of a question or a conversation, after the instructions if there are any."""
-    first = [system(system_text)] if system_text else []
-    return first + ([user(said)] if isinstance(said, str) else list(said))
+def _text(role: chat_pb2.Role.ValueType, text: str) -> chat_pb2.Message:
+    return chat_pb2.Message(role=role, content=[chat_pb2.ContentPart(text=text)])
+
+
+def messages(
+    said: ChatInput, system_text: str | None = None, media: Sequence[Image | Video] = ()
+) -> list[AnyMessage]:
+    """Make messages of a question or a conversation, after the system text if given.
+
+    ``media`` comes before the question's text.
+
+    Raises:
+        TypeError: there is neither, or ``media`` and a conversation.
+    """
+    first: list[AnyMessage] = [system(system_text)] if system_text else []
+    if isinstance(said, Part) or any(isinstance(part, Part) for part in said):
+        return [*first, question(said, media)]
+    if media:
+        raise TypeError(
+            "image= and video= go with a question; in a list of messages write"
+            " user('What is this?', Image('cat.png'))"
+        )
+    for given in said:
+        if not isinstance(given, AnyMessage):
+            raise TypeError(f"a list of messages has a {type(given).__name__}; see user()")
+    given_messages: Any = said
+    return [*first, *given_messages]
+
+
+def question(said: Any, media: Sequence[Image | Video] = ()) -> AnyMessage:
+    """Make a user's message of content, after ``media``."""
+    parts = [said] if isinstance(said, Part) else list(said)
+    if media and parts == [""]:
+        parts = []
+    return message(chat_pb2.ROLE_USER, [*media, *parts])
+
+
+async def read_messages(said: Iterable[AnyMessage]) -> list[chat_pb2.Message]:
+    """Make the contract's messages; files are read in a thread.
+
+    Raises:
+        MediaFileError: a file can't be read.
+    """
+    return [
+        await asyncio.to_thread(one.read) if isinstance(one, MediaMessage) else one for one in said
+    ]
 
 
 def chat_start(
-    said: Say,
     *,
-    system_text: str | None,
     model: str,
     tools: Sequence[chat_pb2.Tool],
-    options: processor_pb2.GenerationOptions,
     request_id: str,
+    options: processor_pb2.GenerationOptions,
 ) -> processor_pb2.ChatStart:
-    """Make the first message of a Chat."""
+    """Make the first message of a Chat, without messages yet."""
     return processor_pb2.ChatStart(
-        model=model,
-        messages=messages(said, system_text),
-        tools=tools,
-        options=options,
-        request_id=request_id or new_request_id(),
+        model=model, tools=tools, options=options, request_id=request_id or new_request_id()
     )
 
 
@@ -143,7 +159,7 @@ def complete_request(
     options: processor_pb2.GenerationOptions,
     request_id: str,
 ) -> processor_pb2.CompleteRequest:
-    """Make a Complete from text or token ids."""
+    """Make the request of Complete from text or token ids."""
     request = processor_pb2.CompleteRequest(
         model=model, options=options, request_id=request_id or new_request_id()
     )
@@ -156,9 +172,9 @@ def complete_request(
 
 
 def tokenize_request(
-    said: Say, *, model: str, tools: Sequence[chat_pb2.Tool], special_tokens: bool
+    said: TextInput, *, model: str, tools: Sequence[chat_pb2.Tool], special_tokens: bool
 ) -> processor_pb2.TokenizeRequest:
-    """Make a Tokenize of raw text, or of a conversation through the chat template."""
+    """Make the request of Tokenize from raw text or a conversation."""
     if isinstance(said, str):
         return processor_pb2.TokenizeRequest(
             model=model, text=said, no_special_tokens=not special_tokens
@@ -168,5 +184,5 @@ def tokenize_request(
 
 
 def new_request_id() -> str:
-    """Make an id: chosen here, it is known also when the request fails before its first answer."""
+    """Make an id; made here, it is known even if the request fails before a response."""
     return secrets.token_hex(16)

@@ -1,52 +1,49 @@
-"""An answer as it streams in, for threads; `streams` without the awaiting."""
+"""A streamed answer, for code without asyncio."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Generator, Iterator
-from types import TracebackType
+import asyncio
+import queue
+from collections.abc import Generator, Iterator
 from typing import Any, Self
-
-import grpc
 
 from millstream.v1 import processor_pb2
 from millstream_client.answers import Answer
+from millstream_client.background import Background
 from millstream_client.errors import MillstreamError
-from millstream_client.handle import RPC_FAILURES, CallHandle, incomplete
+from millstream_client.request import client_closed
+from millstream_client.streams import AnswerStream
 
-Opener = Callable[[float | None], Generator[Any, None, None]]
-"""Starts an attempt that has so many seconds; closing what it yields from ends its call."""
-Knock = Callable[[float], Any]
-"""Begins a call that waits so many seconds for a connection, and ends when it is answered."""
+_READ_AHEAD = 64
+"""Most messages of a stream that are read ahead."""
 
 
 class SyncAnswerStream(Iterator[processor_pb2.ChoiceDelta]):
-    """Iterate it for what each choice grows by, or call `answer` for the whole.
+    """Iterate it for new output of each choice, or call `answer` for the whole.
 
-    Nothing is sent before the first of these. Leaving early ends the call:
-    ``with``, `close`, or dropping the last reference.
+    Nothing is sent before that. To end the call early:
+    ``with``, `close`, Ctrl-C while it waits, or dropping the last reference.
     """
 
-    def __init__(
-        self, deltas: Generator[processor_pb2.ChoiceDelta, None, None], handle: CallHandle
-    ) -> None:
-        """Wrap ``deltas``, which fill the handle's answer."""
-        self._deltas = deltas
-        self._handle = handle
+    def __init__(self, stream: AnswerStream, background: Background) -> None:
+        """Wrap a stream, which is read in the background thread."""
+        self._stream = stream
+        self._background = background
+        self._answer = Answer()
+        self._deltas = _deltas(stream, background, self._answer)
 
     @property
     def result(self) -> Answer:
-        """The answer as far as it came."""
-        return self._handle.answer
+        """The answer so far."""
+        return self._answer
 
     @property
     def request_id(self) -> str:
         """The request's id in logs and traces."""
-        return self._handle.request_id
+        return self._stream.request_id
 
     def __next__(self) -> processor_pb2.ChoiceDelta:
-        """Wait for what a choice grew by.
+        """Wait for new output of a choice.
 
         Raises:
             MillstreamError: the request failed; its ``partial`` is the answer as far as it came.
@@ -54,94 +51,74 @@ class SyncAnswerStream(Iterator[processor_pb2.ChoiceDelta]):
         return next(self._deltas)
 
     def answer(self) -> Answer:
-        """Read to the end; answers the whole.
+        """Read to the end; return the whole answer.
 
         Raises:
             MillstreamError: the request failed; its ``partial`` is the answer as far as it came.
         """
         for _ in self._deltas:
             pass
-        return self.result
+        return self._answer
 
     def cancel(self) -> None:
-        """End the call while another thread reads; that one gets a RequestCancelledError."""
-        self._handle.cancel()
+        """End the call while another thread reads; the reader gets a RequestCancelledError."""
+        self._background.call(self._stream.cancel)
 
     def close(self) -> None:
-        """End the call; nobody may be reading."""
+        """End the call; no thread may be reading."""
         self._deltas.close()
 
     def __enter__(self) -> Self:
-        """Use it."""
+        """Return the stream."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the call if it still runs."""
         self.close()
 
 
-def answer_deltas(
-    open_attempt: Opener, handle: CallHandle, knock: Knock
+def _deltas(
+    stream: AnswerStream, background: Background, answer: Answer
 ) -> Generator[processor_pb2.ChoiceDelta, None, None]:
-    """Send a request until it is answered or fails for good; yields what its answer grows by."""
-    answer, attempts = handle.answer, handle.attempts
-    with handle:
-        while True:
-            try:
-                with contextlib.closing(open_attempt(attempts.timeout_s())) as responses:
-                    for response in responses:
-                        answer.add(response)
-                        yield from response.choices
-                if not answer.complete:
-                    raise incomplete()  # it may be tried again like the others
-            except RPC_FAILURES as error:
-                if answer.complete:
-                    return  # only the end of the stream is missing
-                failed = handle.failure(error)
-                pause_s = handle.pause_s(failed)
-                if pause_s is None:
-                    raise failed from failed.__cause__
-            else:
-                return
-            before_next(failed, pause_s, handle, knock)
-
-
-def before_next(failed: MillstreamError, pause_s: float, handle: CallHandle, knock: Knock) -> None:
-    """Pause, then wait until there is a connection; whoever ends the request ends this too.
-
-    Raises:
-        MillstreamError: ``failed``, when there is none in time; or how the request was ended.
-    """
-    pause, go_on = _Pause(), True
-    handle.runs(pause)
-    pause.wait(pause_s)
-    if not handle.ended and failed.code is grpc.StatusCode.UNAVAILABLE:
-        # Not grpc.channel_ready_future: a thread of gRPC's own polls for it, and fails aloud when
-        # the channel is closed meanwhile.
-        call = handle.begin(lambda: knock(handle.attempts.wait_s()))
-        handle.runs(call)
-        go_on = call.code() is not grpc.StatusCode.DEADLINE_EXCEEDED
-    if handle.ended:
-        raise handle.failure(failed) from failed.__cause__
-    if not go_on:
-        raise failed from failed.__cause__
-
-
-class _Pause(threading.Event):
-    """A wait that ends when it is cancelled, as a call does."""
-
-    def cancel(self) -> None:
-        self.set()
-
-
-def one_shot(call: Any) -> Generator[Any, None, None]:
-    """Yield the responses of a call whose only message was sent already."""
+    """Read a stream in the background, ahead of the calling thread up to a limit."""
+    messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    reading = None
     try:
-        yield from call
+        while True:
+            reading = background.submit(_read(stream, messages, background.leaving))
+            for _ in range(_READ_AHEAD):
+                message = messages.get()
+                if message is None:
+                    reading = None
+                    return
+                if isinstance(message, Exception):
+                    reading = None
+                    raise message
+                answer.add(message)
+                yield from message.choices
+    except MillstreamError as error:
+        error.request_id = stream.request_id
+        error.partial = answer if answer.begun else None
+        raise
     finally:
-        call.cancel()
+        if reading is not None:
+            background.call(lambda: background.leave(stream, reading))
+
+
+async def _read(
+    stream: AnswerStream, messages: queue.SimpleQueue[Any], leaving: set[asyncio.Task[None]]
+) -> None:
+    """Put messages into the queue, up to the limit; at the end None or the error."""
+    try:
+        if leaving:
+            await asyncio.wait(leaving)
+        for _ in range(_READ_AHEAD):
+            message = await stream.read()
+            messages.put(message)
+            if message is None:
+                return
+    except asyncio.CancelledError:  # the loop ends
+        messages.put(client_closed())
+        raise
+    except Exception as error:  # noqa: BLE001 - the reader raises it
+        messages.put(error)

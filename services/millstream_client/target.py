@@ -1,4 +1,4 @@
-"""Addresses as people write them, and the targets that gRPC takes."""
+"""Converts addresses to gRPC targets."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Target:
 
     uri: str
     loopback: bool
-    """Whether it is this machine for certain, so that what is sent can't be read on the way."""
+    """Whether it is certainly this machine, so that nothing can be read on the network."""
     one_server: bool
-    """Whether it can only ever be one server."""
+    """Whether it can only be a single server."""
 
 
 def parse_target(address: str) -> Target:
@@ -52,7 +52,7 @@ def _from_uri(address: str, scheme: str, rest: str) -> Target:
         return Target(address, loopback=True, one_server=True)
     if scheme not in ("dns", "ipv4", "ipv6"):
         return Target(address, loopback=False, one_server=False)
-    # A DNS target may name the DNS server to ask, which then says who localhost is:
+    # A DNS target may name its DNS server, which may then resolve localhost to another machine:
     # dns://8.8.8.8/name:port.
     dns_server, path = "", rest.removeprefix("/")
     if rest.startswith("//"):
@@ -63,7 +63,7 @@ def _from_uri(address: str, scheme: str, rest: str) -> Target:
 
 
 def _host(address: str) -> str:
-    """Take what gRPC can't read as another host: it may decide whether a key travels readably."""
+    """Return a host; refuse one that gRPC might read as another, as it decides if a key is safe."""
     match = _HOST_PORT.fullmatch(address)
     if match is None or int(match["port"]) >= 1 << 16:
         raise ValueError(f"{address!r} is not HOST:PORT (an IPv6 HOST stands in brackets)")

@@ -1,4 +1,4 @@
-"""How a client connects: credentials, channel options, and the metadata of every call."""
+"""How a client connects: credentials, channel options, metadata of every call."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Metadata = tuple[tuple[str, str], ...]
 _inject: Callable[[dict[str, str]], None] | None
 try:
     from opentelemetry.propagate import inject as _inject
-except ImportError:  # an application that isn't traced
+except ImportError:  # OpenTelemetry isn't installed: no tracing
     _inject = None
 
 
@@ -26,11 +26,11 @@ class Tls:
     """TLS to the server; with a certificate and its key, mutual TLS. Files are PEM."""
 
     ca_file: str | Path | None = None
-    """Who signed the server's certificate. None: the roots that come with gRPC."""
+    """CA of the server's certificate. None: gRPC's built-in roots."""
     cert_file: str | Path | None = None
     key_file: str | Path | None = None
     server_name: str = ""
-    """Name in the server's certificate, if it isn't the host of the address."""
+    """Name in the server's certificate, if it isn't the address's host."""
 
     def credentials(self) -> Any:
         """Read the files.
@@ -53,25 +53,25 @@ class Options:
     """Settings of a connection that rarely need a change."""
 
     allow_plaintext_key: bool = False
-    """Send the API key without TLS to other machines too, where everyone on the way can read it."""
+    """Allow the API key without TLS to other machines: anybody on the network can read it."""
     service_config: Mapping[str, Any] | None = None
-    """Replaces the recommended one; retry policies in it are left out, since `Retry` counts."""
+    """Replaces the recommended one; its retry policies are ignored, since `Retry` does that."""
     max_message_bytes: int = 64 << 20
-    """Largest answer message taken in; logprobs of a long prompt exceed gRPC's 4 MiB."""
+    """Largest response message; a long prompt's logprobs exceed gRPC's default of 4 MiB."""
     keepalive_s: float = 20.0
-    """How often a connection with open calls is tested: a peer that vanished is noticed ten seconds
-    after that. Servers take a ping every 5 s and end connections that send more."""
+    """Interval of pings on a connection with open calls; without a reply in ten seconds it is lost.
+    Servers accept a ping every 5 s and end connections that send more."""
     connect_timeout_s: float = 5.0
-    """Longest a single attempt to connect may take."""
+    """Longest duration of one attempt to connect."""
     max_reconnect_pause_s: float = 2.0
-    """Longest pause between two attempts to connect; gRPC's own two minutes outlast restarts."""
+    """Longest pause between two attempts to connect; gRPC's default of two minutes is too long."""
     channel_args: tuple[tuple[str, str | int], ...] = ()
-    """Further gRPC channel arguments; they win over ours."""
+    """Further gRPC channel arguments; they override ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transport:
-    """A channel to be opened, and what every call on it carries."""
+    """A channel's settings, and the metadata of every call."""
 
     uri: str
     args: tuple[tuple[str, Any], ...]
@@ -79,19 +79,19 @@ class Transport:
     authorization: Metadata
 
     def open_aio(self) -> grpc.aio.Channel:
-        """Open a channel in the running loop."""
+        """Open a channel in the running event loop."""
         if self.credentials is None:
             return grpc.aio.insecure_channel(self.uri, options=self.args)
         return grpc.aio.secure_channel(self.uri, self.credentials, options=self.args)
 
     def open_sync(self) -> grpc.Channel:
-        """Open a channel for threads."""
+        """Open a channel for code without asyncio."""
         if self.credentials is None:
             return grpc.insecure_channel(self.uri, options=self.args)
         return grpc.secure_channel(self.uri, self.credentials, options=self.args)
 
     def metadata(self) -> Metadata:
-        """Give a call's metadata: the API key, and the current span if there is one."""
+        """Return a call's metadata: the API key, and the current span if there is one."""
         if _inject is None:
             return self.authorization
         carrier: dict[str, str] = {}
@@ -102,17 +102,17 @@ class Transport:
 def plan_transport(
     address: str, api_key: str | None, tls: Tls | None, options: Options
 ) -> Transport:
-    """Check what the caller gave and make a channel's settings of it.
+    """Check the arguments and make a channel's settings of them.
 
     Raises:
-        ValueError: the address isn't one, or an API key would travel readably.
+        ValueError: the address is invalid, or an API key would be sent unencrypted.
         OSError: a TLS file can't be read.
     """
     target = parse_target(address)
     if api_key and tls is None and not (target.loopback or options.allow_plaintext_key):
         raise ValueError(
-            f"the API key would travel to {address} unencrypted, where everyone on the way can "
-            "read it: give tls=Tls(), or Options(allow_plaintext_key=True) if the network is yours"
+            f"the API key would be sent to {address} unencrypted, where anybody on the network can "
+            "read it: set tls=Tls(), or Options(allow_plaintext_key=True) on a trusted network"
         )
     return Transport(
         uri=target.uri,
@@ -126,26 +126,26 @@ def _channel_args(target: Target, tls: Tls | None, options: Options) -> list[tup
     config = options.service_config
     if config is None:
         config = service_config.ONE_SERVER if target.one_server else service_config.RECOMMENDED
-    # We retry; gRPC within each attempt would multiply them, and doesn't know RetryInfo.
+    # We retry; gRPC's own retries would multiply the attempts and ignore RetryInfo.
     config = service_config.without_retries(config)
     args: list[tuple[str, Any]] = [
         ("grpc.service_config", service_config.to_json(config)),
         ("grpc.max_receive_message_length", options.max_message_bytes),
-        ("grpc.max_send_message_length", -1),  # the server says what it takes
+        ("grpc.max_send_message_length", -1),  # the server sets the limit
         ("grpc.keepalive_time_ms", int(1000 * options.keepalive_s)),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.http2.ping_timeout_ms", 10_000),  # without it grpcio 1.85 waits a minute
-        ("grpc.http2.max_pings_without_data", 0),  # a conversation may be silent for long
+        ("grpc.http2.max_pings_without_data", 0),  # a conversation may be idle for long
         ("grpc.min_reconnect_backoff_ms", int(1000 * options.connect_timeout_s)),
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", int(1000 * options.max_reconnect_pause_s)),
-        # A restart gives pods new addresses; gRPC would look at most every 30 s.
+        # A restart gives pods new addresses; by default gRPC resolves every 30 s at most.
         ("grpc.dns_min_time_between_resolutions_ms", 2_000),
-        # A new client starts afresh, without an older one's pauses.
+        # A new client must not share an older one's connection and its back-off.
         ("grpc.use_local_subchannel_pool", 1),
     ]
     if target.loopback:
-        # With http_proxy set, gRPC would ask the proxy for this machine's own ports.
+        # With http_proxy set, gRPC would connect to this machine through the proxy.
         args.append(("grpc.enable_http_proxy", 0))
     if tls is not None and tls.server_name:
         args.append(("grpc.ssl_target_name_override", tls.server_name))

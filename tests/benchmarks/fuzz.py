@@ -36,9 +36,9 @@ import uvloop
 from hypothesis.errors import Flaky
 
 from millstream.v1 import processor_pb2_grpc
-from tests.support.fuzzing.scripts import Script, make_script, play
-from tests.support.fuzzing.targets import Target, discover
-from tests.support.outcomes import Plan, chat
+from tests.benchmarks.fuzzing.scripts import Script, make_script, play
+from tests.benchmarks.fuzzing.targets import Target, discover
+from tests.benchmarks.outcomes import Plan, chat
 from tests.support.processes import Sampler, kind_of
 from tests.support.simulated_suite import SimulatedSuite
 from tests.support.suite import free_port
@@ -239,8 +239,8 @@ class Fuzz:
 def _suite(folder: Path) -> SimulatedSuite:
     """Put every service there is behind one Processor: a worker for one model, a pair for another.
 
-    The process whose admin address is fuzzed too is a worker of its own, which serves nobody: a log
-    level that is set there must not hide complaints.
+    The encode worker serves nobody but the fuzz. The process whose admin address is fuzzed too is a
+    worker of its own, which serves nobody: a log level that is set there must not hide complaints.
     """
     suite = SimulatedSuite(folder, {"transfer_timeout_s": 1.0, "simulated_step_s": 0.001})
     suite.add_worker("worker")
@@ -248,6 +248,7 @@ def _suite(folder: Path) -> SimulatedSuite:
     suite.add_processor("processor")
     suite.add_worker("administered", model="nobody's", admin_listen=f"127.0.0.1:{free_port()}")
     del suite.models["nobody's"]
+    suite.add_encode_worker("encode")
     return suite
 
 

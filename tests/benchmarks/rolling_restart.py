@@ -29,7 +29,7 @@ import uvloop
 
 from millstream.v1 import generation_pb2, processor_pb2_grpc
 from millstream_client import Client, MillstreamError, service_config
-from tests.support.outcomes import Outcome, Plan, Tally, chat
+from tests.benchmarks.outcomes import Outcome, Plan, Tally, chat
 from tests.support.processes import clients_of
 from tests.support.simulated_suite import ALPHABET, MODEL, SimulatedSuite, aggregated
 from tests.support.suite import ServiceProcess

@@ -30,7 +30,7 @@ from typing import Any
 
 import uvloop
 
-from tests.support.outcomes import HIDDEN, MAX_TOKENS, Outcome, Plan, Tally, chat
+from tests.benchmarks.outcomes import HIDDEN, MAX_TOKENS, Outcome, Plan, Tally, chat
 from tests.support.processes import Sampler
 from tests.support.scraping import scrape_now
 from tests.support.simulated_suite import SimulatedSuite, aggregated, channels_to

@@ -27,14 +27,19 @@ import grpc
 import uvloop
 
 from millstream.v1 import decode_pb2, decode_pb2_grpc, generation_pb2
-from millstream_server.engines.base import Finish, Sampling, TokenLogprob
+from millstream_server.generation.output import Finish, TokenLogprob
+from millstream_server.generation.request import GenerationRequest, Prompt
+from millstream_server.generation.sampling import Sampling
+from millstream_server.links.fleet import Fleet
+from millstream_server.routing.discovery import StaticDiscovery
+from millstream_server.routing.policy import PolicyName, make_policy
+from millstream_server.routing.request import RoutingRequest
+from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import ServingError
-from millstream_server.worker_stream.client import WorkerConnection
-from millstream_server.worker_stream.start import GenerationStart
+from tests.benchmarks.token_cost import chat, sampling, services, spend, stubs_for, tokens_each
 from tests.support.models import make_random_model
 from tests.support.processes import cpu_s, rss_mb
 from tests.support.suite import ServiceProcess, running
-from tests.support.token_cost import chat, sampling, services, spend, stubs_for, tokens_each
 
 _TTFT_CALLS = 200
 
@@ -96,22 +101,25 @@ class _Counter:
 
 async def hop(worker: ServiceProcess, streams: int, tokens: int) -> float:
     """CPU µs per token of the Processor's end of the internal stream, measured in this process."""
-    connection = WorkerConnection(worker.address, lambda: None)
-    task = asyncio.ensure_future(connection.run())
-    while connection.description is None:
+    router = Router(lambda: make_policy(PolicyName.LEAST_LOADED))
+    fleet = Fleet(StaticDiscovery([worker.address]), router)
+    fleet.open()
+    while not router.ready("tiny"):
         await asyncio.sleep(0.01)
-    start = GenerationStart(
+    request = RoutingRequest(model="tiny")
+    start = GenerationRequest(
         request_id="hop",
-        token_ids=list(range(5, 25)),
+        prompt=Prompt(list(range(5, 25))),
         sampling=Sampling(max_new_tokens=tokens, ignore_eos=True),
     )
     sinks = [_Counter() for _ in range(streams)]
     before = cpu_s(os.getpid())
     for sink in sinks:
-        connection.start(start, sink)
+        for leg in router.plan(request).legs:
+            fleet.generate(leg.worker.address, start, sink)
     await asyncio.gather(*(sink.ended for sink in sinks))
     spent_s = cpu_s(os.getpid()) - before
-    task.cancel()
+    await fleet.close()
     return spent_s / sum(sink.tokens for sink in sinks) * 1e6
 
 

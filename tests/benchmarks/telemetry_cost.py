@@ -37,9 +37,10 @@ from typing import Any
 
 import uvloop
 
+from tests.benchmarks.token_cost import Spent, chat, services, spend, stubs_for, tokens_each
+from tests.support.checkouts import environment_of, spread
 from tests.support.models import make_random_model
 from tests.support.suite import ServiceProcess, free_port, running
-from tests.support.token_cost import Spent, chat, services, spend, stubs_for, tokens_each
 from tests.support.verdict import Verdict, folder_for, parser_of, progress
 
 _OFF, _METRICS, _TRACING, _CHECKOUT = "off", "metrics", "tracing", "checkout"
@@ -111,7 +112,7 @@ class TelemetryCost:
 
     def _figure(self, model: Path, mode: str, load: Load) -> Figure:
         sink = ServiceProcess(
-            "tests.support.otlp_sink", {"metrics_listen": None}, self.folder / "sink.log"
+            "tests.benchmarks.otlp_sink", {"metrics_listen": None}, self.folder / "sink.log"
         )
         ports = (free_port(), free_port()) if mode in (_METRICS, _TRACING) else ()
         worker, processor = services(
@@ -137,10 +138,7 @@ class TelemetryCost:
         return {"otlp_endpoint": ""}
 
     def _env(self, mode: str) -> Mapping[str, str]:
-        if mode != _CHECKOUT:
-            return {}
-        roots = [self.arguments.checkout / part for part in ("services", "generated/python")]
-        return {"PYTHONPATH": ":".join(str(root.resolve(strict=True)) for root in roots)}
+        return environment_of(self.arguments.checkout if mode == _CHECKOUT else None)
 
     async def _spend(
         self,
@@ -226,7 +224,7 @@ def _read(url: str) -> bytes:
 
 def _summary(figures: Sequence[Figure]) -> dict[str, Any]:
     return {
-        name: {"min": min(values), "median": statistics.median(values), "max": max(values)}
+        name: spread(values)
         for name, values in {
             "worker": [figure.worker for figure in figures],
             "processor": [figure.processor for figure in figures],

@@ -19,12 +19,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
 from millstream.v1 import admin_pb2, admin_pb2_grpc
-from millstream_server.runtime.admin import SERVICES, AdminServer, Subject
-from millstream_server.runtime.health import HealthServicer
-from millstream_server.runtime.reflection import V1, V1ALPHA, add_reflection
-from millstream_server.runtime.rpc_interceptor import RpcInterceptor
+from millstream_server.runtime.lifecycle.admin import SERVICES, AdminServer, Subject
+from millstream_server.runtime.rpc.health import HealthServicer
+from millstream_server.runtime.rpc.interceptor import RpcInterceptor
+from millstream_server.runtime.rpc.reflection import V1, V1ALPHA, add_reflection
 from millstream_server.runtime.settings import setting
 from tests.support.failures import refusal
+from tests.support.logged import fields_of
 
 PUBLIC = "millstream.v1.DecodeService"
 LOGGER = "millstream_server.runtime"
@@ -64,6 +65,7 @@ async def running(work: dict[str, int] | None = None) -> AsyncIterator[Running]:
         settings=Settings(ticket_key="5ec2e7"),
         health=health,
         open_work=lambda: work or {},
+        conditions=lambda: ("loading", "paused"),
     )
     server = AdminServer(subject, RpcInterceptor())
     port = await server.listen("127.0.0.1:0")
@@ -98,6 +100,7 @@ async def test_the_status_says_what_the_process_is_and_does() -> None:
         assert abs(status.start_time.ToNanoseconds() / 1e9 - time.time()) < 5
         assert 0 < status.uptime.ToNanoseconds() / 1e9 < 5
         assert dict(status.health) == {"": False, PUBLIC: True, "liveness": True}
+        assert list(status.health_conditions) == ["loading", "paused"]
         assert dict(status.open_work) == {"requests": 3}
         work["requests"] = 2
         later = (await r.admin.GetServerStatus(admin_pb2.GetServerStatusRequest())).status
@@ -168,7 +171,8 @@ async def test_the_root_loggers_level_counts_for_all_and_the_change_is_logged(
             )
             assert answer.previous_level == admin_pb2.LOG_LEVEL_WARNING
             assert logging.getLogger(LOGGER).isEnabledFor(logging.DEBUG)
-    assert "changed=root level=debug was=warning" in [m.getMessage() for m in caplog.records]
+    (line,) = [r for r in caplog.records if r.message == "log level changed"]
+    assert fields_of(line) == {"of": "root", "to": "debug", "was": "warning"}
 
 
 UNNAMED: Any = 99

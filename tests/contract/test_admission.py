@@ -1,4 +1,4 @@
-"""A Processor with more to do than its workers can: who waits, who is refused, who goes first."""
+"""A Processor under overload: which requests wait, are refused, or go first."""
 
 from __future__ import annotations
 
@@ -23,15 +23,13 @@ from millstream.v1 import (
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.limits import RequestLimits
 from millstream_server.processor.pacing import Pacer
+from millstream_server.processor.queue.admission_queue import AdmissionQueue, QueueLimits
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.routing.policy import LeastLoaded
-from millstream_server.routing.pool import WorkerPool
-from millstream_server.runtime import metrics
-from millstream_server.runtime.admission import AdmissionQueue, QueueLimits
-from millstream_server.runtime.rpc_interceptor import RpcInterceptor
-from millstream_server.runtime.rpc_limits import LimitsLayer, RpcLimits
-from millstream_server.worker.limits import Room, WorkerLimits
+from millstream_server.routing.router import Router
+from millstream_server.runtime.rpc.interceptor import RpcInterceptor
+from millstream_server.runtime.rpc.limits import LimitsLayer, RpcLimits
+from millstream_server.runtime.telemetry import metrics
 from tests.support.chats import (
     CANCEL,
     Answer,
@@ -46,9 +44,10 @@ from tests.support.chats import (
 from tests.support.failures import Failure, refusal
 from tests.support.in_process import (
     ALPHABET,
-    KEY,
     MODEL,
     InProcessWorker,
+    make_core,
+    make_fleet,
     worker,
 )
 from tests.support.waiting import until
@@ -82,7 +81,7 @@ class Front:
     """A Processor with limits."""
 
     core: ProcessorCore
-    pool: WorkerPool
+    router: Router
     rpcs: LimitsLayer
     channel: Any
 
@@ -117,7 +116,7 @@ class Front:
         return conversation
 
     async def empty(self) -> None:
-        """Wait until the books say that nobody runs or waits."""
+        """Wait until no request runs or waits."""
         await until(lambda: (self.queue.running, self.queue.queued) == (0, 0))
         await until(lambda: (self.rpcs.open_streams, self.core.work.count) == (0, 0))
         assert (self.queue.queued_tokens, self.rpcs.open_bytes) == (0, 0)
@@ -133,9 +132,9 @@ async def front(
 ) -> AsyncIterator[Front]:
     layer = LimitsLayer((SERVICE,), rpcs)
     server = grpc.aio.server(interceptors=[RpcInterceptor(layer)])
-    pool = WorkerPool([w.address for w in workers], LeastLoaded, lambda: None)
+    router, fleet = make_fleet([w.address for w in workers])
     pacer = Pacer(0.05)
-    core = ProcessorCore({MODEL: text_model}, pool, pacer, KEY, 2, limits=limits)
+    core = make_core({MODEL: text_model}, router, fleet, pacer, limits=limits)
     processor_pb2_grpc.add_ProcessorServiceServicer_to_server(ProcessorServicer(core), server)
     health = HealthServicer()
     await health.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -143,17 +142,17 @@ async def front(
     reflection.enable_server_reflection((SERVICE,), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    pool.open()
+    fleet.open()
     pacer.open()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            await until(lambda: sum(pool.connected(MODEL).values()) == connected)
-            yield Front(core, pool, layer, channel)
+            await until(lambda: sum(router.connected(MODEL).values()) == connected)
+            yield Front(core, router, layer, channel)
     finally:
         await server.stop(0)
         await pacer.close()
-        await pool.close()
-        core.close()
+        await fleet.close()
+        core.models.close()
 
 
 @contextlib.asynccontextmanager
@@ -223,7 +222,7 @@ async def test_a_full_queue_refuses_and_the_server_stays_healthy(text_model: Tex
             await refusal(two.stub.Complete(completion("hi", ENDLESS))),
         ]
         for failed in refused:
-            _assert_overloaded(failed, "as many requests wait as may (2)", 1.0)
+            _assert_overloaded(failed, "the queue is full (2 waiting)", 1.0)
         health = health_pb2_grpc.HealthStub(two.channel)
         answer = await health.Check(health_pb2.HealthCheckRequest())
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -403,14 +402,14 @@ async def test_a_turn_whose_template_is_rendered_when_a_shutdown_begins_is_answe
     text_model: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with crowded(text_model) as (two, _):
-        render, begun, go_on = two.core.render_chat, asyncio.Event(), asyncio.Event()
+        render, begun, go_on = two.core.models.render_chat, asyncio.Event(), asyncio.Event()
 
         async def slow(*arguments: Any) -> Any:
             begun.set()
             await go_on.wait()
             return await render(*arguments)
 
-        monkeypatch.setattr(two.core, "render_chat", slow)
+        monkeypatch.setattr(two.core.models, "render_chat", slow)
         asked = asyncio.ensure_future(chat(two.stub, "hi", opts=options(3)))
         await begun.wait()
         drained = asyncio.ensure_future(two.core.work.drain(0, 10))
@@ -465,7 +464,7 @@ async def test_waiting_requests_fail_when_no_worker_comes_back(text_model: TextM
         await two.empty()
 
 
-async def test_what_a_draining_worker_still_runs_holds_up_nobody_elsewhere(
+async def test_what_a_draining_worker_still_runs_delays_no_request_elsewhere(
     text_model: TextModel,
 ) -> None:
     async with crowded(text_model, loaded=(True, False)) as (two, workers):
@@ -474,8 +473,8 @@ async def test_what_a_draining_worker_still_runs_holds_up_nobody_elsewhere(
         await until(lambda: two.queue.limit == 4)
         on_second = await two.fill(2)
         waiting = await two.line_up()
-        drain = asyncio.ensure_future(workers[0].core.work.drain(0, 20))
-        await until(lambda: sum(two.pool.connected(MODEL).values()) == 1)
+        drain = asyncio.ensure_future(workers[0].host.work.drain(0, 20))
+        await until(lambda: sum(two.router.connected(MODEL).values()) == 1)
         assert two.queue.queued == 1
         await _stop(on_second.pop())
         await waiting.read()
@@ -569,7 +568,7 @@ async def test_one_answer_that_is_too_long_names_its_length(text_model: TextMode
         assert failed.fields == ("start.options.sampling.max_new_tokens",)
 
 
-async def test_a_priority_nobody_knows_is_refused(text_model: TextModel) -> None:
+async def test_an_unknown_priority_is_refused(text_model: TextModel) -> None:
     unknown: Any = 9
     async with crowded(text_model) as (two, _):
         failed = await refusal((await two.say(opts=options(9, priority=unknown))).call)
@@ -610,12 +609,12 @@ async def test_what_conversations_say_is_bounded_in_bytes(text_model: TextModel)
 
 
 def _limit(one: InProcessWorker, **limits: int) -> None:
-    one.core._room = Room(WorkerLimits(**limits), one.core.work)
+    one.host.requests.limits = replace(one.host.requests.limits, **limits)
 
 
 async def test_a_worker_refuses_what_is_too_much_in_its_slot() -> None:
     async with worker(TWO) as one:
-        _limit(one, max_open_requests=3)
+        _limit(one, max_requests=3)
         stream = decode_stream(one.decode)
         for slot in range(4):
             await stream.start(slot, [7], max_new_tokens=400)
@@ -635,12 +634,12 @@ async def test_a_worker_refuses_what_is_too_much_in_its_slot() -> None:
         assert [view.finish is not None for view in ended] == [True] * 3
         await stream.drain()
         await one.until_idle()
-        assert (one.core.work.count, one.core._room.tokens) == (0, 0)
+        assert (one.host.work.count, one.host.requests.tokens) == (0, 0)
 
 
 async def test_a_worker_bounds_the_prompts_it_holds() -> None:
     async with worker(TWO) as one:
-        _limit(one, max_open_tokens=100)
+        _limit(one, max_tokens=100)
         stream = decode_stream(one.decode)
         await stream.start(0, [7] * 300, max_new_tokens=100)  # alone it may
         await stream.first_token(0)
@@ -670,7 +669,7 @@ async def test_by_default_a_worker_holds_four_times_what_it_runs() -> None:
 
 async def test_the_processor_passes_a_workers_refusal_on(text_model: TextModel) -> None:
     async with crowded(text_model, max_running=100) as (two, (one,)):
-        _limit(one, max_open_requests=2)
+        _limit(one, max_requests=2)
         held = await two.fill(2)
         conversation = await two.say()
         _assert_overloaded(await refusal(conversation.call), "the worker is busy", 1.0)

@@ -8,7 +8,7 @@ import pytest
 
 from millstream_server.engines.base import Role
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.runtime.tracing import TraceContext
+from millstream_server.runtime.telemetry.trace_context import TraceContext
 from tests.support.chats import Conversation, options, start
 from tests.support.spans import INCOMING, SpanLog, trace_of
 from tests.support.starts import kept_starts

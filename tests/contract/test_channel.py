@@ -13,15 +13,16 @@ import grpc
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
-from millstream_server.runtime import channel as arguments
-from millstream_server.runtime.channel import (
-    Options,
+from millstream_server.runtime.rpc import channel as arguments
+from millstream_server.runtime.rpc.channel import (
+    ChannelArguments,
     channel_options,
     open_channel,
     server_options,
 )
 from tests.support.echo_service import SERVICE, Echoing, answer, call, echoing
 from tests.support.failures import failure, refusal
+from tests.support.vendor import trap
 from tests.support.waiting import until
 
 _LIMIT = 1 << 20
@@ -88,11 +89,13 @@ async def _echo(stream: Any) -> None:
 # ---- a peer that vanishes ------------------------------------------------------------------------
 
 
-_KEEPALIVE_ALONE: Options = [("grpc.keepalive_time_ms", 200), ("grpc.keepalive_timeout_ms", 200)]
-_SET_TIMEOUT_HAS_NO_EFFECT = pytest.mark.xfail(
-    strict=True,
-    raises=(TimeoutError, AssertionError),
-    reason="facts: keepalive_timeout_ms alone leaves gRPC waiting a minute for an ack",
+_KEEPALIVE_ALONE: ChannelArguments = [
+    ("grpc.keepalive_time_ms", 200),
+    ("grpc.keepalive_timeout_ms", 200),
+]
+_SET_TIMEOUT_HAS_NO_EFFECT = trap(
+    "keepalive_timeout_ms alone leaves gRPC waiting a minute for an ack",
+    (TimeoutError, AssertionError),
 )
 
 
@@ -106,7 +109,7 @@ _SET_TIMEOUT_HAS_NO_EFFECT = pytest.mark.xfail(
         ),
     ],
 )
-async def test_a_client_notices_a_server_that_vanished(options: Options) -> None:
+async def test_a_client_notices_a_server_that_vanished(options: ChannelArguments) -> None:
     async with (
         echoing() as served,
         _Wire(served.port).laid() as wire,
@@ -130,7 +133,7 @@ async def test_a_client_notices_a_server_that_vanished(options: Options) -> None
         ),
     ],
 )
-async def test_a_server_frees_what_a_vanished_client_held(options: Options) -> None:
+async def test_a_server_frees_what_a_vanished_client_held(options: ChannelArguments) -> None:
     ended = asyncio.Event()
 
     async def hold(requests: AsyncIterator[bytes], _: Any) -> AsyncIterator[bytes]:
@@ -172,16 +175,14 @@ async def test_a_server_frees_what_a_vanished_client_held(options: Options) -> N
                 ("grpc.keepalive_permit_without_calls", 1),
             ],
             id="stock",
-            marks=pytest.mark.xfail(
-                strict=True,
-                raises=pytest.fail.Exception,
-                reason="facts: the macro's name is no argument; Core's is shorter",
-            ),
+            marks=trap("the macro's name is no argument; Core's is shorter", pytest.fail.Exception),
         ),
         pytest.param(server_options(max_receive_bytes=_LIMIT, min_ping_interval_s=0.5), id="ours"),
     ],
 )
-async def test_a_server_takes_our_clients_pings_on_an_idle_connection(options: Options) -> None:
+async def test_a_server_takes_our_clients_pings_on_an_idle_connection(
+    options: ChannelArguments,
+) -> None:
     mine = channel_options(max_receive_bytes=_LIMIT, keepalive_s=0.5, keepalive_timeout_s=1)
     assert arguments.KEEPALIVE_S / arguments.MIN_PING_INTERVAL_S == 2
     async with (
@@ -229,7 +230,7 @@ async def _until_told_to_leave(channel: Any) -> None:
     await until(lambda: channel.get_state() is not grpc.ChannelConnectivity.READY)
 
 
-def _aged(grace_s: float) -> Options:
+def _aged(grace_s: float) -> ChannelArguments:
     return server_options(
         max_receive_bytes=_LIMIT, max_connection_age_s=0.3, max_connection_age_grace_s=grace_s
     )
@@ -272,10 +273,9 @@ def _stock_channel(served: Echoing) -> Any:
         pytest.param(
             _stock_channel,
             id="stock",
-            marks=pytest.mark.xfail(
-                strict=True,
-                raises=grpc.aio.AioRpcError,
-                reason="gRPC sends loopback connections through the environment's proxy",
+            marks=trap(
+                "gRPC sends loopback connections through the environment's proxy",
+                grpc.aio.AioRpcError,
             ),
         ),
         pytest.param(Echoing.channel, id="ours"),
@@ -320,16 +320,14 @@ def test_what_counts_as_loopback(address: str, loopback: bool) -> None:  # noqa:
         pytest.param(
             [],
             id="stock",
-            marks=pytest.mark.xfail(
-                strict=True,
-                raises=AssertionError,
-                reason="facts: beyond 1,000 RPCs that wait for the event loop gRPC drops some",
+            marks=trap(
+                "beyond 1,000 RPCs that wait for the event loop gRPC drops some", AssertionError
             ),
         ),
         pytest.param(server_options(max_receive_bytes=_LIMIT), id="ours"),
     ],
 )
-async def test_a_burst_that_meets_a_busy_server_waits(options: Options) -> None:
+async def test_a_burst_that_meets_a_busy_server_waits(options: ChannelArguments) -> None:
     async def unary(request: bytes, _: Any) -> bytes:
         return request
 

@@ -1,4 +1,4 @@
-"""Closing the client library's clients: what runs, pauses, waits or comes later is told so."""
+"""Closing clients: running, pausing, waiting and later calls fail with a clear error."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from millstream_client import (
     system,
 )
 from millstream_server.runtime.errors import OverloadedError as Overloaded
+from millstream_server.runtime.rpc.interceptor import RpcInterceptor
 from tests.support.clients import KINDS, Kind
 from tests.support.scripted import Scripted, fail, hang, serving, text
 from tests.support.waiting import until
@@ -37,7 +38,7 @@ SOON_S = 3.0
 BUSY = fail(Overloaded("no room", retry_delay_s=LONG_S))
 PATIENT = Retry(first_pause_s=0.001, wait_s=LONG_S)
 AT_ONCE = Options(service_config={})
-"""Without gRPC's own retries, an attempt fails in milliseconds where nobody listens."""
+"""Without gRPC's own retries, an attempt fails in milliseconds where no server listens."""
 
 CALLS: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "chat": lambda client: client.chat("hi").answer,
@@ -124,7 +125,7 @@ class _Hanging(Scripted, health_pb2_grpc.HealthServicer):  # type: ignore[misc] 
 @contextlib.asynccontextmanager
 async def _hanging() -> AsyncIterator[tuple[str, _Hanging]]:
     script = _Hanging([hang])
-    server = grpc.aio.server()
+    server = grpc.aio.server(interceptors=[RpcInterceptor()])
     processor_pb2_grpc.add_ProcessorServiceServicer_to_server(script, server)
     health_pb2_grpc.add_HealthServicer_to_server(script, server)
     port = server.add_insecure_port("127.0.0.1:0")
@@ -136,8 +137,8 @@ async def _hanging() -> AsyncIterator[tuple[str, _Hanging]]:
 
 
 @contextlib.contextmanager
-def _nobody() -> Iterator[str]:
-    """Give an address where nobody listens."""
+def _unused_address() -> Iterator[str]:
+    """Give an address where no server listens."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{unused.getsockname()[1]}"
@@ -201,7 +202,7 @@ async def test_closing_ends_a_pause(
 async def test_closing_ends_waits_for_a_connection(
     kind: Kind, what: str, callers: int, reached: dict[str, threading.Semaphore]
 ) -> None:
-    with _nobody() as address:
+    with _unused_address() as address:
         async with kind.connect(address, retry=PATIENT, options=AT_ONCE) as client:
             calling = []
             for _ in range(callers):
@@ -258,7 +259,7 @@ async def test_closing_ends_a_cancel_that_is_not_sent_yet() -> None:
 
 
 @both
-@pytest.mark.parametrize("by", ["timeout_s", "stream.cancel", "hang_up", "close"])
+@pytest.mark.parametrize("by", ["timeout_s", "stream.cancel", "abort", "close"])
 async def test_a_turn_that_is_still_connecting_can_be_ended(kind: Kind, by: str) -> None:
     async with _mute() as (address, taken), kind.connect(address) as client:
         conversation = client.conversation()
@@ -280,11 +281,11 @@ async def test_a_client_keeps_nothing_of_requests_that_are_over(kind: Kind) -> N
         await kind.failure(client.chat("hi").answer)
         stream = client.chat("hi")
         await kind.next(stream)
-        assert len(client.calls._handles) == 1
+        assert len(kind.running(client)) == 1
         del stream
         await until(lambda: script.open == 0)
         await kind.run(client.models)
-        assert not client.calls._handles
+        assert not kind.running(client)
 
 
 # ---- what comes later
@@ -314,7 +315,7 @@ async def test_a_conversation_goes_no_further_than_its_client(kind: Kind) -> Non
         await kind.run(client.close)
         _is_told(await kind.failure(conversation.say("two").answer))
         assert len(conversation.messages) == 3
-        for leave in (conversation.cancel, conversation.hang_up, conversation.close):
+        for leave in (conversation.cancel, conversation.abort, conversation.close):
             await kind.run(leave)
         await until(lambda: script.open == 0)
         assert script.streams == 1
@@ -335,14 +336,17 @@ async def test_a_closed_client_gives_no_channel(kind: Kind, *, used: bool) -> No
 
 
 @every_call
-async def test_a_client_may_be_closed_just_as_a_thread_begins(what: str) -> None:
+async def test_a_client_may_be_closed_just_as_a_call_begins(what: str) -> None:
     """After the look whether it is open: what gRPC raises then isn't for the caller."""
+    client = SyncClient("127.0.0.1:1")
+    connection = client._inner.connection
 
-    class Closing(SyncClient):
-        def metadata(self) -> Any:
-            self.close()
-            return super().metadata()
+    def metadata() -> Any:
+        client.close()  # in the background thread, where it mustn't wait for itself
+        return ()
 
+    connection.metadata = metadata  # type: ignore[method-assign]
     with pytest.raises(RequestCancelledError) as caught:
-        CALLS[what](Closing("127.0.0.1:1"))()
+        CALLS[what](client)()
     _is_told(caught.value)
+    client.close()

@@ -79,7 +79,7 @@ async def test_hanging_up_forgets_the_turn_and_the_next_one_reopens(
         await kind.run(conversation.say("hi").answer)
         stream = conversation.say("long", max_new_tokens=400)
         await kind.next(stream)
-        conversation.hang_up()
+        conversation.abort()
         failed = await kind.failure(stream.answer)
         assert type(failed) is RequestCancelledError
         assert failed.partial is not None
@@ -117,7 +117,7 @@ async def test_a_reopened_conversation_takes_the_room_that_is_left(
     async with suite(text_model, config) as (front, _), kind.connect(front.address) as client:
         conversation = client.conversation(max_new_tokens=30)
         assert len((await kind.run(conversation.say("hi").answer)).text) == 30
-        conversation.hang_up()
+        conversation.abort()
         second = await kind.run(conversation.say("on").answer)
         assert (second.turn, second.finish_reason) == (1, LENGTH)
         assert 0 < second.usage.completion_tokens < 30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from millstream_client.service_config import RECOMMENDED
 from millstream_server.processor.text.tokenizer import TextModel
+from tests.support.fake_processor import FakeServer
 from tests.support.in_process import suite
 
 _PAGE = Path(__file__).parents[2] / "docs" / "client.md"
@@ -21,6 +23,8 @@ _SAYS = {
     "client.chat": ["ABCDEFG", "tokens"],
     "Be short.": ["ABCDEFG"],
     "client.conversation": ["ABCDEFG", "5 messages"],
+    "image=picture": ["You said: <image of 9 bytes>What is in", "4 of 10 prompt tokens are"],
+    "Image(picture)": ["on the left:<image of 9 bytes>and on", "You said: What colour is it?"],
     "InvalidRequestError": ["start.options.sampling.top_p must be"],
     "client.models": ["healthy: True", "tiny True 512", "tokens of 'user:What is Millstream?"],
     "dns:///": [],
@@ -31,11 +35,16 @@ _SAYS = {
 @pytest.mark.parametrize(
     ("word", "code"), list(zip(_SAYS, _SNIPPETS, strict=True)), ids=list(_SAYS)
 )
-async def test_a_snippet_runs(text_model: TextModel, word: str, code: str) -> None:
+async def test_a_snippet_runs(text_model: TextModel, tmp_path: Path, word: str, code: str) -> None:
     assert word in code
-    async with suite(text_model) as (front, _):
+    picture = tmp_path / "demo" / "vision" / "pictures" / "red-circle.png"
+    picture.parent.mkdir(parents=True)
+    picture.write_bytes(b"a picture")
+    async with contextlib.AsyncExitStack() as stack:
+        address = await _serve(stack, text_model, takes_images="picture" in word)
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-W", "error", "-c", code.replace("127.0.0.1:50051", front.address)),
+            *(sys.executable, "-W", "error", "-c", code.replace("127.0.0.1:50051", address)),
+            cwd=tmp_path,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
@@ -43,6 +52,16 @@ async def test_a_snippet_runs(text_model: TextModel, word: str, code: str) -> No
         assert (process.returncode, err.decode()) == (0, "")
         for said in _SAYS[word]:
             assert said in out.decode()
+
+
+async def _serve(
+    stack: contextlib.AsyncExitStack, text_model: TextModel, *, takes_images: bool
+) -> str:
+    """Serve text; or images, with a Processor that only tells what it got."""
+    if takes_images:
+        return (await stack.enter_async_context(FakeServer())).address
+    front, _ = await stack.enter_async_context(suite(text_model))
+    return front.address
 
 
 def test_the_page_shows_the_config_that_is_recommended() -> None:

@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
-from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -19,12 +18,9 @@ from millstream_client import (
     Options,
     RequestCancelledError,
     Retry,
-    SyncClient,
-    streams,
-    sync_streams,
+    request,
     user,
 )
-from millstream_client.sync_conversation import SyncConversation
 from millstream_server.runtime.errors import OverloadedError as Overloaded
 from tests.support.clients import KINDS, Kind
 from tests.support.fake_processor import FakeProcessor
@@ -41,27 +37,26 @@ BUSY = fail(Overloaded("no room", retry_delay_s=LONG_S))
 @pytest.fixture
 def pausing(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Is set when a pause before another attempt begins."""
-    begun = threading.Event()
-    for module in (streams, sync_streams):
+    begun, pause = threading.Event(), request.Request._pause
 
-        def told(*args: Any, before_next: Any = module.before_next) -> Any:
-            begun.set()
-            return before_next(*args)
+    def told(*args: Any) -> Any:
+        begun.set()
+        return pause(*args)
 
-        monkeypatch.setattr(module, "before_next", told)
+    monkeypatch.setattr(request.Request, "_pause", told)
     return begun
 
 
 @contextlib.asynccontextmanager
-async def _nobody() -> AsyncIterator[str]:
-    """Give an address where nobody listens."""
+async def _unused_address() -> AsyncIterator[str]:
+    """Give an address where no server listens."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{unused.getsockname()[1]}"
 
 
 @both
-@pytest.mark.parametrize("leave", ["hang_up", "close", "cancel", "stream.cancel"])
+@pytest.mark.parametrize("leave", ["abort", "close", "cancel", "stream.cancel"])
 async def test_a_turn_that_waits_to_be_sent_again_can_be_ended(
     kind: Kind, leave: str, pausing: threading.Event
 ) -> None:
@@ -93,7 +88,7 @@ async def test_a_wait_for_a_connection_can_be_ended(
     patience = Retry(first_pause_s=0.001, wait_s=LONG_S)
     options = Options(service_config={})
     async with (
-        _nobody() as address,
+        _unused_address() as address,
         kind.connect(address, retry=patience, options=options) as client,
     ):
         stream = client.chat("hi") if what == "chat" else client.conversation().say("hi")
@@ -111,7 +106,7 @@ async def test_a_wait_for_a_connection_can_be_ended(
 async def test_a_wait_for_a_connection_ends_at_a_server_that_knows_no_health_check(
     kind: Kind, pausing: threading.Event
 ) -> None:
-    async with _nobody() as address:
+    async with _unused_address() as address:
         pass
     server = grpc.aio.server()
     processor_pb2_grpc.add_ProcessorServiceServicer_to_server(FakeProcessor(), server)
@@ -138,35 +133,6 @@ async def test_cancelling_the_task_ends_its_pause(pausing: threading.Event) -> N
         assert (await conversation.say("two").answer()).text == "B"
         assert script.streams == 2
         await conversation.close()
-
-
-async def test_a_thread_may_cancel_while_another_loses_the_stream() -> None:
-    class Losing(SyncConversation):
-        """Has its stream once, then no more."""
-
-        @property
-        def _line(self) -> Any:
-            return lines.pop() if lines else None
-
-        @_line.setter
-        def _line(self, line: Any) -> None:
-            """Lose it."""
-
-    lines: list[Any] = []
-    kind = Kind(SyncClient)
-    script = Scripted([text("A"), hang])
-    async with serving(script) as address, kind.connect(address) as client:
-        conversation = Losing(client, processor_pb2.ChatStart())
-        stream = conversation.say("hi")
-        await kind.next(stream)
-        line = Mock()
-        lines.append(line)
-        conversation.cancel()
-        line.send.assert_called_once_with(
-            processor_pb2.ChatRequest(cancel=processor_pb2.CancelTurn(turn=1))
-        )
-        stream.cancel()
-        assert type(await kind.failure(stream.answer)) is RequestCancelledError
 
 
 # ---- after the answer

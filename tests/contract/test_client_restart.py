@@ -1,4 +1,4 @@
-"""Processors restart one after the other while clients ask: nobody's request fails."""
+"""Processors restart one after the other under load: no request fails."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def asking(ask: Callable[[], Awaitable[Any]]) -> AsyncIterator[list[Any]]:
         await asyncio.gather(*askers)
 
 
-async def test_with_the_recommended_config_any_grpc_client_survives_a_processors_leave(
+async def test_with_the_recommended_config_any_grpc_client_survives_a_processors_shutdown(
     text_model: TextModel,
 ) -> None:
     """Plain stubs: what the config does in another language, without this library."""
@@ -99,7 +99,7 @@ async def test_with_the_recommended_config_any_grpc_client_survives_a_processors
 
 
 @both
-async def test_a_processor_that_leaves_fails_nobodys_request(
+async def test_a_processor_that_shuts_down_fails_no_request(
     text_model: TextModel, kind: Kind
 ) -> None:
     async with (
@@ -195,11 +195,11 @@ def _more_than(answers: list[Any], count: int) -> bool:
 
 @both
 async def test_mutual_tls(kind: Kind, tmp_path: Path) -> None:
-    authority, stranger = Authority(), Authority()
+    authority, other_ca = Authority(), Authority()
     server_pair, client_pair = authority.issue("processor.test"), authority.issue("client.test")
     for name, data in {
         "ca.crt": authority.pem,
-        "other.crt": stranger.pem,
+        "other.crt": other_ca.pem,
         "tls.crt": client_pair.cert,
         "tls.key": client_pair.key,
     }.items():

@@ -12,11 +12,12 @@ import grpc
 import pytest
 
 from millstream.v1 import worker_pb2
-from millstream_server.runtime import server as module
-from millstream_server.runtime.load_meter import LoadMeter
-from millstream_server.runtime.rpc_limits import RpcLimits
-from millstream_server.runtime.server import Server, ServerOptions
+from millstream_server.runtime.rpc import server as module
+from millstream_server.runtime.rpc.limits import RpcLimits
+from millstream_server.runtime.rpc.server import Server, ServerOptions
+from millstream_server.runtime.telemetry.load_meter import LoadMeter
 from tests.support.failures import Failure, refusal
+from tests.support.logged import fields_of
 from tests.support.waiting import EOF, until
 
 SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
@@ -50,10 +51,6 @@ class Slow:
         yield b"first"
         await self._wait()
 
-    async def reads_and_writes(self, _: Any, context: Any) -> None:
-        await context.write(b"first")
-        await self._wait()
-
     def handlers(self) -> Any:
         methods = {
             kind: getattr(grpc, f"{kind}_rpc_method_handler")(
@@ -61,7 +58,6 @@ class Slow:
             )
             for kind in KINDS
         }
-        methods["written"] = grpc.stream_stream_rpc_method_handler(self.reads_and_writes)
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
 
@@ -87,9 +83,8 @@ async def _serving(
 
 def _calls(channel: grpc.aio.Channel) -> list[Any]:
     calls: list[Any] = []
-    for name in (*KINDS, "written"):
-        kind = "stream_stream" if name == "written" else name
-        method = getattr(channel, kind)(f"/{SERVICE}/{name}")
+    for kind in KINDS:
+        method = getattr(channel, kind)(f"/{SERVICE}/{kind}")
         calls.append(method(b"") if kind.startswith("unary") else method())
     return calls
 
@@ -124,7 +119,7 @@ async def test_every_kind_of_rpc_is_told_why_it_ends(
         waiting = _calls_without_message(channel)
         ends = [asyncio.ensure_future(refusal(call)) for call in calls + waiting]
         await until(lambda: slow.begun == len(calls))
-        await until(lambda: server._handlers.count == len(ends))
+        await until(lambda: server._open_calls.count == len(ends))
         began = time.monotonic()
         await server.stop(grace_s)
         assert grace_s * 0.9 <= time.monotonic() - began < grace_s + 0.9, "gRPC cut nobody"
@@ -172,7 +167,7 @@ async def _stopping(stubborn: Stubborn) -> AsyncIterator[asyncio.Future[None]]:
         finally:
             stubborn.may_end.set()
             await asyncio.wait({stopping})
-            await until(lambda: not server._handlers.count)
+            await until(lambda: not server._open_calls.count)
 
 
 async def test_a_clean_up_that_outlasts_grpcs_own_grace_is_awaited() -> None:
@@ -193,7 +188,32 @@ async def test_a_clean_up_that_never_ends_is_left_and_told_of(
     async with _stopping(stubborn) as stopping:
         await asyncio.wait_for(stopping, 5)
         assert not stubborn.cleaned_up
-        assert "handlers still clean up open=1" in caplog.messages
+        (line,) = [r for r in caplog.records if r.message == "handlers still clean up"]
+        assert fields_of(line) == {"open": 1}
+
+
+async def test_a_handler_that_is_sending_is_told_too() -> None:
+    """It is cut in the middle of a write, which gRPC finishes before it sends the status."""
+
+    async def flood(*_: Any) -> AsyncIterator[bytes]:
+        while True:
+            yield bytes(1 << 18)
+
+    handlers = {"Flood": grpc.unary_stream_rpc_method_handler(flood)}
+    flooding = grpc.method_handlers_generic_handler(SERVICE, handlers)
+    async with _serving(flooding) as (server, channel):
+        method: Any = channel.unary_stream
+        call = method(f"/{SERVICE}/Flood")(b"")
+
+        async def read_all() -> Failure:
+            for _ in range(10):
+                assert len(await call.read()) == 1 << 18
+            return await refusal(call)
+
+        reading = asyncio.ensure_future(read_all())
+        await asyncio.sleep(0.05)
+        await server.stop(0)
+        _was_told_why(await reading)
 
 
 async def test_a_caller_who_doesnt_read_holds_nobody_up() -> None:

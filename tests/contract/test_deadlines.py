@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from millstream_server.engines.base import Role
-from millstream_server.engines.simulated import SimulatedConfig
+from millstream_server.engines.simulated.engine import SimulatedConfig
 from millstream_server.processor.text.tokenizer import TextModel
 from tests.support.chats import Conversation, completion, gather, options, start
 from tests.support.in_process import (
@@ -72,8 +72,8 @@ async def test_every_leg_gets_the_time_that_the_caller_has_left(
         await _run(front, method, TIMEOUT_S)
     assert Counter(role for role, _ in starts) == Counter(roles * 2)
     for role, asked in starts:
-        assert asked.timeout_s is not None, role
-        assert TIMEOUT_S - SLACK_S < asked.timeout_s <= TIMEOUT_S + CLOCKS_S, role
+        assert asked.time_left_s is not None, role
+        assert TIMEOUT_S - SLACK_S < asked.time_left_s <= TIMEOUT_S + CLOCKS_S, role
 
 
 @pytest.mark.parametrize("method", ["Chat", "Complete"])
@@ -83,7 +83,7 @@ async def test_without_a_deadline_no_leg_gets_one(
 ) -> None:
     async with served(text_model, roles) as (front, starts):
         await _run(front, method, None)
-    assert [asked.timeout_s for _, asked in starts] == [None] * 2 * len(roles)
+    assert [asked.time_left_s for _, asked in starts] == [None] * 2 * len(roles)
 
 
 @pytest.mark.parametrize("method", ["Chat", "Complete"])
@@ -107,6 +107,6 @@ async def test_the_time_in_the_queue_is_taken_off(
         await waiting
     assert len(starts) == held + len(roles)
     for role, asked in starts[held:]:
-        assert asked.timeout_s is not None, role
+        assert asked.time_left_s is not None, role
         left_s = TIMEOUT_S - WAIT_S
-        assert left_s - SLACK_S < asked.timeout_s <= left_s + CLOCKS_S, role
+        assert left_s - SLACK_S < asked.time_left_s <= left_s + CLOCKS_S, role

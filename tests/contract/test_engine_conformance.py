@@ -9,16 +9,15 @@ from typing import Any
 
 import pytest
 
-from millstream_server.engines.base import (
-    Engine,
-    Finish,
-    FinishReason,
+from millstream_server.generation.generator import GeneratorEngine
+from millstream_server.generation.output import Finish, FinishReason, TokenLogprob
+from millstream_server.generation.request import (
     GenerationRequest,
     LogprobOptions,
-    Sampling,
-    TokenLogprob,
+    Prompt,
     new_engine_id,
 )
+from millstream_server.generation.sampling import Sampling
 from millstream_server.runtime.errors import EngineFailedError, ServingError
 from tests.support.engines import ENGINES, EngineFactory
 from tests.support.waiting import until
@@ -84,7 +83,7 @@ class Sink:
 
 
 def submit(
-    engine: Engine,
+    engine: GeneratorEngine,
     token_ids: Sequence[int] = PROMPT,
     max_new_tokens: int = 8,
     *,
@@ -96,7 +95,7 @@ def submit(
     knobs = {"temperature": 0.0, "ignore_eos": True, **sampling}
     request = GenerationRequest(
         engine_id=engine_id,
-        token_ids=token_ids,
+        prompt=Prompt(token_ids),
         sampling=Sampling(max_new_tokens=max_new_tokens, **knobs),
         logprobs=logprobs,
     )
@@ -105,7 +104,7 @@ def submit(
     return engine_id, sink
 
 
-async def until_idle(engine: Engine) -> None:
+async def until_idle(engine: GeneratorEngine) -> None:
     async def idle() -> bool:
         load = await engine.load()
         return not (load.running_requests or load.queued_requests or load.used_blocks)

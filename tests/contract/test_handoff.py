@@ -12,9 +12,9 @@ import pytest
 
 from millstream.v1 import generation_pb2, processor_pb2, sampling_pb2, worker_pb2
 from millstream_server.engines.base import Role
-from millstream_server.engines.simulated import SimulatedConfig
+from millstream_server.engines.simulated.engine import SimulatedConfig
+from millstream_server.processor.queue.admission_queue import QueueLimits
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.runtime.admission import QueueLimits
 from tests.support.chats import (
     CANCEL,
     Conversation,
@@ -280,7 +280,7 @@ async def test_a_draining_prefill_worker_gets_no_requests(
     text_model: TextModel,
 ) -> None:
     async with pair(text_model) as both:
-        await both.prefill.core.drain(0.5, 5)
+        await both.prefill.host.drain(0.5, 5)
         conversation = Conversation(both.front.stub)
         await conversation.say(start("hi", opts=options(3)))
         failed = await refusal(conversation.call)

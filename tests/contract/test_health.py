@@ -15,10 +15,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer as StockServicer
 
-from millstream_server.runtime import health
-from millstream_server.runtime.health import LIVENESS, MAX_LISTED, HealthServicer
-from millstream_server.runtime.rpc_interceptor import RpcInterceptor
+from millstream_server.runtime.rpc import health
+from millstream_server.runtime.rpc.health import LIVENESS, MAX_LISTED, HealthServicer
+from millstream_server.runtime.rpc.interceptor import RpcInterceptor
 from tests.support.failures import refusal
+from tests.support.vendor import trap
 from tests.support.waiting import EOF, until
 
 NAME = "millstream.v1.DecodeService"
@@ -52,7 +53,7 @@ class Stock:
     async def set(self, name: str, *, serving: bool) -> None:
         await self.servicer.set(name, SERVING if serving else NOT_SERVING)
 
-    def heard_of_a_leave(self) -> bool:
+    def removed_a_watcher(self) -> bool:
         return self.servicer.left == 1
 
     async def close(self) -> None:
@@ -69,7 +70,7 @@ class Ours:
     async def set(self, name: str, *, serving: bool) -> None:
         self.servicer.set(name, serving=serving)
 
-    def heard_of_a_leave(self) -> bool:
+    def removed_a_watcher(self) -> bool:
         return self.servicer.watch_count == 1
 
     async def close(self) -> None:
@@ -77,8 +78,8 @@ class Ours:
 
 
 def both(why: str, raises: type[Exception] = AssertionError) -> pytest.MarkDecorator:
-    """Run the test with grpcio's servicer too; this tells when upstream mends it."""
-    broken = pytest.mark.xfail(strict=True, raises=raises, reason=f"grpcio-health-checking: {why}")
+    """Run the test with grpcio's servicer too, which fails it: ``why``."""
+    broken = trap(f"grpcio-health-checking: {why}", raises)
     return pytest.mark.parametrize(
         "kind", [pytest.param(Stock, id="stock", marks=broken), pytest.param(Ours, id="ours")]
     )
@@ -103,7 +104,8 @@ class Running:
 @contextlib.asynccontextmanager
 async def running(kind: Callable[[], Any] = Ours) -> AsyncIterator[Running]:
     health = kind()
-    server = grpc.aio.server(interceptors=[RpcInterceptor()])
+    interceptors = [RpcInterceptor()] if kind is Ours else []  # theirs needs grpc's own context
+    server = grpc.aio.server(interceptors=interceptors)
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await health.start()
@@ -145,14 +147,14 @@ async def test_list_names_all(kind: Callable[[], Any]) -> None:
 
 
 @both("of two watchers the second goes deaf when the first leaves", TimeoutError)
-async def test_a_watcher_that_leaves_takes_nobody_with_it(kind: Callable[[], Any]) -> None:
+async def test_a_watcher_that_ends_doesnt_end_others(kind: Callable[[], Any]) -> None:
     async with running(kind) as r:
         first, second = r.watch(NAME), r.watch(NAME)
         assert [await read(first), await read(second)] == [NOT_SERVING] * 2
         first.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await first.read()
-        await until(r.health.heard_of_a_leave)
+        await until(r.health.removed_a_watcher)
         await r.health.set(NAME, serving=True)
         assert await read(second) == SERVING
 
@@ -186,7 +188,7 @@ async def test_liveness_is_serving_whatever_happens() -> None:
         assert health.states == {"": False, NAME: False, OTHER: False, LIVENESS: True}
 
 
-async def test_every_watcher_hears_of_every_change_to_its_name_only() -> None:
+async def test_every_watcher_gets_every_change_to_its_name_only() -> None:
     async with running() as r:
         watches = [r.watch(NAME) for _ in range(5)]
         other = r.watch(OTHER)
@@ -226,7 +228,7 @@ async def test_a_list_too_long_is_refused() -> None:
         assert "Check" in failed.message
 
 
-async def test_watchers_that_leave_leave_nothing_behind() -> None:
+async def test_ended_watches_are_not_kept() -> None:
     async with running() as r:
         health: HealthServicer = r.health.servicer
         for _ in range(3):
@@ -240,7 +242,7 @@ async def test_watchers_that_leave_leave_nothing_behind() -> None:
         assert health._watches == {}
 
 
-async def test_watchers_are_told_of_a_drain_and_stay_until_the_close() -> None:
+async def test_watchers_get_the_drain_and_stay_open_until_the_close() -> None:
     async with running() as r:
         health: HealthServicer = r.health.servicer
         health.set(serving=True)

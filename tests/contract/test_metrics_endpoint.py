@@ -13,7 +13,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 
-from millstream_server.runtime.metrics_endpoint import (
+from millstream_server.runtime.telemetry.metrics_endpoint import (
     CLOSE_LIMIT_S,
     MOST_CONNECTIONS,
     MetricsEndpoint,

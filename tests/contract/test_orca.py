@@ -17,12 +17,12 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from millstream.orca import service_pb2, service_pb2_grpc
 from millstream.v1 import worker_pb2
-from millstream_server.runtime import orca
-from millstream_server.runtime.api_keys import ApiKeys
-from millstream_server.runtime.auth import AuthPolicy, PeerIdentities
-from millstream_server.runtime.load_meter import LoadMeter
-from millstream_server.runtime.orca import LoadSnapshot
-from millstream_server.runtime.server import Server, ServerOptions
+from millstream_server.runtime.rpc import orca
+from millstream_server.runtime.rpc.server import Server, ServerOptions
+from millstream_server.runtime.security.api_keys import ApiKeys
+from millstream_server.runtime.security.auth import AuthPolicy, PeerIdentities
+from millstream_server.runtime.telemetry.load import LoadSnapshot
+from millstream_server.runtime.telemetry.load_meter import LoadMeter
 from tests.support.failures import refusal
 from tests.support.reporting import (
     LOAD,
@@ -78,7 +78,7 @@ async def test_reflection_resolves_the_service() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "answers"), [("unary", 1), ("client_stream", 1), ("generator", 2), ("writer", 2)]
+    ("method", "answers"), [("unary", 1), ("client_stream", 1), ("generator", 2), ("bidi", 2)]
 )
 async def test_every_kind_of_rpc_carries_a_report(curl: Curl, method: str, answers: int) -> None:
     async with served("A") as running:
@@ -119,9 +119,9 @@ async def test_a_stream_that_breaks_carries_one_too(curl: Curl) -> None:
         assert report_in(trailers).rps_fractional == 8
 
 
-async def test_a_handler_that_aborts_by_itself_carries_one_too(curl: Curl) -> None:
+async def test_a_status_without_a_reason_of_ours_carries_one_too(curl: Curl) -> None:
     async with served("A") as running:
-        trailers = await curl(running.port, "aborts")
+        trailers = await curl(running.port, "raises_a_status")
         assert trailers["Grpc-Status"] == "15"
         assert trailers["Grpc-Message"] == "gone"
         assert report_in(trailers).rps_fractional == 8
@@ -179,7 +179,7 @@ async def test_a_load_that_cannot_be_told_harms_no_rpc(
         trailers = await curl(running.port, "unary")
         assert trailers["Grpc-Status"] == "0"
         assert trailers["answers"] == 1
-    assert "the load can't be told" in caplog.text
+    assert "load unknown" in caplog.text
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -281,12 +281,12 @@ async def test_clients_that_leave_leave_nothing_behind() -> None:
         kept.cancel()
 
 
-# ---- strangers
+# ---- callers without a key
 
 
 @contextlib.asynccontextmanager
 async def _guarded(policy: AuthPolicy) -> AsyncIterator[int]:
-    """Serve, with reports, what nobody has a key for."""
+    """Serve with reports, and with keys that the callers do not have."""
     meter = LoadMeter(lambda: 0.5)
     options = ServerOptions(max_receive_bytes=4096, auth=policy, load=meter)
     server = Server((worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name,), options)

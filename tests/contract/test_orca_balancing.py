@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 import pytest
 
-from millstream_server.runtime import orca
-from millstream_server.runtime.orca import LoadSnapshot
+from millstream_server.runtime.rpc import orca
+from millstream_server.runtime.telemetry.load import LoadSnapshot
 from tests.support.reporting import call_named, channel_to, served
 from tests.support.waiting import until
 

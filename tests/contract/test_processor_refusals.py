@@ -1,4 +1,4 @@
-"""What the Processor refuses: code, reason and the fields by name, and nobody else is disturbed."""
+"""What the Processor refuses: code, reason and fields; other requests go on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from tests.support.in_process import (
     suite,
     worker,
 )
-from tests.support.tokenizers_made import byte_level_model
+from tests.support.logged import fields_of
+from tests.support.models import byte_level_model
 from tests.support.waiting import EOF
 
 STEPPING = replace(ALPHABET, step_s=0.01)
@@ -82,8 +83,30 @@ def _tool(schema: str, name: str = "f") -> chat_pb2.Tool:
     return chat_pb2.Tool(name=name, parameters_json_schema=schema)
 
 
+_LATER_PART = chat_pb2.ContentPart.FromString(b"\x9a\x06\x03png")
+"""A part whose kind is field 99 of the oneof: one of a newer contract."""
+
+
+def _message_with(part: chat_pb2.ContentPart) -> chat_pb2.Message:
+    return chat_pb2.Message(
+        role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="Look: "), part]
+    )
+
+
 REFUSED: dict[str, tuple[Any, list[str]]] = {
     "no messages": (start(), ["messages"]),
+    "a part of no kind": (
+        start(messages=[message("a"), _message_with(chat_pb2.ContentPart())]),
+        ["messages[1].content[1]"],
+    ),
+    "a part of a kind to come": (
+        start(messages=[_message_with(_LATER_PART)]),
+        ["messages[0].content[1]"],
+    ),
+    "a grammar of no kind": (
+        start("a", opts=options(constraint=sampling_pb2.Constraint())),
+        ["options.sampling.constraint"],
+    ),
     "no role": (start(messages=[chat_pb2.Message()]), ["messages[0].role"]),
     "unknown role": (start(messages=[message("a"), message("b", UNKNOWN)]), ["messages[1].role"]),
     "assistant last": (
@@ -160,6 +183,12 @@ async def test_bad_chats_are_refused_by_field(text_model: TextModel) -> None:
 
 
 LATER: dict[str, tuple[Any, list[str]]] = {
+    "a part of no kind": (
+        processor_pb2.ChatRequest(
+            user_turn=processor_pb2.UserTurn(content=[chat_pb2.ContentPart()])
+        ),
+        ["user_turn.content[0]"],
+    ),
     "no content": (
         processor_pb2.ChatRequest(user_turn=processor_pb2.UserTurn()),
         ["user_turn.content"],
@@ -203,6 +232,13 @@ async def test_bad_later_turns_are_refused_by_their_own_fields(
     assert failed.code is grpc.StatusCode.INVALID_ARGUMENT
     assert failed.reason == "INVALID_REQUEST"
     assert list(failed.fields) == fields
+
+
+async def test_a_wrong_role_is_told_the_roles_as_they_are_written(text_model: TextModel) -> None:
+    async with suite(text_model) as (front, _):
+        failed = await _chat_refusal(front, start(messages=[message("a", UNKNOWN)]))
+    known = [name for name, _ in chat_pb2.Role.items() if name != "ROLE_UNSPECIFIED"]
+    assert all(name in failed.message for name in known)
 
 
 async def test_an_unknown_model_is_not_found(text_model: TextModel) -> None:
@@ -376,7 +412,7 @@ async def test_an_uncaught_failure_shows_an_id_and_not_its_text(
         def broken(*_: object) -> None:
             raise ZeroDivisionError("the secret path /etc/x")
 
-        monkeypatch.setattr(front.core, "check", broken)
+        monkeypatch.setattr(front.core._requests, "_check", broken)
         traced = (("traceparent", f"00-{TRACE_ID}-00f067aa0ba902b7-01"),)
         failed = await _chat_refusal(front, start("a"), metadata=traced)
         await one.until_idle()
@@ -386,6 +422,6 @@ async def test_an_uncaught_failure_shows_an_id_and_not_its_text(
     assert failed.error_id
     assert failed.error_id in failed.message
     assert "secret" not in failed.message
-    (line,) = [told for told in caplog.messages if failed.error_id in told]
-    assert f" error_id={failed.error_id} " in line
-    assert f" trace_id={TRACE_ID} " in line, "the caller's, to find the failure from either end"
+    (fields,) = [fields_of(r) for r in caplog.records if r.message == "uncaught failure"]
+    assert fields["error_id"] == failed.error_id
+    assert fields["trace_id"] == TRACE_ID, "the caller's, to find the failure from either end"

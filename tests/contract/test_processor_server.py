@@ -66,7 +66,7 @@ async def test_a_conversation_outlives_its_worker(text_model: TextModel) -> None
         its_worker = one if (await one.engine.load()).running_requests else two
         await conversation.answer(1)
         await its_worker.server.stop(0)
-        await until(lambda: sum(front.pool.connected(MODEL).values()) == 1)
+        await until(lambda: sum(front.router.connected(MODEL).values()) == 1)
         await conversation.say(user_turn("more"))
         assert (await conversation.answer(2)).text == "ABCDEFGHIJ"
 
@@ -81,7 +81,7 @@ async def test_a_worker_that_is_still_loading_is_taken_once_it_is_ready(
         failed = await refusal(front.stub.Complete(completion("A")))
         assert failed.reason == "NO_WORKER"
         await one.load()
-        await until(front.core.ready)
+        await until(front.core.models.ready)
         assert (await chat(front.stub, "hi", opts=options(2))).text == "AB"
 
 
@@ -91,7 +91,7 @@ async def test_a_draining_worker_costs_no_request(text_model: TextModel) -> None
         worker() as two,
         processor({MODEL: text_model}, [one.address, two.address]) as front,
     ):
-        draining = asyncio.ensure_future(one.core.drain(0.5, 5))
+        draining = asyncio.ensure_future(one.host.drain(0.5, 5))
         while not draining.done():
             answers = await asyncio.gather(
                 *(chat(front.stub, "hi", opts=options(2)) for _ in range(8))

@@ -22,11 +22,12 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import enable_server_reflection
 
 from millstream.v1 import decode_pb2, processor_pb2, worker_pb2
-from millstream_server.runtime.health import SERVICE_NAME as HEALTH
-from millstream_server.runtime.health import HealthServicer
-from millstream_server.runtime.reflection import V1, V1ALPHA, Reflection, add_reflection
-from millstream_server.runtime.rpc_interceptor import RpcInterceptor
+from millstream_server.runtime.rpc.health import SERVICE_NAME as HEALTH
+from millstream_server.runtime.rpc.health import HealthServicer
+from millstream_server.runtime.rpc.interceptor import RpcInterceptor
+from millstream_server.runtime.rpc.reflection import V1, V1ALPHA, Reflection, add_reflection
 from tests.support.failures import refusal
+from tests.support.vendor import trap
 from tests.support.waiting import EOF
 
 MODULES = (processor_pb2, decode_pb2, worker_pb2)
@@ -170,8 +171,8 @@ async def test_everything_resolves(version: str) -> None:
 
 
 def both(why: str, raises: type[Exception] = AssertionError) -> pytest.MarkDecorator:
-    """Run the test with grpcio's servicer too; this tells when upstream mends it."""
-    broken = pytest.mark.xfail(strict=True, raises=raises, reason=f"grpcio-reflection: {why}")
+    """Run the test with grpcio's servicer too, which fails it: ``why``."""
+    broken = trap(f"grpcio-reflection: {why}", raises)
     return pytest.mark.parametrize(
         "stock", [pytest.param(True, id="stock", marks=broken), pytest.param(False, id="ours")]
     )

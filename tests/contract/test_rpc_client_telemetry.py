@@ -18,8 +18,8 @@ from opentelemetry.instrumentation.grpc._aio_client import (
 )
 from opentelemetry.trace import SpanKind, StatusCode
 
-from millstream_server.runtime.rpc_client_telemetry import client_interceptors, observe_call
-from millstream_server.runtime.tracing import PROPAGATOR
+from millstream_server.runtime.telemetry.client_rpcs import client_interceptors, observe_call
+from millstream_server.runtime.telemetry.tracing import PROPAGATOR
 from tests.support.rpc_kinds import SERVICE, Kinds, serving
 from tests.support.spans import (
     INCOMING,
@@ -34,6 +34,7 @@ from tests.support.spans import (
     parent_of,
     trace_of,
 )
+from tests.support.vendor import STOCK, trap
 from tests.support.waiting import EOF, until
 
 Make = Callable[[SpanLog], list[Any]]
@@ -55,8 +56,7 @@ def stock(spans: SpanLog) -> list[Any]:
 
 def both(why: str = "") -> pytest.MarkDecorator:
     """Try both; ``why`` the stock ones fail, if they do."""
-    trap = pytest.mark.xfail(strict=True, raises=AssertionError, reason=f"facts: {why}")
-    marks = [trap] if why else []
+    marks = trap(why) if why else STOCK
     return pytest.mark.parametrize("make", [pytest.param(stock, marks=marks), ours])
 
 

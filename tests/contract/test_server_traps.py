@@ -6,12 +6,13 @@ import gc
 from typing import Any
 
 from grpc_channelz.v1 import channelz_pb2_grpc
-from grpc_channelz.v1._async import ChannelzServicer
 from grpc_health.v1 import health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
 
-from millstream_server.runtime import health, orca, reflection
-from millstream_server.runtime.rpc_telemetry import TelemetryServerInterceptor
+from millstream_server.runtime.lifecycle.admin import Channelz
+from millstream_server.runtime.rpc import health, orca, reflection
+from millstream_server.runtime.rpc.interceptor import RpcInterceptor
+from millstream_server.runtime.telemetry.load import LoadSnapshot
+from millstream_server.runtime.telemetry.server_rpcs import TelemetryLayer
 from tests.support.rpc_kinds import SERVICE, Kinds, serving
 from tests.support.spans import Samples, SpanLog
 from tests.support.waiting import EOF, until
@@ -24,13 +25,13 @@ async def test_what_machines_ask_all_the_time_is_left_alone() -> None:
     spans, measured = SpanLog(), Samples()
 
     def add(server: Any) -> None:
-        health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), server)
-        channelz_pb2_grpc.add_ChannelzServicer_to_server(ChannelzServicer(), server)
+        health_pb2_grpc.add_HealthServicer_to_server(health.HealthServicer(()), server)
+        channelz_pb2_grpc.add_ChannelzServicer_to_server(Channelz(), server)
         reflection.add_reflection(server, [health.SERVICE_NAME])
-        orca.add_orca(server, orca.LoadSnapshot)
+        orca.add_orca(server, LoadSnapshot)
 
-    telemetry = TelemetryServerInterceptor(spans.tracing, served=SERVED)
-    async with serving(Kinds(), [telemetry], extra=add) as client:
+    telemetry = TelemetryLayer(spans.tracing, served=SERVED)
+    async with serving(Kinds(), [RpcInterceptor(telemetry)], extra=add) as client:
         for method in (
             f"{health.SERVICE_NAME}/Check",
             f"{health.SERVICE_NAME}/Watch",
@@ -49,8 +50,8 @@ async def test_what_machines_ask_all_the_time_is_left_alone() -> None:
 
 
 async def test_ended_rpcs_wait_for_no_collector() -> None:
-    kinds, telemetry = Kinds(), TelemetryServerInterceptor(SpanLog().tracing, served=SERVED)
-    async with serving(kinds, [telemetry]) as client:
+    kinds, telemetry = Kinds(), TelemetryLayer(SpanLog().tracing, served=SERVED)
+    async with serving(kinds, [RpcInterceptor(telemetry)]) as client:
         gc.collect()
         before = _alive("_ServedRpc")  # other tests' failures, which pytest keeps with their frames
         gc.disable()

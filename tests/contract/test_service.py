@@ -1,4 +1,4 @@
-"""What `runtime.service` makes of settings: which ports there are, and who may use them."""
+"""What `runtime.lifecycle.service` makes of settings: which ports, and who may use them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import admin_pb2, admin_pb2_grpc, worker_pb2, worker_pb2_grpc
-from millstream_server.runtime.channel import open_channel
-from millstream_server.runtime.load_meter import LoadMeter
-from millstream_server.runtime.service import Service, ServicePlan, peers_policy
-from millstream_server.runtime.service_settings import ServiceSettings
+from millstream_server.runtime.lifecycle.service import Service, ServicePlan, peers_policy
+from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
+from millstream_server.runtime.rpc.channel import open_channel
+from millstream_server.runtime.security.tls import ClientTls
 from millstream_server.runtime.settings import SettingsError
-from millstream_server.runtime.tls import ClientTls
+from millstream_server.runtime.telemetry.load_meter import LoadMeter
 from tests.support.certificates import Authority, SecretMount
 from tests.support.echo_service import raw_call
 from tests.support.failures import refusal
@@ -34,6 +34,11 @@ class Worker(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.GetWorkerInfoRequest, context: Any
     ) -> worker_pb2.GetWorkerInfoResponse:
         return worker_pb2.GetWorkerInfoResponse()
+
+    async def WatchWorkerInfo(
+        self, request: worker_pb2.WatchWorkerInfoRequest, context: Any
+    ) -> AsyncIterator[worker_pb2.WatchWorkerInfoResponse]:
+        yield worker_pb2.WatchWorkerInfoResponse()
 
     async def WatchLoad(
         self, request: worker_pb2.WatchLoadRequest, context: Any
@@ -87,7 +92,7 @@ async def test_probes_without_tls_have_an_address_that_answers_nothing_else(
         assert refused.code is grpc.StatusCode.UNIMPLEMENTED
 
 
-async def test_who_calls_the_wrong_service_is_told_which_is_right() -> None:
+async def test_who_calls_the_wrong_service_gets_the_right_names() -> None:
     address = f"127.0.0.1:{free_port()}"
     async with (
         listening(replace(PLAIN, listen=address)),
@@ -153,13 +158,13 @@ async def test_operators_may_have_a_ca_of_their_own(tmp_path: Path) -> None:
     async with (
         listening(settings),
         open_channel(f"localhost:{port}", tls, options=[]) as channel,
-        open_channel(f"localhost:{port}", ClientTls(held.ca), options=[]) as stranger,
+        open_channel(f"localhost:{port}", ClientTls(held.ca), options=[]) as without_certificate,
     ):
         stub: Any = admin_pb2_grpc.AdminServiceStub(channel)
         answer = await stub.GetServerStatus(admin_pb2.GetServerStatusRequest())
         assert answer.status.services == [NAME]
-        nobody: Any = admin_pb2_grpc.AdminServiceStub(stranger)
-        refused = await refusal(nobody.GetServerStatus(admin_pb2.GetServerStatusRequest()))
+        refused_stub: Any = admin_pb2_grpc.AdminServiceStub(without_certificate)
+        refused = await refusal(refused_stub.GetServerStatus(admin_pb2.GetServerStatusRequest()))
         assert refused.code is grpc.StatusCode.UNAVAILABLE
 
 

@@ -22,11 +22,12 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from google.protobuf.wrappers_pb2 import StringValue
 
+from millstream_server.runtime.security.tls import ClientTls, ServerTls, TlsFiles
 from millstream_server.runtime.settings import SettingsError
-from millstream_server.runtime.tls import ClientTls, ServerTls, TlsFiles
 from tests.support.certificates import Authority, Issued, SecretMount
 from tests.support.echo_service import SERVICE, Echoing, answer, call, echoing
 from tests.support.failures import refusal
+from tests.support.logged import fields_of
 
 _NAME = "127.0.0.1"
 
@@ -37,7 +38,7 @@ def authority() -> Authority:
 
 
 @pytest.fixture(scope="module")
-def stranger() -> Authority:
+def other_ca() -> Authority:
     return Authority()
 
 
@@ -108,9 +109,9 @@ async def test_a_client_without_tls_gets_nothing(server_mount: SecretMount) -> N
 
 
 async def test_a_server_of_another_ca_is_not_trusted(
-    tmp_path: Path, client_mount: SecretMount, stranger: Authority
+    tmp_path: Path, client_mount: SecretMount, other_ca: Authority
 ) -> None:
-    false_server = _mount(tmp_path / "false", stranger.issue(_NAME))
+    false_server = _mount(tmp_path / "false", other_ca.issue(_NAME))
     async with (
         echoing(tls=_server(false_server)) as served,
         served.channel(_client(client_mount, shows=False)) as channel,
@@ -135,11 +136,11 @@ async def test_a_server_is_known_by_the_name_asked_for(
 
 @pytest.mark.parametrize("brings", ["nothing", "another CA's", "an expired one"])
 async def test_mtls_takes_no_client_without_a_good_certificate(
-    server_mount: SecretMount, authority: Authority, stranger: Authority, brings: str
+    server_mount: SecretMount, authority: Authority, other_ca: Authority, brings: str
 ) -> None:
     issued = {
         "nothing": None,
-        "another CA's": stranger.issue("processor.example"),
+        "another CA's": other_ca.issue("processor.example"),
         "an expired one": authority.issue("processor.example", days=-1),
     }[brings]
     own = (issued.key, issued.cert) if issued else ()
@@ -196,7 +197,7 @@ async def test_clients_of_a_retired_ca_get_no_new_connection(
     server_mount: SecretMount,
     client_mount: SecretMount,
     authority: Authority,
-    stranger: Authority,
+    other_ca: Authority,
 ) -> None:
     old_client = _client(client_mount)
     async with (
@@ -204,12 +205,12 @@ async def test_clients_of_a_retired_ca_get_no_new_connection(
         served.channel(old_client) as channel,
     ):
         assert await answer(call(channel, "Unary"))
-        server_mount.put(authority.issue(_NAME), ca=stranger.pem)
+        server_mount.put(authority.issue(_NAME), ca=other_ca.pem)
         assert await answer(call(channel, "Unary")), "the connection it has lives on"
         async with served.channel(old_client) as again:
             failed = await refusal(call(again, "Unary"))
         assert failed.code is grpc.StatusCode.UNAVAILABLE
-        client_mount.put(stranger.issue("processor.example"), ca=authority.pem)
+        client_mount.put(other_ca.issue("processor.example"), ca=authority.pem)
         assert old_client.changed()
         async with served.channel(old_client) as renewed:
             assert await answer(call(renewed, "Unary"))
@@ -244,7 +245,7 @@ async def test_a_broken_set_leaves_the_good_one_and_one_warning(
         mount.put_files(files)
         caplog.clear()
         assert [await _shown(served) for _ in range(3)] == [good.serial] * 3
-        warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+        warnings = [str(fields_of(r)) for r in caplog.records if r.levelno >= logging.WARNING]
         assert len(warnings) == 1
         assert named in warnings[0]
         assert str(mount.root) in warnings[0]
@@ -280,7 +281,7 @@ def test_a_client_keeps_what_is_good_and_tells_what_changed(
     broken = authority.issue("processor.example")
     client_mount.put_files({"tls.crt": broken.cert, "tls.key": b"", "ca.crt": broken.ca})
     assert not tls.changed()
-    assert "--worker-tls-key-file" in caplog.text
+    assert any("--worker-tls-key-file" in str(fields_of(r)) for r in caplog.records)
     client_mount.put(authority.issue("processor.example", days=5))
     assert tls.changed()
     assert tls.changed(), "until it is used"
@@ -299,7 +300,7 @@ def test_days_left_are_told_and_soon_is_a_warning(
         assert _server(server_mount).expiry_timestamp_s() == issued.ends.timestamp()
         (record,) = caplog.records
         assert record.levelname == level
-        assert f"days_left={days}" in record.getMessage()
+        assert fields_of(record)["days_left"] == days
 
 
 # ---- settings ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
 from millstream_server.runtime.settings import SettingsError
-from millstream_server.runtime.tracing import Tracing
+from millstream_server.runtime.telemetry.tracing import Tracing
 from tests.support.otlp_collector import collecting
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -14,10 +13,12 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from millstream.v1 import decode_pb2, decode_pb2_grpc, generation_pb2
 from millstream_server.engines.base import Role
+from millstream_server.links.generation_stream import GenerationStream
+from millstream_server.links.link import WorkerLink
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.runtime.tracing import NOT_TRACED, TraceContext, incoming, trace_id
+from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
+from millstream_server.runtime.telemetry.tracing import incoming, trace_id
 from millstream_server.transfer.ticket import TicketKey
-from millstream_server.worker_stream.client import WorkerConnection
 from tests.support.chats import (
     CANCEL,
     Conversation,
@@ -30,6 +31,7 @@ from tests.support.chats import (
 )
 from tests.support.failures import refusal
 from tests.support.in_process import ALPHABET, MODEL
+from tests.support.logged import events
 from tests.support.spans import (
     INCOMING,
     SPAN_ID,
@@ -74,8 +76,8 @@ async def test_a_chat_is_one_trace_from_the_client_to_the_engines(
         assert leg.kind is SpanKind.CLIENT
         assert parent_of(served) == id_of(leg)
         assert served.kind is SpanKind.SERVER
-        headers = {"traceparent": f"00-{TRACE_ID}-{id_of(served):016x}-01"}
-        assert {**headers, "tracestate": "vendor=1"} in [r.trace_headers for r in handed_on]
+        context = (f"00-{TRACE_ID}-{id_of(served):016x}-01", "vendor=1")
+        assert context in [(r.trace.traceparent, r.trace.tracestate) for r in handed_on]
     assert {span.status.status_code for span in spans.ended} == {StatusCode.UNSET}
 
 
@@ -216,8 +218,8 @@ async def test_a_request_that_never_starts(text_model: TextModel) -> None:
         failed = await refusal(suite.stub.Complete(completion("A", model="guessed")))
         assert failed.reason == "MODEL_NOT_FOUND"
         await spans.until_ended(4)
-        await suite.workers[0].core.work.drain(0, 0)
-        await until(lambda: not suite.core.ready())
+        await suite.workers[0].host.work.drain(0, 0)
+        await until(lambda: not suite.core.models.ready())
         failed = await refusal(suite.stub.Complete(completion("A")))
         assert failed.reason == "NO_WORKER"
         await spans.until_ended(6)
@@ -232,7 +234,8 @@ async def test_a_request_that_never_starts(text_model: TextModel) -> None:
 async def test_a_request_that_the_worker_refuses(text_model: TextModel) -> None:
     spans, measured = SpanLog(), Samples()
     async with traced_suite(text_model, spans, roles=PAIR) as suite:
-        suite.core._ticket_key = TicketKey(bytes(range(1, 33)))
+        other = TicketKey(bytes(range(1, 33)))
+        suite.core._parts = replace(suite.core._parts, ticket_key=other)
         failed = await refusal(suite.stub.Complete(completion("A")))
         assert failed.reason == "INVALID_REQUEST"
         await spans.until_ended(6)
@@ -254,8 +257,8 @@ async def test_without_tracing_the_clients_context_is_passed_on_as_it_came(
         await conversation.say(start("hi", opts=options(2)))
         await conversation.end()
         (request,) = suite.workers[0].engine.requests
-    assert request.trace_headers == {"traceparent": TRACEPARENT, "tracestate": "vendor=1"}
-    assert f"trace_id={TRACE_ID} " in caplog.text
+    assert request.trace == TraceContext(TRACEPARENT, "vendor=1", request.trace.baggage)
+    assert _logged_traces(caplog) == [TRACE_ID]
 
 
 async def test_a_turns_log_line_names_its_trace(
@@ -266,7 +269,12 @@ async def test_a_turns_log_line_names_its_trace(
     async with traced_suite(text_model, spans) as suite:
         await chat(suite.stub, "hi", opts=options(2))
         await spans.until_ended(4)
-    assert re.findall(r"trace_id=(\w+)", caplog.text) == [trace_of(spans.named(RPC))]
+    assert _logged_traces(caplog) == [trace_of(spans.named(RPC))]
+
+
+def _logged_traces(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the trace ids of the turns that were logged."""
+    return [turn["trace_id"] for turn in events(caplog, "turn ended")]
 
 
 async def test_a_request_that_is_not_sampled_makes_no_span_and_no_further_hop_does() -> None:
@@ -274,7 +282,7 @@ async def test_a_request_that_is_not_sampled_makes_no_span_and_no_further_hop_do
     async with traced_worker(spans.tracing) as one:
         await _decode(one.address, "", ())
         await _decode(one.address, TRACEPARENT, ())
-        flags = [int(r.trace_headers["traceparent"][-2:], 16) for r in one.engine.requests]
+        flags = [int(r.trace.traceparent[-2:], 16) for r in one.engine.requests]
     assert [flag & 1 for flag in flags] == [0, 1]
     assert [trace_of(span) for span in spans.ended] == [TRACE_ID]  # the caller's decision wins
 
@@ -286,7 +294,7 @@ async def test_a_raw_streams_own_context_is_the_parent_of_requests_without_one()
         await _decode(one.address, "", INCOMING)
         await _decode(one.address, other, INCOMING)
         await spans.until_ended(2)
-        assert one.engine.requests[0].trace_headers["tracestate"] == "vendor=1"
+        assert one.engine.requests[0].trace.tracestate == "vendor=1"
     parents = [f"{parent_of(span):016x}" for span in spans.ended]
     assert parents == [SPAN_ID, SPAN_ID.replace("b7ad", "beef")]
 
@@ -294,9 +302,9 @@ async def test_a_raw_streams_own_context_is_the_parent_of_requests_without_one()
 async def test_finding_a_worker_is_a_trace_of_its_own_and_its_streams_are_none() -> None:
     spans = SpanLog()
     async with traced_worker(spans.tracing) as one:
-        connection = WorkerConnection(one.address, lambda: None, tracing=spans.tracing)
-        running = asyncio.ensure_future(connection.run())
-        await until(lambda: connection.load is not None)  # so both streams are open
+        link = WorkerLink(one.address, GenerationStream, lambda: None, tracing=spans.tracing)
+        running = asyncio.ensure_future(link.run())
+        await until(lambda: link.view.load is not None)  # so both streams are open
         running.cancel()
         await asyncio.wait({running})
     asked, answered = spans.ended[1], spans.ended[0]

@@ -15,6 +15,7 @@ from millstream.v1 import worker_pb2
 from millstream_server.engines.base import Role
 from tests.support.failures import refusal
 from tests.support.in_process import ALPHABET, CONTEXT_LENGTH, MODEL, VOCAB_SIZE, worker
+from tests.support.waiting import until
 from tests.support.worker_streams import decode_stream
 
 ASK = worker_pb2.GetWorkerInfoRequest()
@@ -49,6 +50,41 @@ async def test_info_once_the_model_is_loaded() -> None:
     assert worker_pb2.ENGINE_ABILITY_CONSTRAINTS not in info.abilities
     assert info.bootstrap_port == 0
     assert info.millstream_version
+
+
+async def test_a_watch_tells_of_the_model_once_loaded_and_of_each_change() -> None:
+    async with worker(loaded=False) as w:
+        watch = w.about.WatchWorkerInfo(worker_pb2.WatchWorkerInfoRequest())
+        first = asyncio.ensure_future(watch.read())
+        await until(lambda: bool(w.host._description._listeners))
+        assert not first.done()
+        loaded = await w.load()
+        info = (await first).info
+        assert info == (await w.about.GetWorkerInfo(ASK)).info
+        w.host.set_info(replace(loaded, weight_version="2", abilities=frozenset()))
+        changed = (await watch.read()).info
+        assert (changed.weight_version, list(changed.abilities)) == ("2", [])
+        assert (changed.worker_id, changed.vocab_size) == (info.worker_id, info.vocab_size)
+        assert changed == (await w.about.GetWorkerInfo(ASK)).info
+        again = w.about.WatchWorkerInfo(worker_pb2.WatchWorkerInfoRequest())
+        assert (await again.read()).info == changed
+        again.cancel()
+        w.host.set_info(replace(loaded, weight_version="3"))
+        assert (await watch.read()).info.weight_version == "3"
+        watch.cancel()
+        await until(lambda: not w.host._description._listeners)
+
+
+async def test_a_watch_ends_when_the_worker_drains() -> None:
+    async with worker() as w:
+        watch = w.about.WatchWorkerInfo(worker_pb2.WatchWorkerInfoRequest())
+        await watch.read()
+        draining = asyncio.ensure_future(w.host.drain(0, 5))
+        for call in (watch, w.about.WatchWorkerInfo(worker_pb2.WatchWorkerInfoRequest())):
+            told = await refusal(call)
+            assert (told.code, told.reason) == (grpc.StatusCode.UNAVAILABLE, "WORKER_DRAINING")
+            assert told.retryable
+        assert await draining
 
 
 async def test_a_restarted_worker_has_another_id() -> None:

@@ -144,6 +144,27 @@ async def test_a_slot_beyond_the_bound_ends_the_stream() -> None:
         assert failed.fields == ("start.slot",)
 
 
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        sampling_pb2.Constraint(),
+        sampling_pb2.Constraint.FromString(b"\x9a\x06\x01x"),  # a grammar of a newer client's
+    ],
+    ids=["unset", "unknown"],
+)
+async def test_a_constraint_without_a_known_grammar_is_refused_by_name(
+    constraint: sampling_pb2.Constraint,
+) -> None:
+    async with worker() as w:
+        stream = decode_stream(w.decode)
+        await stream.start(0, [1], max_new_tokens=ENDLESS)
+        sampling = sampling_pb2.SamplingParams(constraint=constraint)
+        view = await _refused(stream, [1], ["sampling.constraint"], sampling=sampling)
+        assert view.error is not None
+        assert "set one of json_schema, regex, ebnf" in view.error.message
+        await _healthy(stream)
+
+
 async def test_an_empty_control_message_ends_the_stream() -> None:
     async with worker() as w:
         stream = decode_stream(w.decode)
@@ -151,6 +172,63 @@ async def test_an_empty_control_message_ends_the_stream() -> None:
         failed = await refusal(stream.drain())
         assert failed.code is grpc.StatusCode.INVALID_ARGUMENT
         assert (failed.reason, failed.fields) == ("INVALID_REQUEST", ("control",))
+
+
+# ---- several controls in one message
+
+
+def _start_of(slot: int, token_ids: list[int], tokens: int) -> generation_pb2.GenerationControl:
+    return generation_pb2.GenerationControl(
+        start=generation_pb2.StartGeneration(
+            slot=slot,
+            token_ids=token_ids,
+            sampling=sampling_pb2.SamplingParams(max_new_tokens=tokens),
+        )
+    )
+
+
+async def test_a_message_may_hold_several_controls() -> None:
+    async with worker(STEPPING) as w:
+        assert (
+            await w.about.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest())
+        ).info.batched_controls
+        stream = decode_stream(w.decode)
+        cancel = generation_pb2.GenerationControl(cancel=generation_pb2.CancelGeneration(slot=1))
+        controls = [_start_of(0, [7], 3), _start_of(1, [9], ENDLESS), cancel]
+        await stream.call.write(decode_pb2.DecodeRequest(controls=controls))
+        whole, cancelled = await stream.ended(0, 1)
+        await stream.drain()
+    assert whole.token_ids == [8, 9, 10]
+    assert cancelled.finish is not None
+    assert cancelled.finish.reason == CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (decode_pb2.DecodeRequest(controls=[generation_pb2.GenerationControl()]), "control"),
+        (
+            decode_pb2.DecodeRequest(
+                cancel=generation_pb2.CancelGeneration(slot=1), controls=[_start_of(0, [7], 3)]
+            ),
+            "controls",
+        ),
+        (
+            decode_pb2.DecodeRequest(controls=[_start_of(0, [7], ENDLESS), _start_of(0, [7], 3)]),
+            "start.slot",
+        ),
+    ],
+)
+async def test_a_message_of_bad_controls_ends_the_stream(
+    request_: decode_pb2.DecodeRequest, field: str
+) -> None:
+    async with worker(STEPPING) as w:
+        stream = decode_stream(w.decode)
+        await stream.call.write(request_)
+        failed = await refusal(stream.drain())
+        assert failed.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert failed.fields == (field,)
+        await w.until_idle()
 
 
 # ---- cancel
@@ -503,12 +581,12 @@ async def test_a_draining_worker_refuses_the_new_and_finishes_the_old() -> None:
         stream = decode_stream(w.decode)
         await stream.start(0, [1], max_new_tokens=400)
         await stream.first_token(0)
-        draining = asyncio.ensure_future(w.core.drain(0.5, 20))
+        draining = asyncio.ensure_future(w.host.drain(0.5, 20))
         await stream.until(lambda: stream.frames[-1].draining)
         await stream.start(1, [1], max_new_tokens=2)  # as if it had crossed the news on the way
         (taken,) = await stream.ended(1)
         assert taken.token_ids == [2, 3]
-        await until(lambda: w.core.work.refusing)
+        await until(lambda: w.host.work.refusing)
         await stream.start(1, [1], max_new_tokens=2)  # and had been long about it
         (late,) = await stream.ended(1)
         assert late.token_ids == [2, 3]

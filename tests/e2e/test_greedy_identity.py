@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 
 from millstream.v1 import decode_pb2_grpc, prefill_pb2_grpc, processor_pb2_grpc
 from tests.e2e.conftest import Suite
+from tests.support import forked
 from tests.support.bare_sglang import NEW_TOKENS
 from tests.support.chats import completion, gather, options
 from tests.support.worker_streams import decode_stream, prefill_stream
@@ -29,14 +28,8 @@ _SLOTS = range(len(PROMPTS))
 @pytest.fixture(scope="module")
 def expected(model: Path) -> list[list[int]]:
     """What `sgl.Engine` alone answers, one prompt after the other."""
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.support.bare_sglang", "generate"),
-            *(str(model), json.dumps(PROMPTS)),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
+    done = forked.run(
+        "sglang", "tests.support.bare_sglang", "generate", str(model), json.dumps(PROMPTS)
     )
     assert done.returncode == 0, done.stderr[-4000:]
     outputs = json.loads(done.stdout)

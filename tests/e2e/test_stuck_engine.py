@@ -87,6 +87,7 @@ def services(model: Path, tmp_path: Path) -> Iterator[tuple[ServiceProcess, Serv
         "millstream_server.decode",
         {"model_path": model, "model_name": "tiny", "max_total_tokens": 4096},
         tmp_path / "worker.log",
+        interpreter=True,  # the one of all tests that starts as a user starts it
     )
     front = ServiceProcess(
         "millstream_server.processor",

@@ -16,7 +16,7 @@ import pytest
 from millstream.v1 import processor_pb2_grpc
 from millstream_client.service_config import RECOMMENDED
 from tests.support.chats import completion, gather, options
-from tests.support.load import load_of
+from tests.support.long_streams import load_of
 from tests.support.simulated_suite import SimulatedSuite
 from tests.support.suite import ServiceProcess
 from tests.support.waiting import until

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,13 @@ from tests.support.in_process import worker
 async def server() -> AsyncIterator[FakeServer]:
     async with FakeServer() as running:
         yield running
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    (tmp_path / "cat.png").write_bytes(b"cat")
+    (tmp_path / "my dog.png").write_bytes(b"a dog")
+    return tmp_path
 
 
 # ---- chat --once, complete, models
@@ -43,10 +51,10 @@ async def test_once_reads_stdin_and_sends_the_system_message(server: FakeServer)
     assert done.out == "system=Be short.|user=context\n"
 
 
-async def test_once_with_nothing_to_ask_says_so(server: FakeServer) -> None:
+async def test_once_with_an_empty_text_is_an_error(server: FakeServer) -> None:
     done = await millstream("chat", "--address", server.address, "--once", "-", stdin=" \n")
     assert done.code == 1
-    assert "nothing to ask" in done.err
+    assert "the text is empty" in done.err
     assert server.processor.streams == 0
 
 
@@ -75,10 +83,47 @@ async def test_models_lists_models_and_workers(server: FakeServer) -> None:
     fake, away = (line for line in done.out.splitlines() if "fake" in line or "away" in line)
     assert "2048 tokens" in fake
     assert "1 prefill, 2 decode" in fake
+    assert "text, images, videos" in fake
     assert "no" in away
+    assert "images" not in away
+
+
+async def test_once_sends_images_and_videos_in_the_flags_order(
+    server: FakeServer, pictures: Path
+) -> None:
+    done = await millstream(
+        *("chat", "--address", server.address, "--once", "What?", "--show-usage"),
+        *("--image", "cat.png", "--video", "https://x/v.mp4", "--image", "my dog.png"),
+        cwd=pictures,
+    )
+    assert done.code == 0
+    assert done.out == (
+        "You said: <image of 3 bytes><video at https://x/v.mp4><image of 5 bytes>What?\n"
+    )
+    assert "0 of 10 prompt tokens cached · 12 for images and videos" in done.err
 
 
 # ---- failures
+
+
+async def test_an_image_that_is_missing_is_told_before_anything_is_sent(server: FakeServer) -> None:
+    for more in (["--once", "What?"], []):
+        done = await millstream("chat", "--address", server.address, "--image", "no.png", *more)
+        assert (done.code, done.out) == (1, "")
+        assert done.err == "error: no.png can't be sent: there is no such file\n"
+    assert server.processor.streams == 0
+
+
+async def test_a_model_that_takes_no_images_is_told(server: FakeServer, pictures: Path) -> None:
+    done = await millstream(
+        *("chat", "--address", server.address, "--once", "blind", "--image", "cat.png"),
+        cwd=pictures,
+    )
+    assert (done.code, done.out) == (1, "")
+    assert done.err == (
+        "error: INVALID_ARGUMENT (UNSUPPORTED_FEATURE): the model fake takes no images;"
+        " ListModels says what a model takes\n"
+    )
 
 
 async def test_invalid_fields_are_listed(server: FakeServer) -> None:
@@ -115,7 +160,7 @@ async def test_nobody_there_says_how_to_start_one(command: list[str]) -> None:
         address = f"127.0.0.1:{unused.getsockname()[1]}"
         done = await millstream(*command, "--address", address)
     assert (done.code, done.out) == (1, "")
-    assert done.err == f"error: nothing answers at {address}; start it with `millstream up`\n"
+    assert done.err == f"error: no server at {address}; start one with `millstream up`\n"
 
 
 async def test_a_workers_address_is_said_to_be_one() -> None:
@@ -177,7 +222,7 @@ async def test_ctrl_c_at_the_prompt_does_not_leave(server: FakeServer) -> None:
     async with Terminal(["chat", "--address", server.address]) as terminal:
         await terminal.expect(">")
         terminal.type("half a line\x03")
-        await terminal.expect("Ctrl-D or /quit leaves")
+        await terminal.expect("Ctrl-D or /quit ends the chat")
         terminal.type("still here\r")
         await terminal.expect("You said: still here")
 
@@ -247,3 +292,47 @@ async def test_piped_lines_are_turns(server: FakeServer) -> None:
     assert done.code == 0
     assert "You said: one\nuser=one|assistant=You said: one|user=context\n" in done.out
     assert server.processor.streams == 1
+
+
+# ---- pictures in a chat
+
+
+async def test_a_picture_goes_with_the_next_message(server: FakeServer, pictures: Path) -> None:
+    args = ["chat", "--address", server.address, "--image", "cat.png"]
+    async with Terminal(args, cwd=pictures) as terminal:
+        await terminal.expect("[1 image] >")
+        terminal.type("/image my\t")  # completed by the directory's files
+        await terminal.expect("/image my dog.png")
+        terminal.type("\r")
+        await terminal.expect("Attached: image my dog.png, 5 bytes. It goes with")
+        await terminal.expect("[2 images] >")
+        terminal.type("/image\r")
+        await terminal.expect("1. image cat.png, 3 bytes")
+        await terminal.expect("2. image my dog.png, 5 bytes")
+        terminal.type("What?\r")
+        await terminal.expect("You said: <image of 3 bytes><image of 5 bytes>What?")
+        await terminal.expect("· 8 for images and videos")
+        terminal.type("context\r")
+        await terminal.expect("|user=context")
+        terminal.type("/usage\r")
+        await terminal.expect("30 prompt tokens (10 cached, 16 for images and videos)")
+    assert server.processor.streams == 1
+
+
+async def test_an_overloaded_server_leaves_the_picture_attached(
+    server: FakeServer, pictures: Path
+) -> None:
+    server.processor.unavailable_turns = 1
+    async with Terminal(["chat", "--address", server.address], cwd=pictures) as terminal:
+        await terminal.expect(">")
+        terminal.type("/image nothing.png\r")
+        await terminal.expect("error: nothing.png can't be sent: there is no such file")
+        terminal.type("/image 'cat.png'\r")
+        await terminal.expect("[1 image] >")
+        terminal.type("one\r")
+        await terminal.expect("UNAVAILABLE")
+        await terminal.expect("[1 image] >")
+        terminal.type("blind\r")
+        await terminal.expect("the model fake takes no images")
+        terminal.type("context\r")
+        await terminal.expect("\nuser=context")

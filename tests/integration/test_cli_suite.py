@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from tests.support import media_files
 from tests.support.command_line import MILLSTREAM, millstream
 from tests.support.models import make_random_model
+from tests.support.vision_models import make_vision_model
 
 _WAIT_S = 60.0
 
@@ -27,19 +31,38 @@ async def _until(output: asyncio.StreamReader, text: str) -> str:
     raise AssertionError(f"no {text!r} in {seen}")
 
 
-@pytest.mark.parametrize("topology", ["disaggregated", "aggregated"])
-async def test_up_chat_crash_stop(tmp_path: Path, topology: str) -> None:
-    make_random_model(tmp_path / "tiny")
+@contextlib.asynccontextmanager
+async def _up(
+    folder: Path, *flags: str
+) -> AsyncIterator[tuple[asyncio.subprocess.Process, asyncio.StreamReader]]:
+    """Run `up` with simulated engines; yield it and what it prints."""
     up = await asyncio.create_subprocess_exec(
         *MILLSTREAM,
-        *("up", "--model", "tiny", "--engine", "simulated", "--topology", topology),
-        cwd=tmp_path,
+        *("up", "--engine", "simulated", *flags),
+        cwd=folder,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
     assert up.stdout is not None
     try:
-        shown = await _until(up.stdout, "Ctrl-C stops the suite")
+        yield up, up.stdout
+    finally:
+        if up.returncode is None:
+            up.kill()
+            await up.wait()
+
+
+async def _stop(up: asyncio.subprocess.Process, output: asyncio.StreamReader) -> None:
+    up.terminate()
+    await _until(output, "stopped")
+    assert await asyncio.wait_for(up.wait(), _WAIT_S) == 0
+
+
+@pytest.mark.parametrize("topology", ["disaggregated", "aggregated"])
+async def test_up_chat_crash_stop(tmp_path: Path, topology: str) -> None:
+    make_random_model(tmp_path / "tiny")
+    async with _up(tmp_path, "--model", "tiny", "--topology", topology) as (up, output):
+        shown = await _until(output, "Ctrl-C stops the suite")
         row = re.search(r"decode-1 +\S+ +:\d+ +:\d+ +(\d+) ", shown)
         address = re.search(r"processor +(\S+) ", shown)
         assert row is not None
@@ -59,11 +82,27 @@ async def test_up_chat_crash_stop(tmp_path: Path, topology: str) -> None:
         assert "sampling.top_p" in refused.err
 
         os.kill(int(row[1]), signal.SIGKILL)
-        await _until(up.stdout, "decode-1 serves again")
-        up.terminate()
-        await _until(up.stdout, "stopped")
-        assert await asyncio.wait_for(up.wait(), _WAIT_S) == 0
-    finally:
-        if up.returncode is None:
-            up.kill()
-            await up.wait()
+        await _until(output, "decode-1 serves again")
+        await _stop(up, output)
+
+
+async def test_up_with_an_encode_worker_answers_about_a_picture(tmp_path: Path) -> None:
+    make_vision_model(tmp_path / "eyes", "qwen2_5_vl")
+    (tmp_path / "red.png").write_bytes(media_files.solid(size=(56, 56)))
+    async with _up(tmp_path, "--model", "eyes", "--multimodal") as (up, output):
+        shown = await _until(output, "Ctrl-C stops the suite")
+        address = re.search(r"processor +(\S+) ", shown)
+        assert address is not None
+        at = ("--address", address[1])
+        asked = await millstream(
+            *("chat", *at, "--image", "red.png", "--once", "What is it?"),
+            *("--max-new-tokens", "9", "--show-usage"),
+            cwd=tmp_path,
+        )
+        assert (asked.code, asked.out[-1:]) == (0, "\n")
+        assert "· 9 tokens ·" in asked.err
+        assert "· 4 for images and videos" in asked.err
+        models = await millstream("models", *at)
+        assert "text, images, videos" in models.out
+        assert "1 encode" in models.out
+        await _stop(up, output)

@@ -12,10 +12,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import tests.support.stand_in_up
+import tests.support.stand_in
 from tests.support.command_line import Terminal, until
 
-_UP = (sys.executable, tests.support.stand_in_up.__file__)
+_UP = (sys.executable, tests.support.stand_in.__file__, "up")
 _WAIT_S = 20.0
 
 
@@ -102,6 +102,22 @@ async def test_start_table_and_drain(tmp_path: Path) -> None:
     assert len(keys) == 1
 
 
+async def test_an_encode_worker_is_shown_while_it_loads_and_drained_with_the_workers(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, {"encode-1": ["--load-s", "0.8"]}) as up:
+        await up.expect("Ctrl-C stops the suite")
+        assert "encode-1: loading the model" in up.text
+        assert list(pids(up.text)) == ["encode-1", "prefill-1", "decode-1", "processor"]
+        assert "vision tower, stand-in" in up.text
+        assert "millstream chat --image" in up.text
+        assert "millstream.v1.EncodeService/Encode" in up.text
+        up.process.terminate()
+        assert await up.ends() == 0
+    assert "waiting for encode-1, prefill-1, decode-1 to end" in up.text
+    assert "drained" in (tmp_path / "encode-1.log").read_text()
+
+
 async def test_workers_are_stopped_only_after_the_processor(tmp_path: Path) -> None:
     async with running(tmp_path, {"processor": ["--slow-drain", "1.0"]}) as up:
         await up.expect("Ctrl-C stops the suite")
@@ -127,7 +143,8 @@ async def test_a_second_ctrl_c_kills(tmp_path: Path) -> None:
 
 
 async def test_a_failed_start_shows_why_and_stops_the_rest(tmp_path: Path) -> None:
-    flags = {"decode-1": ["--die-loading"], "prefill-1": ["--spawn", str(tmp_path / "pid")]}
+    pid = str(tmp_path / "pid")
+    flags = {"decode-1": ["--die-loading", pid], "prefill-1": ["--spawn", pid]}
     async with running(tmp_path, flags) as up:
         assert await up.ends() == 1
     assert "decode-1 exited with code 3 while it was loading the model" in up.text

@@ -11,7 +11,6 @@ import json
 import os
 import pkgutil
 import random
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,13 @@ import pytest
 
 import millstream.v1
 from millstream.v1 import decode_pb2, errors_pb2, generation_pb2, processor_pb2
-from millstream_server.runtime import admin, health, orca
-from millstream_server.runtime.reflection import V1, V1ALPHA
-from tests.support.fuzzing.messages import MessageMaker, mutate
-from tests.support.fuzzing.scripts import Outcome, Script, make_script, play
-from tests.support.fuzzing.targets import Target
+from millstream_server.runtime.lifecycle import admin
+from millstream_server.runtime.rpc import health, orca
+from millstream_server.runtime.rpc.reflection import V1, V1ALPHA
+from tests.benchmarks.fuzzing.messages import MessageMaker, mutate
+from tests.benchmarks.fuzzing.scripts import Outcome, Script, make_script, play
+from tests.benchmarks.fuzzing.targets import Target
+from tests.support import forked
 from tests.support.processes import Footprint, Sampler, complaints
 
 CHAT = processor_pb2.DESCRIPTOR.services_by_name["ProcessorService"].methods_by_name["Chat"]
@@ -34,16 +35,13 @@ DECODE = decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].methods_by_name
 
 async def _run(benchmark: str, *arguments: str) -> dict[str, Any]:
     """Run a benchmark; all of its points must hold."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", f"tests.benchmarks.{benchmark}", "--json", *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+    done = await asyncio.to_thread(
+        forked.run, "services", f"tests.benchmarks.{benchmark}", "--json", *arguments
     )
-    output, progress = await process.communicate()
-    assert output, progress.decode()[-4000:]
-    report: dict[str, Any] = json.loads(output)
-    assert report["broken"] == [], progress.decode()[-4000:]
-    assert process.returncode == 0
+    assert done.stdout, done.stderr[-4000:]
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert report["broken"] == [], done.stderr[-4000:]
+    assert done.returncode == 0
     return report
 
 
@@ -175,30 +173,30 @@ def test_tame_messages_are_sound() -> None:
 
 def test_a_log_is_searched_for_what_it_should_not_hold() -> None:
     log = """
-2026-11-20 level=INFO phase=serving
-2026-11-20 level=WARNING worker=127.0.0.1:9 disconnected open_requests=3
-2026-11-20 level=ERROR logger=asyncio Task exception was never retrieved
+2026-11-20 10:00:00,000 INFO x: phase phase=serving
+2026-11-20 10:00:00,000 WARNING x: disconnected worker=127.0.0.1:9 open_requests=3
+2026-11-20 10:00:00,000 ERROR asyncio: Task exception was never retrieved
 sys:1: RuntimeWarning: coroutine 'x' was never awaited
 sys:1: RuntimeWarning: coroutine 'x' was never awaited
 """
     assert complaints(log) == [
         "2 x sys:1: RuntimeWarning: coroutine 'x' was never awaited",
-        "1 x 2026-11-20 level=ERROR logger=asyncio Task exception was never retrieved",
+        "1 x 2026-11-20 10:00:00,000 ERROR asyncio: Task exception was never retrieved",
     ]
 
 
 def test_grpcs_word_on_a_client_that_left_is_no_complaint() -> None:
     harmless = """
-x level=ERROR logger=grpc ExecuteBatchError raised in core by servicer method [/a/B]
-Traceback (most recent call last):
-  File "a.py", line 82, in guarded
-errors.InvalidRequestError: the message is not valid
+2026-11-20 10:00:00,000 ERROR grpc: ExecuteBatchError raised in core by servicer method [/a/B]
+  Traceback (most recent call last):
+    File "a.py", line 82, in guarded
+  errors.InvalidRequestError: the message is not valid
 
-During handling of the above exception, another exception occurred:
+  During handling of the above exception, another exception occurred:
 
-Traceback (most recent call last):
-  File "b.pyx.pxi", line 99, in execute_batch
-grpc._cython.cygrpc.ExecuteBatchError: Failed "execute_batch": (<...>,)
+  Traceback (most recent call last):
+    File "b.pyx.pxi", line 99, in execute_batch
+  grpc._cython.cygrpc.ExecuteBatchError: Failed "execute_batch": (<...>,)
 """
     assert complaints(harmless) == []
     assert complaints(harmless * 2) == []

@@ -11,7 +11,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import decode_pb2_grpc
-from millstream_server.runtime.server import DRAINED, FAILED
+from millstream_server.runtime.lifecycle.signals import DRAINED, FAILED
 from tests.support.simulated_suite import SimulatedSuite
 from tests.support.suite import ServiceProcess, free_port
 from tests.support.waiting import until
@@ -105,7 +105,7 @@ async def test_a_worker_told_to_stop_while_it_loads_is_gone_at_once(tmp_path: Pa
         assert await worker.until_gone(10) == DRAINED
     finally:
         worker.kill()
-    assert "told to stop before the model was loaded" in worker.log.read_text()
+    assert "stopped before the model was loaded" in worker.log.read_text()
 
 
 @pytest.mark.parametrize("hit", ["listen", "health_listen"])

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from millstream.v1 import decode_pb2_grpc, processor_pb2_grpc
+from millstream.v1 import (
+    decode_pb2_grpc,
+    encode_pb2,
+    encode_pb2_grpc,
+    media_pb2,
+    processor_pb2_grpc,
+)
 from millstream_server.transfer.ticket import TicketKey
 from tests.support.chats import Conversation, completion, gather, options, start
-from tests.support.metrics_table import documented
-from tests.support.scraping import scrape
+from tests.support.media_files import sha256, solid
+from tests.support.media_suite import image, user
+from tests.support.scraping import documented, scrape
 from tests.support.simulated_suite import MODEL, SimulatedSuite
 from tests.support.suite import ServiceProcess, free_port
+from tests.support.vision_models import make_vision_model
 from tests.support.waiting import until
 from tests.support.worker_streams import decode_stream
 
@@ -69,6 +79,7 @@ async def test_every_row_is_emitted_by_the_processes_it_names(tmp_path: Path) ->
     made = SimulatedSuite(tmp_path, {"canary_interval_s": 0.2})
     made.add_pair()
     small = made.add_worker("small", model="other", max_open_requests=1, simulated_step_s=0.05)
+    made.add_media_workers("vision", make_vision_model(tmp_path / "vision", "qwen2_5_vl"))
     processor = made.add_processor("processor", max_open_streams=MAX_STREAMS)
     for service in made.services.values():
         service.flags = {**service.flags, "metrics_listen": f"127.0.0.1:{free_port()}"}
@@ -82,11 +93,19 @@ async def test_every_row_is_emitted_by_the_processes_it_names(tmp_path: Path) ->
         await _overload(small.address)
         await heard.listen(*made.services.values())  # while all models have their workers
         small.kill()
-        async with grpc.aio.insecure_channel(processor.address) as channel:
+        async with (
+            grpc.aio.insecure_channel(processor.address) as channel,
+            _holding(made.services["encode-1"].address),
+        ):
             stub: Any = processor_pb2_grpc.ProcessorServiceStub(channel)
             conversation = Conversation(stub)  # stays open, with what it said
             await conversation.say(start("hi", opts=options(8), model=MODEL))
             assert (await conversation.answer()).text == "ABCDEFGH"
+            pictured = Conversation(stub)  # stays open too, with its picture
+            await pictured.say(
+                start(messages=[user(image(solid()))], opts=options(2), model="vision")
+            )
+            assert (await pictured.answer()).usage.media_tokens == 1
             await _burst(stub)
 
             async def as_told() -> bool:
@@ -99,6 +118,27 @@ async def test_every_row_is_emitted_by_the_processes_it_names(tmp_path: Path) ->
             except AssertionError:
                 wrong = heard.emitted_by.items() ^ told.items()
                 raise AssertionError(sorted(wrong)) from None
+
+
+@contextlib.asynccontextmanager
+async def _holding(address: str) -> AsyncIterator[None]:
+    """Hold a result of an encode worker, and a file of which half has come."""
+    picture = solid()
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = encode_pb2_grpc.EncodeServiceStub(channel)
+        stream = stub.Encode()
+        for slot, data in enumerate((picture, b"")):
+            item = encode_pb2.EncodeItem(
+                slot=slot,
+                modality=media_pb2.MODALITY_IMAGE,
+                total_bytes=len(picture) if data else 1 << 20,
+                data=data,
+                sha256=sha256(data),
+            )
+            await stream.write(encode_pb2.EncodeRequest(start=item))
+        await stream.read()
+        yield
+        stream.cancel()
 
 
 async def _refuse_a_ticket(address: str) -> None:

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from millstream_client import Options
-from millstream_server.runtime import channel
-from millstream_server.runtime.service_settings import ServiceSettings
+from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
+from millstream_server.runtime.rpc import channel
 from tests.support.suite import free_port
 
 _ROOT = Path(__file__).parents[2]
@@ -72,7 +72,7 @@ _SAYS = {
         r'"ticket_key": "\*\*\*"',
         r'"openWork": \{\s+"streams": "0"',
         r'"previousLevel": "LOG_LEVEL_INHERIT"',
-        r"level=DEBUG .*Complete code=INVALID_ARGUMENT reason=INVALID_REQUEST",
+        r" DEBUG .*: RPC refused .*Complete code=INVALID_ARGUMENT reason=INVALID_REQUEST",
         r'"previousLevel": "LOG_LEVEL_DEBUG"',
         r'"callsStarted"',
         r'"target": "dns:///127.0.0.1:\d+"\D+"target": "dns:///127.0.0.1:\d+"',
@@ -97,7 +97,7 @@ _SAYS = {
     "Overload": [
         (
             r'"code": "resource_exhausted",\s+'
-            r'"message": "the server is busy: as many requests wait as may \(1\)'
+            r'"message": "the server is busy: the queue is full \(1 waiting\)'
         ),
         r"google.rpc.ErrorInfo[^}]+CgpPVkVSTE9BREVEEg1taWxsc3RyZWFtLmlvGhEKCXJldHJ5YWJsZRIEdHJ1ZQ",
         r"google.rpc.RetryInfo",
@@ -108,9 +108,9 @@ _SAYS = {
         r"^exit code 0$",
     ],
     "TLS and API keys": [
-        r'phase="serving"',
+        r": phase phase=serving",
         r'"role": "WORKER_ROLE_AGGREGATED",\s+"connected": 1',
-        r'"code": "unauthenticated",\s+"message": "this server asks for an API key',
+        r'"code": "unauthenticated",\s+"message": "this server requires a valid API key',
         r'"code": "permission_denied"',
         r'"applicationUtilization": 0.01',
         r"^status: SERVING$",
@@ -231,11 +231,13 @@ def test_the_trace_is_the_tree_that_is_drawn(printed: dict[str, str]) -> None:
     assert sent == drawn
 
 
-def test_the_readme_shows_a_snippet_that_is_tested() -> None:
+def test_the_readme_shows_snippets_that_are_tested() -> None:
     blocks = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-    (shown,) = blocks.findall((_ROOT / "README.md").read_text(encoding="utf-8"))
+    shown = blocks.findall((_ROOT / "README.md").read_text(encoding="utf-8"))
     # tests/contract/test_client_doc.py runs those of this page.
-    assert shown in blocks.findall((_ROOT / "docs" / "client.md").read_text(encoding="utf-8"))
+    run = blocks.findall((_ROOT / "docs" / "client.md").read_text(encoding="utf-8"))
+    assert len(shown) == 2
+    assert set(shown) <= set(run)
 
 
 def test_probes_ask_for_names_that_servers_have() -> None:

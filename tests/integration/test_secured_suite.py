@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(120)
 HOST = "127.0.0.1"
 PROCESSOR_ID = "spiffe://millstream.example/processor"
 OPERATOR = "operator.example"
-STRANGER = "stranger.example"
+UNKNOWN_PEER = "unknown.example"
 ALICE, BOB = "a" * 32, "b" * 32
 LONG = {"max_new_tokens": len(ALPHABET), "ignore_eos": True}
 INFO = worker_pb2.GetWorkerInfoRequest()
@@ -218,11 +218,11 @@ async def test_a_worker_talks_to_its_processor_only(tmp_path: Path, authority: A
             stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
             assert (await stub.GetWorkerInfo(INFO)).info.model
 
-        denied = await _info(worker.address, authority.issue(STRANGER))
+        denied = await _info(worker.address, authority.issue(UNKNOWN_PEER))
         assert denied.code is grpc.StatusCode.PERMISSION_DENIED
         assert denied.reason == "PERMISSION_DENIED"
         assert not denied.retryable
-        named_like_one = authority.issue(STRANGER, common_name=PROCESSOR_ID)
+        named_like_one = authority.issue(UNKNOWN_PEER, common_name=PROCESSOR_ID)
         assert (await _info(worker.address, named_like_one)).reason == "PERMISSION_DENIED"
 
         # These don't even get a connection, so no details either.

@@ -1,4 +1,4 @@
-"""Settings of real processes do what they say: a flag that reaches nothing would refuse nobody."""
+"""Settings of real processes have their effect."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_a_processor_runs_and_queues_so_much(suite: SimulatedSuite) -> Non
         (refused,), (waits,) = await asyncio.wait(two, return_when=asyncio.FIRST_COMPLETED)
         error = refused.exception()
         assert error is not None, "both waited"
-        _is_overloaded(failure(error), f"as many requests wait as may ({QUEUED})")
+        _is_overloaded(failure(error), f"the queue is full ({QUEUED} waiting)")
         await running.say(CANCEL)
         assert (await waits).usage.completion_tokens == 2
         await running.end()

@@ -1,4 +1,4 @@
-"""An engine that hangs: its worker says so, a Processor goes round it, and after a while it leaves.
+"""An engine that hangs: its worker reports it, Processors avoid the worker, and later it stops.
 
 The workers are whole ones, as `worker.app` wires them, but in this process, where a test can reach
 into the engine. The canary's times are short.
@@ -15,17 +15,15 @@ from dataclasses import dataclass
 import grpc
 import pytest
 
-from millstream.v1 import decode_pb2_grpc
 from millstream_client import NO_RETRY, Client, UnavailableError
-from millstream_server.decode.servicer import DecodeServicer
+from millstream_server.decode.servicer import SERVICE
 from millstream_server.decode.settings import DecodeSettings
 from millstream_server.engines.base import Role
-from millstream_server.engines.simulated import SimulatedConfig, SimulatedEngine
+from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.runtime.metrics import DRAINING
-from millstream_server.runtime.server import FAILED, Server
-from millstream_server.worker import app
-from millstream_server.worker.core import WorkerCore
+from millstream_server.runtime.lifecycle.signals import FAILED
+from millstream_server.runtime.telemetry.metrics import DRAINING
+from millstream_server.worker.generation import app
 from millstream_server.worker.settings import EngineKind
 from tests.support.in_process import (
     CONTEXT_LENGTH,
@@ -34,6 +32,7 @@ from tests.support.in_process import (
     InProcessProcessor,
     processor,
 )
+from tests.support.logged import events
 from tests.support.long_streams import NOT_SERVING, SERVING, HealthWatch, watched_health
 from tests.support.scraping import scrape
 from tests.support.suite import free_port
@@ -77,10 +76,6 @@ class Worker:
         return time.monotonic() - began
 
 
-def _add(core: WorkerCore, server: Server) -> None:
-    decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(core), server.grpc)
-
-
 @contextlib.asynccontextmanager
 async def worker(
     monkeypatch: pytest.MonkeyPatch, *, stuck_limit_s: float = 0.0
@@ -99,7 +94,7 @@ async def worker(
         canary_timeout_s=TIMEOUT_S,
         stuck_limit_s=stuck_limit_s,
     )
-    code = asyncio.ensure_future(app.run(settings, Role.AGGREGATED, DECODE, _add))
+    code = asyncio.ensure_future(app.run(settings, Role.AGGREGATED, SERVICE))
     try:
         async with (
             grpc.aio.insecure_channel(settings.listen) as channel,
@@ -134,7 +129,7 @@ async def suite(
 
 
 async def _connected(front: InProcessProcessor, count: int) -> None:
-    await until(lambda: sum(front.pool.connected(MODEL).values()) == count, NOTICED_WITHIN_S)
+    await until(lambda: sum(front.router.connected(MODEL).values()) == count, NOTICED_WITHIN_S)
 
 
 async def _chat(client: Client) -> str:
@@ -245,7 +240,8 @@ async def test_an_engine_that_stays_stuck_is_given_up(
         assert await asyncio.wait_for(one.code, 5) == FAILED
         assert limit_s * 0.9 < time.monotonic() - noticed < limit_s + 3
         assert one.liveness.told == [SERVING]
-        assert "this worker leaves: it was stuck for 0.5 s" in caplog.text
+        (stops,) = events(caplog, "worker stops after a failure")
+        assert stops == {"reason": "it was stuck for 0.5 s"}
         await _connected(front, 0)
 
 

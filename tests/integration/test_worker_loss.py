@@ -23,8 +23,8 @@ from millstream.v1 import (
 from tests.conftest import ALPHABET_TEMPLATE
 from tests.support.chats import Answer, Conversation, chat, options, start
 from tests.support.failures import Failure, failure
+from tests.support.models import byte_level_model
 from tests.support.suite import ServiceProcess, free_port, running
-from tests.support.tokenizers_made import byte_level_model
 from tests.support.waiting import until
 
 CHATS = 40
@@ -222,7 +222,7 @@ async def test_sigterm_of_a_worker_costs_no_request(suite: Suite) -> None:
         suite.one.terminate()
         while suite.one.process.poll() is None:
             assert (await chat(stub, "hi", opts=options(1))).text == "A"
-        assert suite.one.process.returncode == 0
+        assert suite.one.process.poll() == 0
         await _all_complete(conversations)
         assert (await chat(stub, "hi", opts=options(1))).text == "A"
 

@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any
 
-from millstream_server.engines import sglang_cpu
+from millstream_server.engines.sglang import cpu as sglang_cpu
 
 NEW_TOKENS = 12
 

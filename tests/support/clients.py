@@ -15,7 +15,7 @@ from millstream_client import Client, MillstreamError, SyncClient
 
 @dataclass(frozen=True)
 class Kind:
-    """The client for tasks, or the one for threads."""
+    """The client for asyncio, or the one without."""
 
     make: Any
 
@@ -41,6 +41,10 @@ class Kind:
     async def next(self, stream: Any) -> Any:
         """Read one delta."""
         return await (asyncio.to_thread(next, stream) if self.sync else anext(stream))
+
+    def running(self, client: Any) -> Any:
+        """Return the client's requests that run."""
+        return (client._inner if self.sync else client).connection.running
 
     async def close(self, stream: Any) -> None:
         await self.run(stream.close if self.sync else stream.aclose)

@@ -1,6 +1,6 @@
 """A service that answers with its caller's name, in every shape an RPC has.
 
-The server is put together as `runtime.server` does it, errors outermost, but from the parts alone.
+The server is put together as `runtime.rpc.server` does it, but from the parts alone.
 """
 
 from __future__ import annotations
@@ -12,24 +12,21 @@ from typing import Any
 import grpc
 from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
-from millstream_server.runtime.auth import AuthPolicy, caller
-from millstream_server.runtime.channel import channel_options, open_channel, server_options
-from millstream_server.runtime.rpc_interceptor import RpcInterceptor
-from millstream_server.runtime.tls import ClientTls, ServerTls
-from tests.support.waiting import EOF
+from millstream_server.runtime.rpc.channel import channel_options, open_channel, server_options
+from millstream_server.runtime.rpc.health import HealthServicer
+from millstream_server.runtime.rpc.interceptor import RpcInterceptor
+from millstream_server.runtime.security.auth import AuthPolicy, caller
+from millstream_server.runtime.security.tls import ClientTls, ServerTls
 
 SERVICE = "test.v1.Echo"
-SHAPES = ("Unary", "Stream", "StreamWriter", "ClientStream", "Bidi", "BidiReader")
+SHAPES = ("Unary", "Stream", "ClientStream", "Bidi")
 _KINDS = {
     "Unary": "unary_unary",
     "Stream": "unary_stream",
-    "StreamWriter": "unary_stream",
     "ClientStream": "stream_unary",
     "Bidi": "stream_stream",
-    "BidiReader": "stream_stream",
 }
 
 
@@ -50,9 +47,6 @@ class Echo:
     async def Stream(self, request: StringValue, _: Any) -> AsyncIterator[StringValue]:
         yield self._answer(request)
 
-    async def StreamWriter(self, request: StringValue, context: Any) -> None:
-        await context.write(self._answer(request))
-
     async def ClientStream(self, requests: AsyncIterator[StringValue], _: Any) -> StringValue:
         return [self._answer(request) async for request in requests][-1]
 
@@ -61,10 +55,6 @@ class Echo:
     ) -> AsyncIterator[StringValue]:
         async for request in requests:
             yield self._answer(request)
-
-    async def BidiReader(self, _: Any, context: Any) -> None:
-        while (request := await context.read()) is not EOF:
-            await context.write(self._answer(request))
 
 
 class Echoing:
@@ -131,7 +121,9 @@ async def echoing(
         for shape, kind in _KINDS.items()
     }
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-    health_pb2_grpc.add_HealthServicer_to_server(HealthServicer(), server)
+    health = HealthServicer(())
+    health.set(serving=True)
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection.enable_server_reflection((SERVICE,), server)
     port = (
         server.add_secure_port("127.0.0.1:0", tls.credentials())
@@ -142,4 +134,5 @@ async def echoing(
     try:
         yield Echoing(echo, port)
     finally:
+        health.close()
         await server.stop(0)

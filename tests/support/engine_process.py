@@ -7,37 +7,36 @@ each need a process; and a test that kills an engine must survive it.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import dataclasses
 import itertools
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from millstream_server.engines.base import (
-    Ability,
-    CollectingSink,
-    Constraint,
-    ConstraintKind,
-    EngineInfo,
-    EngineLoad,
-    Finish,
-    FinishReason,
-    GenerationRequest,
-    KvHandoff,
-    LogprobOptions,
-    Role,
-    Sampling,
-    TokenLogprob,
-)
-from millstream_server.engines.sglang_engine import SglangEngine, SglangEngineConfig
+from millstream.v1 import media_pb2, worker_pb2
+from millstream_server.engines.base import EngineLoad, Role, WorkerDescription
+from millstream_server.engines.sglang.engine import SglangEngine, SglangEngineConfig
+from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.generation.output import CollectingSink, Finish, FinishReason, TokenLogprob
+from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
+from millstream_server.generation.sampling import Ability, Constraint, ConstraintKind, Sampling
+from millstream_server.media.items import MediaInput
+from millstream_server.media.tensor import Tensor
+from millstream_server.protobuf.media import item_from_proto, item_to_proto
+from millstream_server.protobuf.worker import description_from_proto, description_to_proto
 from millstream_server.runtime import errors
+from millstream_server.runtime.telemetry.trace_context import TraceContext
+from millstream_server.transfer.ticket import Ticket
+from tests.support import forked
 
-_LINE_LIMIT = 16 * 2**20
+_LINE_LIMIT = 64 * 2**20
 # One thread per engine is the fastest a model this small can be, and leaves the others a core.
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 _START_TIMEOUT_S = 300.0
@@ -55,6 +54,8 @@ def _to_json(value: object) -> str:
             return item.value
         if isinstance(item, frozenset):
             return list(item)
+        if isinstance(item, bytes):
+            return item.hex()
         message = f"cannot send {item!r}"
         raise TypeError(message)
 
@@ -71,12 +72,32 @@ def _request(raw: Mapping[str, Any]) -> GenerationRequest:
         )
     return GenerationRequest(
         engine_id=raw["engine_id"],
-        token_ids=raw["token_ids"],
+        prompt=Prompt(raw["prompt"]["token_ids"], tuple(map(_item, raw["prompt"]["media"]))),
         sampling=Sampling(**sampling),
         logprobs=LogprobOptions(**raw["logprobs"]) if raw["logprobs"] else None,
-        handoff=KvHandoff(**raw["handoff"]) if raw["handoff"] else None,
-        trace_headers=raw["trace_headers"],
+        ticket=_ticket(raw["ticket"]) if raw["ticket"] else None,
+        trace=TraceContext(**raw["trace"]),
     )
+
+
+def _plain_item(item: MediaInput) -> dict[str, str]:
+    return {
+        "message": item_to_proto(item).SerializeToString().hex(),
+        "bytes": base64.b64encode(item.tensor.data).decode() if item.tensor else "",
+    }
+
+
+def _item(raw: Mapping[str, str]) -> MediaInput:
+    message = media_pb2.MediaItem.FromString(bytes.fromhex(raw["message"]))
+    item = item_from_proto(message, "item")
+    if item.ticket is None:
+        return item
+    data = memoryview(bytearray(base64.b64decode(raw["bytes"])))
+    return dataclasses.replace(item, tensor=Tensor(item.ticket.tensor, data))
+
+
+def _ticket(raw: Mapping[str, Any]) -> Ticket:
+    return Ticket(**{**raw, "signature": bytes.fromhex(raw["signature"])})
 
 
 def _finish(raw: Mapping[str, Any]) -> Finish:
@@ -97,10 +118,16 @@ def _token_logprobs(raw: Sequence[Mapping[str, Any]]) -> tuple[TokenLogprob, ...
     )
 
 
-def _info(raw: Mapping[str, Any]) -> EngineInfo:
-    values = dict(raw)
-    values["abilities"] = frozenset(Ability(name) for name in values["abilities"])
-    return EngineInfo(**values)
+def _plain_info(info: GeneratorInfo) -> str:
+    described = WorkerDescription(role=Role.AGGREGATED, model="", engine=info)
+    return description_to_proto(described).SerializeToString().hex()
+
+
+def _info(raw: str) -> GeneratorInfo:
+    message = worker_pb2.WorkerInfo.FromString(bytes.fromhex(raw))
+    engine = description_from_proto(message).engine
+    assert isinstance(engine, GeneratorInfo)
+    return engine
 
 
 # ---- the engine's side --------------------------------------------------------------------------
@@ -154,7 +181,7 @@ async def _serve(
             lambda error: reporter.event("engine_failed", type=type(error).__name__)
         )
         await engine.warm_up()
-        reporter.event("ready", info=dataclasses.asdict(info))
+        reporter.event("ready", info=_plain_info(info))
         async for command in _commands():
             await _obey(engine, reporter, command)
     except errors.ServingError as error:
@@ -223,20 +250,35 @@ def _main() -> None:
 # ---- the test's side ----------------------------------------------------------------------------
 
 
+class _Sink(CollectingSink):
+    """Knows whether its end has come."""
+
+    ended = False
+
+    def finish(self, finish: Finish) -> None:
+        self.ended = True
+        super().finish(finish)
+
+    def fail(self, error: errors.ServingError) -> None:
+        self.ended = True
+        super().fail(error)
+
+
 class EngineProcess:
     """The test's handle of an engine in another process."""
 
-    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
-        """Take over a started process."""
+    def __init__(self, process: forked.Process, log: Path) -> None:
+        """Take over a started process; `launch` connects its streams."""
         self.engine_failed = asyncio.Event()
         self.failures = 0
         self.log = log
         self._process = process
-        self._sinks: dict[str, CollectingSink] = {}
+        self._sinks: dict[str, _Sink] = {}
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._calls = itertools.count()
-        self._ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
-        self._reader = asyncio.create_task(self._read())
+        self._ready: asyncio.Future[GeneratorInfo] = asyncio.get_running_loop().create_future()
+        self._stdin: asyncio.WriteTransport | None = None
+        self._reader: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int:
@@ -257,36 +299,50 @@ class EngineProcess:
         With ``close_after_s`` the engine is closed that long after its start began.
         """
         config.setdefault("role", Role.AGGREGATED)
+        stdin, to_engine = os.pipe()
+        from_engine, stdout = os.pipe()
         with log.open("wb") as log_file:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
+            process = await asyncio.to_thread(
+                forked.start,
+                "sglang",
                 "tests.support.engine_process",
-                _to_json(config),
-                str(close_after_s or ""),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log_file,
-                env={**os.environ, **_ENVIRONMENT, **(env or {})},
-                limit=_LINE_LIMIT,
+                [_to_json(config), str(close_after_s or "")],
+                (stdin, stdout, log_file),
+                {**os.environ, **_ENVIRONMENT, **(env or {})},
             )
-        return cls(process, log)
+        os.close(stdin)
+        os.close(stdout)
+        engine = cls(process, log)
+        await engine._connect(to_engine, from_engine)
+        return engine
 
-    async def ready(self) -> EngineInfo:
+    async def _connect(self, to_engine: int, from_engine: int) -> None:
+        loop = asyncio.get_running_loop()
+        self._stdin, _ = await loop.connect_write_pipe(
+            asyncio.BaseProtocol, os.fdopen(to_engine, "wb", buffering=0)
+        )
+        reader = asyncio.StreamReader(limit=_LINE_LIMIT)
+        await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(from_engine, "rb", buffering=0)
+        )
+        self._reader = asyncio.create_task(self._read(reader))
+
+    async def ready(self) -> GeneratorInfo:
         """Wait until the engine is started and warm."""
         async with asyncio.timeout(_START_TIMEOUT_S):
             return await asyncio.shield(self._ready)
 
-    async def _read(self) -> None:
-        stdout = self._process.stdout
-        assert stdout is not None
-        while line := await stdout.readline():
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
             self._take(json.loads(line))
         ended = RuntimeError(f"the engine's process ended; its log: {self.log.read_text()[-3000:]}")
         if not self._ready.done():
             self._ready.set_exception(ended)
         for answer in self._answers.values():
             answer.set_exception(ended)
+        for sink in self._sinks.values():
+            if not sink.ended:
+                sink.fail(errors.EngineFailedError(str(ended)))
 
     def _take(self, event: dict[str, Any]) -> None:
         match event["event"]:
@@ -310,14 +366,19 @@ class EngineProcess:
                 self.engine_failed.set()
 
     def _send(self, **command: object) -> None:
-        stdin = self._process.stdin
-        assert stdin is not None
-        stdin.write((_to_json(command) + "\n").encode())
+        assert self._stdin is not None
+        if self._reader is None or self._reader.done():
+            raise RuntimeError("the engine's process ended")
+        self._stdin.write((_to_json(command) + "\n").encode())
 
     def submit(self, request: GenerationRequest, *, abort_at_once: bool = False) -> CollectingSink:
         """Start a request; with ``abort_at_once`` it is aborted in the same loop iteration."""
-        sink = self._sinks[request.engine_id] = CollectingSink()
-        plain = dataclasses.asdict(request)
+        sink = self._sinks[request.engine_id] = _Sink()
+        media = [_plain_item(item) for item in request.prompt.media]
+        plain = dataclasses.asdict(
+            dataclasses.replace(request, prompt=Prompt(request.prompt.token_ids))
+        )
+        plain["prompt"]["media"] = media
         self._send(op="submit", request=plain, abort_at_once=abort_at_once)
         return sink
 
@@ -343,14 +404,14 @@ class EngineProcess:
 
     async def close(self) -> int:
         """End the engine and its process; answers the exit status."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        assert self._stdin is not None
+        assert self._reader is not None
+        self._stdin.close()
         try:
-            async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                status = await self._process.wait()
-        except TimeoutError:
-            self._process.kill()
-            await self._process.wait()
+            status = await asyncio.to_thread(self._process.wait, _CLOSE_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGKILL)
+            await asyncio.to_thread(self._process.wait)
             raise
         await self._reader
         return status

@@ -15,17 +15,17 @@ from dataclasses import dataclass
 
 import pytest
 
-from millstream_server.engines.base import Engine, EngineInfo
-from millstream_server.engines.sglang_engine import SglangEngine, SglangEngineConfig
-from millstream_server.engines.simulated import SimulatedConfig, SimulatedEngine
+from millstream_server.engines.sglang.engine import SglangEngine, SglangEngineConfig
+from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
+from millstream_server.generation.generator import GeneratorEngine, GeneratorInfo
 
 
 @dataclass(frozen=True)
 class RunningEngine:
     """A started and warm engine. Its model must be able to answer 200 tokens to a short prompt."""
 
-    engine: Engine
-    info: EngineInfo
+    engine: GeneratorEngine
+    info: GeneratorInfo
 
 
 EngineFactory = Callable[[], AbstractAsyncContextManager[RunningEngine]]

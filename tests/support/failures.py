@@ -10,7 +10,7 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from millstream_server.runtime.status import DOMAIN
+from millstream_server.runtime.rpc.status import DOMAIN
 from tests.support.waiting import EOF
 
 

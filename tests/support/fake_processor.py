@@ -10,6 +10,10 @@ A question is answered word by word with "You said: " and the question. Some que
 - "busy"        fails with RESOURCE_EXHAUSTED and a retry delay
 - "internal"    fails with INTERNAL and an error id
 - "hang up"     ends the stream in the middle of the answer
+- "blind"       fails with UNSUPPORTED_FEATURE, as a model that takes no images
+
+An image or a video in a message reads as "<image of 5 bytes>". Uploads are checked as the contract
+says; the files that messages had are in `files`.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from grpc_status import rpc_status
 from millstream.v1 import (
     chat_pb2,
     generation_pb2,
+    media_pb2,
     processor_pb2,
     processor_pb2_grpc,
     usage_pb2,
@@ -50,10 +55,38 @@ class _Conversation:
         default_factory=processor_pb2.GenerationOptions
     )
     turn: int = 0
+    question: str = ""
+    """The last message's text, without its media."""
+    uploads: dict[str, _Upload] = field(default_factory=dict)
+    files: list[bytes | str] = field(default_factory=list)
+    """The bytes, or the URL, of each image and video, in order."""
 
     def add(self, message: chat_pb2.Message) -> None:
         role = chat_pb2.Role.Name(message.role).removeprefix("ROLE_").lower()
-        self.said.append((role, "".join(part.text for part in message.content)))
+        self.question = "".join(part.text for part in message.content)
+        self.said.append((role, "".join(map(self._read, message.content))))
+
+    def _read(self, part: chat_pb2.ContentPart) -> str:
+        kind = part.WhichOneof("part")
+        if kind not in ("image", "video"):
+            return part.text
+        media = part.image if kind == "image" else part.video
+        if media.url:
+            self.files.append(media.url)
+            return f"<{kind} at {media.url}>"
+        data = self.uploads.pop(media.upload_id).whole() if media.upload_id else media.data
+        self.files.append(data)
+        return f"<{kind} of {len(data)} bytes>"
+
+
+@dataclass
+class _Upload:
+    total: int
+    data: bytearray = field(default_factory=bytearray)
+
+    def whole(self) -> bytes:
+        assert len(self.data) == self.total, f"{len(self.data)} of {self.total} bytes came"
+        return bytes(self.data)
 
 
 class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
@@ -61,6 +94,16 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
 
     def __init__(self) -> None:
         self.streams = 0
+        self.chunks: list[media_pb2.MediaChunk] = []
+        """Without their data."""
+        self.files: list[list[bytes | str]] = []
+        """The files of each stream, in order."""
+        self.most_upload_bytes = 1 << 30
+        self.reads = asyncio.Event()
+        """Cleared: clients' messages aren't read."""
+        self.reads.set()
+        self.unavailable_turns = 0
+        """How many turns fail with UNAVAILABLE from now on."""
         self.cancels = 0
         self.told_to_cancel = asyncio.Event()
         self.starts: list[processor_pb2.ChatStart] = []
@@ -74,8 +117,12 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
         cancelled = asyncio.Event()
         reader = asyncio.create_task(self._read(request_iterator, requests, cancelled))
         conversation = _Conversation()
+        self.files.append(conversation.files)
         try:
             while (request := await requests.get()) is not None:
+                if request.HasField("media_chunk"):
+                    await self._take_chunk(request.media_chunk, conversation, context)
+                    continue
                 self._take(request, conversation)
                 cancelled.clear()
                 async for response in self._answer(conversation, cancelled, context):
@@ -92,6 +139,7 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
         cancelled: asyncio.Event,
     ) -> None:
         async for request in incoming:
+            await self.reads.wait()
             if request.WhichOneof("message") == "cancel":
                 self.cancels += 1
                 self.told_to_cancel.set()
@@ -99,6 +147,20 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
             else:
                 requests.put_nowait(request)
         requests.put_nowait(None)
+
+    async def _take_chunk(
+        self, chunk: media_pb2.MediaChunk, conversation: _Conversation, context: Any
+    ) -> None:
+        if chunk.total_bytes > self.most_upload_bytes:
+            await context.abort_with_status(rpc_status.to_status(_too_large(chunk)))
+        if chunk.upload_id not in conversation.uploads:
+            assert 1 <= len(chunk.upload_id.encode()) <= 128
+            assert chunk.total_bytes
+            conversation.uploads[chunk.upload_id] = _Upload(chunk.total_bytes)
+        assert 0 < len(chunk.data) <= 1 << 20
+        conversation.uploads[chunk.upload_id].data += chunk.data
+        chunk.ClearField("data")
+        self.chunks.append(chunk)
 
     def _take(self, request: processor_pb2.ChatRequest, conversation: _Conversation) -> None:
         conversation.turn += 1
@@ -115,7 +177,10 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
     async def _answer(
         self, conversation: _Conversation, cancelled: asyncio.Event, context: Any
     ) -> AsyncIterator[processor_pb2.ChatResponse]:
-        question = conversation.said[-1][1]
+        question = conversation.question
+        if self.unavailable_turns:
+            self.unavailable_turns -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
         await _fail_if_asked(question, context)
         words = _words(question, conversation)
         turn = conversation.turn
@@ -146,7 +211,12 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
         yield processor_pb2.ChatResponse(
             turn=turn,
             choices=[processor_pb2.ChoiceDelta(finish_reason=reason)],
-            finished=_finished(prompt=10 * turn, completion=len(sent), cached=10 * (turn - 1)),
+            finished=_finished(
+                prompt=10 * turn,
+                completion=len(sent),
+                cached=10 * (turn - 1),
+                media=4 * len(conversation.files),
+            ),
         )
 
     async def Complete(
@@ -177,6 +247,7 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
                     ready=True,
                     context_length=2048,
                     chat=True,
+                    modalities=[media_pb2.MODALITY_IMAGE, media_pb2.MODALITY_VIDEO],
                     workers=[
                         processor_pb2.ModelWorkers(
                             role=worker_pb2.WORKER_ROLE_PREFILL, connected=1
@@ -206,14 +277,19 @@ def _words(question: str, conversation: _Conversation) -> list[str]:
         sampling = conversation.options.sampling
         set_ones = sorted(f"{f.name}={value:g}" for f, value in sampling.ListFields())
         return [" ".join([*set_ones, f"stop={','.join(conversation.options.stop)}"])]
-    words = [word + " " for word in question.split()]
+    words = [word + " " for word in conversation.said[-1][1].split()]
     return ["You ", "said: ", *words[:-1], words[-1].rstrip()]
 
 
-def _finished(prompt: int, completion: int, cached: int) -> processor_pb2.TurnFinished:
+def _finished(
+    prompt: int, completion: int, cached: int, media: int = 0
+) -> processor_pb2.TurnFinished:
     return processor_pb2.TurnFinished(
         usage=usage_pb2.Usage(
-            prompt_tokens=prompt, completion_tokens=completion, cached_tokens=cached
+            prompt_tokens=prompt,
+            completion_tokens=completion,
+            cached_tokens=cached,
+            media_tokens=media,
         )
     )
 
@@ -257,7 +333,17 @@ def _internal() -> status_pb2.Status:
     return _failure(code_pb2.INTERNAL, "a fault of the server", "INTERNAL", error_id="e-42")
 
 
-_FAILURES = {"bad": _bad, "busy": _busy, "internal": _internal}
+def _blind() -> status_pb2.Status:
+    sentence = "the model fake takes no images; ListModels says what a model takes"
+    return _failure(code_pb2.INVALID_ARGUMENT, sentence, "UNSUPPORTED_FEATURE", retryable="false")
+
+
+def _too_large(chunk: media_pb2.MediaChunk) -> status_pb2.Status:
+    sentence = f"the file has {chunk.total_bytes} bytes; at most 3145728 are allowed"
+    return _failure(code_pb2.INVALID_ARGUMENT, sentence, "INVALID_REQUEST", retryable="false")
+
+
+_FAILURES = {"bad": _bad, "busy": _busy, "internal": _internal, "blind": _blind}
 
 
 class FakeServer:

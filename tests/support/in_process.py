@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -16,27 +17,41 @@ from millstream.v1 import (
     processor_pb2_grpc,
     worker_pb2_grpc,
 )
-from millstream_server.decode.servicer import DecodeServicer
-from millstream_server.engines.base import EngineInfo, EngineLoad, Role
-from millstream_server.engines.simulated import SimulatedConfig, SimulatedEngine
-from millstream_server.prefill.servicer import PrefillServicer
+from millstream_server.decode.servicer import SERVICE as DECODE
+from millstream_server.engines.base import EngineLoad, Role
+from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
+from millstream_server.generation.generator import GeneratorEngine, GeneratorInfo
+from millstream_server.links.fleet import Fleet
+from millstream_server.prefill.servicer import SERVICE as PREFILL
 from millstream_server.processor import app
 from millstream_server.processor.core import ProcessorCore
+from millstream_server.processor.launch import GenerationParts
+from millstream_server.processor.media.budget import MediaBudget
+from millstream_server.processor.media.core import ProcessorMedia
+from millstream_server.processor.media.intake import Intake
+from millstream_server.processor.media.urls import UrlFetcher
+from millstream_server.processor.models import Models
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.routing.policy import LeastLoaded
-from millstream_server.routing.pool import WorkerPool
-from millstream_server.runtime.server import Server, ServerOptions
+from millstream_server.routing.discovery import StaticDiscovery
+from millstream_server.routing.policy import PolicyName, make_policy
+from millstream_server.routing.router import Router
+from millstream_server.runtime.rpc.server import Server, ServerOptions
+from millstream_server.runtime.telemetry.tracing import Tracing
+from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketGate, TicketKey
-from millstream_server.worker.core import WorkerCore
-from millstream_server.worker.info import WorkerInfoServicer
+from millstream_server.worker import info
+from millstream_server.worker.generation.app import make_plan
+from millstream_server.worker.generation.fetching import Fetcher
+from millstream_server.worker.host import WorkerHost, WorkerPlan
 from tests.support.waiting import until
 
 MODEL = "tiny"
 VOCAB_SIZE = 440
 CONTEXT_LENGTH = 512
 KEY = TicketKey(bytes(range(32)))
+MAX_ITEM_BYTES = 4 << 20
 
 ALPHABET = SimulatedConfig(vocab_size=VOCAB_SIZE, context_length=CONTEXT_LENGTH)
 """For the tokenizer of `conftest.text_model`."""
@@ -47,9 +62,8 @@ class InProcessWorker:
     """A worker with a simulated engine."""
 
     engine: SimulatedEngine
-    core: WorkerCore
+    host: WorkerHost[GeneratorInfo]
     server: Server
-    info: WorkerInfoServicer
     port: int
     channel: Any
 
@@ -69,12 +83,10 @@ class InProcessWorker:
     def about(self) -> Any:
         return worker_pb2_grpc.WorkerServiceStub(self.channel)
 
-    async def load(self) -> EngineInfo:
+    async def load(self) -> GeneratorInfo:
         """Load the model and take requests."""
-        info = await self.engine.start(lambda _: None)
-        self.core.ready(info)
-        self.info.ready(info)
-        self.server.set_serving(serving=True)
+        info = await self.host.plan.engine.start(lambda _: None)
+        self.host.ready(info)  # not warmed up: some tests' engines take minutes for a token
         return info
 
     async def until_idle(self, within_s: float = 1.0) -> None:
@@ -100,38 +112,61 @@ class InProcessWorker:
         await until(running)
 
 
+def hosted(
+    engine: GeneratorEngine,
+    role: Role,
+    tracing: Tracing | None = None,
+    fetcher: Fetcher | None = None,
+) -> WorkerHost[GeneratorInfo]:
+    """Put an engine on the host that its role's process has."""
+    return WorkerHost(plan_of(engine, role, lambda: fetcher), tracing=tracing)
+
+
+def plan_of(
+    engine: GeneratorEngine, role: Role, fetcher: Callable[[], Fetcher | None] = lambda: None
+) -> WorkerPlan[GeneratorInfo]:
+    """Make the plan that the role's process has; ``fetcher`` is called when a server gets it."""
+    gate = None if role is Role.AGGREGATED else TicketGate(KEY)
+    service = PREFILL if role is Role.PREFILL else DECODE
+    return make_plan(
+        engine,
+        role,
+        MODEL,
+        service,
+        gate,
+        open_fetcher=lambda _: fetcher(),
+    )
+
+
 @contextlib.asynccontextmanager
 async def worker(
-    config: SimulatedConfig = ALPHABET, *, loaded: bool = True
+    config: SimulatedConfig = ALPHABET,
+    *,
+    loaded: bool = True,
+    fetcher: Fetcher | None = None,
+    make: Callable[[SimulatedEngine, Role], WorkerPlan[GeneratorInfo]] | None = None,
 ) -> AsyncIterator[InProcessWorker]:
     """Serve what a worker process serves; with ``loaded`` False it is still loading."""
     engine = SimulatedEngine(config)
-    role = config.role
-    gate = None if role is Role.AGGREGATED else TicketGate(KEY)
-    core = WorkerCore(engine, role, gate)
-    name = "PrefillService" if role is Role.PREFILL else "DecodeService"
+    make = make or partial(plan_of, fetcher=lambda: fetcher)
+    host = WorkerHost(make(engine, config.role))
     server = Server(
-        (f"millstream.v1.{name}", "millstream.v1.WorkerService"),
-        ServerOptions(max_receive_bytes=32 << 20, load=core.meter),
+        (*host.plan.services, info.SERVICE),
+        ServerOptions(max_receive_bytes=host.plan.max_receive_bytes, load=host.requests.meter),
     )
-    info = WorkerInfoServicer(engine, role, MODEL, core.work)
-    worker_pb2_grpc.add_WorkerServiceServicer_to_server(info, server.grpc)
-    if role is Role.PREFILL:
-        prefill_pb2_grpc.add_PrefillServiceServicer_to_server(PrefillServicer(core), server.grpc)
-    else:
-        decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(core), server.grpc)
+    host.attach(server.grpc, server.conditions)
     port = await server.listen("127.0.0.1:0")
     async with grpc.aio.insecure_channel(
         f"127.0.0.1:{port}", options=[("grpc.max_send_message_length", -1)]
     ) as channel:
-        started = InProcessWorker(engine, core, server, info, port, channel)
+        started = InProcessWorker(engine, host, server, port, channel)
         try:
             if loaded:
                 await started.load()
             yield started
         finally:
             await server.stop(0)
-            await engine.close()
+            await host.plan.engine.close()
 
 
 @dataclass
@@ -139,7 +174,7 @@ class InProcessProcessor:
     """A Processor."""
 
     core: ProcessorCore
-    pool: WorkerPool
+    router: Router
     pacer: Pacer
     server: Server
     port: int
@@ -154,6 +189,30 @@ class InProcessProcessor:
         return processor_pb2_grpc.ProcessorServiceStub(self.channel)
 
 
+def make_fleet(workers: Sequence[str], tracing: Tracing | None = None) -> tuple[Router, Fleet]:
+    """Make a router of the default policy and its links to the workers at these addresses."""
+    router = Router(lambda: make_policy(PolicyName.LEAST_LOADED))
+    return router, Fleet(StaticDiscovery(workers), router, tracing=tracing)
+
+
+def make_core(
+    models: Mapping[str, TextModel], router: Router, fleet: Fleet, pacer: Pacer, **options: Any
+) -> ProcessorCore:
+    """Make a Processor's core; ``options`` are its keyword arguments."""
+    urls = UrlFetcher(enabled=False, hosts=(), max_bytes=MAX_ITEM_BYTES)
+    intake = Intake(urls, max_item_bytes=MAX_ITEM_BYTES, max_items=8)
+    budget = MediaBudget(4 * MAX_ITEM_BYTES)
+    return ProcessorCore(
+        Models(models, router, 2),
+        router,
+        GenerationParts(
+            pacer=pacer, workers=fleet, ticket_key=KEY, embedding_tickets=EmbeddingTickets(KEY)
+        ),
+        media=ProcessorMedia(router, fleet, intake, budget),
+        **options,
+    )
+
+
 @contextlib.asynccontextmanager
 async def processor(
     models: Mapping[str, TextModel], workers: Sequence[str], *, wait: bool = True
@@ -163,13 +222,14 @@ async def processor(
     ``wait`` for all of the workers before the test goes on.
     """
     changed = asyncio.Event()
-    pool = WorkerPool(workers, LeastLoaded, changed.set)
+    router, fleet = make_fleet(workers)
+    router.watch(changed.set)
     pacer = Pacer(0.05)
-    core = ProcessorCore(dict(models), pool, pacer, KEY, 2)
+    core = make_core(models, router, fleet, pacer)
     server = Server((app.SERVICE,), ServerOptions(max_receive_bytes=4 << 20, load=core.meter))
     processor_pb2_grpc.add_ProcessorServiceServicer_to_server(ProcessorServicer(core), server.grpc)
     port = await server.listen("127.0.0.1:0")
-    pool.open()
+    fleet.open()
     pacer.open()
     health = asyncio.ensure_future(app.follow_readiness(core, server, changed))
     async with grpc.aio.insecure_channel(
@@ -178,15 +238,15 @@ async def processor(
         try:
             if wait:
                 await until(
-                    lambda: sum(sum(pool.connected(m).values()) for m in models) == len(workers)
+                    lambda: sum(sum(router.connected(m).values()) for m in models) == len(workers)
                 )
-            yield InProcessProcessor(core, pool, pacer, server, port, channel)
+            yield InProcessProcessor(core, router, pacer, server, port, channel)
         finally:
             health.cancel()
             await server.stop(0)
             await pacer.close()
-            await pool.close()
-            core.close()
+            await fleet.close()
+            core.models.close()
 
 
 @contextlib.asynccontextmanager

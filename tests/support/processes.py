@@ -18,14 +18,15 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 _ESTABLISHED = "01"
 _COMPLAINTS = re.compile(
     r"Task exception was never retrieved|Future exception was never retrieved"
-    r"|Task was destroyed|was never awaited|Traceback|level=ERROR|level=CRITICAL"
-    r"|Unclosed|unclosed|Fatal Python error|Exception ignored|Check failed"
+    r"|Task was destroyed|was never awaited|Traceback|^\S+ \S+ (?:ERROR|CRITICAL) "
+    r"|Unclosed|unclosed|Fatal Python error|Exception ignored|Check failed",
+    re.MULTILINE,
 )
 # grpc.aio, when a client cancels in the moment in which the server writes: harmless, and not ours.
 _EXCUSED = re.compile(
     r"^.*ExecuteBatchError raised in core by servicer method.*\n"
-    r"(?:\n?(?:During handling.*\n\n)?"
-    r"Traceback(?:.*\n)*?grpc\._cython\.cygrpc\.ExecuteBatchError.*(?:\n|\Z))*",
+    r"(?:\s*(?:During handling.*\n\s*\n)?"
+    r" *Traceback(?:.*\n)*? *grpc\._cython\.cygrpc\.ExecuteBatchError.*(?:\n|\Z))*",
     re.MULTILINE,
 )
 _SHOWN = 10

@@ -21,17 +21,22 @@ from typing import Any
 import grpc
 from google.protobuf.wrappers_pb2 import StringValue
 from google.rpc import error_details_pb2, status_pb2
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1._async import HealthServicer
-from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
-from grpc_reflection.v1alpha._async import ReflectionServicer
+from grpc_health.v1 import health_pb2_grpc
 
 from millstream.orca import load_report_pb2
-from millstream_server.runtime import orca
-from millstream_server.runtime.errors import InvalidRequestError, OverloadedError
-from millstream_server.runtime.orca import LoadSnapshot, LoadSource, OrcaLayer, OrcaServicer
-from millstream_server.runtime.rpc_interceptor import RpcInterceptor
-from tests.support.waiting import EOF
+from millstream_server.runtime.errors import (
+    Code,
+    InvalidRequestError,
+    OverloadedError,
+    StatusError,
+)
+from millstream_server.runtime.rpc import orca
+from millstream_server.runtime.rpc.call import Call
+from millstream_server.runtime.rpc.health import HealthServicer
+from millstream_server.runtime.rpc.interceptor import RpcInterceptor
+from millstream_server.runtime.rpc.orca import OrcaLayer, OrcaServicer
+from millstream_server.runtime.rpc.reflection import add_reflection
+from millstream_server.runtime.telemetry.load import LoadSnapshot, LoadSource
 
 NAMED = "test.Named"
 LOAD = LoadSnapshot(
@@ -55,46 +60,41 @@ class Named:
         self.held: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.holding = False
 
-    async def unary(self, request: Any, context: Any) -> StringValue:
+    async def unary(self, request: Any, call: Call) -> StringValue:
         return self.answer
 
-    async def client_stream(self, requests: Any, context: Any) -> StringValue:
+    async def client_stream(self, requests: Any, call: Call) -> StringValue:
         async for _ in requests:
             pass
         return self.answer
 
-    async def generator(self, request: Any, context: Any) -> AsyncIterator[StringValue]:
+    async def generator(self, request: Any, call: Call) -> AsyncIterator[StringValue]:
         yield self.answer
         yield self.answer
 
-    async def writer(self, requests: Any, context: Any) -> None:
-        while await context.read() is not EOF:
-            await context.write(self.answer)
+    async def bidi(self, requests: Any, call: Call) -> AsyncIterator[StringValue]:
+        async for _ in requests:
+            yield self.answer
 
-    async def own_trailer(self, request: Any, context: Any) -> StringValue:
-        context.set_trailing_metadata((("own", "kept"),))
+    async def own_trailer(self, request: Any, call: Call) -> StringValue:
+        call.add_trailer("own", "kept")
         return self.answer
 
-    async def refuses(self, request: Any, context: Any) -> StringValue:
-        context.set_trailing_metadata((("own", "kept"),))
+    async def refuses(self, request: Any, call: Call) -> StringValue:
+        call.add_trailer("own", "kept")
         raise OverloadedError("no room for this test", retry_delay_s=2)
 
-    async def refuses_the_caller(self, request: Any, context: Any) -> StringValue:
+    async def refuses_the_caller(self, request: Any, call: Call) -> StringValue:
         raise InvalidRequestError.of("name", "is not a name")
 
-    async def breaks_midway(self, request: Any, context: Any) -> AsyncIterator[StringValue]:
+    async def breaks_midway(self, request: Any, call: Call) -> AsyncIterator[StringValue]:
         yield self.answer
         raise ValueError("a fault of ours")
 
-    async def aborts(self, request: Any, context: Any) -> StringValue:
-        await context.abort(grpc.StatusCode.DATA_LOSS, "gone")
-        return self.answer
+    async def raises_a_status(self, request: Any, call: Call) -> StringValue:
+        raise StatusError(Code.DATA_LOSS, "gone")
 
-    async def sets_code(self, request: Any, context: Any) -> StringValue:
-        context.set_code(grpc.StatusCode.UNAVAILABLE)
-        return self.answer
-
-    async def holds(self, request: Any, context: Any) -> AsyncIterator[StringValue]:
+    async def holds(self, request: Any, call: Call) -> AsyncIterator[StringValue]:
         yield self.answer
         self.holding = True
         await self.held
@@ -106,12 +106,12 @@ class Named:
         )
         kinds: dict[Any, list[Any]] = {
             unary: [
-                *(self.unary, self.own_trailer, self.aborts, self.sets_code),
+                *(self.unary, self.own_trailer, self.raises_a_status),
                 *(self.refuses, self.refuses_the_caller),
             ],
             stream: [self.generator, self.breaks_midway, self.holds],
             grpc.stream_unary_rpc_method_handler: [self.client_stream],
-            grpc.stream_stream_rpc_method_handler: [self.writer],
+            grpc.stream_stream_rpc_method_handler: [self.bidi],
         }
         return grpc.method_handlers_generic_handler(
             NAMED,
@@ -151,12 +151,10 @@ async def served(
     server = grpc.aio.server(interceptors=interceptors, options=[("grpc.so_reuseport", 0)])
     named = Named(name)
     server.add_generic_rpc_handlers((named.handlers(),))
-    health = HealthServicer()
-    await health.set("", health_pb2.HealthCheckResponse.SERVING)
+    health = HealthServicer(())
+    health.set(serving=True)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(
-        ReflectionServicer([orca.SERVICE, reflection.SERVICE_NAME]), server
-    )
+    reflection = add_reflection(server, [orca.SERVICE])
     servicer = orca.add_orca(server, source)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -164,6 +162,8 @@ async def served(
         yield Running(port, servicer, server, named)
     finally:
         servicer.close()
+        health.close()
+        reflection.close()
         await server.stop(0)
 
 
@@ -198,9 +198,9 @@ class Curl:
 
     def __init__(self, directory: Path) -> None:
         self._schema = directory
-        self._streams_in = ("writer", "client_stream")
-        streams_out = ("writer", "generator", "breaks_midway", "holds")
-        plain = ("unary", "own_trailer", "refuses", "aborts")
+        self._streams_in = ("bidi", "client_stream")
+        streams_out = ("bidi", "generator", "breaks_midway", "holds")
+        plain = ("unary", "own_trailer", "refuses", "raises_a_status")
         message = "google.protobuf.StringValue"
         rpcs = (
             f"rpc {name}({'stream ' * (name in self._streams_in)}{message})"

@@ -1,4 +1,8 @@
-"""A service of bytes with every kind of handler, each of which does what the request says."""
+"""A service of bytes with every kind of handler, each of which does what the request says.
+
+`writer`, `reader`, "abort", "abort_with_status" and "set_code" are for servers without our
+interceptor: they need grpc.aio's context.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ import grpc
 from google.rpc import status_pb2
 from grpc_status import rpc_status
 
+from millstream_server.runtime.errors import Code, StatusError, UnavailableError
 from tests.support.waiting import EOF
 
 SERVICE = "test.v1.Kinds"
@@ -36,6 +41,10 @@ class Kinds:
             case b"set_code":
                 context.set_code(grpc.StatusCode.DATA_LOSS)
                 context.set_details("gone")
+            case b"refuse":
+                raise StatusError(Code.FAILED_PRECONDITION, "not now")
+            case b"away":
+                raise UnavailableError("away")
             case b"bug":
                 raise LookupError("a bug")
             case b"hang":

@@ -12,16 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from millstream_server.engines.base import (
-    CollectingSink,
-    Engine,
-    GenerationRequest,
-    Role,
-    Sampling,
-    new_engine_id,
-)
-from millstream_server.engines.sglang_engine import SglangEngine, SglangEngineConfig
-from millstream_server.runtime.metrics_endpoint import MetricsEndpoint
+from millstream_server.engines.base import Role
+from millstream_server.engines.sglang.engine import SglangEngine, SglangEngineConfig
+from millstream_server.generation.generator import GeneratorEngine
+from millstream_server.generation.output import CollectingSink
+from millstream_server.generation.request import GenerationRequest, Prompt, new_engine_id
+from millstream_server.generation.sampling import Sampling
+from millstream_server.runtime.telemetry.metrics_endpoint import MetricsEndpoint
 from millstream_server.worker.engine_metrics import EngineMetrics
 from tests.support.scraping import OPENMETRICS, Scrape, scrape
 
@@ -30,12 +27,12 @@ _VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _LIMIT_S = 60
 
 
-def submit(engine: Engine, new_tokens: int) -> tuple[str, CollectingSink]:
+def submit(engine: GeneratorEngine, new_tokens: int) -> tuple[str, CollectingSink]:
     """Start a request with a prompt of `PROMPT` tokens."""
     sink = CollectingSink()
     request = GenerationRequest(
         engine_id=new_engine_id(),
-        token_ids=range(20, 20 + PROMPT),
+        prompt=Prompt(range(20, 20 + PROMPT)),
         sampling=Sampling(max_new_tokens=new_tokens, temperature=0.0, ignore_eos=True),
     )
     engine.submit(request, sink)
@@ -52,7 +49,7 @@ async def until_running(port: int, count: int) -> Scrape:
             await asyncio.sleep(0.05)
 
 
-async def observe(engine: Engine, port: int) -> dict[str, Any]:
+async def observe(engine: GeneratorEngine, port: int) -> dict[str, Any]:
     """Answer some requests one by one, then scrape during a long one and after it."""
     for _ in range(REQUESTS):
         await submit(engine, NEW)[1].result()

@@ -1,16 +1,22 @@
-"""Scraping a metrics endpoint as Prometheus does."""
+"""Scraping a metrics endpoint as Prometheus does, and the metrics that docs/metrics.md lists."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import urllib.request
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from prometheus_client import Metric
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
+
+from millstream_server.engines.sglang.metrics import CACHE_CONFIG
+from millstream_server.runtime.telemetry.metrics import REGISTRY, SCRAPED
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 
@@ -63,3 +69,51 @@ def scrape_now(port: int, accept: str = "text/plain", path: str = "/metrics") ->
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers={"Accept": accept})
     with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
         return Scrape(answer.headers["Content-Type"], answer.read().decode())
+
+
+MADE_AT_SCRAPES = (*SCRAPED, CACHE_CONFIG)
+"""Ours and the adapters' own."""
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One metric as operators see it; a counter's name ends in _total."""
+
+    name: str
+    type: str
+    labels: frozenset[str]
+    text: str
+
+
+@dataclass(frozen=True)
+class Documented(Row):
+    unit: str
+    emitted_by: str
+
+
+def documented() -> dict[str, Documented]:
+    """Read the table."""
+    rows: dict[str, Documented] = {}
+    for line in DOCUMENT.read_text().splitlines():
+        if line.startswith("| `"):
+            name, kind, unit, labels, text, by = (c.strip() for c in line.strip("|").split("|"))
+            name = name.strip("`")
+            assert name not in rows, f"{name} is there twice"
+            rows[name] = Documented(
+                name, kind, frozenset(re.findall("`(.+?)`", labels)), text, unit, by
+            )
+    return rows
+
+
+def declared() -> dict[str, Row]:
+    """Ask the registry, and the gauges made at scrape time."""
+    rows = [Row(g.name, "gauge", frozenset(g.labels), g.text) for g in MADE_AT_SCRAPES]
+    for collector in REGISTRY._collector_to_names:
+        for family in collector.collect():
+            labels = {label for sample in family.samples for label in sample.labels}
+            if isinstance(collector, MetricWrapperBase):
+                labels = set(collector._labelnames)
+            name = family.name + ("_total" if family.type == "counter" else "")
+            rows.append(Row(name, family.type, frozenset(labels), family.documentation))
+    return {row.name: row for row in rows}

@@ -11,11 +11,13 @@ from typing import Any
 import grpc
 
 from millstream.v1 import generation_pb2, processor_pb2, processor_pb2_grpc
-from millstream_server.runtime.server import Server, ServerOptions
+from millstream_server.runtime.errors import Code, StatusError
+from millstream_server.runtime.rpc.call import Call
+from millstream_server.runtime.rpc.server import Server, ServerOptions
 from tests.support.clients import tell_serving
 from tests.support.fake_processor import FakeProcessor
 
-Part = Callable[[Any], Awaitable[str | None]]
+Part = Callable[[Call], Awaitable[str | None]]
 """One thing a turn does: answers with text, or fails."""
 
 
@@ -36,8 +38,8 @@ def fail(error: Exception) -> Part:
 def broken(code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> Part:
     """Fail as gRPC itself does: without details."""
 
-    async def part(context: Any) -> None:
-        await context.abort(code, "Socket closed")
+    async def part(_: Any) -> None:
+        raise StatusError(Code(code.value[0]), "Socket closed")
 
     return part
 
@@ -67,11 +69,11 @@ class Scripted(FakeProcessor):
         self.open = 0
 
     async def Chat(
-        self, request_iterator: AsyncIterator[processor_pb2.ChatRequest], context: Any
+        self, request_iterator: AsyncIterator[processor_pb2.ChatRequest], call: Any
     ) -> AsyncIterator[processor_pb2.ChatResponse]:
         self.streams += 1
         self.open += 1
-        self.metadata = dict(context.invocation_metadata())
+        self.metadata = dict(call.metadata)
         turn = 0
         try:
             async for request in request_iterator:
@@ -79,7 +81,7 @@ class Scripted(FakeProcessor):
                 self.asked.append(request)
                 self.asked_at_s.append(time.monotonic())
                 for part in self.turns.pop(0):
-                    if words := await part(context):
+                    if words := await part(call):
                         delta = processor_pb2.ChoiceDelta(text=words, token_count=1)
                         yield processor_pb2.ChatResponse(turn=turn, choices=[delta])
                 yield processor_pb2.ChatResponse(
@@ -95,12 +97,12 @@ class Scripted(FakeProcessor):
             self.open -= 1
 
     async def ListModels(
-        self, request: processor_pb2.ListModelsRequest, context: Any
+        self, request: processor_pb2.ListModelsRequest, call: Any
     ) -> processor_pb2.ListModelsResponse:
-        self.metadata = dict(context.invocation_metadata())
+        self.metadata = dict(call.metadata)
         self.asked_at_s.append(time.monotonic())
         for part in self.turns.pop(0):
-            await part(context)
+            await part(call)
         return processor_pb2.ListModelsResponse()
 
 

@@ -5,27 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from millstream_server.engines.base import (
-    CollectingSink,
-    Finish,
-    FinishReason,
+from millstream_server.generation.output import CollectingSink, Finish, FinishReason
+from millstream_server.generation.request import (
     GenerationRequest,
-    KvHandoff,
     LogprobOptions,
-    Sampling,
+    Prompt,
     new_engine_id,
 )
+from millstream_server.generation.sampling import Sampling
 from millstream_server.runtime.errors import (
     EngineFailedError,
 )
+from millstream_server.transfer.ticket import Ticket
+from tests.support import forked
 from tests.support.bare_sglang import NEW_TOKENS
 from tests.support.engine_process import EngineProcess
 
@@ -44,15 +42,15 @@ def generation(
     token_ids: list[int],
     max_new_tokens: int = NEW_TOKENS,
     *,
-    handoff: KvHandoff | None = None,
+    ticket: Ticket | None = None,
     logprobs: LogprobOptions | None = None,
     **sampling: Any,
 ) -> GenerationRequest:
     return GenerationRequest(
         engine_id=new_engine_id(),
-        token_ids=token_ids,
+        prompt=Prompt(token_ids),
         sampling=Sampling(max_new_tokens=max_new_tokens, **{"temperature": 0.0, **sampling}),
-        handoff=handoff,
+        ticket=ticket,
         logprobs=logprobs,
     )
 
@@ -108,13 +106,10 @@ def free_port() -> int:
 
 
 async def child(*arguments: str) -> Any:
-    """Run a helper module to its end and read its JSON."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", *arguments, stdout=subprocess.PIPE, limit=2**24
-    )
-    out, _ = await process.communicate()
-    assert process.returncode == 0
-    return json.loads(out)
+    """Run a helper module that imports SGLang to its end and read its JSON."""
+    done = await asyncio.to_thread(forked.run, "sglang", *arguments)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
 
 
 async def dies(engine: EngineProcess, kill: Callable[[], None]) -> None:

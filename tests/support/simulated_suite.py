@@ -13,11 +13,12 @@ import grpc
 
 from millstream.v1 import processor_pb2, processor_pb2_grpc
 from tests.conftest import ALPHABET_TEMPLATE
-from tests.support.load import load_of
+from tests.support.long_streams import load_of
+from tests.support.models import byte_level_model
 from tests.support.processes import Footprint, complaints
 from tests.support.suite import ServiceProcess, free_port, running
-from tests.support.tokenizers_made import byte_level_model
 from tests.support.verdict import Verdict
+from tests.support.vision_models import VOCAB_SIZE
 from tests.support.waiting import until
 
 MODEL = "tiny"
@@ -40,6 +41,8 @@ class SimulatedSuite:
     services: dict[str, ServiceProcess] = field(default_factory=dict)
     models: dict[str, list[str]] = field(default_factory=dict)
     """Addresses of the workers of each model."""
+    directories: dict[str, Path] = field(default_factory=dict)
+    """Models with files of their own; all others share a small tokenizer."""
 
     def add_worker(
         self, name: str, module: str = "decode", model: str = MODEL, **flags: object
@@ -64,13 +67,34 @@ class SimulatedSuite:
         for i in range(decode):
             self.add_worker(f"decode-{i + 1}", model=model, mode="disaggregated")
 
+    def add_encode_worker(self, name: str, **flags: object) -> ServiceProcess:
+        """Add one that no Processor knows, with a simulated tower."""
+        return self._add(name, "encode", {"tower": "simulated", "log_level": "warning", **flags})
+
+    def add_media_workers(self, model: str, directory: Path) -> None:
+        """Add an encode worker and an aggregated one, for a model that takes images."""
+        self.directories[model] = directory
+        encode = self.add_encode_worker(
+            "encode-1", model_path=directory, model_name=model, **self.flags
+        )
+        self.models.setdefault(model, []).append(encode.address)
+        self.add_worker(
+            "media-1",
+            model=model,
+            encode_media="false",
+            model_path=directory,
+            simulated_vocab_size=VOCAB_SIZE,
+        )
+
     def add_processor(self, name: str, **flags: object) -> ServiceProcess:
         """Add one in front of all workers added so far."""
         model = self.folder / "model"
         if not model.exists():
             byte_level_model(model, tokenizer_config={"chat_template": ALPHABET_TEMPLATE})
         settings = {
-            "models": ",".join(f"{name}={model}" for name in self.models),
+            "models": ",".join(
+                f"{name}={self.directories.get(name, model)}" for name in self.models
+            ),
             "workers": ",".join(address for found in self.models.values() for address in found),
             "log_level": "warning",
         }

@@ -10,8 +10,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 
-from millstream_server.runtime.metrics import REGISTRY
-from millstream_server.runtime.tracing import Tracing
+from millstream_server.runtime.telemetry.metrics import REGISTRY
+from millstream_server.runtime.telemetry.tracing import Tracing
 from tests.support.waiting import until
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"

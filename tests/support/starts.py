@@ -6,22 +6,23 @@ import contextlib
 from collections.abc import Iterator
 from unittest import mock
 
-from millstream_server.engines.base import OutputSink, Role
-from millstream_server.worker.core import WorkerCore
-from millstream_server.worker_stream.start import GenerationStart
+from millstream_server.engines.base import Role
+from millstream_server.generation.output import OutputSink
+from millstream_server.generation.request import GenerationRequest
+from millstream_server.worker.generation.core import GenerationWorker
 
-Starts = list[tuple[Role, GenerationStart]]
+Starts = list[tuple[Role, GenerationRequest]]
 
 
 @contextlib.contextmanager
 def kept_starts() -> Iterator[Starts]:
     """Keep every request that reaches a worker, with the worker's role."""
     kept: Starts = []
-    submit = WorkerCore.submit
+    submit = GenerationWorker.submit
 
-    def keep(self: WorkerCore, start: GenerationStart, sink: OutputSink) -> str:
+    def keep(self: GenerationWorker, start: GenerationRequest, sink: OutputSink) -> str:
         kept.append((self.role, start))
         return submit(self, start, sink)
 
-    with mock.patch.object(WorkerCore, "submit", keep):
+    with mock.patch.object(GenerationWorker, "submit", keep):
         yield kept

@@ -8,8 +8,6 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,6 +15,8 @@ from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from tests.support import forked
 
 TICKET_KEY = secrets.token_hex(32)
 # Many services on one machine: the port that metrics have by default would be the first one's only.
@@ -42,7 +42,9 @@ class ServiceProcess:
     log: Path
     port: int = field(default_factory=free_port)
     env: Mapping[str, str] = field(default_factory=dict)
-    process: subprocess.Popen[bytes] | None = None
+    interpreter: bool = False
+    """Start a new one, as a user's `python -m` does; else it may be forked (`support.forked`)."""
+    process: forked.Process | None = None
     _terminating: bool = False
 
     @property
@@ -56,25 +58,31 @@ class ServiceProcess:
 
     def start(self) -> ServiceProcess:
         self._terminating = False
-        command = [sys.executable, "-m", self.module, "--listen", self.address]
+        arguments = ["--listen", self.address]
         for name, value in (_DEFAULT_FLAGS | dict(self.flags)).items():
             if value is not None:
-                command += ["--" + name.replace("_", "-"), str(value)]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdout=log,
-                stderr=log,
-                env={
+                arguments += ["--" + name.replace("_", "-"), str(value)]
+        with self.log.open("ab") as log, Path(os.devnull).open("rb") as nothing:
+            self.process = forked.start(
+                self._kind,
+                self.module,
+                arguments,
+                (nothing, log, log),
+                {
                     # Several engines at once, on few cores.
                     "OMP_NUM_THREADS": "1",
                     **os.environ,
                     "MILLSTREAM_TICKET_KEY": TICKET_KEY,
                     **self.env,
                 },
-                start_new_session=True,
+                interpreter=self.interpreter,
             )
         return self
+
+    @property
+    def _kind(self) -> forked.Kind:
+        simulated = "simulated" in (self.flags.get("engine"), self.flags.get("tower"))
+        return "sglang" if self.flags.get("model_path") and not simulated else "services"
 
     def wait_serving(self, timeout_s: float = 120) -> None:
         """Wait until health says SERVING; fails with the log when the process ends first."""

@@ -9,28 +9,23 @@ from typing import Any
 
 import grpc
 
-from millstream.v1 import decode_pb2_grpc, prefill_pb2_grpc, processor_pb2_grpc, worker_pb2_grpc
-from millstream_server.decode.servicer import DecodeServicer
+from millstream.v1 import processor_pb2_grpc
 from millstream_server.engines.base import Role
-from millstream_server.engines.simulated import SimulatedConfig, SimulatedEngine
-from millstream_server.prefill.servicer import PrefillServicer
+from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
+from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.servicer import ProcessorServicer
+from millstream_server.processor.telemetry import GenerationTelemetry
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.processor.turn_telemetry import Turns
-from millstream_server.routing.policy import LeastLoaded
-from millstream_server.routing.pool import WorkerPool
-from millstream_server.runtime.reflection import methods_of
-from millstream_server.runtime.rpc_interceptor import RpcInterceptor
-from millstream_server.runtime.rpc_telemetry import TelemetryServerInterceptor
-from millstream_server.runtime.tracing import Tracing
-from millstream_server.transfer.ticket import TicketGate
-from millstream_server.worker.core import WorkerCore
-from millstream_server.worker.info import WorkerInfoServicer
-from millstream_server.worker.request_telemetry import WorkerTelemetry
-from millstream_server.worker_stream.start import LONG_STREAMS
-from tests.support.in_process import ALPHABET, KEY, MODEL
+from millstream_server.runtime.lifecycle.conditions import HealthConditions
+from millstream_server.runtime.rpc.interceptor import RpcInterceptor
+from millstream_server.runtime.rpc.reflection import methods_of
+from millstream_server.runtime.telemetry.server_rpcs import TelemetryLayer
+from millstream_server.runtime.telemetry.tracing import Tracing
+from millstream_server.worker import info
+from millstream_server.worker.host import WorkerHost
+from tests.support.in_process import ALPHABET, MODEL, hosted, make_core, make_fleet
 from tests.support.spans import SpanLog
 from tests.support.waiting import until
 
@@ -52,7 +47,7 @@ class TracedWorker:
     """A worker and the server in front of it."""
 
     engine: KeepingEngine
-    core: WorkerCore
+    host: WorkerHost[GeneratorInfo]
     server: grpc.aio.Server
     address: str
 
@@ -72,13 +67,18 @@ SERVED = [
     for method in methods_of(f"millstream.v1.{name}")
 ]
 
+_LONG_STREAMS = info.LONG_STREAMS | {
+    "millstream.v1.PrefillService/Prefill",
+    "millstream.v1.DecodeService/Decode",
+}
+
 
 @contextlib.asynccontextmanager
 async def _serving(
     tracing: Tracing | None, add: Callable[[grpc.aio.Server], None]
 ) -> AsyncIterator[tuple[grpc.aio.Server, str]]:
-    telemetry = TelemetryServerInterceptor(tracing, served=SERVED, without_spans=LONG_STREAMS)
-    server = grpc.aio.server(interceptors=[telemetry, RpcInterceptor()])
+    telemetry = TelemetryLayer(tracing, served=SERVED, without_spans=_LONG_STREAMS)
+    server = grpc.aio.server(interceptors=[RpcInterceptor(telemetry)])
     add(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -93,24 +93,16 @@ async def traced_worker(
     tracing: Tracing | None, config: SimulatedConfig = ALPHABET
 ) -> AsyncIterator[TracedWorker]:
     """Serve one worker."""
-    engine, role = KeepingEngine(config), config.role
-    gate = None if role is Role.AGGREGATED else TicketGate(KEY)
-    core = WorkerCore(engine, role, gate, WorkerTelemetry(role, MODEL, tracing))
-    about = WorkerInfoServicer(engine, role, MODEL, core.work)
+    engine = KeepingEngine(config)
+    host = hosted(engine, config.role, tracing)
 
     def add(server: grpc.aio.Server) -> None:
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(about, server)
-        if role is Role.PREFILL:
-            prefill_pb2_grpc.add_PrefillServiceServicer_to_server(PrefillServicer(core), server)
-        else:
-            decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(core), server)
+        host.attach(server, HealthConditions(lambda _: None))
 
-    info = await engine.start(lambda _: None)
-    core.ready(info)
-    about.ready(info)
     async with _serving(tracing, add) as (server, address):
         try:
-            yield TracedWorker(engine, core, server, address)
+            host.ready(await engine.start(lambda _: None))
+            yield TracedWorker(engine, host, server, address)
         finally:
             await engine.close()
 
@@ -130,22 +122,24 @@ async def traced_suite(
             await stack.enter_async_context(traced_worker(tracing, replace(config, role=role)))
             for role in roles
         ]
-        pool = WorkerPool([worker.address for worker in workers], LeastLoaded, lambda: None)
+        router, fleet = make_fleet([worker.address for worker in workers])
         pacer = Pacer(0.05)
-        core = ProcessorCore({MODEL: text_model}, pool, pacer, KEY, 2)
-        stack.callback(core.close)
-        stack.push_async_callback(pool.close)
+        core = make_core(
+            {MODEL: text_model}, router, fleet, pacer, telemetry=GenerationTelemetry(tracing)
+        )
+        stack.callback(core.models.close)
+        stack.push_async_callback(fleet.close)
         stack.push_async_callback(pacer.close)
-        pool.open()
+        fleet.open()
         pacer.open()
-        servicer = ProcessorServicer(core, Turns(tracing))
+        servicer = ProcessorServicer(core)
 
         def add(server: grpc.aio.Server) -> None:
             processor_pb2_grpc.add_ProcessorServiceServicer_to_server(servicer, server)
 
         _, address = await stack.enter_async_context(_serving(tracing, add))
         channel: Any = await stack.enter_async_context(grpc.aio.insecure_channel(address))
-        await until(lambda: sum(pool.connected(MODEL).values()) == len(workers))
+        await until(lambda: sum(router.connected(MODEL).values()) == len(workers))
         if spans:
             spans.forget()
         yield TracedSuite(processor_pb2_grpc.ProcessorServiceStub(channel), core, workers)

@@ -17,8 +17,9 @@ from millstream.v1 import (
     prefill_pb2,
     sampling_pb2,
 )
+from millstream_server.generation.request import GenerationRequest
+from millstream_server.protobuf import generation as convert
 from millstream_server.transfer.ticket import Ticket
-from millstream_server.worker_stream import convert
 from tests.support.waiting import EOF
 
 
@@ -87,6 +88,11 @@ class Stream:
                 )
             )
         )
+
+    async def start_request(self, slot: int, request: GenerationRequest) -> None:
+        """Start ``request`` in a fresh view of the slot."""
+        self.slots[slot] = SlotView()
+        await self.call.write(self._request_type(start=convert.start_to_proto(slot, request)))
 
     async def cancel(self, slot: int) -> None:
         """Ask for a slot's end."""

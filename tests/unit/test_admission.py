@@ -1,29 +1,23 @@
-"""Who is let through, in which order, and who is refused."""
+"""The admission queue: which requests run, in which order, and which are refused."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from millstream_server.engines.base import Finish, FinishReason, OutputSink, Sampling
-from millstream_server.processor.generation import Generation, GenerationSpec
-from millstream_server.processor.pacing import Pacer
-from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.routing.pool import Route
-from millstream_server.runtime import metrics
-from millstream_server.runtime.admission import (
+from millstream_server.generation.request import Priority
+from millstream_server.processor.queue.admission import Admission, AdmissionRequest
+from millstream_server.processor.queue.admission_queue import (
     MAX_OVERTAKEN,
     AdmissionQueue,
     QueueLimits,
-    jittered,
 )
 from millstream_server.runtime.errors import (
     DeadlinePassedError,
@@ -31,7 +25,8 @@ from millstream_server.runtime.errors import (
     NoWorkerError,
     OverloadedError,
 )
-from millstream_server.runtime.places import Ask, Place, Priority
+from millstream_server.runtime.retry_delay import jittered
+from millstream_server.runtime.telemetry import metrics
 
 LOW, NORMAL, HIGH = Priority.LOW, Priority.NORMAL, Priority.HIGH
 
@@ -42,7 +37,7 @@ class Machine:
 
     capacity: int = 2
     now_s: float = 100.0
-    places: list[Place] = field(default_factory=list)
+    admissions: list[Admission] = field(default_factory=list)
 
     def queue(self, **limits: Any) -> AdmissionQueue:
         return AdmissionQueue(
@@ -50,17 +45,17 @@ class Machine:
         )
 
 
-def enter(queue: AdmissionQueue, count: int = 1, **ask: Any) -> list[Place]:
-    return [queue.enter(Ask(**ask)) for _ in range(count)]
+def enter(queue: AdmissionQueue, count: int = 1, **request: Any) -> list[Admission]:
+    return [queue.enter(AdmissionRequest(**request)) for _ in range(count)]
 
 
 def teach(queue: AdmissionQueue, machine: Machine, held_s: float, count: int = 8) -> None:
     """Let so many requests run for so long each."""
     for _ in range(count):
-        place = queue.enter(Ask())
-        assert place.runs
+        admission = queue.enter(AdmissionRequest())
+        assert admission.runs
         machine.now_s += held_s
-        place.leave()
+        admission.leave()
 
 
 def refused(cause: str) -> float:
@@ -90,8 +85,8 @@ def test_what_fits_runs_at_once_and_the_rest_waits() -> None:
 
 
 async def test_ready_costs_no_turn_of_the_loop_when_there_is_room() -> None:
-    (place,) = enter(Machine().queue())
-    coroutine = place.ready()
+    (admission,) = enter(Machine().queue())
+    coroutine = admission.admitted()
     with pytest.raises(StopIteration):
         coroutine.send(None)
 
@@ -134,12 +129,13 @@ def test_priority_goes_before_arrival() -> None:
     queue = Machine(capacity=1).queue()
     (running,) = enter(queue)
     waiting = [
-        queue.enter(Ask(priority=priority)) for priority in (LOW, NORMAL, HIGH, LOW, NORMAL, HIGH)
+        queue.enter(AdmissionRequest(priority=priority))
+        for priority in (LOW, NORMAL, HIGH, LOW, NORMAL, HIGH)
     ]
     order = []
     for _ in waiting:
         running.leave()
-        (running,) = [place for place in waiting if place.runs]
+        (running,) = [admission for admission in waiting if admission.runs]
         order.append(waiting.index(running))
     assert order == [2, 5, 1, 4, 0, 3]
 
@@ -165,32 +161,32 @@ def test_a_wide_low_one_is_not_passed_by_for_ever_where_narrow_ones_fit() -> Non
     (wide,) = enter(queue, priority=LOW, units=4)
     overtakers = enter(queue, 20, priority=HIGH)
     while wide.waits:
-        assert queue.running, "nobody runs and the wide one waits"
-        next(place for place in (narrow, *overtakers) if place.runs).leave()
+        assert queue.running, "none runs and the wide one waits"
+        next(admission for admission in (narrow, *overtakers) if admission.runs).leave()
     assert wide.runs
-    assert sum(place.waits for place in overtakers) == 20 - MAX_OVERTAKEN
+    assert sum(admission.waits for admission in overtakers) == 20 - MAX_OVERTAKEN
 
 
 def test_capacity_that_grows_lets_waiting_ones_through() -> None:
     machine = Machine(capacity=1)
     queue = machine.queue()
-    places = enter(queue, 4)
+    admissions = enter(queue, 4)
     machine.capacity = 3
     queue.changed()
-    assert [place.runs for place in places] == [True, True, True, False]
+    assert [admission.runs for admission in admissions] == [True, True, True, False]
 
 
-def test_capacity_that_shrinks_lets_nobody_through_until_there_is_room_again() -> None:
+def test_capacity_that_shrinks_admits_none_until_there_is_capacity_again() -> None:
     machine = Machine(capacity=4)
     queue = machine.queue()
-    places = enter(queue, 5)
+    admissions = enter(queue, 5)
     machine.capacity = 2
     queue.changed()
-    for place in places[:2]:
-        place.leave()
-        assert places[4].waits
-    places[2].leave()
-    assert places[4].runs
+    for admission in admissions[:2]:
+        admission.leave()
+        assert admissions[4].waits
+    admissions[2].leave()
+    assert admissions[4].runs
 
 
 # ---- bounds
@@ -200,7 +196,7 @@ def test_so_many_wait_and_no_more() -> None:
     queue = Machine(capacity=1).queue(max_queued=2)
     enter(queue, 3)
     before = refused("requests")
-    with pytest.raises(OverloadedError, match=r"as many requests wait as may \(2\)") as caught:
+    with pytest.raises(OverloadedError, match=r"the queue is full \(2 waiting\)") as caught:
         enter(queue)
     assert caught.value.retry_delay_s == pytest.approx(1.0, rel=0.21)
     assert refused("requests") == before + 1
@@ -215,17 +211,17 @@ def test_so_many_tokens_wait_and_no_more() -> None:
     with pytest.raises(OverloadedError, match=r"41 tokens .* more than 100"):
         enter(queue, tokens=41)
     assert refused("tokens") == before + 1
-    (place,) = enter(queue, tokens=40)
+    (admission,) = enter(queue, tokens=40)
     assert queue.queued_tokens == 100
-    place.cancel()
+    admission.cancel()
     assert queue.queued_tokens == 60
 
 
 async def test_higher_priority_displaces_the_latest_of_the_lowest() -> None:
     queue = Machine(capacity=1).queue(max_queued=3)
     enter(queue)
-    low, later_low, normal = (queue.enter(Ask(priority=p)) for p in (LOW, LOW, NORMAL))
-    waiting = asyncio.ensure_future(later_low.ready())
+    low, later_low, normal = (queue.enter(AdmissionRequest(priority=p)) for p in (LOW, LOW, NORMAL))
+    waiting = asyncio.ensure_future(later_low.admitted())
     await asyncio.sleep(0)
     before = refused("displaced")
     (high,) = enter(queue, priority=HIGH)
@@ -244,7 +240,7 @@ async def test_higher_priority_displaces_the_latest_of_the_lowest() -> None:
         enter(queue, priority=HIGH)
 
 
-def test_nobody_is_displaced_for_one_that_would_not_fit_even_so() -> None:
+def test_none_is_displaced_for_one_that_would_not_fit_even_so() -> None:
     queue = Machine(capacity=1).queue(max_queued_tokens=100)
     enter(queue)
     (low,) = enter(queue, tokens=50, priority=LOW)
@@ -274,19 +270,19 @@ def test_waits_are_estimated_from_how_long_requests_ran() -> None:
     machine = Machine(capacity=4)
     queue = machine.queue()
     teach(queue, machine, 2.0, 7)
-    assert queue.expected_wait_s(Ask()) is None, "too little to go by"
+    assert queue.expected_wait_s(AdmissionRequest()) is None, "too little to go by"
     teach(queue, machine, 2.0, 1)
-    assert queue.expected_wait_s(Ask()) == 0
+    assert queue.expected_wait_s(AdmissionRequest()) == 0
     enter(queue, 4)
-    assert queue.expected_wait_s(Ask()) == pytest.approx(0.5)
+    assert queue.expected_wait_s(AdmissionRequest()) == pytest.approx(0.5)
     enter(queue, 7, priority=NORMAL)
-    assert queue.expected_wait_s(Ask(priority=NORMAL)) == pytest.approx(4.0)
-    assert queue.expected_wait_s(Ask(priority=HIGH)) == pytest.approx(0.5)
-    assert queue.expected_wait_s(Ask(priority=HIGH, units=3)) == pytest.approx(1.5)
+    assert queue.expected_wait_s(AdmissionRequest(priority=NORMAL)) == pytest.approx(4.0)
+    assert queue.expected_wait_s(AdmissionRequest(priority=HIGH)) == pytest.approx(0.5)
+    assert queue.expected_wait_s(AdmissionRequest(priority=HIGH, units=3)) == pytest.approx(1.5)
     machine.capacity = 2  # half of the workers are gone
-    assert queue.expected_wait_s(Ask()) == pytest.approx((4 + 7 + 1 - 2) * 2.0 / 2)
+    assert queue.expected_wait_s(AdmissionRequest()) == pytest.approx((4 + 7 + 1 - 2) * 2.0 / 2)
     machine.capacity = 0
-    assert queue.expected_wait_s(Ask()) is None
+    assert queue.expected_wait_s(AdmissionRequest()) is None
 
 
 def test_what_runs_has_been_held_for_a_while_already() -> None:
@@ -294,13 +290,13 @@ def test_what_runs_has_been_held_for_a_while_already() -> None:
     queue = machine.queue()
     teach(queue, machine, 10.0)
     (running,) = enter(queue)
-    assert queue.expected_wait_s(Ask()) == pytest.approx(10.0)
+    assert queue.expected_wait_s(AdmissionRequest()) == pytest.approx(10.0)
     machine.now_s += 9.9
-    assert queue.expected_wait_s(Ask()) == pytest.approx(0.1)
+    assert queue.expected_wait_s(AdmissionRequest()) == pytest.approx(0.1)
     (waiting,) = enter(queue, timeout_s=8.0)
-    assert queue.expected_wait_s(Ask()) == pytest.approx(10.1)
+    assert queue.expected_wait_s(AdmissionRequest()) == pytest.approx(10.1)
     machine.now_s += 3600  # stuck, as it seems: it takes off one mean and no more
-    assert queue.expected_wait_s(Ask()) == pytest.approx(10.0)
+    assert queue.expected_wait_s(AdmissionRequest()) == pytest.approx(10.0)
     running.leave()
     assert waiting.runs
 
@@ -310,15 +306,17 @@ def test_a_wide_one_counts_as_all_there_is() -> None:
     queue = machine.queue()
     teach(queue, machine, 10.0)
     (running,) = enter(queue)
-    assert queue.expected_wait_s(Ask(units=16)) == pytest.approx(5.0)
+    assert queue.expected_wait_s(AdmissionRequest(units=16)) == pytest.approx(5.0)
     (wide,) = enter(queue, units=16, timeout_s=60.0)
-    assert queue.expected_wait_s(Ask()) == pytest.approx((1 + 2 + 1 - 2) * 10.0 / 2)
+    assert queue.expected_wait_s(AdmissionRequest()) == pytest.approx((1 + 2 + 1 - 2) * 10.0 / 2)
     running.leave()
     assert wide.runs
     machine.now_s += 2.0
-    assert queue.expected_wait_s(Ask()) == pytest.approx((queue._mean_held_s - 2 * 2.0) / 2)
+    assert queue.expected_wait_s(AdmissionRequest()) == pytest.approx(
+        (queue._held._mean_s - 2 * 2.0) / 2
+    )
     wide.leave()
-    assert queue.expected_wait_s(Ask(units=16)) == 0
+    assert queue.expected_wait_s(AdmissionRequest(units=16)) == 0
 
 
 def test_the_estimate_follows_a_change() -> None:
@@ -327,7 +325,7 @@ def test_the_estimate_follows_a_change() -> None:
     teach(queue, machine, 1.0, 100)
     teach(queue, machine, 9.0, 100)
     enter(queue)
-    assert queue.expected_wait_s(Ask()) == pytest.approx(9.0, rel=0.06)
+    assert queue.expected_wait_s(AdmissionRequest()) == pytest.approx(9.0, rel=0.06)
 
 
 def test_a_deadline_shorter_than_the_queue_is_refused_at_once() -> None:
@@ -340,14 +338,14 @@ def test_a_deadline_shorter_than_the_queue_is_refused_at_once() -> None:
         enter(queue, timeout_s=5.0)
     assert caught.value.retry_delay_s == pytest.approx(3.0, rel=0.21), "half of the queue"
     assert refused("deadline") == before + 1
-    assert queue.enter(Ask(timeout_s=6.5)).waits
-    assert queue.enter(Ask(timeout_s=2.5, priority=HIGH)).waits
+    assert queue.enter(AdmissionRequest(timeout_s=6.5)).waits
+    assert queue.enter(AdmissionRequest(timeout_s=2.5, priority=HIGH)).waits
 
 
 def test_without_evidence_no_deadline_is_refused() -> None:
     queue = Machine(capacity=1).queue()
     enter(queue, 3)
-    assert queue.enter(Ask(timeout_s=0.001)).waits
+    assert queue.enter(AdmissionRequest(timeout_s=0.001)).waits
 
 
 @pytest.mark.parametrize(("delay_s", "middle_s"), [(0.0, 0.1), (5.0, 5.0), (900.0, 30.0)])
@@ -360,62 +358,62 @@ def test_delays_are_bounded_and_spread(delay_s: float, middle_s: float) -> None:
 # ---- ways out
 
 
-async def _waiting(queue: AdmissionQueue, **ask: Any) -> tuple[Place, asyncio.Task[None]]:
-    (place,) = enter(queue, **ask)
-    assert place.waits
-    task = asyncio.ensure_future(place.ready())
+async def _waiting(queue: AdmissionQueue, **request: Any) -> tuple[Admission, asyncio.Task[None]]:
+    (admission,) = enter(queue, **request)
+    assert admission.waits
+    task = asyncio.ensure_future(admission.admitted())
     await asyncio.sleep(0)
-    return place, task
+    return admission, task
 
 
 async def test_a_deadline_that_passes_in_the_queue_ends_the_wait() -> None:
     queue = Machine(capacity=1).queue()
     enter(queue)
-    place, task = await _waiting(queue, timeout_s=0.01)
+    admission, task = await _waiting(queue, timeout_s=0.01)
     with pytest.raises(DeadlinePassedError):
         await asyncio.wait_for(task, 5)
     assert queue.queued == 0
-    assert not place.waits
+    assert not admission.waits
 
 
 async def test_a_cancel_ends_the_wait_and_frees_the_place() -> None:
     queue = Machine(capacity=1).queue(max_queued=1)
     enter(queue)
-    place, task = await _waiting(queue)
-    place.cancel()
+    admission, task = await _waiting(queue)
+    admission.cancel()
     await asyncio.wait_for(task, 5)
-    assert not place.runs
-    assert queue.enter(Ask()).waits
+    assert not admission.runs
+    assert queue.enter(AdmissionRequest()).waits
 
 
 async def test_a_failure_ends_the_wait() -> None:
     queue = Machine(capacity=1).queue()
     enter(queue)
-    place, task = await _waiting(queue)
-    place.fail(InvalidRequestError("no"))
+    admission, task = await _waiting(queue)
+    admission.fail(InvalidRequestError("no"))
     with pytest.raises(InvalidRequestError):
         await asyncio.wait_for(task, 5)
     assert queue.queued == 0
 
 
 async def test_stopping_a_place_that_runs_is_the_generations_business() -> None:
-    (place,) = enter(Machine().queue())
-    place.cancel()
-    place.fail(InvalidRequestError("no"))
-    assert place.runs
-    await place.ready()
+    (admission,) = enter(Machine().queue())
+    admission.cancel()
+    admission.fail(InvalidRequestError("no"))
+    assert admission.runs
+    await admission.admitted()
 
 
-async def test_a_task_cancelled_in_the_moment_it_is_let_through_gives_the_place_back() -> None:
+async def test_a_task_cancelled_in_the_moment_it_is_admitted_gives_the_place_back() -> None:
     queue = Machine(capacity=1).queue()
     (running,) = enter(queue)
-    place, task = await _waiting(queue)
+    admission, task = await _waiting(queue)
     running.leave()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert place.runs
-    place.leave()
+    assert admission.runs
+    admission.leave()
     assert queue.running == 0
 
 
@@ -429,30 +427,6 @@ def test_leaving_twice_frees_one_place() -> None:
     assert queue.running == 2
 
 
-async def test_a_client_that_does_not_read_holds_no_place(text_model: TextModel) -> None:
-    """Else a few of them would keep everybody else out of engines that have nothing to do."""
-    sinks: list[OutputSink] = []
-
-    def start(_: Any, sink: OutputSink) -> Callable[[], None]:
-        sinks.append(sink)
-        return lambda: None
-
-    queue = Machine(capacity=2).queue()
-    (place,) = enter(queue, units=2)
-    spec = GenerationSpec(
-        request_id="r", model="m", token_ids=[1], sampling=Sampling(max_new_tokens=9), n=2
-    )
-    generation = Generation(spec, text_model, Pacer(0.05), lambda _: place.leave(), place.leave)
-    generation.start(Route(decode=cast("Any", SimpleNamespace(start=start))), None)
-    finish = Finish(reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=9)
-    sinks[0].finish(finish)
-    assert queue.running == 2
-    sinks[1].fail(InvalidRequestError("no"))
-    assert queue.running == 0
-    generation.close()
-    assert queue.running == 0
-
-
 # ---- no workers
 
 
@@ -460,15 +434,15 @@ async def test_waiting_ones_wait_for_a_worker_to_come_back() -> None:
     machine = Machine(capacity=1)
     queue = machine.queue(comeback_s=30.0)
     (running,) = enter(queue)
-    place, task = await _waiting(queue)
+    admission, task = await _waiting(queue)
     machine.capacity = 0
     queue.changed()
     running.leave()
-    assert place.waits
+    assert admission.waits
     machine.capacity = 1
     queue.changed()
     await asyncio.wait_for(task, 5)
-    assert place.runs
+    assert admission.runs
     assert queue._comeback is None
 
 
@@ -480,7 +454,7 @@ async def test_they_do_not_wait_for_ever() -> None:
     machine.capacity = 0
     queue.changed()
     for task in tasks:
-        with pytest.raises(NoWorkerError, match="none was back within") as caught:
+        with pytest.raises(NoWorkerError, match="none reconnected within") as caught:
             await asyncio.wait_for(task, 5)
         assert caught.value.retry_delay_s is not None
     assert queue.queued == 0
@@ -492,11 +466,11 @@ async def test_they_do_not_wait_for_ever() -> None:
 def test_the_gauges_follow() -> None:
     queue = Machine(capacity=1).queue()
     before = gauge("running_requests"), gauge("queued_requests"), gauge("queued_tokens")
-    places = enter(queue, 3, tokens=7)
+    admissions = enter(queue, 3, tokens=7)
     now = gauge("running_requests"), gauge("queued_requests"), gauge("queued_tokens")
     assert [b - a for a, b in zip(before, now, strict=True)] == [1, 2, 14]
-    for place in places:
-        place.leave()
+    for admission in admissions:
+        admission.leave()
     after = gauge("running_requests"), gauge("queued_requests"), gauge("queued_tokens")
     assert after == before
 
@@ -531,10 +505,10 @@ class Anything(RuleBasedStateMachine):
         self.queue = AdmissionQueue(
             "unit", self.limits, lambda: self.machine.capacity, lambda: self.machine.now_s
         )
-        self._let_through = self.queue._run
+        self._admit_one = self.queue._run
         self.queue._run = self._run  # type: ignore[method-assign]
-        self.places: list[Place] = []
-        self.tasks: dict[Place, asyncio.Task[None]] = {}
+        self.admissions: list[Admission] = []
+        self.tasks: dict[Admission, asyncio.Task[None]] = {}
 
     def _do(self, act: Callable[[], Awaitable[None] | None]) -> None:
         async def step() -> None:
@@ -554,37 +528,39 @@ class Anything(RuleBasedStateMachine):
     )
     def comes(self, units: int, tokens: int, priority: Priority, timeout_s: float | None) -> None:
         def act() -> None:
-            ask = Ask(units=units, tokens=tokens, priority=priority, timeout_s=timeout_s)
+            request = AdmissionRequest(
+                units=units, tokens=tokens, priority=priority, timeout_s=timeout_s
+            )
             try:
-                place = self.queue.enter(ask)
+                admission = self.queue.enter(request)
             except OverloadedError:
                 return
-            self.places.append(place)
-            self.tasks[place] = asyncio.ensure_future(place.ready())
+            self.admissions.append(admission)
+            self.tasks[admission] = asyncio.ensure_future(admission.admitted())
 
         self._do(act)
 
-    @precondition(lambda self: self.places)
+    @precondition(lambda self: self.admissions)
     @rule(
         index=st.integers(0, 99),
         way=st.sampled_from(["leave", "cancel", "fail", "drop", "leave twice"]),
         later_s=st.floats(0, 3),
     )
     def goes(self, index: int, way: str, later_s: float) -> None:
-        place = self.places[index % len(self.places)]
+        admission = self.admissions[index % len(self.admissions)]
         self.machine.now_s += later_s
 
         def act() -> None:
             if way == "cancel":
-                place.cancel()
+                admission.cancel()
             elif way == "fail":
-                place.fail(InvalidRequestError("no"))
+                admission.fail(InvalidRequestError("no"))
             else:
                 if way == "drop":
-                    self.tasks[place].cancel()
-                place.leave()
+                    self.tasks[admission].cancel()
+                admission.leave()
                 if way == "leave twice":
-                    place.leave()
+                    admission.leave()
 
         self._do(act)
 
@@ -593,33 +569,33 @@ class Anything(RuleBasedStateMachine):
         self.machine.capacity = capacity
         self._do(self.queue.changed)
 
-    def _run(self, place: Place) -> None:
-        self._let_through(place)
-        alone = self.queue.running == place.ask.units
+    def _run(self, admission: Admission) -> None:
+        self._admit_one(admission)
+        alone = self.queue.running == admission.request.units
         assert self.queue.running <= self.machine.capacity or alone, "more than there is room for"
 
     @invariant()
     def the_books_are_right(self) -> None:
-        running = [place for place in self.places if place.runs]
-        waiting = [place for place in self.places if place.waits]
-        assert self.queue.running == sum(place.ask.units for place in running)
+        running = [admission for admission in self.admissions if admission.runs]
+        waiting = [admission for admission in self.admissions if admission.waits]
+        assert self.queue.running == sum(admission.request.units for admission in running)
         assert self.queue.queued == len(waiting) <= self.limits.max_queued
-        assert self.queue.queued_tokens == sum(place.ask.tokens for place in waiting)
+        assert self.queue.queued_tokens == sum(admission.request.tokens for admission in waiting)
         assert self.queue.queued_tokens <= self.limits.max_queued_tokens
 
     @invariant()
-    def nobody_waits_where_there_is_room(self) -> None:
-        if any(place.waits for place in self.places):
+    def none_waits_while_there_is_capacity(self) -> None:
+        if any(admission.waits for admission in self.admissions):
             assert self.queue.running, "a lost waiter"
 
     @invariant()
     def a_task_waits_as_long_as_its_place_does(self) -> None:
-        for place, task in self.tasks.items():
-            assert task.done() == (not place.waits)
+        for admission, task in self.tasks.items():
+            assert task.done() == (not admission.waits)
 
     def teardown(self) -> None:
-        for place in self.places:
-            self._do(place.leave)
+        for admission in self.admissions:
+            self._do(admission.leave)
         assert (self.queue.running, self.queue.queued, self.queue.queued_tokens) == (0, 0, 0)
         for task in self.tasks.values():
             if not task.cancelled():

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from millstream_server.runtime.api_keys import ApiKeys
+from millstream_server.runtime.security.api_keys import ApiKeys
 from millstream_server.runtime.settings import SettingsError
+from tests.support.logged import fields_of
 
 KEY = "k-0123456789abcdef"
 
@@ -62,7 +63,7 @@ def test_a_broken_file_leaves_the_keys_and_one_warning(
         file.write_bytes(broken.encode("latin-1"))
     assert [keys.name_of(KEY) for _ in range(3)] == ["alice"] * 3
     (warning,) = caplog.records
-    assert warning.getMessage().startswith("--api-keys-file: ")
+    assert str(fields_of(warning)["reason"]).startswith("--api-keys-file: ")
     file.write_text(f"bob:{KEY}")
     assert keys.name_of(KEY) == "bob"
 

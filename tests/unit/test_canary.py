@@ -1,4 +1,4 @@
-"""The canary: a hanging engine is noticed in time, a busy one is left alone."""
+"""The canary: a hanging engine is detected in time, a busy one gets no alarm."""
 
 from __future__ import annotations
 
@@ -14,22 +14,19 @@ from typing import Any
 
 import pytest
 
-from millstream.v1 import decode_pb2
+from millstream_server.decode.servicer import SERVICE
 from millstream_server.decode.settings import DecodeSettings
-from millstream_server.engines.base import (
-    CollectingSink,
-    GenerationRequest,
-    KvHandoff,
-    Probeable,
-    Role,
-    Sampling,
-    new_engine_id,
-)
-from millstream_server.engines.sglang_progress import RankProgress
-from millstream_server.engines.simulated import SimulatedConfig, SimulatedEngine
+from millstream_server.engines.base import Probeable, Role
+from millstream_server.engines.sglang.progress import RankProgress
+from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
+from millstream_server.generation.output import CollectingSink
+from millstream_server.generation.request import GenerationRequest, Prompt, new_engine_id
+from millstream_server.generation.sampling import Sampling
 from millstream_server.runtime.errors import EngineFailedError
-from millstream_server.worker import app
+from millstream_server.transfer.ticket import Ticket
+from millstream_server.worker import engine_watch
 from millstream_server.worker.canary import Canary, CanaryTimes
+from millstream_server.worker.generation import app
 from millstream_server.worker.settings import EngineKind, WorkerSettings
 from tests.support.waiting import until
 
@@ -37,7 +34,7 @@ TIMES = CanaryTimes(interval_s=0.1, deadline_s=0.3, retry_s=0.05)
 LIMIT_S = TIMES.interval_s + TIMES.deadline_s
 SLACK_S = 1.0  # of a machine that others share
 CONFIG = SimulatedConfig(step_s=0.001)
-HANDOFF = KvHandoff("127.0.0.1", 1, 5)
+HANDOFF = Ticket("127.0.0.1", 1, 5)
 
 
 class Watched:
@@ -74,15 +71,15 @@ async def simulated(config: SimulatedConfig = CONFIG) -> AsyncIterator[Simulated
 
 
 def submit(
-    engine: SimulatedEngine, max_new_tokens: int, handoff: KvHandoff | None = None
+    engine: SimulatedEngine, max_new_tokens: int, handoff: Ticket | None = None
 ) -> CollectingSink:
     sink = CollectingSink()
     engine.submit(
         GenerationRequest(
             engine_id=new_engine_id(),
-            token_ids=(1,),
+            prompt=Prompt((1,)),
             sampling=Sampling(max_new_tokens=max_new_tokens),
-            handoff=handoff,
+            ticket=handoff,
         ),
         sink,
     )
@@ -235,10 +232,9 @@ async def test_a_worker_by_default_notices_a_hang_within_fifteen_seconds(
         made.append(canary._times)
         return canary
 
-    monkeypatch.setattr(app, "Canary", remember)
+    monkeypatch.setattr(engine_watch, "Canary", remember)
     settings = kind(listen="127.0.0.1:0", metrics_listen="", engine=EngineKind.SIMULATED)
-    service = decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].full_name
-    running = asyncio.ensure_future(app.run(settings, Role.AGGREGATED, service, lambda *_: None))
+    running = asyncio.ensure_future(app.run(settings, Role.AGGREGATED, SERVICE))
     try:
         await until(lambda: bool(made) or running.done())
         assert not running.done()

@@ -1,4 +1,4 @@
-"""A watchdog that breaks ends its worker: none goes on unwatched.
+"""A canary that fails ends its worker.
 
 The worker is a whole one, as `worker.app` wires it, in this process.
 """
@@ -13,23 +13,22 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from millstream.v1 import decode_pb2_grpc
-from millstream_server.decode.servicer import DecodeServicer
+from millstream_server.decode.servicer import SERVICE
 from millstream_server.decode.settings import DecodeSettings
 from millstream_server.engines.base import Role
-from millstream_server.engines.simulated import SimulatedConfig, SimulatedEngine
-from millstream_server.runtime.metrics import DRAINING
-from millstream_server.runtime.server import FAILED, Server
-from millstream_server.worker import app
+from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
+from millstream_server.runtime.lifecycle.signals import FAILED
+from millstream_server.runtime.telemetry.metrics import DRAINING
 from millstream_server.worker.canary import Canary
-from millstream_server.worker.core import WorkerCore
+from millstream_server.worker.generation import app
 from millstream_server.worker.settings import EngineKind
+from tests.support.logged import events
 from tests.support.long_streams import SERVING, watched_health
 from tests.support.suite import free_port
 from tests.support.waiting import until
 
 DECODE = "millstream.v1.DecodeService"
-LEAVES = "this worker leaves: nobody watches it any more: its canary broke"
+STOPS = {"reason": "its canary failed, so a hang would not be detected"}
 
 
 class Engine(SimulatedEngine):
@@ -43,10 +42,6 @@ class Engine(SimulatedEngine):
         if self.broken:
             raise ZeroDivisionError("an accident")
         return super().progress(dp_rank)
-
-
-def _add(core: WorkerCore, server: Server) -> None:
-    decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(core), server.grpc)
 
 
 @contextlib.asynccontextmanager
@@ -64,7 +59,7 @@ async def worker(
         canary_interval_s=0.1,
         canary_timeout_s=0.3,
     )
-    code = asyncio.ensure_future(app.run(settings, Role.AGGREGATED, DECODE, _add))
+    code = asyncio.ensure_future(app.run(settings, Role.AGGREGATED, SERVICE))
     try:
         async with (
             grpc.aio.insecure_channel(settings.listen) as channel,
@@ -87,7 +82,7 @@ async def test_a_canary_that_raises_ends_the_worker(
         assert not code.done()
         engine.broken = True
         assert await asyncio.wait_for(code, 10) == FAILED
-    assert LEAVES in caplog.text
+    assert events(caplog, "worker stops after a failure") == [STOPS]
     assert "ZeroDivisionError: an accident" in caplog.text, "the log says why"
 
 
@@ -104,7 +99,7 @@ async def test_a_canary_that_just_ends_does_so_too(
         assert not code.done()
         ends.set()
         assert await asyncio.wait_for(code, 10) == FAILED
-    assert LEAVES in caplog.text
+    assert events(caplog, "worker stops after a failure") == [STOPS]
 
 
 async def test_a_canary_that_ends_with_its_worker_is_no_accident(

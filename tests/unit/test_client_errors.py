@@ -9,7 +9,7 @@ from google.rpc import error_details_pb2, status_pb2
 import millstream_client as client
 from millstream_client.errors import from_rpc_error
 from millstream_server.runtime import errors as server_errors
-from millstream_server.runtime.status import to_status
+from millstream_server.runtime.rpc.status import GRPC_CODES, to_status
 
 
 def _rpc_error(
@@ -22,7 +22,7 @@ def _rpc_error(
 
 
 def _of(error: server_errors.ServingError) -> client.MillstreamError:
-    return from_rpc_error(_rpc_error(error.code, error.message, to_status(error)))
+    return from_rpc_error(_rpc_error(GRPC_CODES[error.code], error.message, to_status(error)))
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_each_of_the_servers_failures_has_its_class(
 ) -> None:
     failed = _of(error)
     assert type(failed) is kind
-    assert (failed.code, failed.reason) == (error.code, error.reason)
+    assert (failed.code, failed.reason) == (GRPC_CODES[error.code], error.reason)
     assert (failed.retryable, failed.error_id) == (error.retryable, error.error_id)
     assert failed.message == error.message
 

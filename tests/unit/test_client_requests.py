@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from google.protobuf import duration_pb2
 
 from millstream.v1 import processor_pb2, sampling_pb2
 from millstream_client.answers import Answer
-from millstream_client.requests import Knobs, Sampling, complete_request, generation_options
+from millstream_client.knobs import KNOBS, Knobs, Sampling, generation_options
+from millstream_client.requests import complete_request
 
 
 def test_what_is_left_out_stays_unset() -> None:
@@ -37,6 +39,10 @@ def test_knobs_beside_sampling_win() -> None:
         sampling=sampling_pb2.SamplingParams(top_k=5, temperature=1.0), temperature=0.5
     )
     assert (options.sampling.top_k, options.sampling.temperature) == (5, 0.5)
+    options = generation_options(
+        sampling=sampling_pb2.SamplingParams(stop_token_ids=[1]), stop_token_ids=[2]
+    )
+    assert list(options.sampling.stop_token_ids) == [2]
 
 
 def test_a_knob_that_there_is_not_is_refused() -> None:
@@ -49,9 +55,41 @@ def test_every_field_of_the_contract_can_be_set() -> None:
     fields = set(processor_pb2.GenerationOptions.DESCRIPTOR.fields_by_name)
     knobs = {"min_interval" if k == "min_interval_s" else k for k in Knobs.__annotations__}
     assert knobs == fields | set(Sampling.__annotations__)
-    assert set(Sampling.__annotations__) <= set(
+    assert set(Sampling.__annotations__) == set(
         sampling_pb2.SamplingParams.DESCRIPTOR.fields_by_name
     )
+
+
+def test_knobs_of_every_kind_are_converted() -> None:
+    constraint = sampling_pb2.Constraint(regex="a+")
+    options = generation_options(
+        stop_token_ids=[1, 2],
+        logit_bias={3: -1.5},
+        constraint=constraint,
+        ignore_eos=False,
+        stop="x",
+        min_interval_s=0.25,
+        logprobs=sampling_pb2.LogprobOptions(top=2),
+        priority=processor_pb2.PRIORITY_LOW,
+    )
+    assert options == processor_pb2.GenerationOptions(
+        sampling=sampling_pb2.SamplingParams(
+            stop_token_ids=[1, 2], logit_bias={3: -1.5}, constraint=constraint, ignore_eos=False
+        ),
+        stop=["x"],
+        min_interval=duration_pb2.Duration(nanos=250_000_000),
+        logprobs=sampling_pb2.LogprobOptions(top=2),
+        priority=processor_pb2.PRIORITY_LOW,
+    )
+    assert options.sampling.HasField("ignore_eos")
+
+
+def test_the_table_of_knobs_has_every_plain_field_with_its_help() -> None:
+    fields = sampling_pb2.SamplingParams.DESCRIPTOR.fields
+    plain = [f.name for f in fields if f.message_type is None]
+    assert [knob.name for knob in KNOBS] == plain
+    assert all(knob.help for knob in KNOBS)
+    assert {knob.name for knob in KNOBS if knob.repeated} == {"stop_token_ids"}
 
 
 def test_an_answer_keeps_choices_apart() -> None:

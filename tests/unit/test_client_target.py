@@ -71,7 +71,7 @@ def test_what_is_no_address_is_refused(address: str, complaint: str) -> None:
 
 @pytest.mark.parametrize("make", [Client, SyncClient])
 def test_a_key_does_not_travel_readably(make: Any) -> None:
-    with pytest.raises(ValueError, match=r"would travel to processor:1 unencrypted.*tls=Tls\(\)"):
+    with pytest.raises(ValueError, match=r"would be sent to processor:1 unencrypted.*tls=Tls\(\)"):
         make("processor:1", api_key="k-secret")
     with pytest.raises(ValueError, match="unencrypted") as refused:
         make("127.0.0.1:1,10.0.0.1:1", api_key="k-secret")

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
+import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from millstream.v1 import generation_pb2, sampling_pb2
-from millstream_server.engines.base import (
-    Constraint,
-    ConstraintKind,
-    Finish,
-    FinishReason,
-    LogprobOptions,
-    Sampling,
-    TokenLogprob,
-)
+from millstream_server.generation.output import Finish, FinishReason, TokenLogprob
+from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
+from millstream_server.generation.sampling import Constraint, ConstraintKind, Sampling
+from millstream_server.processor.options import Options
+from millstream_server.processor.text.model_files import GenerationDefaults
+from millstream_server.protobuf import generation as convert
+from millstream_server.runtime.errors import InvalidRequestError
+from millstream_server.runtime.telemetry.trace_context import TraceContext
 from millstream_server.transfer.ticket import Ticket
-from millstream_server.worker_stream import convert
-from millstream_server.worker_stream.start import GenerationStart, TraceContext
 
 # Floats that a 32-bit field holds exactly.
 SAMPLINGS = {
@@ -61,18 +60,33 @@ def test_sampling_survives(name: str) -> None:
     assert convert.sampling_from_proto(message, unset_max_new_tokens=99) == sampling
 
 
-def test_unset_takes_the_default_and_an_explicit_zero_does_not() -> None:
-    defaults = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.1}
-    unset = convert.sampling_from_proto(
-        sampling_pb2.SamplingParams(), unset_max_new_tokens=50, **defaults
+def test_unset_takes_the_models_default_and_an_explicit_zero_does_not() -> None:
+    defaults = GenerationDefaults(temperature=0.7, top_p=0.8, top_k=20, min_p=0.1)
+    unset = Options(path="", sampling=convert.sampling_fields(sampling_pb2.SamplingParams(), ""))
+    assert unset.sampling_for(defaults, 50) == Sampling(
+        max_new_tokens=50, temperature=0.7, top_p=0.8, top_k=20, min_p=0.1
     )
-    assert unset == Sampling(max_new_tokens=50, temperature=0.7, top_p=0.8, top_k=20, min_p=0.1)
     zeros = sampling_pb2.SamplingParams(
         temperature=0, top_p=0, top_k=0, min_p=0, max_new_tokens=0, seed=0, ignore_eos=False
     )
-    read = convert.sampling_from_proto(_wire(zeros), unset_max_new_tokens=50, **defaults)
+    options = Options(path="", sampling=convert.sampling_fields(_wire(zeros), ""))
+    read = options.sampling_for(defaults, 50)
     assert (read.temperature, read.top_p, read.top_k, read.min_p) == (0, 0, 0, 0)
     assert (read.max_new_tokens, read.seed, read.ignore_eos) == (0, 0, False)
+
+
+def test_a_later_turns_answer_is_bounded_by_what_the_context_leaves() -> None:
+    options = Options(path="", sampling={"max_new_tokens": 99})
+    assert options.sampling_for(GenerationDefaults(), 50).max_new_tokens == 99
+    assert options.sampling_for(GenerationDefaults(), 50, fit=True).max_new_tokens == 50
+    assert options.sampling_for(GenerationDefaults(), -5, fit=True).max_new_tokens == 1
+
+
+def test_a_constraint_of_no_known_kind_is_refused_by_name() -> None:
+    message = sampling_pb2.SamplingParams(constraint=sampling_pb2.Constraint())
+    with pytest.raises(InvalidRequestError) as caught:
+        convert.sampling_fields(message, "start.options.sampling")
+    assert caught.value.violations[0].field == "start.options.sampling.constraint"
 
 
 def test_every_knob_of_the_contract_is_read() -> None:
@@ -88,11 +102,11 @@ def test_greedy_is_sent() -> None:
     assert not message.HasField("top_p")
 
 
-def _start(**changes: Any) -> GenerationStart:
-    return GenerationStart(
+def _start(**changes: Any) -> GenerationRequest:
+    return GenerationRequest(
         **{
             "request_id": "r",
-            "token_ids": [1, 2, 2**32 - 1],
+            "prompt": Prompt([1, 2, 2**32 - 1]),
             "sampling": SAMPLINGS["all"],
             **changes,
         }
@@ -118,17 +132,20 @@ STARTS = {
         )
     ),
     "trace": _start(trace=TraceContext("00-a-b-01", "x=y", "k=v")),
-    "timeout": _start(timeout_s=1.25),
-    "no time left": _start(timeout_s=0.0),
+    "timeout": _start(deadline_s=101.25),
+    "no time left": _start(deadline_s=100.0),
 }
 
 
 @pytest.mark.parametrize("name", STARTS)
-def test_a_start_survives(name: str) -> None:
+def test_a_start_survives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     start = STARTS[name]
     message = _wire(convert.start_to_proto(9, start))
     assert message.slot == 9
-    assert convert.start_from_proto(message, context_length=100) == start
+    read = convert.start_from_proto(message, context_length=100)
+    assert read.engine_id != start.engine_id, "each end has an id of its own"
+    assert replace(read, engine_id=start.engine_id) == start
 
 
 def test_an_unset_max_new_tokens_becomes_what_the_context_leaves() -> None:
@@ -140,7 +157,7 @@ def test_an_unset_max_new_tokens_becomes_what_the_context_leaves() -> None:
 def test_an_absurd_timeout_is_a_number_all_the_same() -> None:
     message = generation_pb2.StartGeneration(token_ids=[1])
     message.timeout.seconds = 2**63 - 1
-    timeout_s = convert.start_from_proto(message, 100).timeout_s
+    timeout_s = convert.start_from_proto(message, 100).time_left_s
     assert timeout_s is not None
     assert timeout_s > 1e18
 
@@ -182,7 +199,9 @@ def test_a_missing_logprob_is_nan_on_the_wire_too() -> None:
     ],
 )
 def test_a_finish_survives(finish: Finish) -> None:
-    message = _wire(convert.finish_to_proto(3, finish))
+    written = generation_pb2.SlotFinish(slot=3)
+    convert.write_finish(written, finish)
+    message = _wire(written)
     assert message.slot == 3
     assert convert.finish_from_proto(message) == finish
 
@@ -191,3 +210,8 @@ def test_every_finish_reason_of_an_engine_has_its_name_in_the_contract() -> None
     for reason in FinishReason:
         name = generation_pb2.FinishReason.Name(convert.finish_reason_to_proto(reason))
         assert name == f"FINISH_REASON_{reason.name}"
+
+
+def test_every_grammar_of_the_contract_is_known() -> None:
+    grammars = sampling_pb2.Constraint.DESCRIPTOR.oneofs_by_name["grammar"].fields
+    assert {kind.value for kind in ConstraintKind} == {field.name for field in grammars}

@@ -9,18 +9,11 @@ from typing import Any
 
 import pytest
 
-from millstream_server.engines.base import (
-    Ability,
-    Constraint,
-    ConstraintKind,
-    EngineInfo,
-    GenerationRequest,
-    KvHandoff,
-    LogprobOptions,
-    Role,
-    Sampling,
-)
-from millstream_server.engines.validation import (
+from millstream_server.engines.base import Role
+from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
+from millstream_server.generation.sampling import Ability, Constraint, ConstraintKind, Sampling
+from millstream_server.generation.validation import (
     MAX_CONSTRAINT_BYTES,
     MAX_CONSTRAINT_DEPTH,
     MAX_VIOLATIONS,
@@ -28,8 +21,9 @@ from millstream_server.engines.validation import (
 )
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from millstream_server.runtime.json_bounds import MAX_JSON_DEPTH, MAX_SUBSCHEMAS
+from millstream_server.transfer.ticket import Ticket
 
-_INFO = EngineInfo(
+_INFO = GeneratorInfo(
     engine="simulated",
     engine_version="1",
     vocab_size=100,
@@ -39,14 +33,13 @@ _INFO = EngineInfo(
     max_running_requests=4,
     abilities=frozenset(Ability),
 )
-_HANDOFF = KvHandoff("127.0.0.1", 8998, 7)
+_HANDOFF = Ticket("127.0.0.1", 8998, 7)
 
 
 def _request(**changes: Any) -> GenerationRequest:
     sampling = Sampling(**{"max_new_tokens": 10, **changes.pop("sampling", {})})
-    return GenerationRequest(
-        **{"engine_id": "0" * 32, "token_ids": [1, 2, 3], "sampling": sampling, **changes}
-    )
+    prompt = Prompt(changes.pop("token_ids", [1, 2, 3]))
+    return GenerationRequest(prompt=prompt, sampling=sampling, **changes)
 
 
 def _fields(request: GenerationRequest, role: Role = Role.AGGREGATED) -> list[str]:
@@ -163,17 +156,17 @@ def test_the_number_of_violations_is_bounded() -> None:
 @pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
 def test_disaggregated_roles_need_a_ticket(role: Role) -> None:
     assert _fields(_request(), role) == ["ticket"]
-    check_request(_request(handoff=_HANDOFF), _INFO, role)
+    check_request(_request(ticket=_HANDOFF), _INFO, role)
 
 
 @pytest.mark.parametrize("room", [-1, 2**63])
 def test_a_ticket_with_an_impossible_room_is_refused(room: int) -> None:
     handoff = dataclasses.replace(_HANDOFF, room=room)
-    assert _fields(_request(handoff=handoff), Role.DECODE) == ["ticket"]
+    assert _fields(_request(ticket=handoff), Role.DECODE) == ["ticket"]
 
 
 def test_an_aggregated_worker_takes_no_ticket() -> None:
-    assert _fields(_request(handoff=_HANDOFF)) == ["ticket"]
+    assert _fields(_request(ticket=_HANDOFF)) == ["ticket"]
 
 
 @pytest.mark.parametrize(

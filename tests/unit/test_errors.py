@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import grpc
 import pytest
 from google.rpc import error_details_pb2
 
 from millstream.v1 import errors_pb2
+from millstream_server.protobuf.errors import error_from_proto, error_to_proto
 from millstream_server.runtime import errors
-from millstream_server.runtime.errors import FieldViolation, ServingError
-from millstream_server.runtime.status import to_status, to_trailers
-from millstream_server.worker_stream.convert import error_from_proto, error_to_proto
+from millstream_server.runtime.errors import Code, FieldViolation, ServingError
+from millstream_server.runtime.rpc.status import to_status, to_trailers
 
 
 def _classes(cls: type[ServingError] = ServingError) -> list[type[ServingError]]:
@@ -21,22 +20,24 @@ def _classes(cls: type[ServingError] = ServingError) -> list[type[ServingError]]
 
 CLASSES = _classes()
 CODES = {
-    "INVALID_REQUEST": grpc.StatusCode.INVALID_ARGUMENT,
-    "UNSUPPORTED_FEATURE": grpc.StatusCode.INVALID_ARGUMENT,
-    "MODEL_NOT_FOUND": grpc.StatusCode.NOT_FOUND,
-    "CANCELLED": grpc.StatusCode.CANCELLED,
-    "DEADLINE_EXCEEDED": grpc.StatusCode.DEADLINE_EXCEEDED,
-    "OVERLOADED": grpc.StatusCode.RESOURCE_EXHAUSTED,
-    "UNAVAILABLE": grpc.StatusCode.UNAVAILABLE,
-    "NO_WORKER": grpc.StatusCode.UNAVAILABLE,
-    "WORKER_LOST": grpc.StatusCode.UNAVAILABLE,
-    "WORKER_DRAINING": grpc.StatusCode.UNAVAILABLE,
-    "ENGINE_FAILED": grpc.StatusCode.UNAVAILABLE,
-    "KV_TRANSFER_FAILED": grpc.StatusCode.UNAVAILABLE,
-    "INTERNAL": grpc.StatusCode.INTERNAL,
-    "UNAUTHENTICATED": grpc.StatusCode.UNAUTHENTICATED,
-    "PERMISSION_DENIED": grpc.StatusCode.PERMISSION_DENIED,
-    "UNKNOWN_METHOD": grpc.StatusCode.UNIMPLEMENTED,
+    "INVALID_REQUEST": Code.INVALID_ARGUMENT,
+    "UNSUPPORTED_FEATURE": Code.INVALID_ARGUMENT,
+    "MODEL_NOT_FOUND": Code.NOT_FOUND,
+    "CANCELLED": Code.CANCELLED,
+    "DEADLINE_EXCEEDED": Code.DEADLINE_EXCEEDED,
+    "OVERLOADED": Code.RESOURCE_EXHAUSTED,
+    "UNAVAILABLE": Code.UNAVAILABLE,
+    "NO_WORKER": Code.UNAVAILABLE,
+    "WORKER_LOST": Code.UNAVAILABLE,
+    "WORKER_DRAINING": Code.UNAVAILABLE,
+    "ENGINE_FAILED": Code.UNAVAILABLE,
+    "KV_TRANSFER_FAILED": Code.UNAVAILABLE,
+    "INTERNAL": Code.INTERNAL,
+    "UNAUTHENTICATED": Code.UNAUTHENTICATED,
+    "PERMISSION_DENIED": Code.PERMISSION_DENIED,
+    "UNKNOWN_METHOD": Code.UNIMPLEMENTED,
+    "EMBEDDING_TRANSFER_FAILED": Code.UNAVAILABLE,
+    "MEDIA_FETCH_FAILED": Code.UNAVAILABLE,
 }
 
 
@@ -52,7 +53,7 @@ def test_codes_are_those_the_contract_states() -> None:
 
 
 def test_what_is_retryable() -> None:
-    retryable = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED}
+    retryable = {Code.UNAVAILABLE, Code.RESOURCE_EXHAUSTED}
     assert all(cls.retryable == (cls.code in retryable) for cls in CLASSES)
 
 
@@ -70,7 +71,7 @@ def test_a_failure_survives_the_worker_stream(
     sent = cls("a sentence", violations=violations, retry_delay_s=delay_s, error_id="id7")
     wire = error_to_proto(sent).SerializeToString()
     message = errors_pb2.RequestError.FromString(wire)
-    assert message.code == cls.code.value[0]
+    assert message.code == cls.code
     assert message.retryable == cls.retryable
     assert message.error_id == "id7"
     received = error_from_proto(message)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream_server.runtime.load_meter import (
+from millstream_server.runtime.telemetry.load_meter import (
     LoadMeter,
     ProcessUse,
     cores_available,
@@ -73,7 +73,7 @@ def test_counting_keeps_no_more_than_the_window() -> None:
     for _ in range(1000):
         meter.finished()
         world.now += 0.7
-    assert len(meter._slots) <= 10
+    assert len(meter._periods) <= 10
 
 
 def test_cpu_is_a_share_of_all_cores_over_the_window() -> None:

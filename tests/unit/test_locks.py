@@ -13,8 +13,10 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-BASE: list[str] = PROJECT["project"]["dependencies"]
-GPU: list[str] = PROJECT["project"]["optional-dependencies"]["gpu"]
+CLIENT: list[str] = PROJECT["project"]["dependencies"]
+EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
+BASE = [*CLIENT, *EXTRAS["processor"], *EXTRAS["cli"]]
+GPU = [line for line in EXTRAS["gpu"] if line != "millstream[processor]"]
 DEV: list[str] = PROJECT["dependency-groups"]["dev"]
 
 
@@ -70,14 +72,26 @@ def _gaps(pins: dict[str, str], roots: list[str], not_asked: frozenset[str]) -> 
         (
             "cpu.lock",
             [*BASE, *DEV, *_lines("cpu.in"), *_lines("cpu-nodeps.in")],
-            frozenset(Requirement(line).name for line in _lines("cpu-nodeps.in")),
+            frozenset({"torch", *(Requirement(line).name for line in _lines("cpu-nodeps.in"))}),
         ),
+        # Asks the build of torch that is installed here.
+        ("torch-cuda.lock", [f"torch=={_pins('cpu.lock')['torch']}"], frozenset[str]()),
         ("gpu.lock", [*BASE, *GPU], frozenset[str]()),
     ],
 )
 def test_a_lock_is_complete(lock: str, roots: list[str], not_asked: frozenset[str]) -> None:
     # Python brings setuptools (or, from 3.12 on, nothing that needs it).
-    assert _gaps(_pins(lock) | {"setuptools": "999"}, roots, not_asked) == []
+    beside = _pins("cpu.lock") if lock == "torch-cuda.lock" else {}
+    assert _gaps(beside | _pins(lock) | {"setuptools": "999"}, roots, not_asked) == []
+
+
+def test_the_cuda_lock_only_adds_to_the_cpu_lock() -> None:
+    assert not _pins("torch-cuda.lock").keys() & _pins("cpu.lock").keys()
+
+
+def test_nixl_is_the_one_for_torchs_cuda_version() -> None:
+    (cuda,) = (name for name in _pins("torch-cuda.lock") if name.startswith("nvidia-cudnn-"))
+    assert f"nixl-{cuda.rpartition('-')[2]}" in _pins("cpu.lock")
 
 
 def test_a_missing_package_is_noticed() -> None:

@@ -1,21 +1,25 @@
-"""One line an event, with the trace it belongs to."""
+"""One line per event, whose fields are fields, with the trace it belongs to."""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
+import time
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from opentelemetry import trace
 
-from millstream_server.runtime import log
+from millstream_server.runtime.telemetry import log
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 SPAN = trace.NonRecordingSpan(
     trace.SpanContext(int(TRACE_ID, 16), 1, is_remote=True, trace_flags=trace.TraceFlags(1))
 )
+FORGED = "2026-11-20 10:00:00,000 INFO millstream_server.x: forged"
+events = log.get_log("millstream_server.test")
 
 
 @pytest.fixture(autouse=True)
@@ -27,32 +31,191 @@ def _root_logger() -> Iterator[None]:
     root.handlers[:], root.level = handlers, level
 
 
-def lines(line_format: Literal["text", "json"], capsys: pytest.CaptureFixture[str]) -> list[str]:
-    log.configure("info", line_format)
-    logger = logging.getLogger("millstream_server.test")
-    logger.info("request=%s outcome=%s", "r1", "STOP")
+class Written:
+    """What a configured process has written to stderr."""
+
+    def __init__(
+        self, line_format: Literal["text", "json"], capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        log.configure("info", line_format)
+        self._capfd = capfd
+
+    def lines(self) -> list[str]:
+        return self._capfd.readouterr().err.splitlines()
+
+    def objects(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.lines()]
+
+
+@pytest.fixture
+def text(capfd: pytest.CaptureFixture[str]) -> Written:
+    return Written("text", capfd)
+
+
+@pytest.fixture
+def as_json(capfd: pytest.CaptureFixture[str]) -> Written:
+    return Written("json", capfd)
+
+
+def _fail(message: str) -> None:
+    try:
+        raise ValueError(message)  # noqa: TRY301
+    except ValueError as error:
+        events.error("it failed", error=error)
+
+
+# ---- text
+
+
+def test_a_line_has_time_level_logger_event_and_fields(text: Written) -> None:
+    before = time.time()
+    events.info("worker connected", worker="127.0.0.1:1", slots=3, share=0.5, ready=True)
+    (line,) = text.lines()
+    at, rest = line[:23], line[23:]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}", at)
+    written = time.mktime(time.strptime(at[:19], "%Y-%m-%d %H:%M:%S"))
+    assert before - 1 <= written <= time.time()
+    assert rest == (
+        " INFO millstream_server.test: worker connected "
+        "worker=127.0.0.1:1 slots=3 share=0.5 ready=true"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        ("plain", "plain"),
+        ("ünïcode", "ünïcode"),
+        ("two words", '"two words"'),
+        ("a=b", '"a=b"'),
+        ('say "hi"', r'"say \"hi\""'),
+        ("", '""'),
+        (None, "None"),
+        ("\ud800", r"\ud800"),
+        ("\x1b[2J", r"\x1b[2J"),
+    ],
+)
+def test_a_value_is_quoted_when_it_needs_it(text: Written, value: object, written: str) -> None:
+    events.info("seen", value=value)
+    (line,) = text.lines()
+    assert line.endswith(f": seen value={written}")
+
+
+@pytest.mark.parametrize("breaks", ["\n", "\r", "\r\n", "\x0b", "\x1c", "\x85", "\u2028"])
+def test_what_a_client_sends_cannot_begin_a_line(text: Written, breaks: str) -> None:
+    events.info("seen", value=f"a{breaks}{FORGED}")
+    logging.getLogger("a.library").warning("took %s", f"a{breaks}{FORGED}")
+    lines = text.lines()
+    assert len(lines) == 2
+    assert all(FORGED in line and not line.startswith(FORGED) for line in lines)
+
+
+def test_a_traceback_follows_indented(text: Written) -> None:
+    _fail(f"no such token\n{FORGED}")
+    first, *rest = text.lines()
+    assert " ERROR millstream_server.test: it failed" in first
+    assert rest[0] == "  Traceback (most recent call last):"
+    assert rest[-2:] == ["  ValueError: no such token", f"  {FORGED}"]
+    assert all(line.startswith("  ") for line in rest)
+
+
+def test_a_line_names_the_current_trace(text: Written) -> None:
     with trace.use_span(SPAN):
-        try:
-            raise ValueError("no such token")  # noqa: TRY301
-        except ValueError:
-            logger.exception("it failed\nbadly")
-    return capsys.readouterr().err.splitlines()
+        events.info("seen")
+        events.info("seen", trace_id="its own")
+    first, second = text.lines()
+    assert first.endswith(f": seen trace_id={TRACE_ID}")
+    assert second.endswith(': seen trace_id="its own"')
 
 
-def test_text(capsys: pytest.CaptureFixture[str]) -> None:
-    first, second, *rest = lines("text", capsys)
-    assert first.endswith("level=INFO logger=millstream_server.test request=r1 outcome=STOP")
-    assert "level=ERROR" in second
-    # What a client sent can't begin a line of its own.
-    assert second.endswith(f"it failed\\x0abadly trace_id={TRACE_ID}")
-    assert rest[-1] == "ValueError: no such token"
+def test_a_phase_is_a_field(text: Written) -> None:
+    events.phase("loading the model")
+    (line,) = text.lines()
+    assert line.endswith('millstream_server.test: phase phase="loading the model"')
 
 
-def test_json_is_one_line_whatever_the_text(capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = map(json.loads, lines("json", capsys))
-    assert first["message"] == "request=r1 outcome=STOP"
-    assert (first["level"], first["logger"]) == ("INFO", "millstream_server.test")
-    assert "trace_id" not in first
-    assert second["message"] == "it failed\nbadly"
-    assert second["trace_id"] == TRACE_ID
-    assert second["exception"].endswith("ValueError: no such token")
+def test_the_level_counts(text: Written) -> None:
+    events.debug("unseen")
+    events.info("seen")
+    assert len(text.lines()) == 1
+
+
+# ---- JSON
+
+
+def test_fields_are_keys_of_the_object(as_json: Written) -> None:
+    events.info("worker connected", worker="a\nb", slots=3, share=0.5, ready=True, path=object)
+    (line,) = as_json.objects()
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line.pop("time"))
+    assert line == {
+        "level": "INFO",
+        "logger": "millstream_server.test",
+        "message": "worker connected",
+        "worker": "a\nb",
+        "slots": 3,
+        "share": 0.5,
+        "ready": True,
+        "path": "<class 'object'>",
+    }
+
+
+def test_keys_of_every_line_are_not_overwritten(as_json: Written) -> None:
+    events.info("seen", time="t", level="l", logger="g", message="m", exception="e")
+    (line,) = as_json.objects()
+    assert (line["level"], line["logger"], line["message"]) == (
+        "INFO",
+        "millstream_server.test",
+        "seen",
+    )
+    assert [line[f"{name}_"] for name in ("time", "level", "logger", "message", "exception")] == [
+        *"tlgme"
+    ]
+
+
+def test_a_failure_is_one_line(as_json: Written) -> None:
+    with trace.use_span(SPAN):
+        _fail(f"no such token\n{FORGED}")
+    (line,) = as_json.objects()
+    assert line["message"] == "it failed"
+    assert line["trace_id"] == TRACE_ID
+    assert line["exception"].endswith(f"ValueError: no such token\n{FORGED}")
+
+
+# ---- how much
+
+
+def _repeats() -> Any:
+    (found,) = [f for handler in logging.getLogger().handlers for f in handler.filters]
+    return found
+
+
+def test_warnings_that_repeat_are_dropped_and_counted(
+    as_json: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(_repeats(), "_clock", lambda: now)
+    for number in range(100):
+        events.warning("refused", number=number)
+        events.info("served")
+    events.warning("another")
+    lines = as_json.objects()
+    refused = [line for line in lines if line["message"] == "refused"]
+    assert [line["number"] for line in refused] == list(range(60))
+    assert refused[-1]["repeats"] == "dropped for a minute"
+    assert not any("repeats" in line for line in refused[:-1])
+    assert sum(line["message"] == "served" for line in lines) == 100
+    assert lines[-1]["message"] == "another"
+
+    now += 60
+    for _ in range(2):
+        events.warning("refused", number=0)
+    first, second = as_json.objects()
+    assert first["dropped_before"] == 40
+    assert "dropped_before" not in second
+
+
+def test_what_is_remembered_of_warnings_is_bounded(as_json: Written) -> None:
+    for number in range(5000):
+        logging.getLogger("a.library").warning(f"client {number}")  # noqa: G004
+    assert len(_repeats()._seen) <= 1000
+    assert len(as_json.lines()) == 5000

@@ -9,11 +9,18 @@ import sys
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from millstream_server.processor.turn_telemetry import ABANDONED
+from millstream_server.processor.telemetry import ABANDONED
 from millstream_server.runtime import errors
-from millstream_server.runtime.metrics import REGISTRY, SCRAPED
-from millstream_server.runtime.orca import OUR_FAULT
-from tests.support.metrics_table import DOCUMENT, Documented, Row, declared, documented
+from millstream_server.runtime.errors import SERVER_FAULTS
+from millstream_server.runtime.telemetry.metrics import REGISTRY
+from tests.support.scraping import (
+    DOCUMENT,
+    MADE_AT_SCRAPES,
+    Documented,
+    Row,
+    declared,
+    documented,
+)
 
 _TABLE, _DECLARED = documented(), declared()
 _UNITS = {"seconds", "bytes", "tokens", "requests", "blocks", "1"}
@@ -77,7 +84,7 @@ def test_counters_and_histograms_have_no_second_series_for_their_birth() -> None
 
 def test_no_two_series_have_one_name() -> None:
     names = [name for names in REGISTRY._collector_to_names.values() for name in names]
-    names += [gauge.name for gauge in SCRAPED]
+    names += [gauge.name for gauge in MADE_AT_SCRAPES]
     assert len(names) == len(set(names))
 
 
@@ -85,7 +92,7 @@ def test_the_query_for_failed_turns_leaves_out_what_is_no_fault_of_the_server() 
     (left_out,) = re.findall(r'error_type!~"(.*?)"', DOCUMENT.read_text())
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     failures = [kind for kind in kinds if issubclass(kind, errors.ServingError)]
-    not_ours = {kind.reason for kind in failures if kind.code not in OUR_FAULT}
+    not_ours = {kind.reason for kind in failures if kind.code not in SERVER_FAULTS}
     never_a_turn = {"UNAUTHENTICATED", "PERMISSION_DENIED", "UNKNOWN_METHOD"}
     assert set(left_out.split("|")) == {"", ABANDONED} | (not_ours - never_a_turn)
 
@@ -93,7 +100,7 @@ def test_the_query_for_failed_turns_leaves_out_what_is_no_fault_of_the_server() 
 def test_what_a_process_says_before_anything_happened() -> None:
     """0 would be a certificate that expired in 1970; no series, no rise at a first refusal."""
     program = """
-from millstream_server.runtime.metrics import REGISTRY
+from millstream_server.runtime.telemetry.metrics import REGISTRY
 print(REGISTRY.get_sample_value("millstream_certificate_expiry_timestamp_seconds"))
 print(REGISTRY.get_sample_value("millstream_admission_refused_total", {"cause": "displaced"}))
 """

@@ -44,6 +44,27 @@ def test_a_full_or_late_process_gathers_more_and_more_up_to_the_bound(
     assert seen.index(0.05) <= 25, "half a second at the latest"
 
 
+async def test_later_tokens_give_way_to_a_burst_of_first_ones() -> None:
+    pacer = Pacer(0.05)
+    streams = [pacer.stream() for _ in range(8)]
+    pacer._adjust(*IDLE)
+    assert pacer.interval_s == 0, "a burst alone is no reason to gather"
+    pacer._adjust(*FULL)
+    assert pacer.interval_s == 0.05
+    for stream in streams:
+        stream.touch()
+        assert await _waited_s(stream) < NO_TIME_S, "first tokens wait for nothing"
+    assert pacer.starting == 0
+
+
+async def test_a_stream_that_ends_without_a_token_is_no_burst() -> None:
+    pacer = Pacer(0.05)
+    stream = pacer.stream()
+    stream.close()
+    stream.close()
+    assert pacer.starting == 0
+
+
 def test_it_shrinks_back_to_nothing() -> None:
     pacer = Pacer(0.05)
     for _ in range(100):

@@ -2,74 +2,149 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import pytest
 
-from millstream_server.engines.base import EngineLoad
 from millstream_server.routing.policy import (
     AFFINITY_SLACK,
-    LeastLoaded,
+    BestInRotation,
+    BestOfTwo,
+    Policy,
     PolicyName,
-    RoundRobin,
     make_policy,
+    requests_at,
+    score_by_load,
+    weighted,
 )
+from millstream_server.routing.request import RoutingRequest
+from millstream_server.routing.workers import WorkerView
+from tests.support.views import load
+
+NEW = RoutingRequest(model="m")
 
 
-@dataclass
-class Worker:
-    address: str
-    in_flight: int = 0
-    load: EngineLoad | None = None
+def _of(home: str) -> RoutingRequest:
+    """Make a request of a conversation whose last turn ran at ``home``."""
+    return RoutingRequest(model="m", session=(home,))
 
 
-def _load(running: int, queued: int = 0) -> EngineLoad:
-    return EngineLoad(
-        running_requests=running, queued_requests=queued, used_blocks=0, total_blocks=1
-    )
+def _pick(policy: Policy, request: RoutingRequest, views: Sequence[WorkerView]) -> str:
+    picked = policy.pick(request, views)
+    assert picked
+    return picked.address
 
 
-def test_round_robin_takes_each_in_its_turn() -> None:
-    a, b, c = Worker("a"), Worker("b"), Worker("c")
-    policy = RoundRobin()
-    picked = [policy.pick([a, b, c], None) for _ in range(4)]
-    assert [worker.address for worker in picked] == ["a", "b", "c", "a"]
+def _round_robin() -> Policy:
+    return make_policy(PolicyName.ROUND_ROBIN)
+
+
+def _least_loaded() -> Policy:
+    return make_policy(PolicyName.LEAST_LOADED)
+
+
+def test_round_robin_takes_one_after_the_other() -> None:
+    views = [WorkerView("a"), WorkerView("b"), WorkerView("c")]
+    policy = _round_robin()
+    assert [_pick(policy, NEW, views) for _ in range(4)] == ["a", "b", "c", "a"]
 
 
 def test_round_robin_keeps_a_conversation_where_it_was_while_it_is_there() -> None:
-    a, b = Worker("a"), Worker("b")
-    policy = RoundRobin()
-    assert [policy.pick([a, b], b) for _ in range(3)] == [b] * 3
-    assert policy.pick([a], b) is a
-    assert policy.pick([a, b], None) is b
+    a, b = WorkerView("a"), WorkerView("b")
+    policy = _round_robin()
+    assert [_pick(policy, _of("b"), [a, b]) for _ in range(3)] == ["b"] * 3
+    assert _pick(policy, _of("b"), [a]) == "a"
+    assert [_pick(policy, NEW, [a, b]) for _ in range(2)] == ["a", "b"]
 
 
 def test_least_loaded_counts_ours_or_the_reported_whichever_is_more() -> None:
-    ours = Worker("a", in_flight=3)
-    theirs = Worker("b", in_flight=1, load=_load(2, queued=2))
-    idle = Worker("c", in_flight=2, load=_load(0))
-    assert LeastLoaded().pick([ours, theirs, idle], None) is idle
-    assert LeastLoaded().pick([ours, theirs], None) is ours
+    ours = WorkerView("a", in_flight=3)
+    theirs = WorkerView("b", in_flight=1, load=load(2, queued=2))
+    idle = WorkerView("c", in_flight=2, load=load(0))
+    assert [requests_at(view) for view in (ours, theirs, idle)] == [3, 4, 2]
+    assert _pick(_least_loaded(), NEW, [ours, theirs, idle]) == "c"
+    assert _pick(_least_loaded(), NEW, [ours, theirs]) == "a"
 
 
 def test_least_loaded_spreads_ties() -> None:
-    workers = [Worker(name) for name in "abcd"]
-    policy = LeastLoaded()
-    picked = Counter(policy.pick(workers, None).address for _ in range(40))
+    views = [WorkerView(name) for name in "abcd"]
+    policy = _least_loaded()
+    picked = Counter(_pick(policy, NEW, views) for _ in range(40))
     assert picked == {"a": 10, "b": 10, "c": 10, "d": 10}
 
 
 def test_a_conversation_stays_within_the_slack_and_leaves_beyond() -> None:
-    idle, home = Worker("a"), Worker("b", in_flight=AFFINITY_SLACK)
-    assert LeastLoaded().pick([idle, home], home) is home
+    idle, home = WorkerView("a"), WorkerView("b", in_flight=AFFINITY_SLACK)
+    assert _pick(_least_loaded(), _of("b"), [idle, home]) == "b"
     home.in_flight += 1
-    assert LeastLoaded().pick([idle, home], home) is idle
-    assert LeastLoaded().pick([idle], home) is idle
+    assert _pick(_least_loaded(), _of("b"), [idle, home]) == "a"
+    assert _pick(_least_loaded(), _of("b"), [idle]) == "a"
+
+
+def test_power_of_two_takes_the_better_of_two_and_never_the_worst() -> None:
+    views = [WorkerView(str(number), in_flight=number) for number in range(10)]
+    policy = Policy(score_by_load, BestOfTwo(random.Random(1)))
+    picked = Counter(_pick(policy, NEW, views) for _ in range(2000))
+    assert "9" not in picked, "the worst loses against any other"
+    assert set(picked) == {str(number) for number in range(9)}
+    assert picked["0"] > picked["4"] > picked["8"]
+
+
+def test_power_of_two_compares_a_conversations_own_worker_too() -> None:
+    views = [WorkerView(str(number)) for number in range(50)]
+    policy = Policy(score_by_load, BestOfTwo(random.Random(1)))
+    assert {_pick(policy, _of("30"), views) for _ in range(50)} == {"30"}
+    views[30].in_flight = AFFINITY_SLACK + 1
+    assert "30" not in {_pick(policy, _of("30"), views) for _ in range(50)}
+
+
+def test_filters_rule_workers_out_even_the_only_one() -> None:
+    def small(_: RoutingRequest, view: WorkerView) -> bool:
+        return view.in_flight < 2
+
+    def not_b(_: RoutingRequest, view: WorkerView) -> bool:
+        return view.address != "b"
+
+    views = [WorkerView("a", in_flight=2), WorkerView("b"), WorkerView("c", in_flight=1)]
+    policy = Policy(score_by_load, BestInRotation(), (small, not_b))
+    assert _pick(policy, NEW, views) == "c"
+    assert policy.pick(NEW, views[:1]) is None
+    assert policy.pick(NEW, views[:2]) is None
+
+
+@dataclass(frozen=True)
+class PrefixScorer:
+    """Rates workers by how much of the prompt they have in their KV cache, 0 to 1."""
+
+    cached: Mapping[str, Sequence[int]]
+
+    def __call__(self, request: RoutingRequest, view: WorkerView) -> float:
+        known = self.cached.get(view.address, ())
+        same = 0
+        for one, other in zip(known, request.token_ids, strict=False):
+            if one != other:
+                break
+            same += 1
+        return same / max(1, len(request.token_ids))
+
+
+def test_a_scorer_that_knows_prefixes_fits_and_is_weighed_against_load() -> None:
+    prefixes = PrefixScorer({"a": [1, 2, 3, 4], "b": [1, 2], "c": [7]})
+    policy = Policy(weighted((10, prefixes), (1, score_by_load)), BestInRotation())
+    views = [WorkerView(name) for name in "abc"]
+    prompt = RoutingRequest(model="m", token_ids=[1, 2, 3, 4])
+    assert _pick(policy, prompt, views) == "a"
+    views[0].in_flight = 6  # 10 - 6 against 5 - 0
+    assert _pick(policy, prompt, views) == "b"
+    assert _pick(policy, RoutingRequest(model="m", token_ids=[7]), views) == "c"
 
 
 @pytest.mark.parametrize("name", PolicyName)
 def test_every_name_makes_a_policy_of_its_own(name: PolicyName) -> None:
-    assert make_policy(name) is not make_policy(name)
-    only = Worker("a")
-    assert make_policy(name).pick([only], None) is only
+    assert make_policy(name).picker is not make_policy(name).picker
+    only = WorkerView("a")
+    assert make_policy(name).pick(NEW, [only]) is only
+    assert make_policy(name).pick(NEW, []) is None

@@ -12,7 +12,14 @@ import pytest
 
 from millstream_server.decode.settings import DecodeSettings
 from millstream_server.processor.settings import ProcessorSettings
-from millstream_server.runtime.settings import SettingsError, describe, load, setting
+from millstream_server.runtime.settings import (
+    SettingsError,
+    declared,
+    describe,
+    group,
+    load,
+    setting,
+)
 from millstream_server.worker.settings import WorkerSettings
 
 
@@ -143,6 +150,38 @@ def test_print_config_masks_secrets(capsys: pytest.CaptureFixture[str]) -> None:
         "key": "***",
     }
     assert describe(Settings(name="x"))["key"] == ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    depth: int = setting(4, help="how deep")
+    pin: str = setting("", help="its own secret", secret=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    before: int = setting(1, help="first")
+    part: Part = group(Part)
+    after: int = setting(2, help="last")
+
+
+def test_a_groups_settings_are_read_and_told_as_if_they_were_the_components_own(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    env = {"MILLSTREAM_PIN": "abc", "MILLSTREAM_AFTER": "9"}
+    settings = load(Whole, ["--depth", "7"], env, prog="p", description="d")
+    assert settings == Whole(part=Part(depth=7, pin="abc"), after=9)
+    assert describe(settings) == {"before": 1, "depth": 7, "pin": "***", "after": 9}
+    assert [f.name for f in declared(Whole)] == ["before", "depth", "pin", "after"]
+    with pytest.raises(SystemExit):
+        load(Whole, ["--depth", "x"], {}, prog="p", description="d")
+    assert "--depth: 'x' is not a whole number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("cls", [DecodeSettings, WorkerSettings, ProcessorSettings])
+def test_no_setting_is_declared_twice(cls: type) -> None:
+    names = [f.name for f in declared(cls)]
+    assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("cls", [DecodeSettings, WorkerSettings, ProcessorSettings])

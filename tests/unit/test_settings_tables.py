@@ -11,8 +11,11 @@ from typing import Any
 import pytest
 
 from millstream_server.decode.settings import DecodeSettings
+from millstream_server.encode.settings import EncodeSettings
 from millstream_server.processor.settings import ProcessorSettings
-from millstream_server.runtime.service_settings import ServiceSettings
+from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
+from millstream_server.runtime.settings import declared
+from millstream_server.worker.host_settings import HostSettings
 from millstream_server.worker.settings import WorkerSettings
 
 _ROOT = Path(__file__).parents[2]
@@ -30,8 +33,8 @@ def _documented(page: str) -> dict[str, str]:
 
 
 def _declared(cls: type[Any], base: type[Any] | None) -> dict[str, str]:
-    known = {f.name for f in dataclasses.fields(base)} if base else set()
-    return {_name(f): _default(f) for f in dataclasses.fields(cls) if f.name not in known}
+    known = {f.name for f in declared(base)} if base else set()
+    return {_name(f): _default(f) for f in declared(cls) if f.name not in known}
 
 
 def _name(f: dataclasses.Field[Any]) -> str:
@@ -57,6 +60,7 @@ def _default(f: dataclasses.Field[Any]) -> str:
         ("docs/operations.md", ServiceSettings, None),
         (f"{_SERVICES}/worker/README.md", WorkerSettings, ServiceSettings),
         (f"{_SERVICES}/decode/README.md", DecodeSettings, WorkerSettings),
+        (f"{_SERVICES}/encode/README.md", EncodeSettings, HostSettings),
         (f"{_SERVICES}/processor/README.md", ProcessorSettings, ServiceSettings),
     ],
 )
@@ -69,8 +73,8 @@ def test_every_setting_is_documented_and_no_other(
 def test_no_page_names_a_setting_that_does_not_exist() -> None:
     known = {
         _name(f)
-        for cls in (ServiceSettings, DecodeSettings, ProcessorSettings)
-        for f in dataclasses.fields(cls)
+        for cls in (ServiceSettings, DecodeSettings, EncodeSettings, ProcessorSettings)
+        for f in declared(cls)
     }
     pages = [_ROOT / "docs/operations.md", *(_ROOT / _SERVICES).glob("*/README.md")]
     for page in pages:

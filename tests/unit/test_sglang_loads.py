@@ -10,9 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from millstream_server.engines.base import EngineInfo
-from millstream_server.engines.sglang_engine import SglangEngine, SglangEngineConfig
-from millstream_server.engines.sglang_launch import BuiltEngine
+from millstream_server.engines.sglang.engine import SglangEngine, SglangEngineConfig
+from millstream_server.engines.sglang.launch import BuiltEngine
 
 BLOCK_SIZE = 16
 
@@ -60,7 +59,7 @@ def _engine(reader: SnapshotFile) -> SglangEngine:
     engine._built = cast(
         "BuiltEngine", SimpleNamespace(engine=SimpleNamespace(tokenizer_manager=manager))
     )
-    engine._info = cast("EngineInfo", SimpleNamespace(block_size=BLOCK_SIZE, total_blocks=10))
+    engine._info = cast("Any", SimpleNamespace(block_size=BLOCK_SIZE, total_blocks=10))
     return engine
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Metric, generate_latest
 
-from millstream_server.engines.base import EngineInfo
-from millstream_server.engines.sglang_config import SglangEngineConfig, engine_arguments
-from millstream_server.engines.sglang_metrics import FILES, collect
+from millstream_server.engines.sglang.config import SglangEngineConfig, engine_arguments
+from millstream_server.engines.sglang.metrics import FILES, collect
+from millstream_server.generation.generator import GeneratorInfo
 
-INFO = EngineInfo(
+INFO = GeneratorInfo(
     engine="sglang",
     engine_version="0",
     vocab_size=10,

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from millstream_server.engines.base import Role
-from millstream_server.engines.sglang_config import (
+from millstream_server.engines.sglang.config import (
     SglangEngineConfig,
     engine_arguments,
     engine_environment,

@@ -7,25 +7,13 @@ from typing import Any
 
 import pytest
 
-from millstream_server.engines.base import (
-    Ability,
-    Constraint,
-    ConstraintKind,
-    Finish,
-    FinishReason,
-    GenerationRequest,
-    KvHandoff,
-    LogprobOptions,
-    Role,
-    Sampling,
-    TokenLogprob,
-)
-from millstream_server.engines.sglang_config import (
+from millstream_server.engines.base import Role
+from millstream_server.engines.sglang.config import (
     SglangEngineConfig,
     engine_arguments,
     engine_environment,
 )
-from millstream_server.engines.sglang_translate import (
+from millstream_server.engines.sglang.translate import (
     Chunk,
     conclude,
     generate_arguments,
@@ -34,6 +22,9 @@ from millstream_server.engines.sglang_translate import (
     translate_exception,
     translate_failure,
 )
+from millstream_server.generation.output import Finish, FinishReason, TokenLogprob
+from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
+from millstream_server.generation.sampling import Ability, Constraint, ConstraintKind, Sampling
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InternalError,
@@ -44,6 +35,9 @@ from millstream_server.runtime.errors import (
     UnavailableError,
     UnsupportedFeatureError,
 )
+from millstream_server.runtime.telemetry.trace_context import TraceContext
+from millstream_server.transfer.ticket import Ticket
+from tests.support import media_requests
 
 _PRIVATE = "/srv/model at 10.0.0.7:8998"
 
@@ -51,7 +45,7 @@ _PRIVATE = "/srv/model at 10.0.0.7:8998"
 def _request(**changes: Any) -> GenerationRequest:
     values = {
         "engine_id": "a" * 32,
-        "token_ids": (5, 6, 7),
+        "prompt": Prompt((5, 6, 7)),
         "sampling": Sampling(max_new_tokens=9),
         **changes,
     }
@@ -142,9 +136,11 @@ def test_logprob_arguments(role: Role, prompt: bool, start: int) -> None:  # noq
     [(Role.PREFILL, "routed_dp_rank"), (Role.DECODE, "disagg_prefill_dp_rank")],
 )
 def test_the_ticket_and_the_trace_arrive(role: Role, rank_argument: str) -> None:
-    handoff = KvHandoff("10.0.0.7", 8998, 2**63 - 1, prefill_dp_rank=2)
+    handoff = Ticket("10.0.0.7", 8998, 2**63 - 1, prefill_dp_rank=2)
     headers = {"traceparent": "00-1-2-01"}
-    arguments = generate_arguments(_request(handoff=handoff, trace_headers=headers), role)
+    arguments = generate_arguments(
+        _request(ticket=handoff, trace=TraceContext(headers["traceparent"])), role
+    )
     assert arguments["bootstrap_host"] == "10.0.0.7"
     assert arguments["bootstrap_port"] == 8998
     assert arguments["bootstrap_room"] == 2**63 - 1
@@ -219,6 +215,27 @@ def test_good_endings(reason: dict[str, Any], expected: FinishReason, matched: i
     assert finish.reason is expected
     assert finish.matched_token_id == matched
     assert (finish.prompt_tokens, finish.completion_tokens, finish.cached_tokens) == (3, 4, 2)
+
+
+def test_placeholders_have_their_names_and_no_logprob() -> None:
+    asked = media_requests.request(media_requests.item("a", 3), length=7)
+    reported = tuple(TokenLogprob(0, -1.0 - n, ((9, -0.5),)) for n in range(7))
+    chunk = Chunk(
+        token_ids=(),
+        logprobs=(),
+        cached_tokens=0,
+        finish_reason={"type": "length"},
+        prompt_logprobs=reported,
+    )
+    finish = conclude(chunk, asked, emitted=0, aborted=False)
+    assert isinstance(finish, Finish)
+    for position, entry in enumerate(finish.prompt_logprobs):
+        assert entry.top == ((9, -0.5),)
+        if position in {3, 4}:
+            assert entry.token_id == media_requests.IMAGE_TOKEN
+            assert math.isnan(entry.logprob)
+        else:
+            assert entry == reported[position]
 
 
 def test_our_own_abort_is_cancelled_whatever_sglang_calls_it() -> None:

@@ -11,25 +11,23 @@ from typing import Any
 
 import pytest
 
-from millstream_server.engines.base import (
-    Ability,
-    CollectingSink,
-    Finish,
-    FinishReason,
+from millstream_server.engines.base import Role
+from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
+from millstream_server.engines.simulated.transfer import Bootstrap, fetch
+from millstream_server.generation.output import CollectingSink, Finish, FinishReason
+from millstream_server.generation.request import (
     GenerationRequest,
-    KvHandoff,
     LogprobOptions,
-    Role,
-    Sampling,
+    Prompt,
     new_engine_id,
 )
-from millstream_server.engines.simulated import SimulatedConfig, SimulatedEngine
-from millstream_server.engines.simulated_transfer import Bootstrap, fetch
+from millstream_server.generation.sampling import Ability, Sampling
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InvalidRequestError,
     KvTransferError,
 )
+from millstream_server.transfer.ticket import Ticket
 from tests.support.waiting import until
 
 SMALL = SimulatedConfig(vocab_size=100, context_length=64, block_size=4, total_blocks=16)
@@ -50,16 +48,16 @@ def submit(
     token_ids: list[int],
     max_new_tokens: int = 4,
     *,
-    handoff: KvHandoff | None = None,
+    ticket: Ticket | None = None,
     logprobs: LogprobOptions | None = None,
     **sampling: Any,
 ) -> tuple[str, CollectingSink]:
     engine_id, sink = new_engine_id(), CollectingSink()
     request = GenerationRequest(
         engine_id=engine_id,
-        token_ids=token_ids,
+        prompt=Prompt(token_ids),
         sampling=Sampling(max_new_tokens=max_new_tokens, **sampling),
-        handoff=handoff,
+        ticket=ticket,
         logprobs=logprobs,
     )
     engine.submit(request, sink)
@@ -227,10 +225,10 @@ async def test_closing_fails_the_running_and_the_waiting_alike() -> None:
 # ---- the hand-off
 
 
-async def _pair() -> tuple[Bootstrap, KvHandoff]:
+async def _pair() -> tuple[Bootstrap, Ticket]:
     bootstrap = Bootstrap()
     port = await bootstrap.listen("127.0.0.1", 0)
-    return bootstrap, KvHandoff("127.0.0.1", port, 77)
+    return bootstrap, Ticket("127.0.0.1", port, 77)
 
 
 @pytest.mark.parametrize("decode_first", [False, True])
@@ -238,12 +236,12 @@ async def test_a_rendezvous_in_either_order(decode_first: bool) -> None:  # noqa
     bootstrap, handoff = await _pair()
     taken = asyncio.Event()
     if not decode_first:
-        bootstrap.offer(77, [1, 2], taken.set)
-    fetching = asyncio.ensure_future(fetch(handoff, [1, 2], 5))
+        bootstrap.offer(77, Prompt([1, 2]), taken.set)
+    fetching = asyncio.ensure_future(fetch(handoff, Prompt([1, 2]), 5))
     if decode_first:
         await until(lambda: 77 in bootstrap._offers)
         assert not fetching.done()
-        bootstrap.offer(77, [1, 2], taken.set)
+        bootstrap.offer(77, Prompt([1, 2]), taken.set)
     await fetching
     await asyncio.wait_for(taken.wait(), 5)
     await bootstrap.close()
@@ -252,42 +250,42 @@ async def test_a_rendezvous_in_either_order(decode_first: bool) -> None:  # noqa
 @pytest.mark.parametrize("other", [[1, 3], [1, 1, 2]])
 async def test_another_prompt_is_noticed(other: list[int]) -> None:
     bootstrap, handoff = await _pair()
-    bootstrap.offer(77, [1, 2], lambda: None)
+    bootstrap.offer(77, Prompt([1, 2]), lambda: None)
     with pytest.raises(KvTransferError, match="different prompts"):
-        await fetch(handoff, other, 5)
+        await fetch(handoff, Prompt(other), 5)
     await bootstrap.close()
 
 
 async def test_another_room_waits_in_vain() -> None:
     bootstrap, handoff = await _pair()
-    bootstrap.offer(78, [1, 2], lambda: None)
+    bootstrap.offer(78, Prompt([1, 2]), lambda: None)
     with pytest.raises(KvTransferError, match="in time"):
-        await fetch(handoff, [1, 2], 0.05)
+        await fetch(handoff, Prompt([1, 2]), 0.05)
     await bootstrap.close()
 
 
 async def test_prefill_that_is_not_there() -> None:
-    with pytest.raises(KvTransferError, match="went away"):
-        await fetch(KvHandoff("127.0.0.1", 1, 77), [1], 5)
+    with pytest.raises(KvTransferError, match="disconnected"):
+        await fetch(Ticket("127.0.0.1", 1, 77), Prompt([1]), 5)
 
 
 @pytest.mark.parametrize("closing", [False, True])
 async def test_prefill_that_withdraws(closing: bool) -> None:  # noqa: FBT001
     bootstrap, handoff = await _pair()
-    fetching = asyncio.ensure_future(fetch(handoff, [1], 5))
+    fetching = asyncio.ensure_future(fetch(handoff, Prompt([1]), 5))
     await until(lambda: 77 in bootstrap._offers)
     if closing:
         await bootstrap.close()
     else:
         bootstrap.withdraw(77)
-    with pytest.raises(KvTransferError, match="went away"):
+    with pytest.raises(KvTransferError, match="disconnected"):
         await fetching
     await bootstrap.close()
 
 
 async def test_a_caller_that_hangs_up_leaves_nothing_behind() -> None:
     bootstrap, handoff = await _pair()
-    fetching = asyncio.ensure_future(fetch(handoff, [1], 5))
+    fetching = asyncio.ensure_future(fetch(handoff, Prompt([1]), 5))
     await until(lambda: 77 in bootstrap._offers)
     fetching.cancel()
     await until(lambda: not bootstrap._offers)
@@ -301,8 +299,8 @@ async def test_nonsense_at_the_bootstrap_port_harms_nobody() -> None:
     writer.write_eof()
     assert await reader.read() == b""
     writer.close()
-    bootstrap.offer(77, [1], lambda: None)
-    await fetch(handoff, [1], 5)
+    bootstrap.offer(77, Prompt([1]), lambda: None)
+    await fetch(handoff, Prompt([1]), 5)
     await bootstrap.close()
 
 
@@ -321,10 +319,10 @@ async def test_prefill_hands_over_and_reports_one_token() -> None:
     prefill = SimulatedEngine(replace(SMALL, role=Role.PREFILL))
     info = await prefill.start(lambda _: None)
     async with running(replace(SMALL, role=Role.DECODE)) as decode:
-        handoff = KvHandoff(info.bootstrap_host, info.bootstrap_port, 5)
-        _, first = submit(prefill, [1, 2], 9, handoff=handoff)
+        handoff = Ticket(info.bootstrap_host, info.bootstrap_port, 5)
+        _, first = submit(prefill, [1, 2], 9, ticket=handoff)
         assert await blocks(prefill) == 1
-        _, second = submit(decode, [1, 2], 3, handoff=handoff)
+        _, second = submit(decode, [1, 2], 3, ticket=handoff)
         assert await first.result() == Finish(
             reason=FinishReason.LENGTH, prompt_tokens=2, completion_tokens=1
         )

@@ -1,4 +1,4 @@
-"""Bytes that don't parse: which field is to blame."""
+"""Messages that don't parse: the error names the field."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from millstream.v1 import chat_pb2, generation_pb2, processor_pb2
-from millstream_server.runtime.wire import Malformed, tolerant
+from millstream_server.runtime.rpc.parsing import Malformed, tolerant
 
 BAD = b"\xff\xfe\xfd\xfc"
 

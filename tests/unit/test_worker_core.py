@@ -1,4 +1,4 @@
-"""A worker's books, whatever goes wrong beside them."""
+"""Counts of a worker's requests stay right when something fails."""
 
 from __future__ import annotations
 
@@ -7,22 +7,19 @@ from typing import Any, cast
 
 import pytest
 
-from millstream_server.engines.base import (
-    EngineInfo,
-    Finish,
-    FinishReason,
-    GenerationRequest,
-    OutputSink,
-    Role,
-    Sampling,
-)
-from millstream_server.engines.simulated import SimulatedConfig, SimulatedEngine
+from millstream_server.engines.base import Role
+from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
+from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.generation.output import Finish, FinishReason, OutputSink
+from millstream_server.generation.request import GenerationRequest, Prompt
+from millstream_server.generation.sampling import Sampling
 from millstream_server.runtime.errors import EngineFailedError, ServingError
-from millstream_server.worker.core import WorkerCore
+from millstream_server.runtime.telemetry.metrics import STREAM_REQUESTS_OPEN
+from millstream_server.worker.generation.core import GenerationWorker
 from millstream_server.worker.request_telemetry import RequestTelemetry
-from millstream_server.worker_stream.start import GenerationStart
+from tests.support.in_process import hosted
 
-START = GenerationStart(request_id="r", token_ids=[1], sampling=Sampling(max_new_tokens=4))
+START = GenerationRequest(request_id="r", prompt=Prompt([1]), sampling=Sampling(max_new_tokens=4))
 DONE = Finish(reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=4)
 
 
@@ -53,24 +50,26 @@ class Engine:
             raise self.raises
 
 
-async def _core(engine: Engine) -> WorkerCore:
-    core = WorkerCore(cast("Any", engine), Role.AGGREGATED, None)
+async def _core(engine: Engine) -> GenerationWorker:
     simulated = SimulatedEngine(SimulatedConfig())
-    info: EngineInfo = await simulated.start(lambda _: None)
+    info: GeneratorInfo = await simulated.start(lambda _: None)
     await simulated.close()
-    core.ready(info)
-    return core
+    host = hosted(simulated, Role.AGGREGATED)
+    host.set_info(info)
+    return GenerationWorker(host, cast("Any", engine), None)
 
 
 async def test_an_engine_that_raises_leaves_nothing_open() -> None:
     engine = Engine()
     core = await _core(engine)
     engine.raises = RuntimeError("a bug")
+    gauge = STREAM_REQUESTS_OPEN.labels("aggregated")._value
+    before = gauge.get()
     with pytest.raises(RuntimeError):
         core.submit(START, Sink())
-    assert (core.work.count, core._room.tokens) == (0, 0)
+    assert (core.work.count, core._requests.tokens) == (0, 0)
     engine.sinks[0].finish(DONE)
-    assert core.work.count == 0, "counted out twice"
+    assert (core.work.count, gauge.get()) == (0, before), "counted out twice"
 
 
 @pytest.mark.parametrize("end", [DONE, EngineFailedError("it died")])

@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 
 from millstream.v1 import decode_pb2, errors_pb2, generation_pb2
-from millstream_server.engines.base import Finish, FinishReason, OutputSink, Role, TokenLogprob
-from millstream_server.runtime.drain import OpenWork
-from millstream_server.worker_stream.server import WorkerSession
-from millstream_server.worker_stream.start import GenerationStart
+from millstream_server.engines.base import Role
+from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
+from millstream_server.generation.request import GenerationRequest
+from millstream_server.runtime.lifecycle.drain import OpenWork
+from millstream_server.worker.generation.session import WorkerSession
+from tests.support.logged import events
 
 DONE = Finish(reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=1)
 
 
 class Scripted:
-    """Satisfies `worker_stream.server.Generator`; keeps the sinks for the test."""
+    """Satisfies `worker.generation.slot.RequestRunner`; keeps the sinks for the test."""
 
     role = Role.AGGREGATED
     context_length = 100
@@ -31,11 +33,11 @@ class Scripted:
         self.work = OpenWork()
         self.streams = OpenWork()
 
-    def submit(self, start: GenerationStart, sink: OutputSink) -> str:
+    def submit(self, request: GenerationRequest, sink: OutputSink) -> str:
         if self.error:
             raise self.error
-        self.sinks[start.request_id] = sink
-        return start.request_id
+        self.sinks[request.request_id] = sink
+        return request.request_id
 
     def cancel(self, engine_id: str) -> None:
         self.cancelled.append(engine_id)
@@ -46,8 +48,14 @@ class Open:
 
     def __init__(self, engine: Scripted) -> None:
         self.controls: asyncio.Queue[Any] = asyncio.Queue()
-        self.frames = WorkerSession(engine).frames(self._read())
+        self.responses = self._respond(engine)
         self._engine = engine
+
+    async def _respond(self, engine: Scripted) -> AsyncIterator[decode_pb2.DecodeResponse]:
+        session = WorkerSession(engine, decode_pb2.DecodeResponse)
+        with session.reading(self._read()):
+            while (response := await session.next()) is not None:
+                yield response
 
     async def _read(self) -> AsyncIterator[Any]:
         while (control := await self.controls.get()) is not None:
@@ -58,7 +66,7 @@ class Open:
         self.controls.put_nowait(decode_pb2.DecodeRequest(start=start))
 
     async def frame(self) -> generation_pb2.StepFrame:
-        return await asyncio.wait_for(anext(self.frames), 5)
+        return (await asyncio.wait_for(anext(self.responses), 5)).frame
 
     async def sinks(self, *slots: int) -> list[OutputSink]:
         """Start slots and answer where their output goes."""
@@ -128,7 +136,7 @@ async def test_leaving_stops_every_open_request_once_and_no_ended_one() -> None:
     a, _, _ = await stream.sinks(1, 2, 3)
     a.finish(DONE)
     await stream.next
-    await stream.frames.aclose()  # type: ignore[attr-defined]
+    await stream.responses.aclose()  # type: ignore[attr-defined]
     assert sorted(engine.cancelled) == ["2", "3"]
 
 
@@ -148,6 +156,8 @@ async def test_a_start_that_breaks_is_that_slots_internal_error(
     assert "secret" not in failed.error.message
     assert failed.error.error_id
     assert failed.error.error_id in failed.error.message
-    assert failed.error.error_id in caplog.text
+    (logged,) = events(caplog, "a start failed")
+    assert logged["error_id"] == failed.error.error_id
+    assert "ZeroDivisionError: a secret" in caplog.text, "the log says why"
     healthy.emit((5,))
     assert list((await stream.frame()).token_ids) == [5]

@@ -1,1 +1,1 @@
-"""The `millstream` command: start a suite, talk to it, look at it, check a machine."""
+"""The `millstream` command: start a suite, chat with it, list models, check a machine."""

@@ -1,4 +1,4 @@
-"""An answer as it streams in: its text on the screen, and the numbers shown under it."""
+"""Prints an answer while it streams, and times and token counts after it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from millstream.v1 import generation_pb2
-from millstream_client import Answer, AnswerStream, ChoiceDelta
+from millstream_client import Answer, AnswerStream, ChoiceDelta, Usage
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 _KEPT_CONTROLS = "\n\t"
@@ -17,16 +17,16 @@ _SHORTEST_SPAN_S = 0.005
 
 @dataclass
 class Stopwatch:
-    """When the parts of one answer came. Made when the request is sent: times count from there."""
+    """Measures one answer's times, from its construction, when the request is sent."""
 
     sent_s: float = field(default_factory=time.monotonic)
     first_s: float | None = None
     first_tokens: int = 0
-    """How many tokens came with the first text: they took no time that we could measure."""
+    """Number of tokens in the first message: not part of the measured speed."""
     last_s: float = 0.0
 
     def add(self, delta: ChoiceDelta) -> str:
-        """Note what came now; answers the new text, if it is choice 0's."""
+        """Record a delta; return its text if it is choice 0's."""
         if delta.index != 0:
             return ""
         if delta.text or delta.token_count:
@@ -36,7 +36,7 @@ class Stopwatch:
         return delta.text
 
     def stats(self, answer: Answer) -> str:
-        """Give the line under an answer: TTFT, tokens, tokens/s, cached tokens, how it ended."""
+        """Return the line after an answer: TTFT, tokens, tokens/s, the prompt, how it ended."""
         parts = []
         if self.first_s is not None:
             parts.append(f"TTFT {self.first_s - self.sent_s:.3f} s")
@@ -47,12 +47,14 @@ class Stopwatch:
         parts.append(
             f"{answer.usage.cached_tokens} of {answer.usage.prompt_tokens} prompt tokens cached"
         )
+        if answer.usage.media_tokens:
+            parts.append(f"{answer.usage.media_tokens} for images and videos")
         if ending := _ENDINGS.get(answer.finish_reason):
             parts.append(ending)
         return " · ".join(parts)
 
     def _tokens_per_s(self, all_tokens: int) -> float | None:
-        """Give the speed after the first message; None when all came at once."""
+        """Return the tokens per second after the first message; None if there was only one."""
         tokens = all_tokens - self.first_tokens
         if self.first_s is None or tokens < 1 or self.last_s - self.first_s < _SHORTEST_SPAN_S:
             return None
@@ -67,8 +69,23 @@ _ENDINGS: dict[int, str] = {
 }
 
 
+def add_usage(total: Usage, more: Usage) -> None:
+    """Add one answer's token counts to a conversation's."""
+    for field_ in Usage.DESCRIPTOR.fields:
+        setattr(total, field_.name, getattr(total, field_.name) + getattr(more, field_.name))
+
+
+def usage_line(usage: Usage) -> str:
+    """Return a conversation's token counts in words."""
+    media = f", {usage.media_tokens} for images and videos" if usage.media_tokens else ""
+    return (
+        f"{usage.prompt_tokens} prompt tokens ({usage.cached_tokens} cached{media}), "
+        f"{usage.completion_tokens} answer tokens"
+    )
+
+
 def write_text(text: str) -> None:
-    """Write model output at once; towards a terminal, without the controls that steer it."""
+    """Write and flush model output; on a terminal without control characters."""
     if sys.stdout.isatty():
         text = "".join(c for c in text if c.isprintable() or c in _KEPT_CONTROLS)
     sys.stdout.write(text)
@@ -76,13 +93,13 @@ def write_text(text: str) -> None:
 
 
 def write_stats(stats: str, *, always: bool) -> None:
-    """Write the numbers to stderr, if someone looks or ``always``."""
+    """Write the numbers to stderr if it is a terminal, or ``always``."""
     if always or sys.stderr.isatty():
         print(dim(stats, sys.stderr), file=sys.stderr)
 
 
 async def show(stream: AnswerStream, *, always_stats: bool) -> None:
-    """Write an answer as it comes, and its numbers under it."""
+    """Write an answer while it streams, and its numbers after it."""
     watch = Stopwatch()
     try:
         async for delta in stream:
@@ -94,5 +111,5 @@ async def show(stream: AnswerStream, *, always_stats: bool) -> None:
 
 
 def dim(text: str, stream: TextIO) -> str:
-    """Make text faint where that shows."""
+    """Make text faint on a terminal."""
     return f"{_DIM}{text}{_PLAIN}" if stream.isatty() else text

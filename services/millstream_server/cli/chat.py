@@ -1,10 +1,11 @@
-"""`millstream chat`: talk to a model, streaming."""
+"""`millstream chat`: chat with a model; answers stream."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import contextlib
+import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -16,52 +17,68 @@ from millstream_client import (
     Client,
     Conversation,
     IncompleteAnswerError,
+    MediaFileError,
     MillstreamError,
     RequestCancelledError,
     Usage,
 )
-from millstream_server.cli.answers import Stopwatch, dim, show, write_stats, write_text
+from millstream_server.cli.answers import (
+    Stopwatch,
+    add_usage,
+    dim,
+    show,
+    usage_line,
+    write_stats,
+    write_text,
+)
+from millstream_server.cli.attachments import Attachments, ChatCompleter
 from millstream_server.cli.client import call_processor, print_error
-from millstream_server.cli.sampling import generation_options
+from millstream_server.cli.sampling import knobs_given
 
 HELP = """\
-/new    start a new conversation
-/usage  tokens used in this conversation
-/help   this list
-/quit   leave (also Ctrl-D)
-Ctrl-C  stop the answer and keep the conversation; twice: cut it off"""
+/image FILE  attach a picture to your next message; /image alone lists what is attached
+/video FILE  attach a video
+/detach      attach nothing
+/new         start a new conversation
+/usage       tokens used in this conversation
+/help        this list
+/quit        end the chat (also Ctrl-D)
+Ctrl-C       stop the answer and keep the conversation; twice: abort the turn
+Tab          complete a command or a file's path"""
+_COMMANDS = tuple(re.findall(r"^/\w+", HELP, re.MULTILINE))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Chat until the user leaves, or answer once; answers the exit code."""
+    """Chat until the user ends it, or ask once; return the exit code."""
+    try:
+        for item in args.media:
+            item.check()
+    except MediaFileError as error:
+        print(f"error: {error.message}", file=sys.stderr)
+        return 1
     if args.once is None:
         return asyncio.run(call_processor(args.address, lambda client: _interactive(client, args)))
     text = sys.stdin.read() if args.once == "-" else args.once
     if not text.strip():
-        print("error: there is nothing to ask: the text is empty", file=sys.stderr)
+        print("error: the text is empty", file=sys.stderr)
         return 1
     return asyncio.run(call_processor(args.address, lambda client: _once(client, args, text)))
 
 
 async def _once(client: Client, args: argparse.Namespace, text: str) -> int:
     """Ask one question."""
-    options = generation_options(args)
     stream = client.chat(
-        text,
-        system=args.system,
-        model=args.model,
-        sampling=options.sampling,
-        stop=options.stop,
+        [*args.media, text], system=args.system, model=args.model, **knobs_given(args)
     )
     await show(stream, always_stats=args.show_usage)
     return 0
 
 
 class _Input(Protocol):
-    """Where the user's lines come from."""
+    """The source of the user's lines."""
 
-    async def read(self) -> str:
-        """Answer the next line.
+    async def read(self, prompt: str) -> str:
+        """Return the next line; a terminal shows ``prompt`` before it.
 
         Raises:
             EOFError: there are no more.
@@ -72,20 +89,22 @@ class _Keyboard:
     """Lines edited at a terminal, with history."""
 
     def __init__(self) -> None:
-        self._session: PromptSession[str] = PromptSession()
+        self._session: PromptSession[str] = PromptSession(
+            completer=ChatCompleter(_COMMANDS), complete_while_typing=False
+        )
 
-    async def read(self) -> str:
+    async def read(self, prompt: str) -> str:
         while True:
             try:
-                return await self._session.prompt_async("> ")
+                return await self._session.prompt_async(prompt)
             except KeyboardInterrupt:
-                print(dim("Ctrl-D or /quit leaves.", sys.stdout))
+                print(dim("Ctrl-D or /quit ends the chat.", sys.stdout))
 
 
 class _Pipe:
     """Lines from a file or a pipe: each is a turn."""
 
-    async def read(self) -> str:
+    async def read(self, prompt: str) -> str:
         line: str = await asyncio.to_thread(sys.stdin.readline)
         if not line:
             raise EOFError
@@ -96,7 +115,7 @@ async def _interactive(client: Client, args: argparse.Namespace) -> int:
     source: _Input = _Keyboard() if sys.stdin.isatty() else _Pipe()
     served = ", ".join(model.name for model in await client.models()) or "no model yet"
     print(f"Millstream at {args.address}: {args.model or served}.")
-    print(dim("/help lists commands; Ctrl-C stops an answer; Ctrl-D leaves.", sys.stdout))
+    print(dim("/help lists commands; Ctrl-C stops an answer; Ctrl-D ends the chat.", sys.stdout))
     await _Chat(client, args, source).run()
     return 0
 
@@ -109,23 +128,19 @@ class _Chat:
         self._args = args
         self._source = source
         self._conversation = self._new_conversation()
+        self._attached = Attachments(args.media)
         self._usage = Usage()
         self._cancels: set[asyncio.Task[None]] = set()
 
     def _new_conversation(self) -> Conversation:
-        options = generation_options(self._args)
-        return self._client.conversation(
-            system=self._args.system,
-            model=self._args.model,
-            sampling=options.sampling,
-            stop=options.stop,
-        )
+        args = self._args
+        return self._client.conversation(system=args.system, model=args.model, **knobs_given(args))
 
     async def run(self) -> None:
-        """Read, answer, repeat; a failed turn is explained and the chat goes on."""
+        """Read a line, run its turn, repeat; a failed turn is explained and the chat goes on."""
         while True:
             try:
-                line = (await self._source.read()).strip()
+                line = (await self._source.read(self._attached.prompt)).strip()
             except EOFError:
                 line = "/quit"
             if line == "/quit":
@@ -141,18 +156,18 @@ class _Chat:
             await self._conversation.close()
             self._conversation = self._new_conversation()
             self._usage = Usage()
+            self._attached.take()
             print("A new conversation.")
         elif line == "/usage":
-            print(
-                f"{self._usage.prompt_tokens} prompt tokens "
-                f"({self._usage.cached_tokens} cached), "
-                f"{self._usage.completion_tokens} answer tokens"
-            )
+            print(usage_line(self._usage))
+        elif (said := self._attached.command(line)) is not None:
+            print(said)
         else:
             print(HELP if line == "/help" else f"{line}: no such command\n{HELP}")
 
     async def _turn(self, line: str) -> None:
-        stream = self._conversation.say(line)
+        media = self._attached.take()
+        stream = self._conversation.say([*media, line])
         watch = Stopwatch()
         with self._stopping_on_ctrl_c():
             try:
@@ -168,22 +183,22 @@ class _Chat:
             except MillstreamError as error:
                 write_text("\n" if stream.result.text else "")
                 print_error(error, self._args.address)
+                if error.retryable:
+                    self._attached.put_back(media)
                 return
-        for name in ("prompt_tokens", "completion_tokens", "cached_tokens"):
-            total = getattr(self._usage, name) + getattr(stream.result.usage, name)
-            setattr(self._usage, name, total)
+        add_usage(self._usage, stream.result.usage)
         write_stats(watch.stats(stream.result), always=self._args.show_usage)
 
     @contextlib.contextmanager
     def _stopping_on_ctrl_c(self) -> Iterator[None]:
-        """While the model answers, Ctrl-C means the answer, not the program."""
+        """While an answer streams, Ctrl-C stops the answer, not the program."""
         presses = 0
 
         def pressed() -> None:
             nonlocal presses
             presses += 1
             if presses > 1:
-                self._conversation.hang_up()
+                self._conversation.abort()
                 return
             task = loop.create_task(self._conversation.cancel())
             self._cancels.add(task)

@@ -9,20 +9,19 @@ import sys
 from millstream_client import Client
 from millstream_server.cli.answers import show
 from millstream_server.cli.client import call_processor
-from millstream_server.cli.sampling import generation_options
+from millstream_server.cli.sampling import knobs_given
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the continuation as it comes; answers the exit code."""
+    """Print the continuation while it streams; return the exit code."""
     prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
     if not prompt:
-        print("error: there is nothing to continue: the prompt is empty", file=sys.stderr)
+        print("error: the prompt is empty", file=sys.stderr)
         return 1
     return asyncio.run(call_processor(args.address, lambda client: _complete(client, args, prompt)))
 
 
 async def _complete(client: Client, args: argparse.Namespace, prompt: str) -> int:
-    options = generation_options(args)
-    stream = client.complete(prompt, model=args.model, sampling=options.sampling, stop=options.stop)
+    stream = client.complete(prompt, model=args.model, **knobs_given(args))
     await show(stream, always_stats=args.show_usage)
     return 0

@@ -1,4 +1,4 @@
-"""Where tables and notices are printed."""
+"""The console for tables and notices."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ _UNSEEN_WIDTH = 160
 
 
 def open_console() -> Console:
-    """Write to stdout; into a file or a pipe with long lines, so that paths aren't folded."""
+    """Make a console on stdout; for a file or a pipe without line breaks inside paths."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_UNSEEN_WIDTH)

@@ -1,4 +1,4 @@
-"""`millstream doctor`: what this machine has and lacks, and what to do about it."""
+"""`millstream doctor`: checks whether this machine can run a suite, with advice."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from rich.text import Text
 from millstream_server.cli import machine, packages
 from millstream_server.cli.console import open_console
 from millstream_server.cli.findings import Finding, Level, miss, ok, warn
-from millstream_server.cli.plan import (
+from millstream_server.cli.suite.plan import (
     BOOTSTRAP_PORT,
     DECODE_PORT,
+    ENCODE_PORT,
     LOOPBACK,
     PREFILL_PORT,
     PROCESSOR_PORT,
     default_model,
 )
-from millstream_server.cli.ports import is_free
-from millstream_server.cli.process import is_serving
+from millstream_server.cli.suite.ports import is_free
+from millstream_server.cli.suite.process import is_serving
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.MISS: "red"}
 _CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check everything and print a line each; answers 1 if something is missing."""
+    """Check everything and print a line each; return 1 if something is missing."""
     console = open_console()
     worst = Level.OK
     for finding in _all(args.model, args.address):
@@ -59,7 +60,7 @@ def _all(model: Path | None, address: str) -> Iterator[Finding]:
     yield from packages.engine(has_gpu=bool(gpus))
     yield machine.memory(has_gpu=bool(gpus))
     yield machine.disk(Path.cwd())
-    yield machine.shared_memory(Path("/dev/shm"))  # noqa: S108  # measured, not written
+    yield machine.shared_memory(Path("/dev/shm"))  # noqa: S108 - measured, not written
     running = asyncio.run(is_serving(address))
     yield _ports(running=running)
     yield check_model(model or default_model())
@@ -68,7 +69,7 @@ def _all(model: Path | None, address: str) -> Iterator[Finding]:
 
 
 def _ports(*, running: bool) -> Finding:
-    wanted = (PROCESSOR_PORT, PREFILL_PORT, DECODE_PORT, BOOTSTRAP_PORT)
+    wanted = (PROCESSOR_PORT, PREFILL_PORT, DECODE_PORT, ENCODE_PORT, BOOTSTRAP_PORT)
     taken = ", ".join(str(port) for port in wanted if not is_free(LOOPBACK, port))
     if not taken:
         return ok(f"ports {', '.join(map(str, wanted))} are free")
@@ -78,7 +79,7 @@ def _ports(*, running: bool) -> Finding:
 
 
 def check_model(directory: Path | None) -> Finding:
-    """Look for all files that serving a model takes."""
+    """Check that all files needed to serve a model exist."""
     if directory is None:
         return miss(
             "there is no demo/model here",
@@ -103,7 +104,7 @@ def check_model(directory: Path | None) -> Finding:
 
 
 def _missing_weights(directory: Path) -> list[str]:
-    """Name the weight files that an index promises, or the kind when there is none at all."""
+    """List missing weight files of the index; without any weights return their kind."""
     try:
         promised = machine.read_json(directory / "model.safetensors.index.json")["weight_map"]
     except (OSError, ValueError, KeyError):

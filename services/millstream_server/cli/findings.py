@@ -1,4 +1,4 @@
-"""What a check of this machine found."""
+"""Results of the checks of this machine."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 
 class Level(enum.IntEnum):
-    """How bad it is."""
+    """Severity of a finding."""
 
     OK = 0
     WARN = 1
-    """Works, or isn't needed by everyone."""
+    """It works, or isn't needed everywhere."""
     MISS = 2
     """The default suite won't run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report; ``next_step`` is what to do about it."""
+    """One line of the report; ``next_step`` is the advice."""
 
     level: Level
     what: str
@@ -26,15 +26,15 @@ class Finding:
 
 
 def ok(what: str) -> Finding:
-    """All is well."""
+    """Make a finding without a problem."""
     return Finding(Level.OK, what)
 
 
 def warn(what: str, next_step: str) -> Finding:
-    """It may do."""
+    """Make a warning."""
     return Finding(Level.WARN, what, next_step)
 
 
 def miss(what: str, next_step: str) -> Finding:
-    """It won't do."""
+    """Make a finding that something needed is missing."""
     return Finding(Level.MISS, what, next_step)

@@ -12,7 +12,7 @@ from millstream_server.cli.findings import Finding, miss, ok, warn
 
 GIB = 2**30
 _CPU_SUITE_BYTES = 6 * GIB
-"""Prefill and decode, each a process group of about 2 GiB, the Processor, and room to breathe."""
+"""For prefill and decode, about 2 GiB each, the Processor, and a reserve."""
 _SIMULATED_SUITE_BYTES = GIB
 _DISK_BYTES = GIB
 _SHM_BYTES = GIB
@@ -20,10 +20,10 @@ _NVIDIA_SMI_TIMEOUT_S = 20
 
 
 def gpus() -> list[str]:
-    """Name the NVIDIA GPUs; empty without any."""
+    """List the NVIDIA GPUs by name; empty without any."""
     if (program := shutil.which("nvidia-smi")) is not None:
         try:
-            listed = subprocess.run(  # noqa: S603  # a fixed command
+            listed = subprocess.run(  # noqa: S603 - a fixed command
                 [program, "--query-gpu=name,memory.total", "--format=csv,noheader"],
                 capture_output=True,
                 text=True,
@@ -31,14 +31,14 @@ def gpus() -> list[str]:
                 check=True,
             )
         except (OSError, subprocess.SubprocessError):
-            pass  # A driver that hangs or is broken: the device files are the second opinion.
+            pass  # the driver hangs or is broken: look for device files instead
         else:
             return listed.stdout.strip().splitlines()
     return [str(path) for path in sorted(Path("/dev").glob("nvidia[0-9]*"))]
 
 
 def gpu_finding(names: list[str]) -> Finding:
-    """Say what engines will run on."""
+    """Report whether engines run on a GPU or the CPU."""
     if names:
         return ok(f"GPU: {'; '.join(names)}")
     return ok("no GPU: engines run on the CPU, which is right for small models only")
@@ -47,7 +47,7 @@ def gpu_finding(names: list[str]) -> Finding:
 def memory(
     *, has_gpu: bool, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")
 ) -> Finding:
-    """Compare what is available with what a disaggregated suite takes."""
+    """Compare available memory with what a disaggregated suite needs."""
     available = _available_memory(proc, cgroup)
     if available is None:
         return warn("memory: this system doesn't tell how much is available", "have 6 GiB or more")
@@ -63,7 +63,7 @@ def memory(
 
 
 def _available_memory(proc: Path, cgroup: Path) -> int | None:
-    """Read what the kernel could hand out, or what the container may still take, if less."""
+    """Return the machine's available memory, or what the container may still use if less."""
     try:
         fields = dict(
             line.split(":", 1)
@@ -82,7 +82,7 @@ def _available_memory(proc: Path, cgroup: Path) -> int | None:
 
 
 def disk(directory: Path) -> Finding:
-    """Look for room for logs."""
+    """Check the free disk space, for logs."""
     free = shutil.disk_usage(directory).free
     text = f"disk: {free / GIB:.1f} GiB free in {directory}"
     if free >= _DISK_BYTES:
@@ -91,7 +91,7 @@ def disk(directory: Path) -> Finding:
 
 
 def shared_memory(directory: Path) -> Finding:
-    """Look at the room where an engine's processes meet."""
+    """Check the size of shared memory, which an engine's processes use."""
     if not directory.is_dir():
         return warn(f"there is no {directory}", "engines may fall back to slower ways, or fail")
     total = shutil.disk_usage(directory).total

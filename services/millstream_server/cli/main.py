@@ -1,4 +1,4 @@
-"""The `millstream` command line: what can be said, and who does it."""
+"""The `millstream` command line: commands and their flags."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from millstream_client import Image, Video
 from millstream_server.cli import chat, complete, doctor, models, up
 from millstream_server.cli.client import DEFAULT_ADDRESS, INTERRUPTED
 from millstream_server.cli.sampling import add_sampling_flags, whole_number
@@ -17,19 +18,22 @@ from millstream_server.routing.policy import PolicyName
 from millstream_server.worker.settings import EngineKind
 
 _UP_NOTES = """\
-Every service logs to a file of its own, tells here how far it has come, and is started again when
-it dies. Ctrl-C lets running requests finish; a second Ctrl-C kills. Further settings of services
-come from the environment, for example MILLSTREAM_LOG_LEVEL=debug or MILLSTREAM_DTYPE=float32.
+Every service has its own log file. The phases of its start are shown here, and it is restarted if
+it ends. Ctrl-C lets running requests finish; a second Ctrl-C kills. Set further settings of
+services in the environment, for example MILLSTREAM_LOG_LEVEL=debug or MILLSTREAM_DTYPE=float32.
+--engine simulated needs no GPU stack.
 """
 _CHAT_NOTES = """\
 One chat is one gRPC stream, so the conversation keeps its worker and its KV cache. Ctrl-C stops an
-answer and keeps the conversation; Ctrl-D leaves.
+answer and keeps the conversation; Ctrl-D ends the chat. Inside a chat /image FILE attaches a
+picture to the next message; /help lists all commands. `--once -` reads the text from stdin:
+git diff | millstream chat --system 'Summarise this change.' --once -
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; answers the exit code."""
-    args = _parser().parse_args(argv)
+    """Run one command; return the exit code."""
+    args = make_parser().parse_args(argv)
     run: Callable[[argparse.Namespace], int] = args.run
     try:
         return run(args)
@@ -40,16 +44,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _reader_left() -> int:
-    """End quietly when the reader of our output has enough, as `head` does."""
-    # Python would flush stdout once more at exit and complain.
+    """End quietly when the reader of our output has closed it, as `head` does."""
+    # Else Python flushes stdout at exit and reports an error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of all commands; `run` of its result is the command's function."""
     parser = argparse.ArgumentParser(
         prog="millstream",
-        description="Serve large language models as a suite of gRPC services, and talk to them.",
+        description="Serve large language models as a suite of gRPC services, and chat with them.",
         epilog=_examples(
             "millstream doctor                            # is this machine ready?",
             "millstream up                                # start a suite",
@@ -69,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001  # it has no public name
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - it has no public name
 
 
 def _examples(*lines: str) -> str:
@@ -105,7 +110,7 @@ def _add_up(commands: _Commands) -> None:
         _UP_NOTES,
         "millstream up",
         "millstream up --model ~/models/Qwen3-0.6B --topology aggregated",
-        "millstream up --engine simulated --prefill 2 --decode 4   # no GPU stack needed",
+        "millstream up --multimodal                                # chat about pictures",
     )
     _add_model_dir(parser)
     parser.add_argument(
@@ -123,10 +128,12 @@ def _add_up(commands: _Commands) -> None:
         default=EngineKind.SGLANG.value,
         help="what computes the tokens (default: %(default)s)",
     )
-    for role in ("prefill", "decode"):
-        parser.add_argument(
-            f"--{role}", type=int, default=1, metavar="N", help=f"{role} workers (default: 1)"
-        )
+    parser.add_argument(
+        "--multimodal",
+        action="store_true",
+        help="take images and videos: adds an encode worker (default model: demo/vision/model)",
+    )
+    _add_workers(parser)
     parser.add_argument(
         "--policy",
         choices=[policy.value for policy in PolicyName],
@@ -134,6 +141,19 @@ def _add_up(commands: _Commands) -> None:
         help="which worker gets a request (default: %(default)s)",
     )
     _add_places(parser)
+
+
+def _add_workers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--encode",
+        type=whole_number(64, 1),
+        metavar="N",
+        help="encode workers; includes --multimodal (default: 1 with it, else none)",
+    )
+    for role in ("prefill", "decode"):
+        parser.add_argument(
+            f"--{role}", type=int, default=1, metavar="N", help=f"{role} workers (default: 1)"
+        )
 
 
 def _add_places(parser: argparse.ArgumentParser) -> None:
@@ -162,18 +182,36 @@ def _add_chat(commands: _Commands) -> None:
         commands,
         "chat",
         chat.run,
-        "Talk to a model; the answer streams.",
+        "Chat with a model; answers stream.",
         _CHAT_NOTES,
         "millstream chat",
         'millstream chat --once "What is Millstream?" --temperature 0',
-        "git diff | millstream chat --system 'Summarise this change.' --once -",
+        'millstream chat --image cat.png --once "What is it?"',
     )
     _add_target(parser)
     parser.add_argument("--system", metavar="TEXT", help="instructions to the model")
     parser.add_argument(
-        "--once", metavar="TEXT", help="print one answer and leave; - reads the text from stdin"
+        "--once", metavar="TEXT", help="print one answer and exit; - reads the text from stdin"
     )
+    _add_media(parser)
     add_sampling_flags(parser)
+
+
+def _add_media(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "images and videos", "for models that take them; `millstream models` shows which do"
+    )
+    formats = {Image: "PNG, JPEG, WebP, GIF", Video: "MP4, MOV, WebM, MKV"}
+    for kind, names in formats.items():
+        group.add_argument(
+            f"--{kind.kind}",
+            dest="media",
+            action="append",
+            type=kind,
+            default=[],
+            metavar="FILE",
+            help=f"send this {kind.kind} with the first message: {names}; may be repeated",
+        )
 
 
 def _add_complete(commands: _Commands) -> None:
@@ -209,7 +247,7 @@ def _add_doctor(commands: _Commands) -> None:
         commands,
         "doctor",
         doctor.run,
-        "Check this machine and say what to do about each miss.",
+        "Check this machine and advise what to do about each miss.",
         "A line is ok, warn (works, or not needed everywhere) or miss. The exit code is 1 if one is"
         " a miss.",
         "millstream doctor",

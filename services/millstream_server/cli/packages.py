@@ -1,4 +1,4 @@
-"""Checks of what is installed, without importing any of it."""
+"""Checks of installed packages, without importing them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from millstream_server.cli.findings import Finding, miss, ok, warn
 
 _OURS = "millstream"
 _GPU_RECIPE = "pip install 'millstream[gpu]'"
-_CPU_RECIPE = "pip install --no-deps -r requirements/cpu.lock"
+_CPU_RECIPE = "run `make setup` in a checkout of Millstream"
+_CUDA_PACKAGES = ("nvidia-", "cuda-", "triton")
 _WITHOUT_ENGINE = "; or use `millstream up --engine simulated`, which needs none"
 
 
 def python() -> Finding:
-    """Compare the interpreter with what the package asks for."""
+    """Compare the interpreter's version with what the package requires."""
     running = ".".join(str(part) for part in sys.version_info[:3])
     wanted = importlib.metadata.metadata(_OURS)["Requires-Python"] or ""
     if SpecifierSet(wanted).contains(running):
@@ -33,9 +34,11 @@ def python() -> Finding:
 
 
 def pins() -> Iterator[Finding]:
-    """Compare installed versions with the base install's pins: one line if all fit."""
+    """Compare installed versions with what a suite needs: one line if all fit."""
     fits = True
-    for requirement in _requirements(extra=""):
+    for requirement in (
+        r for extra in ("", "processor", "cli") for r in _requirements(extra=extra)
+    ):
         installed = _version(requirement.name)
         wanted = f"pip install '{requirement.name}{requirement.specifier}'"
         if installed is None:
@@ -48,8 +51,13 @@ def pins() -> Iterator[Finding]:
         yield ok("installed packages are the versions we pin")
 
 
+def services_lack() -> list[str]:
+    """List the packages that services need and that aren't installed."""
+    return [r.name for r in _requirements(extra="processor") if _version(r.name) is None]
+
+
 def grpc_family() -> Finding:
-    """Check that all grpcio packages are of one version: generated stubs insist on it."""
+    """Check that all grpcio packages have one version, as generated stubs require."""
     versions = {
         dist.name: dist.version
         for dist in importlib.metadata.distributions()
@@ -68,7 +76,10 @@ def grpc_family() -> Finding:
 def engine(*, has_gpu: bool) -> Iterator[Finding]:
     """Check SGLang, torch and the KV transfer."""
     recipe = (_GPU_RECIPE if has_gpu else _CPU_RECIPE) + _WITHOUT_ENGINE
+    every_service = {requirement.name for requirement in _requirements(extra="processor")}
     for requirement in _requirements(extra="gpu"):
+        if requirement.name in every_service:
+            continue  # `gpu` includes `processor`, which `pins` checks
         installed = _version(requirement.name)
         if installed is None:
             yield miss(f"{requirement.name} is not installed", recipe)
@@ -76,27 +87,53 @@ def engine(*, has_gpu: bool) -> Iterator[Finding]:
             yield miss(f"{requirement.name} {installed}, not {requirement.specifier}", recipe)
         else:
             yield ok(f"{requirement.name} {installed}")
-    yield _torch(has_gpu=has_gpu, recipe=recipe)
+    yield from torch(has_gpu=has_gpu, recipe=recipe)
 
 
-def _torch(*, has_gpu: bool, recipe: str) -> Finding:
-    """Check that torch is built for what this machine has."""
+def torch(*, has_gpu: bool, recipe: str) -> Iterator[Finding]:
+    """Check that torch's build fits this machine, and that the libraries it needs are installed.
+
+    A CUDA build also runs on a CPU, but needs the CUDA libraries that it was linked with.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
-        return miss("torch is not installed", recipe)
+        yield miss("torch is not installed", recipe)
+        return
     version, cuda = torch_build(Path(spec.origin).with_name("version.py"))
+    build = f"torch {version} ({'CUDA ' + cuda if cuda else 'CPU'} build)"
     if has_gpu and not cuda:
-        return miss(f"torch {version} is built without CUDA, but there is a GPU", _GPU_RECIPE)
-    if not has_gpu and cuda:
-        return warn(
-            f"torch {version} is built for CUDA {cuda}, but there is no GPU",
-            f"the CPU build is much smaller: {_CPU_RECIPE}",
-        )
-    return ok(f"torch {version} ({'CUDA ' + cuda if cuda else 'CPU'} build)")
+        yield miss(f"{build}, but there is a GPU", _GPU_RECIPE)
+    elif lacking := _cuda_libraries_lacking("torch"):
+        yield miss(f"{build} lacks {', '.join(lacking)}: importing it fails", recipe)
+    else:
+        yield ok(build if has_gpu or not cuda else f"{build}; it runs on the CPU as well")
+    yield _nixl_backend(cuda, recipe)
+
+
+def _cuda_libraries_lacking(name: str) -> list[str]:
+    """List the CUDA packages that an installed package requires and that are missing."""
+    required = (Requirement(line) for line in importlib.metadata.requires(name) or ())
+    return [
+        requirement.name
+        for requirement in required
+        if requirement.name.startswith(_CUDA_PACKAGES)
+        and (requirement.marker is None or requirement.marker.evaluate({"extra": ""}))
+        and _version(requirement.name) is None
+    ]
+
+
+def _nixl_backend(cuda: str, recipe: str) -> Finding:
+    """Check for the NIXL backend that NIXL will load, by torch's CUDA version."""
+    wanted = f"nixl-cu{cuda.partition('.')[0]}" if cuda else ""
+    names = [wanted] if wanted else ["nixl-cu13", "nixl-cu12"]
+    for name in names:
+        if (version := _version(name)) is not None:
+            return ok(f"{name} {version}")
+    return miss(f"{' or '.join(names)} is not installed: KV transfer needs it", recipe)
 
 
 def torch_build(version_file: Path) -> tuple[str, str]:
-    """Read version and CUDA version (empty: none) from the file torch's build leaves."""
+    """Read torch's version and CUDA version (empty: none) from a file of its build."""
     try:
         text = version_file.read_text(encoding="utf-8")
     except OSError:
@@ -107,7 +144,7 @@ def torch_build(version_file: Path) -> tuple[str, str]:
 
 
 def buf() -> Finding:
-    """Look for the tool our examples probe services with."""
+    """Check for buf, with which the examples call services."""
     beside_us = Path(sys.executable).with_name("buf")
     if shutil.which("buf") or beside_us.is_file():
         return ok("buf is installed")
@@ -115,7 +152,7 @@ def buf() -> Finding:
 
 
 def _requirements(*, extra: str) -> Iterator[Requirement]:
-    """Answer our requirements of the base install, or those that an extra adds."""
+    """Yield our requirements of the base install, or those that an extra adds."""
     for line in importlib.metadata.requires(_OURS) or ():
         requirement = Requirement(line)
         marker = requirement.marker

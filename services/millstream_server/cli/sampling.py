@@ -1,18 +1,16 @@
-"""Sampling flags, the same for chat and complete, and the options they become."""
+"""Sampling flags of chat and complete, and their conversion to the client's keywords."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import Any
 
-from millstream.v1 import processor_pb2, sampling_pb2
-
-_UINT32_MAX = 2**32 - 1
-_UINT64_MAX = 2**64 - 1
+from millstream_client.knobs import KNOBS, Knob, Knobs
 
 
 def whole_number(most: int, least: int = 0) -> Callable[[str], int]:
-    """Make an argparse type; out-of-range values must fail here, not inside protobuf."""
+    """Make an argparse type that refuses values out of range."""
 
     def parse(text: str) -> int:
         if not (text.isascii() and text.isdecimal() and least <= int(text) <= most):
@@ -24,53 +22,31 @@ def whole_number(most: int, least: int = 0) -> Callable[[str], int]:
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags; one left out takes the model's own default."""
+    """Add a flag for each sampling knob, and for stop texts."""
     group = parser.add_argument_group("sampling", "left out: the model's own defaults")
-    group.add_argument("--temperature", type=float, metavar="T", help="0 is greedy")
-    group.add_argument("--top-p", type=float, metavar="P", help="nucleus mass, above 0 up to 1")
-    group.add_argument(
-        "--top-k", type=whole_number(_UINT32_MAX), metavar="K", help="0 switches it off"
-    )
-    group.add_argument(
-        "--min-p", type=float, metavar="P", help="least probability relative to the likeliest"
-    )
-    group.add_argument(
-        "--repetition-penalty", type=float, metavar="R", help="above 0 up to 2; 1 is neutral"
-    )
-    group.add_argument(
-        "--max-new-tokens",
-        type=whole_number(_UINT32_MAX),
-        metavar="N",
-        help="most tokens of an answer",
-    )
-    group.add_argument(
-        "--seed",
-        type=whole_number(_UINT64_MAX),
-        metavar="N",
-        help="same seed, same request: same answer (if the engine can)",
-    )
+    for knob in KNOBS:
+        flag = "--" + knob.name.replace("_", "-")
+        group.add_argument(flag, dest=knob.name, help=knob.help, **_parsing(knob))
     group.add_argument(
         "--stop",
         action="append",
-        default=[],
         metavar="TEXT",
         help="end the answer at this text; may be repeated",
     )
 
 
-def generation_options(args: argparse.Namespace) -> processor_pb2.GenerationOptions:
-    """Build the options; a flag that wasn't given stays unset."""
-    sampling = sampling_pb2.SamplingParams()
-    for name in (
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "max_new_tokens",
-        "seed",
-    ):
-        value = getattr(args, name)
-        if value is not None:
-            setattr(sampling, name, value)
-    return processor_pb2.GenerationOptions(sampling=sampling, stop=args.stop)
+def _parsing(knob: Knob) -> dict[str, Any]:
+    if knob.kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    action = "append" if knob.repeated else "store"
+    if knob.kind is float:
+        return {"action": action, "type": float, "metavar": "X"}
+    return {"action": action, "type": whole_number(knob.largest), "metavar": "N"}
+
+
+def knobs_given(args: argparse.Namespace) -> Knobs:
+    """Return the knobs whose flags were given."""
+    names = [*(knob.name for knob in KNOBS), "stop"]
+    given: Any = {name: value for name in names if (value := getattr(args, name)) is not None}
+    knobs: Knobs = given
+    return knobs

@@ -18,48 +18,36 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from millstream_server.cli.client import DEFAULT_ADDRESS
+from millstream_server.cli import packages
 from millstream_server.cli.console import open_console
-from millstream_server.cli.plan import Plan, PlanError, Service, UpOptions, choose_model, make_plan
-from millstream_server.cli.ports import PortClaims
-from millstream_server.cli.process import Child
-from millstream_server.cli.progress import progress
-from millstream_server.cli.supervise import StartError, Suite
+from millstream_server.cli.suite.examples import examples
+from millstream_server.cli.suite.plan import (
+    PlanError,
+    PlannedService,
+    SuitePlan,
+    UpOptions,
+    choose_model,
+    make_plan,
+)
+from millstream_server.cli.suite.ports import PortClaims
+from millstream_server.cli.suite.process import Child
+from millstream_server.cli.suite.progress import progress
+from millstream_server.cli.suite.supervise import StartError, Suite
 from millstream_server.routing.policy import PolicyName
 from millstream_server.worker.settings import EngineKind
 
-CommandOf = Callable[[Service], list[str]]
-_EXAMPLE_CHAT = (
-    '{"start":{"messages":[{"role":"ROLE_USER","content":[{"text":"What is Millstream?"}]}]}}'
-)
-_BUF_FLAGS = "--http2-prior-knowledge --reflect-protocol grpc-v1 --protocol grpc"
-_CHAT_METHOD = "millstream.v1.ProcessorService/Chat"
-_EXAMPLE_START = (
-    '{"start":{"slot":1,"token_ids":[7,41,12],"sampling":{"temperature":0,"max_new_tokens":8}}}'
-)
-_DECODE_METHOD = "millstream.v1.DecodeService/Decode"
+CommandOf = Callable[[PlannedService], list[str]]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Start, watch until Ctrl-C or SIGTERM, drain; answers the exit code."""
+    """Start, watch until Ctrl-C or SIGTERM, drain; return the exit code."""
+    if lacking := packages.services_lack():
+        recipe = "pip install 'millstream[cli,processor]'"
+        print(f"error: the services need {', '.join(lacking)}: {recipe}", file=sys.stderr)
+        return 1
     try:
-        model, name = choose_model(args.model, args.model_name)
-        options = UpOptions(
-            model=model,
-            model_name=name,
-            topology=args.topology,
-            engine=EngineKind(args.engine),
-            prefill=args.prefill,
-            decode=args.decode,
-            # As in URLs, since a port follows.
-            host=f"[{args.host}]"
-            if args.host.count(":") > 1 and args.host[0] != "["
-            else args.host,
-            port=args.port,
-            log_dir=args.log_dir,
-            policy=PolicyName(args.policy),
-        )
-        with _alone_in(options.log_dir), PortClaims() as ports:
+        options = up_options(args)
+        with _locked(options.log_dir), PortClaims() as ports:
             gpus = len(list(Path("/dev").glob("nvidia[0-9]*")))
             plan = make_plan(options, ports, gpus)
             return asyncio.run(up(plan, plan.command))
@@ -68,9 +56,33 @@ def run(args: argparse.Namespace) -> int:
         return 1
 
 
+def up_options(args: argparse.Namespace) -> UpOptions:
+    """Make options of the flags.
+
+    Raises:
+        PlanError: there is no such model.
+    """
+    encode = args.encode or (1 if args.multimodal else 0)
+    model, name = choose_model(args.model, args.model_name, multimodal=encode > 0)
+    return UpOptions(
+        model=model,
+        model_name=name,
+        topology=args.topology,
+        engine=EngineKind(args.engine),
+        encode=encode,
+        prefill=args.prefill,
+        decode=args.decode,
+        # As in URLs, since a port follows.
+        host=f"[{args.host}]" if args.host.count(":") > 1 and args.host[0] != "[" else args.host,
+        port=args.port,
+        log_dir=args.log_dir,
+        policy=PolicyName(args.policy),
+    )
+
+
 @contextlib.contextmanager
-def _alone_in(log_dir: Path) -> Iterator[None]:
-    """Hold the log directory: two suites must not write the same files nor race for ports."""
+def _locked(log_dir: Path) -> Iterator[None]:
+    """Lock the log directory: two suites must not write to the same files."""
     try:
         log_dir.mkdir(parents=True, exist_ok=True)
         lock = (log_dir / "up.lock").open("w")
@@ -83,15 +95,15 @@ def _alone_in(log_dir: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise PlanError(
-                f"another `millstream up` logs to {log_dir}; stop it, or give another --log-dir"
+                f"another `millstream up` uses {log_dir}; stop it, or give another --log-dir"
             ) from None
         yield
 
 
-async def up(plan: Plan, command: CommandOf) -> int:
-    """Run a plan's services, each by the command line that ``command`` gives."""
+async def up(plan: SuitePlan, command: CommandOf) -> int:
+    """Run a plan's services; ``command`` returns a service's command line."""
     console = open_console()
-    suite = Suite(_children(plan, command), lambda text: _say(console, text))
+    suite = Suite(_children(plan, command), lambda text: _print_event(console, text))
     with _stop_signals() as (stop, force):
         try:
             return await _serve(console, plan, suite, stop, force)
@@ -100,9 +112,9 @@ async def up(plan: Plan, command: CommandOf) -> int:
 
 
 async def _serve(
-    console: Console, plan: Plan, suite: Suite, stop: asyncio.Event, force: asyncio.Event
+    console: Console, plan: SuitePlan, suite: Suite, stop: asyncio.Event, force: asyncio.Event
 ) -> int:
-    """Start, watch, drain. Leaves processes behind when the start failed or was interrupted."""
+    """Start, watch, drain. After a failed or interrupted start processes are still running."""
     began_s = time.monotonic()
     try:
         with progress(console) as shown:
@@ -111,21 +123,21 @@ async def _serve(
         _explain_start(console, error.child)
         return 1
     if not started:
-        _say(console, "stopping before all services were ready")
+        _print_event(console, "stopping before all services were ready")
         return 1
     _print_ready(console, plan, suite, time.monotonic() - began_s)
     await _unless(stop, suite.watch())
     clean = await suite.drain(force)
-    _say(console, "stopped" if clean else "stopped; not everything ended by itself")
+    _print_event(console, "stopped" if clean else "stopped; not everything ended by itself")
     return 0 if clean else 1
 
 
-def _children(plan: Plan, command: CommandOf) -> list[Child]:
-    # Handed on to the children as it is; nothing is read from it here.
+def _children(plan: SuitePlan, command: CommandOf) -> list[Child]:
+    # Passed on to the children unchanged.
     env = dict(os.environ)
     env["MILLSTREAM_TICKET_KEY"] = secrets.token_hex(32)
     env["PYTHONUNBUFFERED"] = "1"
-    # Engines on the CPU share its cores; each would start a thread on every one of them.
+    # Engines on the CPU share its cores; by default each would start a thread per core.
     env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // len(plan.services))))
     return [
         Child(
@@ -140,7 +152,7 @@ def _children(plan: Plan, command: CommandOf) -> list[Child]:
 
 @contextlib.contextmanager
 def _stop_signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
-    """Turn Ctrl-C and SIGTERM into events: the first asks to stop, the second to kill."""
+    """Turn Ctrl-C and SIGTERM into events: the first means stop, the second kill."""
     stop, force = asyncio.Event(), asyncio.Event()
 
     def asked() -> None:
@@ -157,7 +169,7 @@ def _stop_signals() -> Iterator[tuple[asyncio.Event, asyncio.Event]]:
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
-    """Run ``work`` until it ends or ``stop`` is set; answers whether it ended by itself."""
+    """Run ``work`` until it ends or ``stop`` is set; return whether it ended by itself."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     try:
         await asyncio.wait([working, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -171,7 +183,7 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
         await asyncio.gather(working, stopping, return_exceptions=True)
 
 
-def _say(console: Console, text: str) -> None:
+def _print_event(console: Console, text: str) -> None:
     console.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False, soft_wrap=True)
 
 
@@ -185,14 +197,16 @@ def _explain_start(console: Console, child: Child) -> None:
     console.print("\n".join(lines), markup=False, soft_wrap=True)
 
 
-def _print_ready(console: Console, plan: Plan, suite: Suite, took_s: float) -> None:
-    # Without lines, so that the default suite's table fits into 80 columns.
+def _print_ready(console: Console, plan: SuitePlan, suite: Suite, took_s: float) -> None:
+    # Without borders, so that the default suite's table fits into 80 columns.
     table = Table(box=None, padding=(0, 2, 0, 0))
     for title in ("service", "address", "metrics", "admin", "pid", "engine, model"):
         table.add_column(title, no_wrap=True)
     table.add_column("log", overflow="fold")
     for child in suite.children:
-        engine = "" if child.service is plan.processor else f"{plan.options.engine.value}, "
+        engine = {"processor": "", "encode": "vision tower, "}.get(
+            child.service.role, f"{plan.options.engine.value}, "
+        )
         table.add_row(
             child.service.name,
             child.service.address,
@@ -206,32 +220,8 @@ def _print_ready(console: Console, plan: Plan, suite: Suite, took_s: float) -> N
     console.print(table)
     console.print(f"\nReady after {took_s:.1f} s. In another terminal:\n", markup=False)
     console.print(
-        "\n".join(f"  {line}" for line in _examples(plan)),
+        "\n".join(f"  {line}" for line in examples(plan)),
         markup=False,
         soft_wrap=True,
     )
     console.print("\nCtrl-C stops the suite.", markup=False)
-
-
-def _examples(plan: Plan) -> list[str]:
-    """Give commands to paste, with paths that another terminal finds."""
-    address = plan.processor.client_address
-    where = "" if address == DEFAULT_ADDRESS else f" --address {address}"
-    millstream, curl = _tool("millstream"), f"{_tool('buf')} curl {_BUF_FLAGS}"
-    lines = [
-        f'{millstream} chat --once "What is Millstream?"{where}',
-        f"{millstream} chat{where}",
-        f"{curl} -d '{_EXAMPLE_CHAT}' http://{address}/{_CHAT_METHOD}",
-    ]
-    if plan.options.topology == "aggregated":  # else a worker wants a ticket
-        worker = plan.services[0].address
-        lines.append(f"{curl} -d '{_EXAMPLE_START}' http://{worker}/{_DECODE_METHOD}")
-    return lines
-
-
-def _tool(name: str) -> str:
-    """Name a command as it can be typed in a new terminal, opened in this directory."""
-    tool = Path(sys.executable).parent / name
-    if "VIRTUAL_ENV" in os.environ or not tool.exists():
-        return name
-    return str(tool.relative_to(Path.cwd())) if tool.is_relative_to(Path.cwd()) else str(tool)

@@ -1,1 +1,1 @@
-"""Decode service: KV cache, or a prompt, to a stream of tokens."""
+"""Decode service: generates tokens from a KV cache or a prompt."""

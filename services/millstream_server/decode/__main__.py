@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from millstream.v1 import decode_pb2_grpc
-from millstream_server.decode.servicer import DecodeServicer
-from millstream_server.decode.settings import DecodeMode, DecodeSettings
-from millstream_server.engines.base import Role
-from millstream_server.runtime.main import main
-from millstream_server.runtime.server import Server
-from millstream_server.worker.app import run
-from millstream_server.worker.core import WorkerCore
-
-
-def _add(core: WorkerCore, server: Server) -> None:
-    decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(core), server.grpc)
-
-
-def _role(settings: DecodeSettings) -> Role:
-    return Role.AGGREGATED if settings.mode is DecodeMode.AGGREGATED else Role.DECODE
-
+from millstream_server.decode.media import media_of
+from millstream_server.decode.servicer import SERVICE
+from millstream_server.decode.settings import DecodeSettings
+from millstream_server.runtime.lifecycle.main import main
+from millstream_server.worker.generation.app import run
 
 if __name__ == "__main__":
     main(
         DecodeSettings,
-        lambda settings: run(settings, _role(settings), "millstream.v1.DecodeService", _add),
+        lambda settings: run(settings, settings.role, SERVICE, media_of(settings)),
         prog="millstream-decode",
-        description="Streams tokens: the decode worker of Millstream.",
+        description="The decode worker of Millstream: generates tokens.",
     )

@@ -1,4 +1,4 @@
-"""gRPC face of decode: one long-lived stream per Processor, many requests on it."""
+"""DecodeService: one long-lived stream per Processor, with many requests."""
 
 from __future__ import annotations
 
@@ -6,19 +6,31 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from millstream.v1 import decode_pb2, decode_pb2_grpc
-from millstream_server.worker_stream.server import Generator, WorkerSession
+from millstream_server.runtime.rpc.call import Call
+from millstream_server.worker.generation.app import GenerationService
+from millstream_server.worker.generation.session import WorkerSession
+from millstream_server.worker.generation.slot import RequestRunner
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     """Serves DecodeService from one engine."""
 
-    def __init__(self, generator: Generator) -> None:
-        """Run requests on ``generator``."""
-        self._generator = generator
+    def __init__(self, runner: RequestRunner) -> None:
+        """Run requests on ``runner``."""
+        self._runner = runner
 
     async def Decode(
-        self, request_iterator: AsyncIterator[decode_pb2.DecodeRequest], context: Any
+        self, request_iterator: AsyncIterator[decode_pb2.DecodeRequest], call: Call
     ) -> AsyncIterator[decode_pb2.DecodeResponse]:
         """Run one stream's requests; see generation.proto for the rules."""
-        async for frame in WorkerSession(self._generator).frames(request_iterator):
-            yield decode_pb2.DecodeResponse(frame=frame)
+        session = WorkerSession(self._runner, decode_pb2.DecodeResponse)
+        with session.reading(request_iterator):
+            while (response := await session.next()) is not None:
+                yield response
+
+
+def _add(runner: RequestRunner, server: Any) -> None:
+    decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(runner), server)
+
+
+SERVICE = GenerationService("millstream.v1.DecodeService", "Decode", _add)

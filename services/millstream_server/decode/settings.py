@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-from millstream_server.runtime.settings import setting
+from millstream_server.engines.base import Role
+from millstream_server.runtime.settings import group, setting
+from millstream_server.worker.encoding.settings import EncodingSettings
 from millstream_server.worker.settings import WorkerSettings
 
 
@@ -24,3 +26,14 @@ class DecodeSettings(WorkerSettings):
         DecodeMode.AGGREGATED,
         help="aggregated: run prompts here; disaggregated: take their KV from prefill workers",
     )
+    encode_media: bool = setting(
+        default=True,
+        help="aggregated: encode the images and videos of its own prompts, if the model takes any "
+        "and MILLSTREAM_TICKET_KEY is set; not used while encode workers are connected",
+    )
+    encoding: EncodingSettings = group(EncodingSettings)
+
+    @property
+    def role(self) -> Role:
+        """The worker's role in this mode."""
+        return Role.AGGREGATED if self.mode is DecodeMode.AGGREGATED else Role.DECODE

@@ -1,1 +1,1 @@
-"""Inference engines behind one small Protocol: `sglang` (real) and `simulated` (by hand)."""
+"""Inference engines behind one Protocol: `sglang`, and `simulated` for tests and studies."""

@@ -1,15 +1,14 @@
-"""What a worker needs of an inference engine; every adapter satisfies it structurally.
+"""What every engine has, of any ability: start and stop, info, load.
 
-Plain dataclasses only: neither protobuf nor a vendor's types cross this line. Why output is pushed
-into a sink and not pulled from an iterator per request: docs/adr/0001-engines-push.md.
+Plain dataclasses only, no protobuf and no vendor's types. What an engine does with requests is one
+Protocol per ability, defined with the ability (`generation.generator`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import enum
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,156 +16,32 @@ from millstream_server.runtime.errors import ServingError
 
 
 class Role(enum.Enum):
-    """Which half of generation a worker does."""
+    """Which part of a request a worker runs."""
 
     AGGREGATED = "aggregated"
+    """Prompt and tokens."""
     PREFILL = "prefill"
     DECODE = "decode"
-
-
-class FinishReason(enum.Enum):
-    """Why a generation ended, in the contract's words."""
-
-    STOP = "stop"
-    LENGTH = "length"
-    CANCELLED = "cancelled"
-
-
-class Ability(enum.Enum):
-    """A feature an engine may lack, depending on the vendor and on how it was started."""
-
-    SEED = "seed"
-    MIN_NEW_TOKENS = "min_new_tokens"
-    CONSTRAINTS = "constraints"
-    LOGIT_BIAS = "logit_bias"
-    PROMPT_LOGPROBS = "prompt_logprobs"
-
-
-class ConstraintKind(enum.Enum):
-    """The grammar languages of guided decoding."""
-
-    JSON_SCHEMA = "json_schema"
-    REGEX = "regex"
-    EBNF = "ebnf"
-
-
-@dataclass(frozen=True, slots=True)
-class Constraint:
-    """Output must match this grammar."""
-
-    kind: ConstraintKind
-    source: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
-    """How the next token is drawn and when to stop. Defaults are neutral, never a model's own."""
-
-    max_new_tokens: int
-    temperature: float = 1.0
-    """0 is greedy."""
-    top_p: float = 1.0
-    top_k: int = 0
-    """0 switches it off."""
-    min_p: float = 0.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    min_new_tokens: int = 0
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    seed: int | None = None
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    constraint: Constraint | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LogprobOptions:
-    """Ask for the chosen tokens' logprobs, the `top` likeliest, and the prompt's."""
-
-    top: int = 0
-    prompt: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class KvHandoff:
-    """Where prefill and decode meet: the part of a verified ticket that an engine needs.
-
-    ``room`` is below 2**63 and never used twice.
-    """
-
-    bootstrap_host: str
-    bootstrap_port: int
-    room: int
-    prefill_dp_rank: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationRequest:
-    """One tokenised prompt and how to continue it.
-
-    ``engine_id`` is ours: 32 random hex digits from `new_engine_id`, never a client's string
-    (SGLang aborts by id *prefix*). ``trace_headers`` are W3C traceparent and tracestate.
-    """
-
-    engine_id: str
-    token_ids: Sequence[int]
-    sampling: Sampling
-    logprobs: LogprobOptions | None = None
-    handoff: KvHandoff | None = None
-    trace_headers: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """Logprob (natural log) of one token; ``top`` are (token id, logprob), likeliest first.
-
-    The first prompt token has no logprob: NaN.
-    """
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish:
-    """The one terminal report of a request that did not fail. Token counts are exact."""
-
-    reason: FinishReason
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int = 0
-    matched_token_id: int | None = None
-    """The EOS or stop token that ended it; it is the last token emitted."""
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    ENCODE = "encode"
+    """Images and videos to embeddings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """What a started engine is."""
+    """Facts about a started engine."""
 
     engine: str
     """Vendor name, as in `gen_ai.provider.name`: "sglang", "simulated"."""
     engine_version: str
-    vocab_size: int
-    context_length: int
-    """Prompt plus completion, in tokens."""
-    block_size: int
-    """Tokens per KV block."""
-    total_blocks: int
     max_running_requests: int
     dp_size: int = 1
+    """Data-parallel ranks."""
     weight_version: str = ""
-    abilities: frozenset[Ability] = frozenset()
-    bootstrap_host: str = ""
-    """Prefill engines only: where a decode engine asks for KV cache."""
-    bootstrap_port: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    """How busy an engine is at this moment."""
+    """An engine's current load."""
 
     running_requests: int
     queued_requests: int
@@ -174,66 +49,49 @@ class EngineLoad:
     total_blocks: int
 
 
-class OutputSink(Protocol):
-    """Where an engine puts one request's output.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerDescription:
+    """A worker whose engine has started."""
 
-    Called on the event loop that called `submit`; never blocks, never raises. Any number of `emit`,
-    then exactly one of `finish` or `fail`, then nothing. Aborted requests get `finish` too
-    (CANCELLED), once the engine has let go of them.
-    """
-
-    def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
-        """Take one or more new tokens, disjoint from all before; a logprob each when asked for."""
-        ...
-
-    def finish(self, finish: Finish) -> None:
-        """Take the terminal report."""
-        ...
-
-    def fail(self, error: ServingError) -> None:
-        """Take the terminal failure, already translated."""
-        ...
+    role: Role
+    model: str
+    engine: EngineInfo
+    worker_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Random; a restarted worker has another."""
+    encoder: EngineInfo | None = None
+    """What its EncodeService encodes (an `encoding.encoder.EncoderInfo`); None: it has none."""
+    batched_controls: bool = False
+    """Whether it accepts several starts and cancels in one message of its stream."""
 
 
 class Engine(Protocol):
-    """Lifecycle and token generation.
+    """An engine's start, stop and load.
 
-    Order of calls: `start`, `warm_up`, any number of `submit`/`abort`/`load` in any order, `close`.
+    Order of calls: `start`, `warm_up`, then the ability's calls and `load` in any order, `close`.
     All calls come from one event loop. `close` may be called twice and after a failed `start`.
     """
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> EngineInfo:
         """Load the model without blocking the event loop.
 
-        ``on_failure`` is called at most once, when the engine dies later on; every open request has
-        been failed by then. The worker then leaves: a dead engine is not revived in place.
+        ``on_failure`` is called at most once, if the engine fails later; every open request has
+        failed by then. The worker then stops: a failed engine is not restarted in place.
 
         Raises:
-            EngineFailedError: it could not be loaded.
+            EngineFailedError: it couldn't be loaded.
         """
         ...
 
     async def warm_up(self) -> None:
-        """Run one minimal request down the path this engine's role serves.
+        """Run one minimal request as this engine's role runs requests.
 
         Raises:
             EngineFailedError: it failed or took longer than the engine's warm-up limit.
         """
         ...
 
-    def submit(self, request: GenerationRequest, sink: OutputSink) -> None:
-        """Start a request; returns at once. Everything that goes wrong goes to the sink.
-
-        The caller has checked the request against `EngineInfo` (`engines.validation`).
-        """
-        ...
-
-    def abort(self, engine_id: str) -> None:
-        """Stop a request at any stage, before the first token too; unknown ids are ignored."""
-        ...
-
     async def load(self) -> EngineLoad:
-        """Report how busy the engine is."""
+        """Return the engine's current load."""
         ...
 
     async def close(self) -> None:
@@ -242,86 +100,26 @@ class Engine(Protocol):
 
 
 class Probeable(Protocol):
-    """Shows, from start to close, whether an engine still works (`worker.canary`).
+    """Lets `worker.canary` check whether an engine works, between start and close.
 
     ``dp_rank`` is below `EngineInfo.dp_size`: one rank can hang while the others go on.
     """
 
     def progress(self, dp_rank: int) -> int:
-        """Give a number that changes whenever the rank gets on with anybody's request.
+        """Return a number that changes whenever the rank makes progress with any request.
 
-        Neither blocks nor asks the rank. It may miss work, but never tells of work not done.
+        It neither blocks nor sends anything to the rank. It may miss progress, but never invents
+        any.
         """
         ...
 
     async def probe(self, dp_rank: int) -> None:
-        """Run one minimal request on a rank, down the path this engine's role serves.
+        """Run one minimal request on a rank, as this engine's role runs requests.
 
-        It queues behind real requests and has no limit of its own: cancel it to abort the request,
-        which takes effect at once even when the engine doesn't answer. One at a time per rank.
+        It queues behind real requests and has no time limit: cancel it to abort the request, which
+        takes effect at once even if the engine hangs. One at a time per rank.
 
         Raises:
             ServingError: it failed.
         """
         ...
-
-
-def new_engine_id() -> str:
-    """Make a request id for an engine: 128 random bits in 32 hex digits."""
-    return secrets.token_hex(16)
-
-
-class CollectingSink:
-    """A sink that gathers one request's output; for warm-ups, canaries and tests."""
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self.token_ids: list[int] = []
-        self.logprobs: list[TokenLogprob] = []
-        self._changed = asyncio.Event()
-        self._result: asyncio.Future[Finish] = asyncio.get_running_loop().create_future()
-
-    def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
-        """Gather."""
-        self.token_ids.extend(token_ids)
-        self.logprobs.extend(logprobs)
-        self._changed.set()
-
-    def finish(self, finish: Finish) -> None:
-        """End well."""
-        if self._result.done():
-            message = "the engine reported two terminal results for one request"
-            raise RuntimeError(message)
-        self._result.set_result(finish)
-        self._changed.set()
-
-    def fail(self, error: ServingError) -> None:
-        """End badly."""
-        if self._result.done():
-            message = "the engine reported two terminal results for one request"
-            raise RuntimeError(message)
-        self._result.set_exception(error)
-        self._changed.set()
-
-    async def result(self) -> Finish:
-        """Wait for the end.
-
-        Raises:
-            ServingError: the request failed.
-        """
-        return await asyncio.shield(self._result)
-
-    async def first_token(self) -> int:
-        """Wait for the first token.
-
-        Raises:
-            ServingError: the request failed before one came.
-        """
-        while not self.token_ids:
-            if self._result.done():
-                finish = self._result.result()
-                message = f"the request ended ({finish.reason.value}) before its first token"
-                raise RuntimeError(message)
-            self._changed.clear()
-            await self._changed.wait()
-        return self.token_ids[0]

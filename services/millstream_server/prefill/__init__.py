@@ -1,1 +1,1 @@
-"""Prefill service: prompts to KV cache, handed to decode workers."""
+"""Prefill service: computes prompts' KV cache and transfers it to decode workers."""

@@ -1,4 +1,4 @@
-"""gRPC face of prefill: one long-lived stream per Processor, many requests on it."""
+"""PrefillService: one long-lived stream per Processor, with many requests."""
 
 from __future__ import annotations
 
@@ -6,19 +6,31 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from millstream.v1 import prefill_pb2, prefill_pb2_grpc
-from millstream_server.worker_stream.server import Generator, WorkerSession
+from millstream_server.runtime.rpc.call import Call
+from millstream_server.worker.generation.app import GenerationService
+from millstream_server.worker.generation.session import WorkerSession
+from millstream_server.worker.generation.slot import RequestRunner
 
 
 class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
     """Serves PrefillService from one engine."""
 
-    def __init__(self, generator: Generator) -> None:
-        """Run requests on ``generator``."""
-        self._generator = generator
+    def __init__(self, runner: RequestRunner) -> None:
+        """Run requests on ``runner``."""
+        self._runner = runner
 
     async def Prefill(
-        self, request_iterator: AsyncIterator[prefill_pb2.PrefillRequest], context: Any
+        self, request_iterator: AsyncIterator[prefill_pb2.PrefillRequest], call: Call
     ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
         """Run one stream's requests; see generation.proto for the rules."""
-        async for frame in WorkerSession(self._generator).frames(request_iterator):
-            yield prefill_pb2.PrefillResponse(frame=frame)
+        session = WorkerSession(self._runner, prefill_pb2.PrefillResponse)
+        with session.reading(request_iterator):
+            while (response := await session.next()) is not None:
+                yield response
+
+
+def _add(runner: RequestRunner, server: Any) -> None:
+    prefill_pb2_grpc.add_PrefillServiceServicer_to_server(PrefillServicer(runner), server)
+
+
+SERVICE = GenerationService("millstream.v1.PrefillService", "Prefill", _add)

@@ -1,1 +1,1 @@
-"""The front door: text in, text out. Templates, tokens, routing, detokenization, stops, usage."""
+"""The Processor: serves clients in text; templates, tokenization, admission, routing, stops."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from millstream_server.processor.app import run
 from millstream_server.processor.settings import ProcessorSettings
-from millstream_server.runtime.main import main
+from millstream_server.runtime.lifecycle.main import main
 
 if __name__ == "__main__":
     main(
         ProcessorSettings,
         run,
         prog="millstream-processor",
-        description="The front door of Millstream: text in, text out.",
+        description="The Processor of Millstream: serves clients, text in and text out.",
     )

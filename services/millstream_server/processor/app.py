@@ -1,45 +1,56 @@
-"""The Processor process from start to exit."""
+"""The Processor's process, from start to exit."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import sys
 from pathlib import Path
 
 from millstream.v1 import processor_pb2_grpc
+from millstream_server.links.fleet import Fleet
+from millstream_server.processor.convert import held_bytes
 from millstream_server.processor.core import ProcessorCore
+from millstream_server.processor.launch import GenerationParts
 from millstream_server.processor.limits import RequestLimits
+from millstream_server.processor.media.budget import MediaBudget
+from millstream_server.processor.media.core import ProcessorMedia
+from millstream_server.processor.media.intake import Intake
+from millstream_server.processor.media.urls import UrlFetcher
+from millstream_server.processor.models import Models
 from millstream_server.processor.pacing import Pacer
+from millstream_server.processor.queue.admission_queue import QueueLimits
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.settings import ProcessorSettings
+from millstream_server.processor.telemetry import GenerationTelemetry
 from millstream_server.processor.text.model_files import UnusableModelError
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.processor.turn_telemetry import Turns
+from millstream_server.routing.discovery import make_discovery
 from millstream_server.routing.policy import make_policy
-from millstream_server.routing.pool import WorkerPool
-from millstream_server.runtime.admission import QueueLimits
-from millstream_server.runtime.api_keys import ApiKeys
-from millstream_server.runtime.auth import AuthPolicy
-from millstream_server.runtime.log import phase
-from millstream_server.runtime.rpc_limits import RpcLimits
-from millstream_server.runtime.server import Server, Signals, until_signal
-from millstream_server.runtime.service import Service, ServicePlan, peers_policy
+from millstream_server.routing.router import Router
+from millstream_server.runtime.lifecycle.conditions import NO_WORKERS
+from millstream_server.runtime.lifecycle.service import Service, ServicePlan, peers_policy
+from millstream_server.runtime.lifecycle.signals import Signals, until_signal
+from millstream_server.runtime.rpc.limits import RpcLimits
+from millstream_server.runtime.rpc.server import Server
+from millstream_server.runtime.security.api_keys import ApiKeys
+from millstream_server.runtime.security.auth import AuthPolicy
+from millstream_server.runtime.security.tls import ClientTls
 from millstream_server.runtime.settings import SettingsError
-from millstream_server.runtime.tls import ClientTls
+from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketKey
 
-logger = logging.getLogger(__name__)
+log = get_log(__name__)
 
 SERVICE = "millstream.v1.ProcessorService"
-# The text threads take the GIL from a busy event loop a few times per request, and wait this long
-# each time. Python's 5 ms made a burst of 64 chats wait a second for its first tokens.
+# Text threads need the GIL a few times per request, and wait up to this long for it each time while
+# the event loop is busy. With Python's 5 ms a burst of 64 chats waited a second for first tokens.
 _SWITCH_INTERVAL_S = 0.0005
 
 
 async def run(settings: ProcessorSettings) -> int:
-    """Run a Processor; answers the process's exit code.
+    """Run a Processor; return the process's exit code.
 
     It is SERVING while every model has a worker of every role it needs.
     """
@@ -48,35 +59,22 @@ async def run(settings: ProcessorSettings) -> int:
     service = Service(settings, "millstream-processor")
     changed = asyncio.Event()
     changed.set()
-    pool = WorkerPool(
-        settings.workers,
-        lambda: make_policy(settings.policy),
-        changed.set,
-        tls=_worker_tls(settings),
-        tracing=service.tracing,
-    )
+    router = Router(lambda: make_policy(settings.policy))
+    router.watch(changed.set)
+    fleet = _fleet(settings, service, router)
     pacer = Pacer(settings.max_pace_s)
-    core = ProcessorCore(
-        _load_models(settings.model_directories()),
-        pool,
-        pacer,
-        _ticket_key(settings.ticket_key),
-        settings.text_threads,
-        limits=_limits(settings),
-    )
+    core = _core(settings, service, router, fleet, pacer)
     server = service.prepare(_plan(settings, core))
-    processor_pb2_grpc.add_ProcessorServiceServicer_to_server(
-        ProcessorServicer(core, Turns(service.tracing)), server.grpc
-    )
+    processor_pb2_grpc.add_ProcessorServiceServicer_to_server(ProcessorServicer(core), server.grpc)
     async with contextlib.AsyncExitStack() as parts:  # the last pushed is the first closed
         parts.push_async_callback(service.close)
-        parts.callback(core.close)
-        parts.push_async_callback(pool.close)
+        parts.callback(core.models.close)
+        parts.push_async_callback(fleet.close)
         parts.push_async_callback(pacer.close)
         await service.listen()
-        logger.info("models=%s", ",".join(sorted(settings.model_directories())))
-        phase(logger, "waiting for workers")
-        pool.open()
+        log.info("models", names=",".join(core.models.names))
+        log.phase("waiting for workers")
+        fleet.open()
         pacer.open()
         health = asyncio.ensure_future(follow_readiness(core, server, changed))
         parts.callback(health.cancel)
@@ -89,17 +87,57 @@ async def run(settings: ProcessorSettings) -> int:
         )
 
 
+def _fleet(settings: ProcessorSettings, service: Service, router: Router) -> Fleet:
+    return Fleet(
+        make_discovery(settings.workers),
+        router,
+        tls=_worker_tls(settings),
+        tracing=service.tracing,
+    )
+
+
+def _core(
+    settings: ProcessorSettings, service: Service, router: Router, fleet: Fleet, pacer: Pacer
+) -> ProcessorCore:
+    key = _ticket_key(settings.ticket_key)
+    return ProcessorCore(
+        Models(_load_models(settings.model_directories()), router, settings.text_threads),
+        router,
+        GenerationParts(
+            pacer=pacer,
+            workers=fleet,
+            ticket_key=key,
+            embedding_tickets=EmbeddingTickets(key) if key else None,
+        ),
+        telemetry=GenerationTelemetry(service.tracing),
+        media=_media(settings, router, fleet),
+        limits=_limits(settings),
+    )
+
+
+def _media(settings: ProcessorSettings, router: Router, fleet: Fleet) -> ProcessorMedia:
+    most = settings.max_media_item_bytes
+    urls = UrlFetcher(enabled=settings.fetch_urls, hosts=settings.fetch_url_hosts, max_bytes=most)
+    return ProcessorMedia(
+        router,
+        fleet,
+        Intake(urls, max_item_bytes=most, max_items=settings.max_media_items),
+        MediaBudget(settings.max_media_bytes),
+        shared_cache=settings.share_media_cache,
+        upload_idle_s=settings.upload_idle_s,
+    )
+
+
 async def follow_readiness(core: ProcessorCore, server: Server, changed: asyncio.Event) -> None:
-    """Keep health true to whether every model has every worker it needs."""
-    was = False  # as servers start
+    """Set health to SERVING while every model has a worker of every role it needs."""
+    no_workers = server.conditions.own(NO_WORKERS, holds=True)
     while True:
         await changed.wait()
         changed.clear()
-        ready = core.ready()
-        if ready is not was:
-            server.set_serving(serving=ready)
-            phase(logger, "serving" if ready else "waiting for workers")
-            was = ready
+        ready = core.models.ready()
+        if no_workers.holds is ready:
+            no_workers.set(holds=not ready)
+            log.phase("serving" if ready else "waiting for workers")
 
 
 def _plan(settings: ProcessorSettings, core: ProcessorCore) -> ServicePlan:
@@ -114,7 +152,9 @@ def _plan(settings: ProcessorSettings, core: ProcessorCore) -> ServicePlan:
         ages=True,
         auth=AuthPolicy(keys=keys, peers=peers_policy(settings)),
         limits=RpcLimits(
-            max_open_streams=settings.max_open_streams, max_open_bytes=settings.max_open_bytes
+            max_open_streams=settings.max_open_streams,
+            max_open_bytes=settings.max_open_bytes,
+            held_bytes=held_bytes,
         ),
     )
 

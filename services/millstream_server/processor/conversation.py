@@ -1,51 +1,37 @@
-"""One Chat stream: what the client has said and not yet been answered, and the context so far."""
+"""One Chat stream in plain types: its turns in order, the context, the workers used."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from millstream.v1 import processor_pb2
-from millstream_server.processor.convert import MAX_PARTS, content_text, messages_from_proto
-from millstream_server.processor.text.messages import ChatMessage, ChatRole
+from millstream_server.processor.media.parts import MediaPart
+from millstream_server.processor.media.uploads import Uploads
+from millstream_server.processor.options import Options
+from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool
 from millstream_server.runtime.errors import InvalidRequestError, ServingError, UnavailableError
 
 MAX_WAITING_TURNS = 16
 _HALF_CLOSE_S = 1.0
-"""How long a client may take to end its conversation by itself when the server shuts down."""
-
-_INDEX = re.compile(r"^messages\[(\d+)\]")
+"""How long a client may take to close its side after the server's shutdown has begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the client added: messages, and new options if it sent some.
-
-    ``kind`` is the field of ChatRequest they came in: start, user_turn or tool_results.
-    """
+    """A turn: what the client adds to the conversation."""
 
     messages: tuple[ChatMessage, ...]
-    options: processor_pb2.GenerationOptions | None
-    kind: str
-
-    def place(self, field: str, context: int) -> str:
-        """Find a fault's place in the client's message.
-
-        ``field`` counts messages from the conversation's first; ``context`` of them came in earlier
-        turns.
-        """
-        if self.kind == "user_turn" and field.startswith("messages"):
-            return "user_turn.content"
-        own = _INDEX.sub(lambda match: f"messages[{int(match[1]) - context}]", field)
-        return f"{self.kind}.{own}"
+    options: Options | None
+    """New options from this turn on; None: the old ones stay."""
+    field: str
+    """Path of the turn's field in the message: ``start.messages``, ``user_turn.content``."""
 
 
 class Stoppable(Protocol):
-    """A turn that waits for room (`runtime.places.Place`) or runs (`generation.Generation`)."""
+    """A turn that waits (`queue.admission.Admission`) or runs (`generation.Generation`)."""
 
     def cancel(self) -> None:
         """Finish it as CANCELLED."""
@@ -56,159 +42,180 @@ class Stoppable(Protocol):
         ...
 
 
-class Inbox:
-    """Reads a Chat stream's messages beside the turn that is running."""
+class Conversation:
+    """A conversation's turns: they wait, run one at a time and are added to the context.
 
-    def __init__(self, refusing: Callable[[], bool] = lambda: False) -> None:
-        """Start empty; ``refusing`` tells whether the server takes new turns no more."""
+    Two tasks use it. The reader of the stream calls `add`, `cancel`, `fail` and `close_input`. The
+    writer gets each turn from `next_turn`, calls `runs` with the turn's admission and generation,
+    and `ended` at its end.
+    """
+
+    def __init__(
+        self,
+        uploads: Uploads,
+        *,
+        model: str = "",
+        request_id: str = "",
+        tools: Sequence[Tool] = (),
+        options: Options | None = None,
+        refusing: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Start without turns.
+
+        ``refusing`` returns whether the server accepts no new turns.
+        """
+        self.uploads = uploads
+        """Files that came before the message that names them."""
+        self.model = model
+        self.request_id = request_id
+        self.tools = tools
+        self.messages: list[ChatMessage] = []
+        """The context: the messages of all turns that have started."""
+        self.workers: tuple[str, ...] = ()
+        """Addresses of the workers of the last turn, which have its KV prefix cached."""
+        self.number = 0
+        """Number of the current turn, from 1."""
+        self._options = options
         self._refusing = refusing
         self._refused = False
-        self._turns: deque[Turn] = deque()
+        self._waiting: deque[Turn] = deque()
         self._changed = asyncio.Event()
-        self._closed = False
+        self._input_closed = False
         self._error: ServingError | None = None
-        self._running: Stoppable | None = None
-        self._number = 1  # of the turn that runs or is prepared: the first, from the start on
-        self._preparing = True
+        self._current: Stoppable | None = None
+        self._preparing = False
         self._cancelled: set[int] = set()
-        self._reader: asyncio.Task[None] | None = None
-        self._leaving = False
+        self._draining = False
 
-    def drain(self) -> None:
-        """The server shuts down: what was asked for is still answered, then the stream ends.
+    @property
+    def options(self) -> Options:
+        """The current options."""
+        if self._options is None:
+            raise ValueError("no turn was taken yet")
+        return self._options
 
-        Asked for is what came before the server began to refuse.
-        """
-        self._leaving = True
-        self._changed.set()
+    @property
+    def media(self) -> list[MediaPart]:
+        """The images and videos of the context, in order."""
+        return [part for message in self.messages for part in message.media]
 
-    def listen(self, requests: AsyncIterator[processor_pb2.ChatRequest]) -> None:
-        """Begin to read; called again, go on."""
-        if self._reader is None:
-            self._reader = asyncio.ensure_future(self.read(requests))
+    @property
+    def has_media(self) -> bool:
+        """Whether a message of the context has an image or a video."""
+        return any(message.parts for message in self.messages)
 
-    def close(self) -> None:
-        """Stop reading."""
-        if self._reader:
-            self._reader.cancel()
+    # ---- from the client
 
-    async def read(self, requests: AsyncIterator[processor_pb2.ChatRequest]) -> None:
-        """Take in messages until the client half-closes."""
-        try:
-            async for request in requests:
-                self._take(request)
-        except ServingError as error:
-            self._error = error
-            if self._running:
-                self._running.fail(error)
-        finally:
-            self._closed = True
-            self._changed.set()
-
-    async def next_turn(self) -> Turn | None:
-        """Wait for the next turn; None when the client has closed and nothing waits.
+    def add(self, turn: Turn) -> None:
+        """Add a turn; it waits until those before it have ended.
 
         Raises:
-            ServingError: the client broke the conversation's rules, or the server shuts down.
+            InvalidRequestError: too many turns wait.
         """
-        while True:
-            if self._error:
-                raise self._error
-            if self._turns:
-                self._number += 1
-                self._preparing = True
-                return self._turns.popleft()
-            if self._refused:
-                raise _leaving()
-            if self._closed:
-                return None
-            self._changed.clear()
-            try:
-                await asyncio.wait_for(
-                    self._changed.wait(), _HALF_CLOSE_S if self._leaving else None
-                )
-            except TimeoutError:
-                raise _leaving() from None
-
-    def running(self, turn: Stoppable) -> None:
-        """This turn waits or runs now: cancels go to it, those included that came before.
-
-        Called again when a turn that waited runs: what stopped the one stops the other.
-        """
-        self._running, self._preparing = turn, False
-        if self._error:
-            turn.fail(self._error)
-        elif self._number in self._cancelled:
-            turn.cancel()
-
-    def ended(self) -> None:
-        """No turn runs."""
-        self._running = None
-        self._cancelled.discard(self._number)
-
-    def _cancel(self, message: processor_pb2.CancelTurn) -> None:
-        """Stop a turn that runs, is prepared or waits; any other is over, or never was."""
-        current = self._running is not None or self._preparing
-        number = self._number if current else self._number + 1
-        if message.HasField("turn"):
-            number = message.turn
-        if self._number + (not current) <= number <= self._number + len(self._turns):
-            self._cancelled.add(number)
-        if number == self._number and self._running:
-            self._running.cancel()
-
-    def _take(self, request: processor_pb2.ChatRequest) -> None:
-        kind = request.WhichOneof("message")
-        if kind == "cancel":
-            self._cancel(request.cancel)
-            return
-        if kind == "user_turn":
-            turn = _user_turn(request.user_turn)
-        elif kind == "tool_results":
-            turn = _tool_results(request.tool_results)
-        elif kind == "start":
-            raise InvalidRequestError.of("start", "the conversation has started already")
-        else:
-            raise InvalidRequestError.of(
-                "message", "set one of start, user_turn, tool_results, cancel"
-            )
-        if len(self._turns) >= MAX_WAITING_TURNS:
+        if len(self._waiting) >= MAX_WAITING_TURNS:
+            kind = turn.field.partition(".")[0]
             raise InvalidRequestError.of(
                 kind, f"{MAX_WAITING_TURNS} turns wait already; wait for their answers"
             )
         if self._refusing():
             self._refused = True
         else:
-            self._turns.append(turn)
+            self._waiting.append(turn)
         self._changed.set()
 
+    def cancel(self, number: int | None = None) -> None:
+        """Cancel turn ``number``; None: the running turn or, between two turns, the next.
 
-def _leaving() -> UnavailableError:
+        No effect on a turn that has ended or doesn't exist.
+        """
+        in_hand = self._current is not None or self._preparing
+        first = self.number if in_hand else self.number + 1
+        if number is None:
+            number = first
+        if first <= number <= self.number + len(self._waiting):
+            self._cancelled.add(number)
+        if number == self.number and self._current:
+            self._current.cancel()
+
+    def fail(self, error: ServingError) -> None:
+        """End the running turn and the conversation with an error of the client's."""
+        self._error = error
+        if self._current:
+            self._current.fail(error)
+
+    def close(self) -> None:
+        """Forget all media, now: who still knows this object may live until the next collection."""
+        for message in [m for turn in self._waiting for m in turn.messages] + self.messages:
+            for part in message.media:
+                part.data = b""
+
+    def close_input(self) -> None:
+        """The client has closed its side: waiting turns still run, then the conversation ends."""
+        self._input_closed = True
+        self._changed.set()
+
+    def drain(self) -> None:
+        """The server shuts down: turns added already still run, then the stream ends."""
+        self._draining = True
+        self._changed.set()
+
+    # ---- to the client
+
+    async def next_turn(self) -> Turn | None:
+        """Wait for the next turn, and add its messages and options to the conversation.
+
+        Return None when the client has closed its side and no turn waits.
+
+        Raises:
+            ServingError: a client's error given to `fail`, or the server shuts down.
+        """
+        while True:
+            if self._error:
+                raise self._error
+            if self._waiting:
+                turn = self._waiting.popleft()
+                self.number += 1
+                self._preparing = True
+                self.messages += turn.messages
+                self._options = turn.options or self._options
+                return turn
+            if self._refused:
+                raise _shutting_down()
+            if self._input_closed:
+                return None
+            await self._wait()
+
+    async def _wait(self) -> None:
+        self._changed.clear()
+        if not self._draining:
+            await self._changed.wait()
+            return
+        try:
+            await asyncio.wait_for(self._changed.wait(), _HALF_CLOSE_S)
+        except TimeoutError:
+            raise _shutting_down() from None
+
+    def runs(self, current: Stoppable) -> None:
+        """Set what runs for the turn: cancels go to ``current``, also those received before.
+
+        Called first with the admission, then with the generation.
+        """
+        self._current, self._preparing = current, False
+        if self._error:
+            current.fail(self._error)
+        elif self.number in self._cancelled:
+            current.cancel()
+
+    def ended(self, answer: str, workers: tuple[str, ...]) -> None:
+        """Add the turn's answer to the context; ``workers`` is empty if the turn never ran."""
+        self._current = None
+        self._cancelled.discard(self.number)
+        self.workers = workers or self.workers
+        self.messages.append(ChatMessage(ChatRole.ASSISTANT, answer))
+
+
+def _shutting_down() -> UnavailableError:
     return UnavailableError(
         "this server is shutting down; go on with the conversation on another one",
         retry_delay_s=0.1,
     )
-
-
-def _user_turn(message: processor_pb2.UserTurn) -> Turn:
-    if not message.content:
-        raise InvalidRequestError.of("user_turn.content", "must not be empty")
-    if len(message.content) > MAX_PARTS:
-        raise InvalidRequestError.of("user_turn.content", f"at most {MAX_PARTS} parts")
-    return Turn(
-        (ChatMessage(ChatRole.USER, content_text(message.content)),),
-        message.options if message.HasField("options") else None,
-        "user_turn",
-    )
-
-
-def _tool_results(message: processor_pb2.ToolResults) -> Turn:
-    if not message.messages:
-        raise InvalidRequestError.of("tool_results.messages", "must not be empty")
-    messages = tuple(messages_from_proto(message.messages, "tool_results.messages"))
-    for index, result in enumerate(messages):
-        if result.role is not ChatRole.TOOL:
-            raise InvalidRequestError.of(
-                f"tool_results.messages[{index}].role", "must be ROLE_TOOL"
-            )
-    return Turn(messages, None, "tool_results")

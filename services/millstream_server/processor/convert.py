@@ -1,25 +1,31 @@
-"""Protobuf to plain types and back, for the front door. Pure."""
+"""Conversion between the Processor's messages and plain types. No side effects."""
 
 from __future__ import annotations
 
-import functools
 import secrets
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
 
-from millstream.v1 import chat_pb2, processor_pb2, usage_pb2
-from millstream_server.engines.base import EngineInfo, Role, TokenLogprob
-from millstream_server.processor.generation import Delta, Generation, GenerationSpec
+from millstream.v1 import chat_pb2, media_pb2, processor_pb2, usage_pb2
+from millstream_server.generation.output import TokenLogprob
+from millstream_server.generation.request import Priority
+from millstream_server.media.items import Modality
+from millstream_server.processor.choice import Delta
+from millstream_server.processor.conversation import Conversation, Turn
+from millstream_server.processor.generation import Generation
+from millstream_server.processor.media.parts import MediaPart
+from millstream_server.processor.media.uploads import Uploads
+from millstream_server.processor.models import ModelStatus
+from millstream_server.processor.options import Options
+from millstream_server.processor.requests import Completion
 from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
-from millstream_server.processor.text.model_files import GenerationDefaults
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.runtime.errors import InvalidRequestError
-from millstream_server.runtime.places import Priority
-from millstream_server.worker_stream import convert
-from millstream_server.worker_stream.description import ROLES_TO_PROTO
-from millstream_server.worker_stream.start import TraceContext
+from millstream_server.protobuf import generation as from_worker
+from millstream_server.protobuf.media import MODALITIES_TO_PROTO
+from millstream_server.protobuf.worker import ROLES_TO_PROTO
+from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 
 _ROLES = {
     chat_pb2.ROLE_SYSTEM: ChatRole.SYSTEM,
@@ -28,7 +34,6 @@ _ROLES = {
     chat_pb2.ROLE_ASSISTANT: ChatRole.ASSISTANT,
     chat_pb2.ROLE_TOOL: ChatRole.TOOL,
 }
-
 _PRIORITIES = {
     processor_pb2.PRIORITY_UNSPECIFIED: Priority.NORMAL,
     processor_pb2.PRIORITY_LOW: Priority.LOW,
@@ -36,114 +41,261 @@ _PRIORITIES = {
     processor_pb2.PRIORITY_HIGH: Priority.HIGH,
 }
 
-
 MAX_MESSAGES = 4096
 MAX_PARTS = 16_384
-"""Of all messages together. A part may be two bytes on the wire and is many more once read."""
+"""Of all messages together: a part may be two bytes on the wire and takes far more memory."""
 MAX_TOOLS = 1024
 
 
-def messages_from_proto(messages: Sequence[chat_pb2.Message], field: str) -> list[ChatMessage]:
-    """Read messages, which came in ``field``.
+# ---- what the client sends -----------------------------------------------------------------------
+
+
+def conversation_from_proto(
+    start: processor_pb2.ChatStart, refusing: Callable[[], bool], uploads: Uploads
+) -> Conversation:
+    """Convert a conversation's start; its first turn is added.
 
     Raises:
-        InvalidRequestError: they are more than anybody means; nothing was made of them.
+        InvalidRequestError: a part of it can't be read.
+    """
+    conversation = Conversation(
+        uploads,
+        model=start.model,
+        request_id=start.request_id or new_request_id(),
+        tools=tools_from_proto(start.tools, "start.tools"),
+        refusing=refusing,
+    )
+    messages = messages_from_proto(start.messages, "start.messages", uploads)
+    options = options_from_proto(start.options, "start.options.")
+    conversation.add(Turn(tuple(messages), options, "start.messages"))
+    return conversation
+
+
+def take_request(conversation: Conversation, request: processor_pb2.ChatRequest) -> None:
+    """Pass a later message to its conversation.
+
+    Raises:
+        InvalidRequestError: it breaks the conversation's rules.
+    """
+    kind = request.WhichOneof("message")
+    if kind == "cancel":
+        cancel = request.cancel
+        conversation.cancel(cancel.turn if cancel.HasField("turn") else None)
+    elif kind == "user_turn":
+        conversation.add(_user_turn(request.user_turn, conversation.uploads))
+    elif kind == "tool_results":
+        conversation.add(_tool_results(request.tool_results, conversation.uploads))
+    elif kind == "media_chunk":
+        take_chunk(conversation.uploads, request.media_chunk)
+    elif kind == "start":
+        raise InvalidRequestError.of("start", "the conversation has started already")
+    else:
+        raise InvalidRequestError.of(
+            "message", "set one of start, user_turn, tool_results, cancel, media_chunk"
+        )
+
+
+def take_chunk(uploads: Uploads, chunk: media_pb2.MediaChunk) -> None:
+    """Take in a piece of a file.
+
+    Raises:
+        ServingError: it breaks the rules of uploads, or there is no memory for it.
+    """
+    uploads.add(chunk.upload_id, chunk.data, chunk.total_bytes)
+
+
+def held_bytes(message: Message) -> int:
+    """Return the bytes of a client's message that are held until its RPC ends.
+
+    Those of files in chunks count in the `MediaBudget`, and must not keep others' text out.
+    """
+    if isinstance(message, processor_pb2.ChatRequest) and message.HasField("media_chunk"):
+        return 0
+    return message.ByteSize()
+
+
+def _user_turn(message: processor_pb2.UserTurn, uploads: Uploads) -> Turn:
+    field = "user_turn.content"
+    if not message.content:
+        raise InvalidRequestError.of(field, "must not be empty")
+    if len(message.content) > MAX_PARTS:
+        raise InvalidRequestError.of(field, f"at most {MAX_PARTS} parts")
+    text, parts = _content(message.content, field, uploads)
+    return Turn(
+        (ChatMessage(ChatRole.USER, text, field="user_turn", parts=parts),),
+        options_from_proto(message.options, "user_turn.options.")
+        if message.HasField("options")
+        else None,
+        field,
+    )
+
+
+def _tool_results(message: processor_pb2.ToolResults, uploads: Uploads) -> Turn:
+    field = "tool_results.messages"
+    if not message.messages:
+        raise InvalidRequestError.of(field, "must not be empty")
+    messages = messages_from_proto(message.messages, field, uploads)
+    for result in messages:
+        if result.role is not ChatRole.TOOL:
+            raise InvalidRequestError.of(f"{result.field}.role", "must be ROLE_TOOL")
+    return Turn(tuple(messages), None, field)
+
+
+def messages_from_proto(
+    messages: Sequence[chat_pb2.Message], field: str, uploads: Uploads | None
+) -> list[ChatMessage]:
+    """Convert messages; ``field`` is their path. Without ``uploads`` media are refused.
+
+    Raises:
+        InvalidRequestError: there are too many, or a part of one can't be read.
     """
     if len(messages) > MAX_MESSAGES:
         raise InvalidRequestError.of(field, f"at most {MAX_MESSAGES} messages")
     if sum(len(m.content) + len(m.tool_calls) for m in messages) > MAX_PARTS:
         raise InvalidRequestError.of(field, f"at most {MAX_PARTS} content parts and tool calls")
-    return [message_from_proto(message) for message in messages]
+    return [
+        _message(message, f"{field}[{index}]", uploads) for index, message in enumerate(messages)
+    ]
+
+
+def _message(message: chat_pb2.Message, field: str, uploads: Uploads | None) -> ChatMessage:
+    """Convert a message; an unknown role becomes None, which is refused later."""
+    text, parts = _content(message.content, f"{field}.content", uploads)
+    return ChatMessage(
+        role=_ROLES.get(message.role),
+        text=text,
+        tool_calls=tuple(ToolCall(c.id, c.name, c.arguments_json) for c in message.tool_calls)
+        if message.tool_calls
+        else (),
+        tool_call_id=message.tool_call_id,
+        name=message.name,
+        field=field,
+        parts=parts,
+    )
+
+
+def _content(
+    parts: Sequence[chat_pb2.ContentPart], field: str, uploads: Uploads | None
+) -> tuple[str, tuple[str | MediaPart, ...]]:
+    """Return a message's text, and its parts in order if it has media.
+
+    Raises:
+        ServingError: a part is of an unknown kind, or its media can't be taken.
+    """
+    kinds = [part.WhichOneof("part") for part in parts]
+    if None in kinds:
+        raise InvalidRequestError.of(
+            f"{field}[{kinds.index(None)}]",
+            "set one of text, image, video; this server knows no other kind of content",
+        )
+    text = parts[0].text if len(parts) == 1 else "".join(part.text for part in parts)
+    if kinds.count("text") == len(kinds):
+        return text, ()
+    return text, tuple(
+        part.text if kind == "text" else _media_part(part, f"{field}[{index}]", uploads)
+        for index, (part, kind) in enumerate(zip(parts, kinds, strict=True))
+    )
+
+
+def _media_part(part: chat_pb2.ContentPart, field: str, uploads: Uploads | None) -> MediaPart:
+    modality = Modality(part.WhichOneof("part"))
+    media: media_pb2.Media = getattr(part, modality.value)
+    field = f"{field}.{modality.value}"
+    if uploads is None:
+        raise UnsupportedFeatureError.of(field, "this method takes text only; use Chat")
+    source = media.WhichOneof("source")
+    if source == "data":
+        uploads.hold.take(len(media.data))
+        return MediaPart(modality, f"{field}.data", data=media.data)
+    if source == "upload_id":
+        path = f"{field}.upload_id"
+        return MediaPart(modality, path, pieces=uploads.take(media.upload_id, path))
+    if source == "url":
+        return MediaPart(modality, f"{field}.url", url=media.url)
+    raise InvalidRequestError.of(field, "set one of data, upload_id, url")
 
 
 def tools_from_proto(tools: Sequence[chat_pb2.Tool], field: str) -> list[Tool]:
-    """Read tools, which came in ``field``.
+    """Convert tools; ``field`` is their path.
 
     Raises:
-        InvalidRequestError: they are more than anybody means; nothing was made of them.
+        InvalidRequestError: there are too many; none was converted.
     """
     if len(tools) > MAX_TOOLS:
         raise InvalidRequestError.of(field, f"at most {MAX_TOOLS} tools")
-    return [tool_from_proto(tool) for tool in tools]
+    return [Tool(tool.name, tool.description, tool.parameters_json_schema) for tool in tools]
 
 
-def message_from_proto(message: chat_pb2.Message) -> ChatMessage:
-    """Read a message; a role this version doesn't know becomes None, which is refused later."""
-    return ChatMessage(
-        role=_ROLES.get(message.role),
-        text=content_text(message.content),
-        tool_calls=tuple(ToolCall(c.id, c.name, c.arguments_json) for c in message.tool_calls),
-        tool_call_id=message.tool_call_id,
-        name=message.name,
-    )
+def options_from_proto(options: processor_pb2.GenerationOptions, path: str) -> Options:
+    """Convert options; ``path`` is their message's.
 
-
-def content_text(parts: Sequence[chat_pb2.ContentPart]) -> str:
-    """Join a message's text parts."""
-    return "".join(part.text for part in parts)
-
-
-def tool_from_proto(tool: chat_pb2.Tool) -> Tool:
-    """Read a tool."""
-    return Tool(tool.name, tool.description, tool.parameters_json_schema)
-
-
-def spec_from_proto(
-    options: processor_pb2.GenerationOptions,
-    *,
-    request_id: str,
-    model: str,
-    token_ids: Sequence[int],
-    text: TextModel,
-    engine: EngineInfo,
-    timeout_s: float | None,
-    trace: TraceContext,
-) -> GenerationSpec:
-    """Read a request's options; unset knobs take the model's own defaults."""
-    return GenerationSpec(
-        request_id=request_id or new_request_id(),
-        model=model,
-        token_ids=token_ids,
-        sampling=convert.sampling_from_proto(
-            options.sampling,
-            unset_max_new_tokens=max(1, engine.context_length - len(token_ids)),
-            **_given(text.generation_defaults),
-        ),
-        stops=tuple(options.stop),
+    Raises:
+        InvalidRequestError: a part of them can't be read.
+    """
+    return Options(
+        path=path,
+        sampling=from_worker.sampling_fields(options.sampling, f"{path}sampling"),
+        logprobs=from_worker.logprob_options_from_proto(options),
+        priority=_PRIORITIES.get(options.priority),
         n=options.n if options.HasField("n") else 1,
-        logprobs=convert.logprob_options_from_proto(options),
-        min_interval_s=options.min_interval.ToNanoseconds() / 1e9,
+        stops=tuple(options.stop),
+        min_interval_s=options.min_interval.ToNanoseconds() / 1e9
+        if options.HasField("min_interval")
+        else 0.0,
         return_token_ids=options.return_token_ids,
         include_special_tokens=options.include_special_tokens,
-        priority=_PRIORITIES.get(options.priority),
-        timeout_s=timeout_s,
-        trace=trace,
     )
 
 
-@functools.cache
-def _given(defaults: GenerationDefaults) -> dict[str, float]:
-    return {name: value for name, value in asdict(defaults).items() if value is not None}
+def completion_from_proto(request: processor_pb2.CompleteRequest) -> Completion:
+    """Convert a raw prompt and its options.
+
+    Raises:
+        InvalidRequestError: a part of it can't be read.
+    """
+    kind = request.WhichOneof("prompt")
+    if kind is None:
+        raise InvalidRequestError.of("prompt", "set one of text, token_ids")
+    return Completion(
+        model=request.model,
+        request_id=request.request_id or new_request_id(),
+        prompt=request.text if kind == "text" else request.token_ids.ids[:],
+        options=options_from_proto(request.options, "options."),
+    )
 
 
 def new_request_id() -> str:
-    """Make an id for a request whose client gave none."""
+    """Make an id for a request whose client sent none."""
     return f"req-{secrets.token_hex(8)}"
 
 
-def delta_to_proto(
-    delta: Delta, spec: GenerationSpec, text: TextModel
-) -> processor_pb2.ChoiceDelta:
-    """Write what a choice grew by."""
+# ---- what the client gets ------------------------------------------------------------------------
+
+
+def started_to_proto(generation: Generation) -> processor_pb2.TurnStarted:
+    """Convert the start of a turn."""
+    request = generation.request
+    return processor_pb2.TurnStarted(request_id=request.request_id, model=request.model)
+
+
+def choices_to_proto(
+    deltas: Sequence[Delta], generation: Generation
+) -> list[processor_pb2.ChoiceDelta]:
+    """Convert the choices' new output."""
+    return [_delta(delta, generation) for delta in deltas]
+
+
+def _delta(delta: Delta, generation: Generation) -> processor_pb2.ChoiceDelta:
     message = processor_pb2.ChoiceDelta(
         index=delta.index, text=delta.text, token_count=len(delta.token_ids)
     )
-    if spec.return_token_ids:
+    if generation.options.return_token_ids:
         message.token_ids.extend(delta.token_ids)
     if delta.logprobs:
+        text = generation.text_model
         message.logprobs.extend(logprob_to_proto(entry, text) for entry in delta.logprobs)
     if delta.finish_reason is not None:
-        message.finish_reason = convert.finish_reason_to_proto(delta.finish_reason)
+        message.finish_reason = from_worker.finish_reason_to_proto(delta.finish_reason)
         if isinstance(delta.matched_stop, str):
             message.matched_stop.text = delta.matched_stop
         elif delta.matched_stop is not None:
@@ -152,7 +304,7 @@ def delta_to_proto(
 
 
 def logprob_to_proto(entry: TokenLogprob, text: TextModel) -> processor_pb2.TokenLogprob:
-    """Write one token's logprob, with the token's text and bytes."""
+    """Convert one token's logprob, with the token's text and bytes."""
     return processor_pb2.TokenLogprob(
         token_id=entry.token_id,
         text=text.token_text(entry.token_id),
@@ -170,33 +322,39 @@ def logprob_to_proto(entry: TokenLogprob, text: TextModel) -> processor_pb2.Toke
     )
 
 
-def finished_to_proto(generation: Generation, text: TextModel) -> processor_pb2.TurnFinished:
-    """Write the end of a turn."""
+def finished_to_proto(generation: Generation) -> processor_pb2.TurnFinished | None:
+    """Convert the end of a turn; None while it runs."""
+    if not generation.complete:
+        return None
     usage = generation.usage()
-    pace = Duration()
-    pace.FromNanoseconds(int(generation.paced.longest_interval_s * 1e9))
+    text = generation.text_model
     return processor_pb2.TurnFinished(
         usage=usage_pb2.Usage(
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,
+            media_tokens=usage.media_tokens,
         ),
         prompt_logprobs=[logprob_to_proto(e, text) for e in generation.prompt_logprobs()],
-        longest_pacing_interval=pace,
+        longest_pacing_interval=Duration(
+            nanos=int(generation.paced.longest_interval_s % 1 * 1e9),
+            seconds=int(generation.paced.longest_interval_s),
+        ),
     )
 
 
-def model_to_proto(
-    name: str, text: TextModel, *, ready: bool, engine: EngineInfo | None, workers: dict[Role, int]
-) -> processor_pb2.Model:
-    """Write a served model."""
+def model_to_proto(model: ModelStatus) -> processor_pb2.Model:
+    """Convert a served model."""
     return processor_pb2.Model(
-        name=name,
-        ready=ready,
-        context_length=engine.context_length if engine else text.context_length or 0,
+        name=model.name,
+        ready=model.ready,
+        context_length=model.engine.context_length
+        if model.engine
+        else model.text.context_length or 0,
         workers=[
             processor_pb2.ModelWorkers(role=ROLES_TO_PROTO[role], connected=count)
-            for role, count in sorted(workers.items(), key=lambda item: item[0].value)
+            for role, count in sorted(model.workers.items(), key=lambda item: item[0].value)
         ],
-        chat=text.chat_template.available,
+        chat=model.text.chat_template.available,
+        modalities=sorted(MODALITIES_TO_PROTO[modality] for modality in model.modalities),
     )

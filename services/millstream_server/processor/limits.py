@@ -1,57 +1,63 @@
-"""How much of one request, and of all, is let in."""
+"""Limits on single requests, and on each model's queue."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from millstream_server.processor.generation import GenerationSpec
-from millstream_server.runtime.admission import QueueLimits
+from millstream_server.generation.request import GenerationRequest
+from millstream_server.processor.queue.admission_queue import QueueLimits
 from millstream_server.runtime.errors import FieldViolation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestLimits:
-    """How much is let in."""
+    """Limits on single requests, and on each model's queue."""
 
     max_request_tokens: int = 4 << 20
     """n x (prompt + max_new_tokens) of one request."""
     max_request_logprobs: int = 1 << 20
-    """Logprobs of one request. At some 120 bytes each, a client that doesn't read holds 128 MiB.
+    """Logprobs of one request: about 120 bytes each, so 128 MiB for a client that doesn't read.
 
-    An answer of 49,000 tokens with 20 alternatives each is still within it.
+    Enough for 49,000 tokens with 20 alternatives each.
     """
     queue: QueueLimits = field(default_factory=QueueLimits)
-    """Each model's."""
+    """Limits of each model's queue."""
 
 
 DEFAULT_LIMITS = RequestLimits()
 
 
-def most_tokens(spec: GenerationSpec) -> int:
-    """Count the tokens a request may take: prompts and answers of every choice."""
-    return spec.n * (len(spec.token_ids) + spec.sampling.max_new_tokens)
+def most_tokens(request: GenerationRequest, n: int) -> int:
+    """Count the tokens that a request may use: prompt and completion of every choice."""
+    return n * (len(request.prompt) + request.sampling.max_new_tokens)
 
 
-def too_large(spec: GenerationSpec, limits: RequestLimits) -> list[FieldViolation]:
-    """Find the products that are over the limits, before anything is made of each factor."""
-    tokens, new = len(spec.token_ids), spec.sampling.max_new_tokens
+def too_large(
+    request: GenerationRequest, n: int, limits: RequestLimits, at: str
+) -> list[FieldViolation]:
+    """Return violations of the limits, before anything is allocated.
+
+    ``at`` is the path of the options, with its dot.
+    """
+    tokens, new = len(request.prompt), request.sampling.max_new_tokens
     found = []
-    if most_tokens(spec) > limits.max_request_tokens:
+    if most_tokens(request, n) > limits.max_request_tokens:
         found.append(
             FieldViolation(
-                "options.n" if spec.n > 1 else "options.sampling.max_new_tokens",
-                f"{spec.n} x ({tokens} prompt tokens + max_new_tokens {new}) is more than "
+                f"{at}n" if n > 1 else f"{at}sampling.max_new_tokens",
+                f"{n} x ({tokens} prompt tokens + max_new_tokens {new}) is more than "
                 f"{limits.max_request_tokens}, the most of one request",
             )
         )
-    if spec.logprobs:
-        positions = new + (tokens if spec.logprobs.prompt else 0)
-        each = max(spec.logprobs.top, 0) + 1
-        if spec.n * positions * each > limits.max_request_logprobs:
+    logprobs = request.logprobs
+    if logprobs:
+        positions = new + (tokens if logprobs.prompt else 0)
+        each = max(logprobs.top, 0) + 1
+        if n * positions * each > limits.max_request_logprobs:
             found.append(
                 FieldViolation(
-                    "options.logprobs.top" if each > 1 else "options.logprobs",
-                    f"{spec.n} x {positions} tokens x {each} logprobs is more than "
+                    f"{at}logprobs.top" if each > 1 else f"{at}logprobs",
+                    f"{n} x {positions} tokens x {each} logprobs is more than "
                     f"{limits.max_request_logprobs}, the most of one request; lower top, n or "
                     "max_new_tokens",
                 )

@@ -1,13 +1,14 @@
-"""When a stream's gathered tokens are written: at once while there is room, in batches when not.
+"""When a stream's tokens are written: at once, or in batches when the process is busy.
 
-A message to a client costs some 40 µs of CPU whatever is in it, a token in it 1 µs. So while the
-process has time to spare every token goes out at once; when it runs out, the interval between two
-messages of one stream grows, up to a bound: latency is bought only when no capacity is left.
+A message to a client takes about 40 µs of CPU, plus 1 µs per token in it. While the process has CPU
+time to spare, every token is sent at once. Otherwise the interval between two messages of a stream
+grows, up to a limit: latency rises only when the process is at full load.
 
-"Full" is read off two signs, every `_PERIOD_S`: the event loop's thread was busy for most of the
-period, or the loop woke late (other processes hold the cores, which busy time doesn't show). The
-interval then grows by half, and shrinks by a fifth when the signs are gone: multiplicative both
-ways, so that it settles within half a second from either side.
+Full load means, measured every `_PERIOD_S`: the event loop's thread was busy for most of the
+period, or the loop woke late (other processes use the cores, which busy time doesn't show). The
+interval then grows by half; otherwise it shrinks by a fifth. Both are multiplicative, so that it
+settles within half a second. When the process is full while many turns wait for their first token,
+the interval becomes its maximum at once: later tokens wait so that first tokens needn't.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import asyncio
 import contextlib
 import time
 
-from millstream_server.runtime.metrics import PACING_INTERVAL
+from millstream_server.runtime.telemetry.metrics import PACING_INTERVAL
 
 _PERIOD_S = 0.02
 _BUSY = 0.75
@@ -24,19 +25,23 @@ _IDLE = 0.6
 _LATE_S = 0.004
 _FIRST_STEP_S = 0.001
 _GROWTH, _DECAY = 1.5, 0.8
+_BURST = 8
+"""So many turns without a first token are a burst."""
 
 
 class Pacer:
-    """One per process: the present interval."""
+    """Keeps the current interval; one per process."""
 
     def __init__(self, max_interval_s: float) -> None:
-        """Never hold tokens back longer than ``max_interval_s``."""
+        """The interval is at most ``max_interval_s``."""
         self.interval_s = 0.0
         self._max_interval_s = max_interval_s
+        self.starting = 0
+        """Streams that have written nothing yet."""
         self._task: asyncio.Task[None] | None = None
 
     def open(self) -> None:
-        """Start watching the load; call on the event loop's thread."""
+        """Start measuring the load; call on the event loop's thread."""
         self._task = asyncio.ensure_future(self._watch())
         PACING_INTERVAL.set_function(lambda: self.interval_s)
 
@@ -49,7 +54,7 @@ class Pacer:
         PACING_INTERVAL.set_function(float)
 
     def stream(self, min_interval_s: float = 0.0) -> PacedStream:
-        """Pace one stream whose client asked for at least ``min_interval_s`` between messages."""
+        """Make one stream's pacing; ``min_interval_s`` is the client's least interval."""
         return PacedStream(self, min_interval_s)
 
     async def _watch(self) -> None:
@@ -62,14 +67,15 @@ class Pacer:
     def _adjust(self, busy: float, late_s: float) -> None:
         if busy > _BUSY or late_s > _LATE_S:
             grown = max(_FIRST_STEP_S, self.interval_s * _GROWTH)
-            self.interval_s = min(self._max_interval_s, grown)
+            burst = self.starting >= _BURST
+            self.interval_s = self._max_interval_s if burst else min(self._max_interval_s, grown)
         elif busy < _IDLE:
             shrunk = self.interval_s * _DECAY
             self.interval_s = shrunk if shrunk >= _FIRST_STEP_S else 0.0
 
 
 class PacedStream:
-    """Tells one stream's writer when to write. One `wait` at a time."""
+    """One stream's pacing: decides when to write. One `wait` at a time."""
 
     __slots__ = (
         "_due",
@@ -78,6 +84,7 @@ class PacedStream:
         "_min_interval_s",
         "_pacer",
         "_scheduled",
+        "_starting",
         "_timer",
         "longest_interval_s",
     )
@@ -91,10 +98,12 @@ class PacedStream:
         self._last_s = 0.0
         self._scheduled = False
         self._timer: asyncio.TimerHandle | None = None
+        self._starting = True
+        pacer.starting += 1
         self.longest_interval_s = 0.0
 
     def touch(self) -> None:
-        """There is something to write; it will be due in time. Cheap when called again."""
+        """Note that there is something to write, due after the interval. Cheap if noted already."""
         if self._scheduled:
             return
         self._scheduled = True
@@ -110,12 +119,12 @@ class PacedStream:
             self._timer = self._loop.call_later(wait_s, self._due.set)
 
     def urge(self) -> None:
-        """There is something that must not wait: an end or an error."""
+        """Note that there is something to write at once: an end or an error."""
         self._scheduled = True
         self._due.set()
 
     async def wait(self) -> None:
-        """Wait until something is due; it counts as written from then on."""
+        """Wait until a write is due; the next interval starts then."""
         await self._due.wait()
         self._due.clear()
         if self._timer:
@@ -123,3 +132,11 @@ class PacedStream:
             self._timer = None
         self._scheduled = False
         self._last_s = self._loop.time()
+        if self._starting:
+            self.close()
+
+    def close(self) -> None:
+        """Count it as started, also when it ended without having written anything."""
+        if self._starting:
+            self._starting = False
+            self._pacer.starting -= 1

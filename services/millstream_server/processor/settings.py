@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream_server.routing.policy import PolicyName
-from millstream_server.runtime.service_settings import ServiceSettings
+from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
 from millstream_server.runtime.settings import SettingsError, setting
 
 
@@ -18,10 +18,11 @@ class ProcessorSettings(ServiceSettings):
         help="models to serve, NAME=DIR,…; DIR holds tokenizer and configs, no weights are read"
     )
     workers: tuple[str, ...] = setting(
-        help="static discovery: addresses of the workers of all roles, HOST:PORT,…"
+        help="where the workers of all roles are: HOST:PORT,… or dns:NAME:PORT or file:PATH"
     )
     policy: PolicyName = setting(
-        PolicyName.LEAST_LOADED, help="how a worker is picked: round_robin or least_loaded"
+        PolicyName.LEAST_LOADED,
+        help="how a worker is picked: round_robin, least_loaded or power_of_two",
     )
     ticket_key: str = setting(
         "",
@@ -35,7 +36,7 @@ class ProcessorSettings(ServiceSettings):
         0.05, help="longest time tokens are gathered into one message when the process is full"
     )
     text_threads: int = setting(2, help="threads for templates and tokenization")
-    # ---- who may call, and whom it calls
+    # ---- who may call, and the workers' TLS
     api_keys_file: Path | None = setting(
         None,
         help="file of API keys; with keys, requests without one are refused (docs/security.md)",
@@ -51,7 +52,31 @@ class ProcessorSettings(ServiceSettings):
     worker_tls_name: str = setting(
         "", help="name in the workers' certificates, where their addresses are bare IPs"
     )
-    # ---- how much is let in
+    # ---- images and videos
+    fetch_urls: bool = setting(
+        default=False, help="fetch images and videos from http and https URLs of clients"
+    )
+    fetch_url_hosts: tuple[str, ...] = setting(
+        (),
+        help="fetch from these hosts only, HOST or HOST:PORT,…; they may have private addresses "
+        "and other ports",
+    )
+    max_media_bytes: int = setting(
+        512 << 20, help="most bytes of images and videos that open conversations hold (512 MiB)"
+    )
+    max_media_item_bytes: int = setting(64 << 20, help="most bytes of one image or video (64 MiB)")
+    share_media_cache: bool = setting(
+        default=False,
+        help="callers with different API keys share cached images and videos, which saves work, "
+        "but lets a caller find out by the time it takes whether another one sent a file",
+    )
+    max_media_items: int = setting(64, help="most images and videos of one conversation")
+    upload_idle_s: float = setting(
+        10.0,
+        help="longest time that a client which has begun to send a file in chunks may be behind "
+        "32 KiB a second; then its stream ends",
+    )
+    # ---- limits
     max_admitted_requests: int = setting(
         0, help="most requests of a model that run at once; 0: as many as its workers run"
     )

@@ -1,1 +1,1 @@
-"""Which workers get a request: filter → score → pick."""
+"""Chooses the workers for a request: filter → score → pick."""

@@ -1,84 +1,163 @@
-"""Picking one worker among those that could take a request."""
+"""How one worker is picked among those that can run a request: filter, score, pick.
+
+A policy gets only workers of the right model and role that accept requests (`routing.router`).
+"""
 
 from __future__ import annotations
 
 import enum
 import itertools
+import random
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Protocol
 
-from millstream_server.engines.base import EngineLoad
+from millstream_server.routing.request import RoutingRequest
+from millstream_server.routing.workers import WorkerView
 
 AFFINITY_SLACK = 8
-"""A conversation stays with its worker while that has so many requests more than the best."""
+"""A conversation stays with its worker while that has at most this many requests more."""
 
 
-class Candidate(Protocol):
-    """What a policy looks at (`worker_stream.client.WorkerConnection`)."""
+class Filter(Protocol):
+    """Excludes workers."""
 
-    address: str
-    in_flight: int
-    load: EngineLoad | None
-
-
-C = TypeVar("C", bound=Candidate)
-
-
-class PolicyName(enum.Enum):
-    """Names as in settings."""
-
-    ROUND_ROBIN = "round_robin"
-    LEAST_LOADED = "least_loaded"
-
-
-class Policy(Protocol):
-    """Picks among at least one candidate, in order of address; called from one event loop."""
-
-    def pick(self, candidates: Sequence[C], preferred: C | None) -> C:
-        """Answer one of ``candidates``: ``preferred``, the conversation's last, if no worse."""
+    def __call__(self, request: RoutingRequest, view: WorkerView, /) -> bool:
+        """Return whether the worker may run the request."""
         ...
 
 
-class RoundRobin:
-    """Each in its turn; a conversation stays where it was."""
+class Scorer(Protocol):
+    """Rates workers."""
+
+    def __call__(self, request: RoutingRequest, view: WorkerView, /) -> float:
+        """Return how well the worker fits the request; higher is better."""
+        ...
+
+
+class Picker(Protocol):
+    """Picks one of several workers. It calls the scorer itself, so it need not score all."""
+
+    def pick(
+        self, request: RoutingRequest, candidates: Sequence[WorkerView], scorer: Scorer
+    ) -> WorkerView:
+        """Return one of the candidates: at least two, in order of address."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Filters, a scorer and a picker. A picker may have state: use one policy per role."""
+
+    scorer: Scorer
+    picker: Picker
+    filters: tuple[Filter, ...] = ()
+
+    def pick(self, request: RoutingRequest, candidates: Sequence[WorkerView]) -> WorkerView | None:
+        """Pick one of ``candidates``, in order of address; None if the filters exclude all."""
+        if self.filters:
+            candidates = [
+                view for view in candidates if all(keep(request, view) for keep in self.filters)
+            ]
+        if len(candidates) > 1:
+            return self.picker.pick(request, candidates, self.scorer)
+        return candidates[0] if candidates else None
+
+
+# ---- scorers -------------------------------------------------------------------------------------
+
+
+def requests_at(view: WorkerView) -> int:
+    """Count a worker's requests: ours in flight, or those in its last report if more."""
+    load = view.load
+    if load is None:
+        return view.in_flight
+    return max(view.in_flight, load.running_requests + load.queued_requests)
+
+
+def score_by_session(request: RoutingRequest, view: WorkerView) -> float:
+    """Return 1 for a worker of the conversation's last turn, 0 for others."""
+    return 1.0 if view.address in request.session else 0.0
+
+
+def score_by_load(request: RoutingRequest, view: WorkerView) -> float:
+    """Score by the number of requests; the conversation's worker wins within `AFFINITY_SLACK`."""
+    if view.address in request.session:
+        # The half decides when the difference is exactly the slack.
+        return AFFINITY_SLACK + 0.5 - requests_at(view)
+    return -requests_at(view)
+
+
+def weighted(*parts: tuple[float, Scorer]) -> Scorer:
+    """Return a scorer: the weighted sum of others."""
+
+    def score(request: RoutingRequest, view: WorkerView) -> float:
+        return sum(weight * scorer(request, view) for weight, scorer in parts)
+
+    return score
+
+
+# ---- pickers -------------------------------------------------------------------------------------
+
+
+class BestInRotation:
+    """The worker with the best score; equal ones in rotation."""
 
     def __init__(self) -> None:
         """Start with the first."""
-        self._turn = itertools.count()
+        self._rotation = itertools.count()
 
-    def pick(self, candidates: Sequence[C], preferred: C | None) -> C:
-        """Answer the preferred one if it is there, else the next in order of address."""
-        if preferred is not None and preferred in candidates:
-            return preferred
-        return candidates[next(self._turn) % len(candidates)]
-
-
-class LeastLoaded:
-    """The one with the fewest requests, ours and, as far as reported, others'."""
-
-    def __init__(self) -> None:
-        """Start with no ties broken."""
-        self._turn = itertools.count()
-
-    def pick(self, candidates: Sequence[C], preferred: C | None) -> C:
-        """Answer the preferred one if it's near the least loaded, else the least loaded."""
-        least = min(map(requests, candidates))
-        if (
-            preferred is not None
-            and preferred in candidates
-            and requests(preferred) <= least + AFFINITY_SLACK
-        ):
-            return preferred
-        ties = [c for c in candidates if requests(c) == least]
-        return ties[next(self._turn) % len(ties)]
+    def pick(
+        self, request: RoutingRequest, candidates: Sequence[WorkerView], scorer: Scorer
+    ) -> WorkerView:
+        """See `Picker.pick`."""
+        scores = [scorer(request, view) for view in candidates]
+        best = max(scores)
+        if scores.count(best) == 1:
+            return candidates[scores.index(best)]
+        ties = [view for view, score in zip(candidates, scores, strict=True) if score == best]
+        return ties[next(self._rotation) % len(ties)]
 
 
-def requests(candidate: Candidate) -> int:
-    """Count requests at a worker: what we sent and know of, or what it reported if that's more."""
-    load = candidate.load
-    return max(candidate.in_flight, load.running_requests + load.queued_requests if load else 0)
+class BestOfTwo:
+    """The best of two random workers and the conversation's own.
+
+    Several Processors then don't all choose the same worker, as they would with the best of all.
+    M. Mitzenmacher, "The power of two choices in randomized load balancing" (2001).
+    """
+
+    def __init__(self, rng: random.Random | None = None) -> None:
+        """Draw from ``rng``."""
+        self._draw = (rng or random.Random()).random  # noqa: S311 - no secret
+
+    def pick(
+        self, request: RoutingRequest, candidates: Sequence[WorkerView], scorer: Scorer
+    ) -> WorkerView:
+        """See `Picker.pick`."""
+        count = len(candidates)
+        first = int(self._draw() * count)
+        second = int(self._draw() * (count - 1))
+        drawn = [candidates[first], candidates[second + (second >= first)]]
+        if request.session:
+            drawn += [view for view in candidates if view.address in request.session]
+        return max(drawn, key=lambda view: scorer(request, view))
+
+
+# ---- names ---------------------------------------------------------------------------------------
+
+
+class PolicyName(enum.Enum):
+    """Policies by their names in settings."""
+
+    ROUND_ROBIN = "round_robin"
+    LEAST_LOADED = "least_loaded"
+    POWER_OF_TWO = "power_of_two"
 
 
 def make_policy(name: PolicyName) -> Policy:
-    """Make a policy from its name."""
-    return RoundRobin() if name is PolicyName.ROUND_ROBIN else LeastLoaded()
+    """Make the policy with this name."""
+    if name is PolicyName.ROUND_ROBIN:
+        return Policy(score_by_session, BestInRotation())
+    if name is PolicyName.POWER_OF_TWO:
+        return Policy(score_by_load, BestOfTwo())
+    return Policy(score_by_load, BestInRotation())

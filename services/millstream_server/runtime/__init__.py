@@ -1,1 +1,1 @@
-"""What every service stands on: errors, settings, server bootstrap, health, logging."""
+"""What every service uses: errors, settings, RPCs, security, telemetry, start and stop."""

@@ -2,33 +2,63 @@
 
 ServingError
 ├── InvalidRequestError       INVALID_ARGUMENT     can never succeed as sent; names the fields
-│   └── UnsupportedFeatureError                    right in itself, but not with these settings
+│   └── UnsupportedFeatureError                    valid, but not with this worker's settings
 ├── UnauthenticatedError      UNAUTHENTICATED      no credentials this server accepts
-├── PermissionDeniedError     PERMISSION_DENIED    known, but not allowed to call this
+├── PermissionDeniedError     PERMISSION_DENIED    the caller is known, but may not call this
 ├── UnknownMethodError        UNIMPLEMENTED        this server has no such method
 ├── ModelNotFoundError        NOT_FOUND            no pool serves that model
 ├── RequestCancelledError     CANCELLED            the caller gave up
 ├── DeadlinePassedError       DEADLINE_EXCEEDED    the caller's time is up
-├── OverloadedError           RESOURCE_EXHAUSTED   no room right now; retry after a pause
-├── UnavailableError          UNAVAILABLE          retry, elsewhere if possible
+├── OverloadedError           RESOURCE_EXHAUSTED   no capacity now; retry after a pause
+├── UnavailableError          UNAVAILABLE          retry, on another server if possible
 │   ├── NoWorkerError                              no worker of a needed role is connected
 │   ├── WorkerLostError                            the stream to the worker broke
 │   ├── WorkerDrainingError                        the worker is shutting down
 │   ├── EngineFailedError                          the engine behind the worker died
-│   └── KvTransferError                            the KV cache did not get across
-└── InternalError             INTERNAL             our fault; the client gets an opaque id
+│   ├── KvTransferError                            the KV cache was not transferred
+│   ├── EmbeddingTransferError                     an embedding was not transferred
+│   └── MediaFetchError                            a client's URL was not delivered
+└── InternalError             INTERNAL             a bug or defect here; the client gets an id
 
 ``reason`` is the name of a value of ``millstream.v1.ErrorReason`` without its prefix. Which bytes
-travel on the wire is decided in ``runtime.status`` and nowhere else.
+are sent is decided in ``runtime.rpc.status`` only.
 """
 
 from __future__ import annotations
 
+import enum
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
 
-import grpc
+
+class Code(enum.IntEnum):
+    """gRPC's status codes, by their numbers on the wire."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+SERVER_FAULTS = frozenset(
+    {Code.UNKNOWN, Code.RESOURCE_EXHAUSTED, Code.INTERNAL, Code.UNAVAILABLE, Code.DATA_LOSS}
+)
+"""Codes that count as errors in load reports: not invalid requests, and not cancelled ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +72,20 @@ class FieldViolation:
     description: str
 
 
-class ServingError(Exception):
-    """Base of every failure a service answers with."""
+class StatusError(Exception):
+    """A status of another protocol, such as health's NOT_FOUND; it has no `ErrorReason`."""
 
-    code: ClassVar[grpc.StatusCode] = grpc.StatusCode.UNKNOWN
+    def __init__(self, code: Code, message: str) -> None:
+        """``message`` goes to the client."""
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class ServingError(Exception):
+    """Base of every failure a service reports."""
+
+    code: ClassVar[Code] = Code.UNKNOWN
     reason: ClassVar[str] = "UNSPECIFIED"
     retryable: ClassVar[bool] = False
 
@@ -60,7 +100,7 @@ class ServingError(Exception):
         """State what happened in a sentence that helps the caller.
 
         ``message`` goes to the client: no paths, no addresses, no upstream exception text.
-        ``error_id`` finds the log line that has them.
+        The log line with ``error_id`` has them.
         """
         super().__init__(message)
         self.message = message
@@ -72,75 +112,81 @@ class ServingError(Exception):
 class InvalidRequestError(ServingError):
     """The request can never succeed as sent."""
 
-    code = grpc.StatusCode.INVALID_ARGUMENT
+    code = Code.INVALID_ARGUMENT
     reason = "INVALID_REQUEST"
 
     @classmethod
-    def of(cls, field: str, description: str) -> InvalidRequestError:
+    def of(cls, field: str, description: str) -> Self:
         """Name one field and what is wrong with it."""
         return cls(f"{field}: {description}", violations=(FieldViolation(field, description),))
 
+    @classmethod
+    def of_all(cls, violations: Sequence[FieldViolation]) -> Self:
+        """Make one error of at least one violation."""
+        sentences = "; ".join(f"{found.field}: {found.description}" for found in violations)
+        return cls(sentences, violations=tuple(violations))
+
 
 class UnsupportedFeatureError(InvalidRequestError):
-    """The request is well-formed but asks for something this worker was not started with."""
+    """The request is valid but needs a setting that this worker was not started with."""
 
     reason = "UNSUPPORTED_FEATURE"
 
 
 class UnauthenticatedError(ServingError):
-    """The call carries no credentials this server accepts; missing and wrong ones look alike."""
+    """The call has no valid credentials; missing and wrong ones get the same error."""
 
-    code = grpc.StatusCode.UNAUTHENTICATED
+    code = Code.UNAUTHENTICATED
     reason = "UNAUTHENTICATED"
 
 
 class PermissionDeniedError(ServingError):
-    """The server knows who calls, and that caller is not allowed to."""
+    """The caller is known, but is not allowed to call this."""
 
-    code = grpc.StatusCode.PERMISSION_DENIED
+    code = Code.PERMISSION_DENIED
     reason = "PERMISSION_DENIED"
 
 
 class UnknownMethodError(ServingError):
-    """This server has no such method; another may."""
+    """This server has no such method."""
 
-    code = grpc.StatusCode.UNIMPLEMENTED
+    code = Code.UNIMPLEMENTED
     reason = "UNKNOWN_METHOD"
 
 
 class ModelNotFoundError(ServingError):
-    """Nobody serves the model that was asked for."""
+    """The requested model is not served here."""
 
-    code = grpc.StatusCode.NOT_FOUND
+    code = Code.NOT_FOUND
     reason = "MODEL_NOT_FOUND"
 
 
 class RequestCancelledError(ServingError):
     """The caller cancelled."""
 
-    code = grpc.StatusCode.CANCELLED
+    code = Code.CANCELLED
     reason = "CANCELLED"
 
 
 class DeadlinePassedError(ServingError):
-    """The caller's deadline passed before the answer was complete."""
+    """The caller's deadline passed before the response was complete."""
 
-    code = grpc.StatusCode.DEADLINE_EXCEEDED
+    code = Code.DEADLINE_EXCEEDED
     reason = "DEADLINE_EXCEEDED"
 
 
 class OverloadedError(ServingError):
-    """There is no room right now."""
+    """There is no capacity now; the request may be retried after a pause."""
 
-    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    code = Code.RESOURCE_EXHAUSTED
     reason = "OVERLOADED"
     retryable = True
 
 
 class UnavailableError(ServingError):
-    """Something this request needs is away; the same request may succeed elsewhere or later."""
+    """Something that the request needs is not available; a retry may succeed here or elsewhere."""
 
-    code = grpc.StatusCode.UNAVAILABLE
+    code = Code.UNAVAILABLE
     reason = "UNAVAILABLE"
     retryable = True
 
@@ -158,7 +204,7 @@ class WorkerLostError(UnavailableError):
 
 
 class WorkerDrainingError(UnavailableError):
-    """The worker is shutting down and takes no new requests."""
+    """The worker is shutting down and accepts no new requests."""
 
     reason = "WORKER_DRAINING"
 
@@ -175,14 +221,26 @@ class KvTransferError(UnavailableError):
     reason = "KV_TRANSFER_FAILED"
 
 
-class InternalError(ServingError):
-    """A fault of ours."""
+class EmbeddingTransferError(UnavailableError):
+    """The embedding of an image or a video did not reach the worker that needed it."""
 
-    code = grpc.StatusCode.INTERNAL
+    reason = "EMBEDDING_TRANSFER_FAILED"
+
+
+class MediaFetchError(UnavailableError):
+    """The server that a client's URL names did not deliver an image or a video."""
+
+    reason = "MEDIA_FETCH_FAILED"
+
+
+class InternalError(ServingError):
+    """A bug or defect of the server."""
+
+    code = Code.INTERNAL
     reason = "INTERNAL"
 
     @classmethod
     def with_id(cls) -> InternalError:
-        """Make one with a fresh id, under which the caller logs what really happened."""
+        """Make one with a new error id; the code that catches it logs the cause with that id."""
         error_id = secrets.token_hex(8)
         return cls(f"internal error; quote id {error_id} to the operator", error_id=error_id)

@@ -1,4 +1,4 @@
-"""JSON that callers send in strings: bounded in size, depth and parts; nothing is ever fetched."""
+"""JSON that clients send in strings: limits on size, depth and parts; no reference is fetched."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, NoReturn
 MAX_JSON_BYTES = 64 * 1024
 MAX_JSON_DEPTH = 32
 MAX_SUBSCHEMAS = 4096
-"""Of one request: checking a tool's takes 0.2 ms each, and 64 KiB hold 15,000."""
+"""Per request. Checking one takes 0.2 ms, and 64 KiB can hold 15,000."""
 _REFERENCES = ("$ref", "$dynamicRef")
 
 
 def read_object(text: str) -> tuple[str | None, dict[str, Any]]:
-    """Return a problem, or None and the object."""
+    """Return (None, the object), or (what is wrong, {})."""
     if len(text) > MAX_JSON_BYTES or len(text.encode()) > MAX_JSON_BYTES:
         return f"must not exceed {MAX_JSON_BYTES // 1024} KiB", {}
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
-        # JSON can spell half a surrogate pair, which is no text: no tokenizer takes it.
+        # JSON can contain half a surrogate pair, which no tokenizer accepts.
         json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         return f"must not nest deeper than {MAX_JSON_DEPTH}", {}
@@ -33,7 +33,7 @@ def read_object(text: str) -> tuple[str | None, dict[str, Any]]:
 
 
 def read_schema(text: str) -> tuple[str | None, dict[str, Any]]:
-    """Return a problem, or None and the schema. Whether it is a valid one isn't checked."""
+    """Return (None, the schema), or (what is wrong, {}). It isn't checked against JSON Schema."""
     problem, schema = read_object(text)
     if problem is not None:
         return problem, {}
@@ -46,8 +46,8 @@ def read_schema(text: str) -> tuple[str | None, dict[str, Any]]:
 
 
 def count_parts(value: object) -> int:
-    """Return how much work it is to check this schema: its objects, arrays and booleans."""
-    # true and false are schemas, too.
+    """Count the objects, arrays and booleans: checking the schema takes time in proportion."""
+    # true and false are valid schemas.
     inner = (child for child in _children(value) if isinstance(child, dict | list | bool))
     return 1 + sum(count_parts(child) for child in inner)
 
@@ -57,7 +57,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _depth_exceeds(value: object, limit: int) -> bool:
-    """Count the objects and arrays around each other, the outermost included."""
+    """Return whether objects and arrays are nested more than ``limit`` deep."""
     if limit == 0:
         return True
     return any(

@@ -1,8 +1,10 @@
-"""Typed settings: command-line flags over environment over defaults, read once at the edge.
+"""Typed settings from flags, else the environment, else defaults; read once at the start.
 
-The only module that reads `os.environ`. A component states its settings as a frozen dataclass whose
-fields carry `setting(...)`; `load` makes flags (`--step-s`) and variables (`MILLSTREAM_STEP_S`) of
-them, and stops the process with a sentence that names a value that doesn't parse.
+The only module that reads `os.environ`. A component declares its settings as a frozen dataclass
+with `setting(...)` fields; `load` makes flags (`--step-s`) and variables (`MILLSTREAM_STEP_S`) of
+them, and exits with an error that names a value that doesn't parse. A part with settings of its
+own, such as an engine adapter, declares them in a dataclass beside its code. The component includes
+them as a `group(...)`; their flags and variables are named like its own.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import math
 import os
 import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar
@@ -25,16 +27,30 @@ _PREFIX = "MILLSTREAM_"
 
 
 class SettingsError(Exception):
-    """A setting is missing, doesn't parse or contradicts another; the text names it."""
+    """A setting is missing, invalid or contradicts another; the text names it."""
 
 
 def setting(default: Any = dataclasses.MISSING, *, help: str, secret: bool = False) -> Any:  # noqa: A002
     """Declare one setting.
 
-    ``secret`` settings come from the environment only (flags show in process lists) and are masked
-    when the configuration is printed.
+    ``secret`` settings come from the environment only, since process lists show flags, and are
+    masked when the configuration is printed.
     """
     return dataclasses.field(default=default, metadata={"help": help, "secret": secret})
+
+
+def group(cls: type[Any]) -> Any:
+    """Include the settings of the dataclass ``cls``; all of them need defaults."""
+    return dataclasses.field(default_factory=cls, metadata={"group": cls})
+
+
+def declared(cls: type[Any]) -> Iterator[dataclasses.Field[Any]]:
+    """Yield every setting of ``cls``, groups expanded in place."""
+    for f in dataclasses.fields(cls):
+        if "group" in f.metadata:
+            yield from declared(f.metadata["group"])
+        else:
+            yield f
 
 
 def load(
@@ -45,7 +61,7 @@ def load(
     prog: str,
     description: str,
 ) -> T:
-    """Read settings, or stop the process (exit code 2) with a sentence that says what to mend."""
+    """Read settings; a wrong one ends the process with exit code 2 and its name."""
     env = os.environ if env is None else env
     parser = _parser(cls, prog, description)
     flags = vars(parser.parse_args(argv))
@@ -60,13 +76,15 @@ def load(
 
 
 def describe(settings: Any) -> dict[str, Any]:
-    """Give the effective settings as JSON types, secrets masked."""
-    return {
-        f.name: "***"
-        if f.metadata["secret"] and getattr(settings, f.name)
-        else _plain(getattr(settings, f.name))
-        for f in dataclasses.fields(settings)
-    }
+    """Return the effective settings as JSON types, secrets masked."""
+    told: dict[str, Any] = {}
+    for f in dataclasses.fields(settings):
+        value = getattr(settings, f.name)
+        if "group" in f.metadata:
+            told |= describe(value)
+        else:
+            told[f.name] = "***" if f.metadata["secret"] and value else _plain(value)
+    return told
 
 
 def _parser(cls: type[Any], prog: str, description: str) -> argparse.ArgumentParser:
@@ -77,7 +95,7 @@ def _parser(cls: type[Any], prog: str, description: str) -> argparse.ArgumentPar
         epilog=f"Every flag can be set as {_PREFIX}<NAME> in the environment; a flag wins.",
         allow_abbrev=False,
     )
-    for f in dataclasses.fields(cls):
+    for f in declared(cls):
         text = f.metadata["help"]
         if f.default is dataclasses.MISSING:
             text += " (required)"
@@ -106,6 +124,9 @@ def _build(cls: type[T], flags: Mapping[str, Any], env: Mapping[str, str]) -> T:
     hints = typing.get_type_hints(cls)
     values: dict[str, Any] = {}
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if "group" in f.metadata:
+            values[f.name] = _build(f.metadata["group"], flags, env)
+            continue
         text = flags.get(f.name)
         source = "--" + f.name.replace("_", "-")
         if text is None and _variable(f) in env:
@@ -154,7 +175,7 @@ def _bool(text: str) -> bool:
 
 
 def _span(text: str) -> float:
-    """Parse a float; all of ours are spans of time or shares, so finite and not negative."""
+    """Parse a float: all of ours are times or shares, so finite and not negative."""
     value = float(text)
     if not (math.isfinite(value) and value >= 0):
         raise ValueError(text)
@@ -162,7 +183,7 @@ def _span(text: str) -> float:
 
 
 def _count(text: str) -> int:
-    """Parse a whole number; all of ours are counts, ports and sizes, so not negative."""
+    """Parse a whole number: all of ours are counts, ports and sizes, so not negative."""
     value = int(text)
     if value < 0:
         raise ValueError(text)

@@ -1,1 +1,1 @@
-"""How prefill and decode workers come to trust each other: hand-off tickets."""
+"""How KV caches and embeddings move between workers, and the tickets that allow it."""

@@ -1,4 +1,4 @@
-"""Hand-off tickets: minted by the Processor, checked by both workers, good for one room, once."""
+"""Hand-off tickets: signed by the Processor, checked by both workers, valid once."""
 
 from __future__ import annotations
 
@@ -16,24 +16,29 @@ from millstream_server.runtime.errors import InvalidRequestError
 _CONTEXT = b"millstream.v1.ticket"
 _MIN_KEY_BYTES = 32
 TICKET_LIFETIME_S = 60.0
-"""Long enough for clocks a little apart and a full queue, short against a stolen ticket."""
+"""Enough for small clock differences and a full queue; short, in case a ticket is stolen."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Ticket:
-    """One prefill and one decode worker may meet in ``room``; see kv_transfer.proto."""
+    """Lets one prefill and one decode worker transfer a KV cache; see kv_transfer.proto.
+
+    ``room`` is the transfer's number. A worker's `TicketGate` checks expiry and signature; its
+    engine uses the rest.
+    """
 
     bootstrap_host: str
     bootstrap_port: int
     room: int
-    prefill_dp_rank: int | None
-    expires_at_ms: int
+    """Below 2**63 and never used twice."""
+    prefill_dp_rank: int | None = None
+    expires_at_ms: int = 0
     """Unix time."""
     signature: bytes = b""
 
 
 class TicketKey:
-    """The suite's shared key."""
+    """The suite's shared key, which signs tickets."""
 
     def __init__(self, key: bytes) -> None:
         """Take a key of at least 32 bytes.
@@ -48,7 +53,7 @@ class TicketKey:
 
     @classmethod
     def from_hex(cls, text: str) -> TicketKey:
-        """Parse the setting `MILLSTREAM_TICKET_KEY`.
+        """Parse the setting `MILLSTREAM_TICKET_KEY`, in hex.
 
         Raises:
             ValueError: it isn't hex, or too short.
@@ -58,7 +63,7 @@ class TicketKey:
     def mint(
         self, bootstrap_host: str, bootstrap_port: int, prefill_dp_rank: int | None = None
     ) -> Ticket:
-        """Make a signed ticket for a fresh room."""
+        """Make a signed ticket with a new room number."""
         ticket = Ticket(
             bootstrap_host=bootstrap_host,
             bootstrap_port=bootstrap_port,
@@ -69,7 +74,7 @@ class TicketKey:
         return replace(ticket, signature=self._sign(ticket))
 
     def genuine(self, ticket: Ticket) -> bool:
-        """Tell whether the suite signed it."""
+        """Return whether the ticket is signed with this key."""
         try:
             expected = self._sign(ticket)
         except (struct.error, OverflowError):
@@ -89,11 +94,15 @@ class TicketKey:
             rank,
             ticket.expires_at_ms,
         )
+        return self.sign(data)
+
+    def sign(self, data: bytes) -> bytes:
+        """Return the HMAC-SHA256 of ``data``, whose first bytes say what kind of ticket it is."""
         return hmac.new(self._key, data, hashlib.sha256).digest()
 
 
 class TicketGate:
-    """A worker's check: genuine, in time, and its room not seen before."""
+    """A worker's check of a ticket: signature, expiry, and its room not used before."""
 
     def __init__(self, key: TicketKey, now: Callable[[], float] = time.time) -> None:
         """Check with ``key``; ``now`` is Unix time in seconds."""

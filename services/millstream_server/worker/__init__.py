@@ -1,1 +1,1 @@
-"""What prefill and decode workers share: settings, engine, WorkerService, start and drain."""
+"""Workers: a host for engines of any ability, and the ability to generate text."""

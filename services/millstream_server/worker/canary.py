@@ -1,55 +1,53 @@
-"""The canary: notices that an engine hangs, which no process watch and no open port tells.
+"""The canary: detects that an engine hangs, though its process runs and its port is open.
 
-Each data-parallel rank is watched by itself. Real work that gets on is proof of health: as long as
-there is some, nothing is run (`engines.base.Probeable.progress`). After ``interval_s`` of silence a
-probe goes in; when ``deadline_s`` more pass in silence, the rank counts as wedged and the worker as
-unhealthy. Silence, not the probe's own delay, is what counts: a probe that queues behind a full
-batch is no alarm while the batch gets on. From then on a probe is tried every ``retry_s``, until
-one comes back or real work gets on.
+Each data-parallel rank is watched separately. While requests make progress
+(`engines.base.Probeable.progress`), no probe is run. After ``interval_s`` without progress a probe
+is run; after ``deadline_s`` more without progress the rank counts as hung and the worker as
+unhealthy. The probe's own delay doesn't count: it may queue behind a full batch that makes
+progress. A hung rank gets a probe every ``retry_s``, until one succeeds or requests make progress.
 
-A hang is noticed within ``interval_s + deadline_s`` and two looks at the engine (``poll_s``) more.
+A hang is detected within ``interval_s + deadline_s`` and two polls (``poll_s``) more.
 
-What can look like a hang: one step that takes longer than ``deadline_s``, such as the prefill of a
-very long prompt. SGLang's chunks of a prompt count as progress one by one, so it takes a single
-chunk that long. Should it happen, new requests go elsewhere until the step is over, which is right
-for them; nothing is killed. Raise the deadline where it is common.
+A single step longer than ``deadline_s`` looks like a hang, such as the prefill of a very long chunk
+of a prompt (each of SGLang's chunks counts as progress). New requests then go to other workers
+until the step is over; nothing is killed. Increase the deadline where that is common.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from millstream_server.engines.base import Probeable
+from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.worker.engine_metrics import record_canary
 
-logger = logging.getLogger(__name__)
+log = get_log(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryTimes:
-    """When to try and when to give up; a hang is noticed within the sum, and a second."""
+    """When to probe, and when a rank counts as hung. All in seconds."""
 
     interval_s: float
-    """Silence that is tried with a probe. An idle engine runs one so often: a few tokens' work."""
+    """Time without progress before a probe: an idle engine generates a few tokens that often."""
     deadline_s: float
-    """Silence that is borne from then on. Longer than any single step of the engine."""
+    """Further time without progress before the rank counts as hung; longer than any step."""
     retry_s: float = 1.0
-    """From a failed probe to the next."""
+    """Time from a failed probe to the next."""
 
     @property
     def poll_s(self) -> float:
-        """How often the engine's progress is looked at."""
+        """Time between two checks of the engine's progress."""
         return min(self.interval_s, self.deadline_s, self.retry_s) / 10
 
 
 class Canary:
-    """Watches one engine and calls back when it stops working and when it works again.
+    """Watches one engine; calls back when it hangs and when it works again.
 
-    It begins in good health: the warm-up has just passed. ``on_change`` gets False when the first
-    rank wedges and True when the last has recovered; it is called on the event loop.
+    It starts as healthy, after the warm-up. ``on_change`` is called with False when the first rank
+    hangs and with True when the last one has recovered; on the event loop.
     """
 
     def __init__(
@@ -59,23 +57,23 @@ class Canary:
         on_change: Callable[[bool], None],
         times: CanaryTimes,
     ) -> None:
-        """Watch ranks 0 to ``dp_size`` - 1 of ``engine`` once `run` is called."""
+        """Prepare to watch ranks 0 to ``dp_size`` - 1 of ``engine``; `run` starts."""
         self._engine = engine
         self._dp_size = dp_size
         self._on_change = on_change
         self._times = times
-        self._wedged: set[int] = set()
+        self._hung: set[int] = set()
         self.probes = 0
-        """Probes that were run."""
+        """Number of probes that were run."""
         self.failures = 0
-        """Probes that failed or didn't come back in time."""
+        """Number of probes that failed or didn't end in time."""
         self.last_duration_s: float | None = None
-        """How long the last probe took that came back."""
+        """Duration of the last probe that succeeded, in seconds."""
 
     @property
     def healthy(self) -> bool:
-        """Whether every rank works, as far as is known."""
-        return not self._wedged
+        """Whether no rank counts as hung."""
+        return not self._hung
 
     async def run(self) -> None:
         """Watch until cancelled."""
@@ -88,62 +86,60 @@ class Canary:
         silence = _Silence(self._engine, rank)
         while True:
             await asyncio.sleep(times.poll_s)
-            if silence.is_broken():
-                self._judge(rank, works=True)
-            elif silence.lasts_s >= (times.retry_s if rank in self._wedged else times.interval_s):
-                self._judge(rank, works=await self._probe(rank, silence))
+            if silence.had_progress():
+                self._set_working(rank, works=True)
+            elif silence.length_s >= (times.retry_s if rank in self._hung else times.interval_s):
+                self._set_working(rank, works=await self._probe(rank, silence))
                 silence.restart()
 
     async def _probe(self, rank: int, silence: _Silence) -> bool:
-        """Run a probe; answers whether it came back before the silence grew too long."""
+        """Run a probe; return whether it succeeded before ``deadline_s`` without progress."""
         self.probes += 1
         began_s = asyncio.get_running_loop().time()
         silence.restart()
         probe = asyncio.create_task(self._engine.probe(rank), name=f"canary-probe-{rank}")
         probe.add_done_callback(_take_exception)
         try:
-            while silence.lasts_s < self._times.deadline_s:
+            while silence.length_s < self._times.deadline_s:
                 await asyncio.wait({probe}, timeout=self._times.poll_s)
                 if probe.done():
-                    return self._came_back(rank, probe, began_s)
-                silence.is_broken()
+                    return self._record_result(rank, probe, began_s)
+                silence.had_progress()
         finally:
-            # Not awaited: an engine that hangs need not hang its watcher.
+            # Not awaited: an engine that hangs must not block the canary.
             probe.cancel()
         self.failures += 1
         record_canary(rank, None)
-        logger.warning("rank=%d canary: nothing for %g s", rank, self._times.deadline_s)
+        log.warning("canary without progress", rank=rank, silent_s=self._times.deadline_s)
         return False
 
-    def _came_back(self, rank: int, probe: asyncio.Task[None], began_s: float) -> bool:
+    def _record_result(self, rank: int, probe: asyncio.Task[None], began_s: float) -> bool:
         error = None if probe.cancelled() else probe.exception()
         if probe.cancelled() or error is not None:
             self.failures += 1
             record_canary(rank, None)
-            logger.warning("rank=%d canary failed: %r", rank, error)
+            log.warning("canary failed", rank=rank, reason=repr(error))
             return False
         self.last_duration_s = asyncio.get_running_loop().time() - began_s
         record_canary(rank, self.last_duration_s)
         return True
 
-    def _judge(self, rank: int, *, works: bool) -> None:
+    def _set_working(self, rank: int, *, works: bool) -> None:
         was_healthy = self.healthy
         if works:
-            self._wedged.discard(rank)
+            self._hung.discard(rank)
         else:
-            self._wedged.add(rank)
+            self._hung.add(rank)
         if self.healthy != was_healthy:
-            logger.log(
-                logging.INFO if self.healthy else logging.ERROR,
-                "rank=%d the engine %s",
-                rank,
-                "works again" if self.healthy else "hangs",
-            )
+            if self.healthy:
+                log.info("the engine works again", rank=rank)
+            else:
+                log.error("the engine hangs", rank=rank)
             self._on_change(self.healthy)
 
 
 class _Silence:
-    """How long one rank has got nothing done."""
+    """Measures how long one rank has made no progress."""
 
     def __init__(self, engine: Probeable, rank: int) -> None:
         self._engine = engine
@@ -151,24 +147,24 @@ class _Silence:
         self.restart()
 
     def restart(self) -> None:
-        """Begin anew."""
+        """Measure from now on."""
         self._seen = self._engine.progress(self._rank)
         self._since_s = asyncio.get_running_loop().time()
 
-    def is_broken(self) -> bool:
-        """Tell whether there was progress since the last look, and begin anew if so."""
+    def had_progress(self) -> bool:
+        """Return whether there was progress since the last call; if so, measure from now on."""
         if self._engine.progress(self._rank) == self._seen:
             return False
         self.restart()
         return True
 
     @property
-    def lasts_s(self) -> float:
-        """Its length at the last look."""
+    def length_s(self) -> float:
+        """Seconds without progress."""
         return asyncio.get_running_loop().time() - self._since_s
 
 
 def _take_exception(probe: asyncio.Task[None]) -> None:
-    """Keep asyncio from reporting the end of a probe nobody waits for any more."""
+    """Keep asyncio from reporting the exception of a probe that is no longer awaited."""
     if not probe.cancelled():
         probe.exception()

@@ -1,57 +1,83 @@
-"""WorkerService: what this worker is and how loaded it is."""
+"""WorkerService: describes this worker and reports its load."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Callable
 
 from millstream.v1 import worker_pb2, worker_pb2_grpc
-from millstream_server.engines.base import Engine, EngineInfo, EngineLoad, Role
-from millstream_server.runtime.drain import OpenWork
+from millstream_server.engines.base import Engine, EngineLoad, WorkerDescription
 from millstream_server.runtime.errors import (
     InvalidRequestError,
     UnavailableError,
     WorkerDrainingError,
 )
-from millstream_server.worker_stream.description import WorkerDescription, description_to_proto
+from millstream_server.runtime.lifecycle.drain import OpenWork
+from millstream_server.runtime.rpc.call import Call
+from millstream_server.worker.watched import Watched
+
+SERVICE = "millstream.v1.WorkerService"
+LONG_STREAMS = frozenset({f"{SERVICE}/WatchLoad", f"{SERVICE}/WatchWorkerInfo"})
+"""Methods whose streams last as long as a connection; they get no spans."""
 
 _MIN_INTERVAL_S, _MAX_INTERVAL_S, _DEFAULT_INTERVAL_S = 0.1, 60.0, 1.0
-_QUIET_INTERVALS = 10  # an unchanged load is repeated after so many intervals
+_QUIET_INTERVALS = 10  # an unchanged load is repeated after this many intervals
+
+Describe = Callable[[WorkerDescription], worker_pb2.WorkerInfo]
 
 
-class WorkerInfoServicer(worker_pb2_grpc.WorkerServiceServicer):
-    """Answers from the engine."""
+class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
+    """Serves WorkerService."""
 
-    def __init__(self, engine: Engine, role: Role, model: str, work: OpenWork) -> None:
-        """Describe a worker that serves ``model`` with ``engine``; `ready` completes it.
-
-        Once its ``work`` drains it describes itself no more: nobody new shall come to it.
-        """
-        self._work = work
+    def __init__(
+        self,
+        engine: Engine,
+        description: Watched[WorkerDescription],
+        describe: Describe,
+        work: OpenWork,
+    ) -> None:
+        """Convert ``description`` with ``describe``; streams end when ``work`` drains."""
         self._engine = engine
-        self._role = role
-        self._model = model
-        self._info: worker_pb2.WorkerInfo | None = None
-
-    def ready(self, info: EngineInfo) -> None:
-        """The engine is loaded and warm."""
-        self._info = description_to_proto(
-            WorkerDescription(role=self._role, model=self._model, engine=info)
-        )
+        self._description = description
+        self._describe = describe
+        self._work = work
 
     async def GetWorkerInfo(  # noqa: N802
-        self, request: worker_pb2.GetWorkerInfoRequest, context: Any
+        self, request: worker_pb2.GetWorkerInfoRequest, call: Call
     ) -> worker_pb2.GetWorkerInfoResponse:
         """Describe the worker."""
         if self._work.leaving:
-            raise WorkerDrainingError("this worker is shutting down; retry on another one")
-        return worker_pb2.GetWorkerInfoResponse(info=self._loaded())
+            raise _draining()
+        return worker_pb2.GetWorkerInfoResponse(info=self._describe(self._loaded()))
+
+    async def WatchWorkerInfo(  # noqa: N802
+        self, request: worker_pb2.WatchWorkerInfoRequest, call: Call
+    ) -> AsyncIterator[worker_pb2.WatchWorkerInfoResponse]:
+        """Describe the worker now and after each change, until it drains."""
+        changed = asyncio.Event()
+        forget = (
+            self._description.listen(changed.set),
+            self._work.when_leaving(changed.set),
+        )
+        sent: WorkerDescription | None = None
+        try:
+            while not self._work.leaving:
+                description = self._description.value
+                if description is not None and description is not sent:
+                    sent = description
+                    yield worker_pb2.WatchWorkerInfoResponse(info=self._describe(description))
+                else:
+                    await changed.wait()
+                    changed.clear()
+        finally:
+            for undo in forget:
+                undo()
+        raise _draining()
 
     async def WatchLoad(  # noqa: N802
-        self, request: worker_pb2.WatchLoadRequest, context: Any
+        self, request: worker_pb2.WatchLoadRequest, call: Call
     ) -> AsyncIterator[worker_pb2.WatchLoadResponse]:
-        """Push the load as it changes."""
+        """Report the load now and as it changes."""
         interval_s = _DEFAULT_INTERVAL_S
         if request.HasField("interval"):
             interval_s = request.interval.ToNanoseconds() / 1e9
@@ -75,7 +101,12 @@ class WorkerInfoServicer(worker_pb2_grpc.WorkerServiceServicer):
             quiet += 1
             await asyncio.sleep(interval_s)
 
-    def _loaded(self) -> worker_pb2.WorkerInfo:
-        if self._info is None:
+    def _loaded(self) -> WorkerDescription:
+        description = self._description.value
+        if description is None:
             raise UnavailableError("this worker is still loading its model", retry_delay_s=1.0)
-        return self._info
+        return description
+
+
+def _draining() -> WorkerDrainingError:
+    return WorkerDrainingError("this worker is shutting down; retry on another one")

@@ -1,94 +1,57 @@
-"""What a worker tells of a request: its span, which the engine's spans hang on, and its metrics."""
+"""Telemetry of a worker's requests, of any ability: spans and counts."""
 
 from __future__ import annotations
 
-from types import TracebackType
+from collections.abc import Mapping
+from typing import Any
 
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import Span, SpanKind
 
-from millstream_server.engines.base import Finish, Role
-from millstream_server.runtime.tracing import TraceContext, Tracing
-from millstream_server.worker_stream.request_span import (
-    UNTRACED,
-    RequestSpan,
-    TracedRequest,
-    reason_of,
-)
-from millstream_server.worker_stream.start import MAX_REQUEST_ID_BYTES, GenerationStart
-from millstream_server.worker_stream.stream_metrics import StreamMetrics, stream_metrics
+from millstream_server.engines.base import Role
+from millstream_server.runtime.telemetry.request_counts import RequestCounts
+from millstream_server.runtime.telemetry.request_spans import fail, reason_of
+from millstream_server.runtime.telemetry.trace_context import TraceContext
+from millstream_server.runtime.telemetry.tracing import Tracing
 
-_OPERATIONS = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.AGGREGATED: "decode"}
+MAX_REQUEST_ID = 128
+"""Most characters of a client's request id in a span."""
 
 
-class WorkerTelemetry:
-    """Makes the telemetry of a worker's requests; one per process."""
+class RequestTelemetry:
+    """Telemetry of all requests of a worker. Without tracing it only counts, and spans are None."""
 
-    def __init__(self, role: Role, model: str = "", tracing: Tracing | None = None) -> None:
-        """Record metrics and, with ``tracing``, spans."""
-        self._metrics = stream_metrics(role)
+    def __init__(self, operation: str, role: Role, model: str, tracing: Tracing | None) -> None:
+        """Name spans after the ``operation`` (`gen_ai.operation.name`) and the ``model``."""
+        self._counts = RequestCounts(role.value)
         self._tracing = tracing
-        self._name = f"{_OPERATIONS[role]} {model}".rstrip()
+        self._name = f"{operation} {model}".rstrip()
         self._attributes = {
-            "gen_ai.operation.name": _OPERATIONS[role],
+            "gen_ai.operation.name": operation,
             "gen_ai.request.model": model,
             "millstream.role": role.value,
         }
 
-    def open(self, start: GenerationStart) -> RequestTelemetry:
-        """Begin a request; leaving ``with`` it by an exception ends it again."""
-        return RequestTelemetry(self._metrics, self._span(start))
-
-    def _span(self, start: GenerationStart) -> RequestSpan:
+    def begun(self, request_id: str, trace: TraceContext) -> Span | None:
+        """Count a request as open and start its span, a child of ``trace``."""
+        self._counts.begun()
         if self._tracing is None:
-            return UNTRACED
-        request_id = start.request_id[:MAX_REQUEST_ID_BYTES]
-        return TracedRequest(
-            self._tracing.tracer.start_span(
-                self._name,
-                self._tracing.extract(start.trace),
-                SpanKind.SERVER,
-                {**self._attributes, "millstream.request_id": request_id},
-            ),
-            tells_usage=True,
+            return None
+        attributes = {**self._attributes, "millstream.request_id": request_id[:MAX_REQUEST_ID]}
+        return self._tracing.tracer.start_span(
+            self._name, self._tracing.extract(trace), SpanKind.SERVER, attributes
         )
 
+    def finished(self, span: Span | None, outcome: str, attributes: Mapping[str, Any]) -> None:
+        """Count a request that succeeded and end its span."""
+        self._counts.ended(outcome)
+        if span is not None:
+            span.set_attributes(dict(attributes))
+            span.end()
 
-class RequestTelemetry:
-    """One request, from its start message to its terminal report."""
-
-    __slots__ = ("_metrics", "_span")
-
-    def __init__(self, metrics: StreamMetrics, span: RequestSpan) -> None:
-        """Count it in."""
-        self._metrics = metrics
-        self._span = span
-        metrics.begun()
-
-    def __enter__(self) -> None:
-        """Start the request."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """End a request that was refused."""
-        if error is not None:
-            self.failed(error)
-
-    def headers(self, request: TraceContext) -> dict[str, str]:
-        """Write the headers that make the engine's spans children of this one."""
-        carried = self._span.carry(request)
-        headers = {"traceparent": carried.traceparent, "tracestate": carried.tracestate}
-        return {name: value for name, value in headers.items() if value}
-
-    def finished(self, finish: Finish) -> None:
-        """Note the good end."""
-        self._metrics.ended(finish.reason.name)
-        self._span.finished(finish)
-
-    def failed(self, error: BaseException) -> None:
-        """Note the failure."""
-        self._metrics.ended(reason_of(error))
-        self._span.failed(error)
+    def failed(self, span: Span | None, error: BaseException) -> None:
+        """Count a request that failed and end its span."""
+        reason = reason_of(error)
+        self._counts.ended(reason)
+        if span is not None:
+            fail(span, reason, error)
+            span.end()

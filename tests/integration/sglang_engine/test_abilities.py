@@ -11,11 +11,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from millstream_server.engines.base import (
-    Constraint,
-    ConstraintKind,
-    FinishReason,
-)
+from millstream_server.generation.output import FinishReason
+from millstream_server.generation.sampling import Constraint, ConstraintKind
 from millstream_server.runtime.errors import (
     InvalidRequestError,
 )

@@ -5,30 +5,29 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support import forked
 from tests.support.engines import MODEL_VARIABLE
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 
 _SUITE = "tests/contract/test_engine_conformance.py"
-_ROOT = Path(__file__).parents[3]
 
 
 async def test_sglang_passes_the_conformance_suite(model: Path) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", _SUITE),
+    done = await asyncio.to_thread(
+        forked.run,
+        "sglang",
+        "pytest",
+        *("-q", "-rs", "-p", "no:cacheprovider", _SUITE),
         *("-o", "filterwarnings=default", "-W", "default"),  # SGLang's imports warn
-        cwd=_ROOT,
-        env={**os.environ, MODEL_VARIABLE: str(model), "OMP_NUM_THREADS": "1"},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+        environment={**os.environ, MODEL_VARIABLE: str(model), "OMP_NUM_THREADS": "1"},
     )
-    output = (await process.communicate())[0].decode()
-    assert process.returncode == 0, output[-6000:]
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output[-6000:]
     (passed,) = re.findall(r"^(\d+) passed", output, re.MULTILINE)
     assert int(passed) >= 15, output
     assert "skipped" not in output

@@ -64,7 +64,7 @@ async def test_an_unknown_engine_argument_is_named(model: Path, tmp_path: Path) 
 
 
 async def test_closing_while_it_starts(model: Path, tmp_path: Path) -> None:
-    engine = await EngineProcess.launch(tmp_path / "log", close_after_s=2.0, model_path=str(model))
+    engine = await EngineProcess.launch(tmp_path / "log", close_after_s=0.3, model_path=str(model))
     with pytest.raises(EngineFailedError):
         await engine.ready()
     assert await engine.close() == 0

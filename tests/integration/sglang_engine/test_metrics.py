@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import forked
 from tests.support.scraped_engine import NEW, PROMPT, REQUESTS
 from tests.support.scraping import Scrape
 
@@ -31,13 +32,8 @@ def _seen(model: Path, directory: Path | None) -> dict[str, Any]:
         directory.mkdir()
         subprocess.run([sys.executable, "-c", _STALE], env=environment, check=True)
         assert list(directory.glob("counter_*.db"))
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.scraped_engine", str(model)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    # With a directory in its environment it gets an interpreter of its own, as a user's does.
+    done = forked.run("sglang", "tests.support.scraped_engine", str(model), environment=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     seen: dict[str, Any] = json.loads(done.stdout)
     return seen

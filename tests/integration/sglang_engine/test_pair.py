@@ -13,17 +13,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from millstream_server.engines.base import (
-    FinishReason,
-    GenerationRequest,
-    KvHandoff,
-    LogprobOptions,
-    Role,
-)
+from millstream_server.engines.base import Role
+from millstream_server.generation.output import FinishReason
+from millstream_server.generation.request import GenerationRequest, LogprobOptions
 from millstream_server.runtime.errors import (
     InvalidRequestError,
     KvTransferError,
 )
+from millstream_server.transfer.ticket import Ticket
 from tests.support.bare_sglang import NEW_TOKENS
 from tests.support.engine_process import EngineProcess
 from tests.support.sglang_requests import (
@@ -61,10 +58,10 @@ class Pair:
         self, token_ids: list[int], max_new_tokens: int = NEW_TOKENS, **options: Any
     ) -> tuple[GenerationRequest, GenerationRequest]:
         """Make the two requests of one hand-off."""
-        handoff = KvHandoff("127.0.0.1", self._port, secrets.randbits(63))
+        handoff = Ticket("127.0.0.1", self._port, secrets.randbits(63))
         return (
-            generation(token_ids, max_new_tokens, handoff=handoff, **options),
-            generation(token_ids, max_new_tokens, handoff=handoff, **options),
+            generation(token_ids, max_new_tokens, ticket=handoff, **options),
+            generation(token_ids, max_new_tokens, ticket=handoff, **options),
         )
 
 
@@ -133,9 +130,9 @@ class TestPair:
         assert all(len(entry.top) == 2 for entry in decode_sink.logprobs)
 
     async def test_a_ticket_to_nowhere_is_refused(self, pair: Pair) -> None:
-        fake = KvHandoff("2.2.2.2", 1, 5)  # SGLang's "transfer to nobody"; decode would invent
+        fake = Ticket("2.2.2.2", 1, 5)  # SGLang's "transfer to nobody"; decode would invent
         with pytest.raises(InvalidRequestError, match="ticket"):
-            await answer(pair.decode, generation(prompt(5), handoff=fake))
+            await answer(pair.decode, generation(prompt(5), ticket=fake))
 
     # -- abort, stage by stage --
 

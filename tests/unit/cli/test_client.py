@@ -1,10 +1,10 @@
-"""Failures in human lines; those with rich details are tested over a socket in test_cli.py."""
+"""Explanations of failures; those with rich details are tested over a socket in test_cli.py."""
 
 from __future__ import annotations
 
 import grpc
 import pytest
-from google.rpc import status_pb2
+from google.rpc import error_details_pb2, status_pb2
 
 from millstream_client.errors import from_rpc_error
 from millstream_server.cli.client import call_processor, explain
@@ -24,7 +24,7 @@ def failure(code: grpc.StatusCode, details: str, trailer: bytes | None = None) -
         (
             grpc.StatusCode.UNAVAILABLE,
             "failed to connect to all addresses; last error: UNKNOWN: ipv4:1.2.3.4:1: refused",
-            "nothing answers at host:1; start it with `millstream up`",
+            "no server at host:1; start one with `millstream up`",
         ),
         (grpc.StatusCode.UNAVAILABLE, "Socket closed", "the connection to host:1 broke"),
         (grpc.StatusCode.UNAVAILABLE, "DNS resolution failed for host:1", "can't be found"),
@@ -57,3 +57,13 @@ async def test_what_is_no_address_is_said_without_a_call(
         capsys.readouterr().err
         == "error: 'processor' is not HOST:PORT (an IPv6 HOST stands in brackets)\n"
     )
+
+
+def test_a_single_violation_is_not_said_twice() -> None:
+    status = status_pb2.Status(code=3, message="start.n: must be 1 to 16")
+    violation = error_details_pb2.BadRequest.FieldViolation(
+        field="start.n", description="must be 1 to 16"
+    )
+    status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    lines = failure(grpc.StatusCode.INVALID_ARGUMENT, status.message, status.SerializeToString())
+    assert lines == ["error: INVALID_ARGUMENT: start.n: must be 1 to 16"]

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
@@ -98,6 +100,77 @@ def test_torch_build_is_read_not_imported(
     assert packages.torch_build(file) == expected
 
 
+def _installed(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    def version(name: str) -> str:
+        if name not in names:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "1.5.1"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
+def _torch_of(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str, cuda: str) -> None:
+    (folder / "version.py").write_text(f"__version__ = '{version}'\ncuda = '{cuda}'\n")
+    spec = ModuleSpec("torch", None, origin=str(folder / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: spec)
+    monkeypatch.setattr(
+        importlib.metadata,
+        "requires",
+        lambda _: (
+            [
+                "filelock",
+                'nvidia-cudnn-cu13==9.20.0.48; platform_system == "Linux"',
+                'nvidia-mps; platform_system == "Plan9"',
+                "cuda-toolkit[cublas]==13.0.3",
+            ]
+            if cuda
+            else ["filelock"]
+        ),
+    )
+
+
+def test_a_cuda_build_on_a_machine_without_a_gpu_is_fine_if_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _torch_of(monkeypatch, tmp_path, "2.13.0+cu130", "13.0")
+    _installed(monkeypatch, "nvidia-cudnn-cu13", "cuda-toolkit", "nixl-cu12", "nixl-cu13")
+    torch, nixl = packages.torch(has_gpu=False, recipe="make setup")
+    assert torch.level is nixl.level is Level.OK
+    assert "runs on the CPU as well" in torch.what
+    assert nixl.what == "nixl-cu13 1.5.1"
+
+
+def test_a_cuda_build_without_its_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _torch_of(monkeypatch, tmp_path, "2.13.0+cu130", "13.0")
+    _installed(monkeypatch, "nixl-cu12")
+    torch, nixl = packages.torch(has_gpu=False, recipe="make setup")
+    assert torch.level is nixl.level is Level.MISS
+    assert "lacks nvidia-cudnn-cu13, cuda-toolkit:" in torch.what
+    assert "nixl-cu13 is not installed" in nixl.what
+    assert torch.next_step == nixl.next_step == "make setup"
+
+
+@pytest.mark.parametrize(("name", "level"), [("nixl-cu12", Level.OK), ("nixl", Level.MISS)])
+def test_a_cpu_build_takes_any_nixl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, level: Level
+) -> None:
+    _torch_of(monkeypatch, tmp_path, "2.13.0+cpu", "")
+    _installed(monkeypatch, name)
+    torch, nixl = packages.torch(has_gpu=False, recipe="make setup")
+    assert torch == ok("torch 2.13.0+cpu (CPU build)")
+    assert nixl.level is level
+
+
+def test_a_cpu_build_beside_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _torch_of(monkeypatch, tmp_path, "2.13.0+cpu", "")
+    _installed(monkeypatch, "nixl-cu13")
+    torch, _ = packages.torch(has_gpu=True, recipe="make setup")
+    assert torch.level is Level.MISS
+    assert "millstream[gpu]" in torch.next_step
+
+
 def test_grpc_packages_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     class Dist:
         def __init__(self, name: str, version: str) -> None:
@@ -114,7 +187,11 @@ def test_pins_name_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         importlib.metadata,
         "requires",
-        lambda _: ["grpcio==0.0.1", "surely-not-installed>=2", "sglang==0.5.23; extra == 'gpu'"],
+        lambda _: [
+            "grpcio==0.0.1",
+            "surely-not-installed>=2; extra == 'processor'",
+            "sglang==0.5.23; extra == 'gpu'",
+        ],
     )
     wrong, absent = packages.pins()
     assert wrong.next_step == "pip install 'grpcio==0.0.1'"
@@ -125,9 +202,14 @@ def test_an_engine_that_is_missing_has_two_ways_out(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(
         importlib.metadata,
         "requires",
-        lambda _: ["rich>=1", "surely-not-installed==1; extra == 'gpu'"],
+        lambda _: [
+            "absent>=1; extra == 'processor'",
+            "absent>=1; extra == 'gpu'",
+            "surely-not-installed==1; extra == 'gpu'",
+        ],
     )
     first, *_ = packages.engine(has_gpu=True)
+    assert "surely-not-installed" in first.what
     assert first.level is Level.MISS
     assert "millstream[gpu]" in first.next_step
     assert "--engine simulated" in first.next_step

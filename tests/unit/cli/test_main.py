@@ -43,7 +43,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "flags",
-    [["--seed", "-1"], ["--seed", str(2**64)], ["--top-k", "1.5"], ["--max-new-tokens", "many"]],
+    [["--seed", "-1"], ["--seed", str(2**63)], ["--top-k", "1.5"], ["--max-new-tokens", "many"]],
     ids=" ".join,
 )
 def test_numbers_that_do_not_fit_are_refused(
@@ -58,6 +58,6 @@ def test_numbers_that_do_not_fit_are_refused(
 def test_up_without_a_model_says_what_to_give(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream_server.cli.plan.default_model", lambda: None)
+    monkeypatch.setattr("millstream_server.cli.suite.plan.default_model", lambda **_: None)
     assert main(["up"]) == 1
     assert "give --model DIR" in capsys.readouterr().err

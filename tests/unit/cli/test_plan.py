@@ -8,13 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from millstream_server.cli.plan import PlanError, Service, UpOptions, choose_model, make_plan
-from millstream_server.cli.ports import NoPortError, PortClaims, is_free
+from millstream_server.cli.main import make_parser
+from millstream_server.cli.suite.plan import (
+    PlanError,
+    PlannedService,
+    UpOptions,
+    choose_model,
+    make_plan,
+)
+from millstream_server.cli.suite.ports import NoPortError, PortClaims, is_free
+from millstream_server.cli.up import up_options
 from millstream_server.decode.settings import DecodeMode, DecodeSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.routing.policy import PolicyName
 from millstream_server.runtime import settings
 from millstream_server.worker.settings import EngineKind, WorkerSettings
+from tests.support.stand_in import write_vision_config
 
 
 @pytest.fixture
@@ -34,7 +43,7 @@ def test_commands_are_what_the_services_read(options: UpOptions, ports: PortClai
     plan = make_plan(simulated, ports)
     prefill, decode, processor = plan.services
 
-    def flags(service: Service) -> list[str]:
+    def flags(service: PlannedService) -> list[str]:
         command = plan.command(service)
         assert command[1:3] == ["-m", f"millstream_server.{service.role}"]
         return command[3:]
@@ -43,10 +52,10 @@ def test_commands_are_what_the_services_read(options: UpOptions, ports: PortClai
     d = settings.load(DecodeSettings, flags(decode), {}, prog="d", description="")
     front = settings.load(ProcessorSettings, flags(processor), {}, prog="f", description="")
     assert p.listen == prefill.address
-    assert p.bootstrap_port == prefill.bootstrap_port
+    assert p.common.bootstrap_port == prefill.bootstrap_port
     assert d.mode is DecodeMode.DISAGGREGATED
     assert {p.engine, d.engine} == {EngineKind.SIMULATED}
-    assert {p.simulated_vocab_size, d.simulated_vocab_size} == {321}
+    assert {p.simulated.simulated_vocab_size, d.simulated.simulated_vocab_size} == {321}
     assert (p.model_path, p.model_name) == (options.model, "m")
     assert front.listen == processor.address
     assert front.metrics_listen == f"127.0.0.1:{processor.metrics_port}"
@@ -61,6 +70,59 @@ def test_aggregated_has_no_prefill(options: UpOptions, ports: PortClaims) -> Non
     assert [service.name for service in plan.services] == ["decode-1", "decode-2", "processor"]
     command = plan.command(plan.services[0])
     assert command[command.index("--mode") + 1] == "aggregated"
+
+
+def _with_vision(options: UpOptions) -> UpOptions:
+    write_vision_config(options.model)
+    return replace(options, encode=1)
+
+
+@pytest.mark.parametrize(
+    ("topology", "names"),
+    [
+        ("disaggregated", ["encode-1", "prefill-1", "decode-1", "processor"]),
+        ("aggregated", ["encode-1", "decode-1", "processor"]),
+    ],
+)
+def test_multimodal_adds_an_encode_worker(
+    options: UpOptions, ports: PortClaims, topology: str, names: list[str]
+) -> None:
+    plan = make_plan(replace(_with_vision(options), topology=topology), ports)
+    assert [service.name for service in plan.services] == names
+    encode, *_, processor = plan.services
+    assert (encode.bootstrap_port, plan.first("encode")) == (None, encode)
+    assert plan.command(encode)[1:] == [
+        *("-m", "millstream_server.encode"),
+        *encode.flags(),
+        *("--model-path", str(options.model)),
+        *("--model-name", "m"),
+    ]
+    command = plan.command(processor)
+    workers = ",".join(service.address for service in plan.workers)
+    assert command[command.index("--workers") + 1] == workers
+
+
+def test_a_simulated_suite_has_a_simulated_tower(options: UpOptions, ports: PortClaims) -> None:
+    plan = make_plan(replace(_with_vision(options), engine=EngineKind.SIMULATED), ports)
+    assert plan.command(plan.services[0])[-6:] == [
+        *("--tower", "simulated"),
+        *("--simulated-family", "qwen2_5_vl"),
+        *("--simulated-embedding-width", "64"),
+    ]
+
+
+def test_a_model_without_vision_is_refused(options: UpOptions, ports: PortClaims) -> None:
+    with pytest.raises(PlanError, match=r"takes no images: .* leave out --multimodal"):
+        make_plan(replace(options, encode=1), ports)
+
+
+def test_a_vision_model_that_is_not_complete_is_refused(
+    options: UpOptions, ports: PortClaims
+) -> None:
+    multimodal = _with_vision(options)
+    (options.model / "tokenizer_config.json").unlink()
+    with pytest.raises(PlanError, match=r"lacks tokenizer_config\.json"):
+        make_plan(multimodal, ports)
 
 
 def test_no_two_services_share_a_port(options: UpOptions, ports: PortClaims) -> None:
@@ -103,7 +165,7 @@ def test_a_host_of_another_machine_is_refused(options: UpOptions, ports: PortCla
 
 
 def test_all_interfaces_are_reached_by_loopback() -> None:
-    service = Service(
+    service = PlannedService(
         name="processor", role="processor", address="0.0.0.0:50051", metrics_port=1, admin_port=2
     )
     assert service.client_address == "127.0.0.1:50051"
@@ -135,6 +197,24 @@ def test_the_demo_model_is_found_here_and_called_demo(
     assert choose_model(Path("demo/model"), "mine")[1] == "mine"
 
 
+def test_multimodal_takes_the_demo_vision_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tmp_path / "demo" / "vision" / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    assert choose_model(None, "", multimodal=True) == (model.resolve(), "demo-vision")
+
+
+@pytest.mark.parametrize(
+    ("flags", "encode"), [([], 0), (["--multimodal"], 1), (["--encode", "2"], 2)]
+)
+def test_flags_say_how_many_encode(options: UpOptions, flags: list[str], encode: int) -> None:
+    args = make_parser().parse_args(["up", "--model", str(options.model), *flags])
+    assert up_options(args).encode == encode
+
+
 def test_a_model_is_called_after_its_directory(options: UpOptions) -> None:
     assert choose_model(options.model, "") == (options.model.resolve(), options.model.name)
 
@@ -150,7 +230,7 @@ def test_names_that_flags_cannot_carry_are_refused(options: UpOptions) -> None:
 
 
 def test_without_any_model_the_error_says_what_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millstream_server.cli.plan.default_model", lambda: None)
+    monkeypatch.setattr("millstream_server.cli.suite.plan.default_model", lambda **_: None)
     with pytest.raises(PlanError, match="give --model DIR"):
         choose_model(None, "")
 

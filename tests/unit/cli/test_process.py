@@ -4,11 +4,11 @@ import os
 import sys
 from pathlib import Path
 
-from millstream_server.cli.plan import Service
-from millstream_server.cli.process import TAIL_LINES, Child
+from millstream_server.cli.suite.plan import PlannedService
+from millstream_server.cli.suite.process import TAIL_LINES, Child
 from tests.support.command_line import until
 
-SERVICE = Service(
+SERVICE = PlannedService(
     name="decode-1", role="decode", address="127.0.0.1:1", metrics_port=2, admin_port=3
 )
 
@@ -19,8 +19,10 @@ def child(program: str, log: Path) -> Child:
 
 async def test_the_last_phase_logged_counts(tmp_path: Path) -> None:
     program = (
-        "print('x level=INFO phase=\"loading the model\" n=1'); print('y phase=warming');"
-        "print('emphase=no'); print('z phase=\"half a li', end='', flush=True);"
+        "at = '2026-11-20 10:00:00,000 INFO a.b:';"
+        "print(at, 'phase phase=\"loading the model\" n=1'); print(at, 'phase phase=warming');"
+        "print(at, 'worker connected name=\": phase phase=no\"'); print(' phase phase=no');"
+        "print(at, 'phase phase=\"half a li', end='', flush=True);"
         "import time; time.sleep(60)"
     )
     loading = child(program, tmp_path / "log")
@@ -45,11 +47,12 @@ async def test_the_tail_and_the_exit_code(tmp_path: Path) -> None:
 
 
 async def test_a_second_start_appends_and_looks_at_new_lines_only(tmp_path: Path) -> None:
-    again = child("print('phase=one')", tmp_path / "log")
+    line = "2026-11-20 10:00:00,000 INFO a.b: phase phase=one"
+    again = child(f"print({line!r})", tmp_path / "log")
     for _ in range(2):
         await again.start()
         await again.wait()
-    assert (tmp_path / "log").read_text() == "phase=one\n" * 2
+    assert (tmp_path / "log").read_text() == f"{line}\n" * 2
     await again.start()
     assert again.phase == "starting"
     await again.wait()

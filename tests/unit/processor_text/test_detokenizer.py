@@ -17,7 +17,7 @@ from tokenizers.decoders import DecodeStream
 from millstream_server.processor.text.detokenizer import IncrementalDetokenizer
 from millstream_server.processor.text.pieces import PieceTable, build_piece_table
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.tokenizers_made import (
+from tests.support.models import (
     byte_level_model,
     sample_texts,
     sentencepiece_model,

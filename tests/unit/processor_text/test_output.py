@@ -8,7 +8,7 @@ import pytest
 
 from millstream_server.processor.text.output import ChoiceText, TextDelta
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.tokenizers_made import byte_level_model, sample_texts
+from tests.support.models import byte_level_model, sample_texts
 
 
 @pytest.fixture(scope="module")

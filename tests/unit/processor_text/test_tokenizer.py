@@ -16,7 +16,7 @@ from millstream_server.processor.text.messages import ChatMessage, ChatRole
 from millstream_server.processor.text.model_files import GenerationDefaults, UnusableModelError
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.errors import UnsupportedFeatureError
-from tests.support.tokenizers_made import (
+from tests.support.models import (
     byte_level_model,
     sample_texts,
     sentencepiece_model,
@@ -81,6 +81,30 @@ def test_multimodal_configs_hold_the_text_models_values_one_level_down(tmp_path:
         byte_level_model(tmp_path, config={"max_position_embeddings": None, "text_config": text})
     )
     assert (model.context_length, model.eos_token_ids, model.bos_token_id) == (77, (1,), 0)
+
+
+@pytest.mark.parametrize(
+    ("generation_config", "temperature"),
+    [
+        ({"temperature": None}, None),
+        ({"temperature": 0.7}, 0.7),
+        ({"do_sample": None, "temperature": 0.7}, 0.7),
+        ({"do_sample": True, "temperature": 0.7}, 0.7),
+        ({"do_sample": True, "temperature": None}, None),
+        ({"do_sample": False, "temperature": None}, 0.0),
+        ({"do_sample": False, "temperature": 0.7}, 0.0),
+    ],
+)
+def test_a_model_that_says_do_sample_false_is_greedy_by_default(
+    tmp_path: Path, generation_config: dict[str, object], temperature: float | None
+) -> None:
+    model = TextModel.load(byte_level_model(tmp_path, generation_config=generation_config))
+    assert model.generation_defaults.temperature == temperature
+
+
+def test_the_demo_model_is_greedy_by_default() -> None:
+    demo = Path(__file__).parents[3] / "demo" / "model"
+    assert TextModel.load(demo).generation_defaults == GenerationDefaults(temperature=0.0)
 
 
 def test_a_bare_tokenizer_is_enough(tmp_path: Path) -> None:
@@ -178,6 +202,7 @@ def test_token_bytes_of_single_tokens(tmp_path: Path) -> None:
         ("config.json", "[]", "must hold a JSON object"),
         ("config.json", '{"max_position_embeddings": "many"}', "max_position_embeddings"),
         ("generation_config.json", '{"temperature": "hot"}', "temperature must be a number"),
+        ("generation_config.json", '{"do_sample": "no"}', "do_sample must be true or false"),
         ("generation_config.json", '{"eos_token_id": [1, true]}', "eos_token_id"),
         ("tokenizer.json", "{", "cannot be loaded"),
         ("tokenizer_config.json", '{"chat_template": "{% for %}"}', "not valid Jinja"),

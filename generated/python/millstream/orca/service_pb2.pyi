@@ -21,7 +21,7 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class OrcaLoadReportRequest(_message.Message):
-    """OrcaLoadReportRequest opens a stream of reports."""
+    """OrcaLoadReportRequest requests a stream of reports."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -33,7 +33,7 @@ class OrcaLoadReportRequest(_message.Message):
 
     @_builtins.property
     def request_cost_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Which request costs to report; ignored, there are none."""
+        """Which request costs to report; ignored, since there are none."""
 
     def __init__(
         self,

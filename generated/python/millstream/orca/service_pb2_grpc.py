@@ -27,9 +27,9 @@ if _version_not_supported:
 
 
 class OpenRcaServiceStub:
-    """OpenRcaService reports load out of band, for clients whose RPCs are too long or too rare to learn
-    it from trailers. A gRPC client calls it by itself when its `weighted_round_robin` configuration
-    says `enableOobLoadReport`.
+    """OpenRcaService reports load out of band, for clients whose RPCs are too long or too rare for
+    trailers. A gRPC client calls it itself if its `weighted_round_robin` configuration sets
+    `enableOobLoadReport`.
     """
 
     def __init__(self, channel):
@@ -46,14 +46,14 @@ class OpenRcaServiceStub:
 
 
 class OpenRcaServiceServicer:
-    """OpenRcaService reports load out of band, for clients whose RPCs are too long or too rare to learn
-    it from trailers. A gRPC client calls it by itself when its `weighted_round_robin` configuration
-    says `enableOobLoadReport`.
+    """OpenRcaService reports load out of band, for clients whose RPCs are too long or too rare for
+    trailers. A gRPC client calls it itself if its `weighted_round_robin` configuration sets
+    `enableOobLoadReport`.
     """
 
     def StreamCoreMetrics(self, request, context):
         """StreamCoreMetrics sends a report at once and then one every interval. The server ends the stream
-        with OK when it drains; a client that asks again then gets UNAVAILABLE and SHOULD back off.
+        with OK when it drains; a client that calls again then gets UNAVAILABLE and SHOULD back off.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -76,9 +76,9 @@ def add_OpenRcaServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class OpenRcaService:
-    """OpenRcaService reports load out of band, for clients whose RPCs are too long or too rare to learn
-    it from trailers. A gRPC client calls it by itself when its `weighted_round_robin` configuration
-    says `enableOobLoadReport`.
+    """OpenRcaService reports load out of band, for clients whose RPCs are too long or too rare for
+    trailers. A gRPC client calls it itself if its `weighted_round_robin` configuration sets
+    `enableOobLoadReport`.
     """
 
     @staticmethod

@@ -14,21 +14,21 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class OpenRcaServiceStub:
-    """OpenRcaService reports load out of band, for clients whose RPCs are too long or too rare to learn
-    it from trailers. A gRPC client calls it by itself when its `weighted_round_robin` configuration
-    says `enableOobLoadReport`.
+    """OpenRcaService reports load out of band, for clients whose RPCs are too long or too rare for
+    trailers. A gRPC client calls it itself if its `weighted_round_robin` configuration sets
+    `enableOobLoadReport`.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     StreamCoreMetrics: _aio.UnaryStreamMultiCallable[_service_pb2.OrcaLoadReportRequest, _load_report_pb2.OrcaLoadReport]
     """StreamCoreMetrics sends a report at once and then one every interval. The server ends the stream
-    with OK when it drains; a client that asks again then gets UNAVAILABLE and SHOULD back off.
+    with OK when it drains; a client that calls again then gets UNAVAILABLE and SHOULD back off.
     """
 
 class OpenRcaServiceServicer(metaclass=_abc_1.ABCMeta):
-    """OpenRcaService reports load out of band, for clients whose RPCs are too long or too rare to learn
-    it from trailers. A gRPC client calls it by itself when its `weighted_round_robin` configuration
-    says `enableOobLoadReport`.
+    """OpenRcaService reports load out of band, for clients whose RPCs are too long or too rare for
+    trailers. A gRPC client calls it itself if its `weighted_round_robin` configuration sets
+    `enableOobLoadReport`.
     """
 
     @_abc_1.abstractmethod
@@ -38,7 +38,7 @@ class OpenRcaServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_service_pb2.OrcaLoadReportRequest, _abc.AsyncIterator[_load_report_pb2.OrcaLoadReport]],
     ) -> _abc.AsyncIterator[_load_report_pb2.OrcaLoadReport]:
         """StreamCoreMetrics sends a report at once and then one every interval. The server ends the stream
-        with OK when it drains; a client that asks again then gets UNAVAILABLE and SHOULD back off.
+        with OK when it drains; a client that calls again then gets UNAVAILABLE and SHOULD back off.
         """
 
 def add_OpenRcaServiceServicer_to_server(servicer: OpenRcaServiceServicer, server: _aio.Server) -> None: ...

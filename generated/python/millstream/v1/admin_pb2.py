@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19millstream/v1/admin.proto\x12\rmillstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xde\x04\n\x0cServerStatus\x12\x1a\n\x08services\x18\x01 \x03(\tR\x08services\x12-\n\x12millstream_version\x18\x02 \x01(\tR\x11millstreamVersion\x12\x10\n\x03pid\x18\x03 \x01(\rR\x03pid\x12\x39\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\tstartTime\x12\x31\n\x06uptime\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationR\x06uptime\x12\x45\n\x08settings\x18\x06 \x03(\x0b\x32).millstream.v1.ServerStatus.SettingsEntryR\x08settings\x12?\n\x06health\x18\x07 \x03(\x0b\x32\'.millstream.v1.ServerStatus.HealthEntryR\x06health\x12\x46\n\topen_work\x18\x08 \x03(\x0b\x32).millstream.v1.ServerStatus.OpenWorkEntryR\x08openWork\x1a;\n\rSettingsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\x1a\x39\n\x0bHealthEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\x08R\x05value:\x02\x38\x01\x1a;\n\rOpenWorkEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\x04R\x05value:\x02\x38\x01\"\x18\n\x16GetServerStatusRequest\"N\n\x17GetServerStatusResponse\x12\x33\n\x06status\x18\x01 \x01(\x0b\x32\x1b.millstream.v1.ServerStatusR\x06status\"[\n\x12SetLogLevelRequest\x12\x16\n\x06logger\x18\x01 \x01(\tR\x06logger\x12-\n\x05level\x18\x02 \x01(\x0e\x32\x17.millstream.v1.LogLevelR\x05level\"U\n\x13SetLogLevelResponse\x12>\n\x0eprevious_level\x18\x01 \x01(\x0e\x32\x17.millstream.v1.LogLevelR\rpreviousLevel*\xa9\x01\n\x08LogLevel\x12\x19\n\x15LOG_LEVEL_UNSPECIFIED\x10\x00\x12\x15\n\x11LOG_LEVEL_INHERIT\x10\x01\x12\x13\n\x0fLOG_LEVEL_DEBUG\x10\x02\x12\x12\n\x0eLOG_LEVEL_INFO\x10\x03\x12\x15\n\x11LOG_LEVEL_WARNING\x10\x04\x12\x13\n\x0fLOG_LEVEL_ERROR\x10\x05\x12\x16\n\x12LOG_LEVEL_CRITICAL\x10\x06\x32\xc6\x01\n\x0c\x41\x64minService\x12`\n\x0fGetServerStatus\x12%.millstream.v1.GetServerStatusRequest\x1a&.millstream.v1.GetServerStatusResponse\x12T\n\x0bSetLogLevel\x12!.millstream.v1.SetLogLevelRequest\x1a\".millstream.v1.SetLogLevelResponseB^\n\x10io.millstream.v1P\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19millstream/v1/admin.proto\x12\rmillstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8b\x05\n\x0cServerStatus\x12\x1a\n\x08services\x18\x01 \x03(\tR\x08services\x12-\n\x12millstream_version\x18\x02 \x01(\tR\x11millstreamVersion\x12\x10\n\x03pid\x18\x03 \x01(\rR\x03pid\x12\x39\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\tstartTime\x12\x31\n\x06uptime\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationR\x06uptime\x12\x45\n\x08settings\x18\x06 \x03(\x0b\x32).millstream.v1.ServerStatus.SettingsEntryR\x08settings\x12?\n\x06health\x18\x07 \x03(\x0b\x32\'.millstream.v1.ServerStatus.HealthEntryR\x06health\x12\x46\n\topen_work\x18\x08 \x03(\x0b\x32).millstream.v1.ServerStatus.OpenWorkEntryR\x08openWork\x12+\n\x11health_conditions\x18\t \x03(\tR\x10healthConditions\x1a;\n\rSettingsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\x1a\x39\n\x0bHealthEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\x08R\x05value:\x02\x38\x01\x1a;\n\rOpenWorkEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\x04R\x05value:\x02\x38\x01\"\x18\n\x16GetServerStatusRequest\"N\n\x17GetServerStatusResponse\x12\x33\n\x06status\x18\x01 \x01(\x0b\x32\x1b.millstream.v1.ServerStatusR\x06status\"[\n\x12SetLogLevelRequest\x12\x16\n\x06logger\x18\x01 \x01(\tR\x06logger\x12-\n\x05level\x18\x02 \x01(\x0e\x32\x17.millstream.v1.LogLevelR\x05level\"U\n\x13SetLogLevelResponse\x12>\n\x0eprevious_level\x18\x01 \x01(\x0e\x32\x17.millstream.v1.LogLevelR\rpreviousLevel*\xa9\x01\n\x08LogLevel\x12\x19\n\x15LOG_LEVEL_UNSPECIFIED\x10\x00\x12\x15\n\x11LOG_LEVEL_INHERIT\x10\x01\x12\x13\n\x0fLOG_LEVEL_DEBUG\x10\x02\x12\x12\n\x0eLOG_LEVEL_INFO\x10\x03\x12\x15\n\x11LOG_LEVEL_WARNING\x10\x04\x12\x13\n\x0fLOG_LEVEL_ERROR\x10\x05\x12\x16\n\x12LOG_LEVEL_CRITICAL\x10\x06\x32\xc6\x01\n\x0c\x41\x64minService\x12`\n\x0fGetServerStatus\x12%.millstream.v1.GetServerStatusRequest\x1a&.millstream.v1.GetServerStatusResponse\x12T\n\x0bSetLogLevel\x12!.millstream.v1.SetLogLevelRequest\x1a\".millstream.v1.SetLogLevelResponseB^\n\x10io.millstream.v1P\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -40,24 +40,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SERVERSTATUS_HEALTHENTRY']._serialized_options = b'8\001'
   _globals['_SERVERSTATUS_OPENWORKENTRY']._loaded_options = None
   _globals['_SERVERSTATUS_OPENWORKENTRY']._serialized_options = b'8\001'
-  _globals['_LOGLEVEL']._serialized_start=1005
-  _globals['_LOGLEVEL']._serialized_end=1174
+  _globals['_LOGLEVEL']._serialized_start=1050
+  _globals['_LOGLEVEL']._serialized_end=1219
   _globals['_SERVERSTATUS']._serialized_start=110
-  _globals['_SERVERSTATUS']._serialized_end=716
-  _globals['_SERVERSTATUS_SETTINGSENTRY']._serialized_start=537
-  _globals['_SERVERSTATUS_SETTINGSENTRY']._serialized_end=596
-  _globals['_SERVERSTATUS_HEALTHENTRY']._serialized_start=598
-  _globals['_SERVERSTATUS_HEALTHENTRY']._serialized_end=655
-  _globals['_SERVERSTATUS_OPENWORKENTRY']._serialized_start=657
-  _globals['_SERVERSTATUS_OPENWORKENTRY']._serialized_end=716
-  _globals['_GETSERVERSTATUSREQUEST']._serialized_start=718
-  _globals['_GETSERVERSTATUSREQUEST']._serialized_end=742
-  _globals['_GETSERVERSTATUSRESPONSE']._serialized_start=744
-  _globals['_GETSERVERSTATUSRESPONSE']._serialized_end=822
-  _globals['_SETLOGLEVELREQUEST']._serialized_start=824
-  _globals['_SETLOGLEVELREQUEST']._serialized_end=915
-  _globals['_SETLOGLEVELRESPONSE']._serialized_start=917
-  _globals['_SETLOGLEVELRESPONSE']._serialized_end=1002
-  _globals['_ADMINSERVICE']._serialized_start=1177
-  _globals['_ADMINSERVICE']._serialized_end=1375
+  _globals['_SERVERSTATUS']._serialized_end=761
+  _globals['_SERVERSTATUS_SETTINGSENTRY']._serialized_start=582
+  _globals['_SERVERSTATUS_SETTINGSENTRY']._serialized_end=641
+  _globals['_SERVERSTATUS_HEALTHENTRY']._serialized_start=643
+  _globals['_SERVERSTATUS_HEALTHENTRY']._serialized_end=700
+  _globals['_SERVERSTATUS_OPENWORKENTRY']._serialized_start=702
+  _globals['_SERVERSTATUS_OPENWORKENTRY']._serialized_end=761
+  _globals['_GETSERVERSTATUSREQUEST']._serialized_start=763
+  _globals['_GETSERVERSTATUSREQUEST']._serialized_end=787
+  _globals['_GETSERVERSTATUSRESPONSE']._serialized_start=789
+  _globals['_GETSERVERSTATUSRESPONSE']._serialized_end=867
+  _globals['_SETLOGLEVELREQUEST']._serialized_start=869
+  _globals['_SETLOGLEVELREQUEST']._serialized_end=960
+  _globals['_SETLOGLEVELRESPONSE']._serialized_start=962
+  _globals['_SETLOGLEVELRESPONSE']._serialized_end=1047
+  _globals['_ADMINSERVICE']._serialized_start=1222
+  _globals['_ADMINSERVICE']._serialized_end=1420
 # @@protoc_insertion_point(module_scope)

@@ -30,35 +30,35 @@ class _LogLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LogLevel.Val
     LOG_LEVEL_UNSPECIFIED: _LogLevel.ValueType  # 0
     """Not set: refused in requests, never sent."""
     LOG_LEVEL_INHERIT: _LogLevel.ValueType  # 1
-    """Whatever holds for the parent logger. The root logger has no parent and can't be told so."""
+    """The parent logger's level. Not for the root logger, which has no parent."""
     LOG_LEVEL_DEBUG: _LogLevel.ValueType  # 2
     """Everything."""
     LOG_LEVEL_INFO: _LogLevel.ValueType  # 3
-    """What an operator follows in normal running."""
+    """Normal operation and above."""
     LOG_LEVEL_WARNING: _LogLevel.ValueType  # 4
-    """What may need attention."""
+    """What may need attention, and above."""
     LOG_LEVEL_ERROR: _LogLevel.ValueType  # 5
-    """What failed."""
+    """Failures and above."""
     LOG_LEVEL_CRITICAL: _LogLevel.ValueType  # 6
-    """What ends the process."""
+    """Failures that end the process."""
 
 class LogLevel(_LogLevel, metaclass=_LogLevelEnumTypeWrapper):
-    """LogLevel is how grave an event must be to be logged."""
+    """LogLevel is the least severity of events that are logged."""
 
 LOG_LEVEL_UNSPECIFIED: LogLevel.ValueType  # 0
 """Not set: refused in requests, never sent."""
 LOG_LEVEL_INHERIT: LogLevel.ValueType  # 1
-"""Whatever holds for the parent logger. The root logger has no parent and can't be told so."""
+"""The parent logger's level. Not for the root logger, which has no parent."""
 LOG_LEVEL_DEBUG: LogLevel.ValueType  # 2
 """Everything."""
 LOG_LEVEL_INFO: LogLevel.ValueType  # 3
-"""What an operator follows in normal running."""
+"""Normal operation and above."""
 LOG_LEVEL_WARNING: LogLevel.ValueType  # 4
-"""What may need attention."""
+"""What may need attention, and above."""
 LOG_LEVEL_ERROR: LogLevel.ValueType  # 5
-"""What failed."""
+"""Failures and above."""
 LOG_LEVEL_CRITICAL: LogLevel.ValueType  # 6
-"""What ends the process."""
+"""Failures that end the process."""
 Global___LogLevel: _TypeAlias = LogLevel  # noqa: Y015
 
 @_typing.final
@@ -135,6 +135,7 @@ class ServerStatus(_message.Message):
     SETTINGS_FIELD_NUMBER: _builtins.int
     HEALTH_FIELD_NUMBER: _builtins.int
     OPEN_WORK_FIELD_NUMBER: _builtins.int
+    HEALTH_CONDITIONS_FIELD_NUMBER: _builtins.int
     millstream_version: _builtins.str
     """Version of Millstream the process runs."""
     pid: _builtins.int
@@ -145,23 +146,29 @@ class ServerStatus(_message.Message):
 
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When the process set up its admin services, which is when it started but for its imports."""
+        """When the process set up its admin services: its start, after its imports."""
 
     @_builtins.property
     def uptime(self) -> _duration_pb2.Duration:
-        """How long ago that was, by a clock that isn't set back."""
+        """Time since then, on a monotonic clock."""
 
     @_builtins.property
     def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Effective settings by name; secrets are masked, text is as it is, everything else in JSON."""
+        """Effective settings by name; secrets are masked; text is unchanged, other values are JSON."""
 
     @_builtins.property
     def health(self) -> _containers.ScalarMap[_builtins.str, _builtins.bool]:
-        """What health checks are told, by the names they ask for: true is SERVING."""
+        """Health by service name: true is SERVING."""
 
     @_builtins.property
     def open_work(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Work that is open at this moment, by kind."""
+        """Open work by kind."""
+
+    @_builtins.property
+    def health_conditions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Health conditions that hold, such as "loading", "draining" or "stuck"; while one holds, health is
+        NOT_SERVING.
+        """
 
     def __init__(
         self,
@@ -174,10 +181,11 @@ class ServerStatus(_message.Message):
         settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         health: _abc.Mapping[_builtins.str, _builtins.bool] | None = ...,
         open_work: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        health_conditions: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["start_time", b"start_time", "uptime", b"uptime"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["health", b"health", "millstream_version", b"millstream_version", "open_work", b"open_work", "pid", b"pid", "services", b"services", "settings", b"settings", "start_time", b"start_time", "uptime", b"uptime"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["health", b"health", "health_conditions", b"health_conditions", "millstream_version", b"millstream_version", "open_work", b"open_work", "pid", b"pid", "services", b"services", "settings", b"settings", "start_time", b"start_time", "uptime", b"uptime"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -185,7 +193,7 @@ Global___ServerStatus: _TypeAlias = ServerStatus  # noqa: Y015
 
 @_typing.final
 class GetServerStatusRequest(_message.Message):
-    """GetServerStatusRequest asks for the status."""
+    """GetServerStatusRequest requests the status."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -202,7 +210,7 @@ Global___GetServerStatusRequest: _TypeAlias = GetServerStatusRequest  # noqa: Y0
 
 @_typing.final
 class GetServerStatusResponse(_message.Message):
-    """GetServerStatusResponse holds the status."""
+    """GetServerStatusResponse has the status."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -234,7 +242,7 @@ class SetLogLevelRequest(_message.Message):
     LEVEL_FIELD_NUMBER: _builtins.int
     logger: _builtins.str
     """Name of a logger the process has, such as "millstream_server.worker" for one package. Empty: the
-    root logger, which counts for every logger that inherits.
+    root logger, whose level applies to every logger that inherits.
     """
     level: Global___LogLevel.ValueType
     """The level. MUST be set."""
@@ -254,13 +262,13 @@ Global___SetLogLevelRequest: _TypeAlias = SetLogLevelRequest  # noqa: Y015
 
 @_typing.final
 class SetLogLevelResponse(_message.Message):
-    """SetLogLevelResponse says what was before, so that it can be set again."""
+    """SetLogLevelResponse has the previous level, so that it can be restored."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PREVIOUS_LEVEL_FIELD_NUMBER: _builtins.int
     previous_level: Global___LogLevel.ValueType
-    """The logger's own level until now; a level between two is told as the lower one."""
+    """The logger's previous level; a level between two named ones is reported as the lower."""
     def __init__(
         self,
         *,

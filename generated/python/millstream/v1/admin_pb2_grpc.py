@@ -26,10 +26,9 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """AdminService lets operators look into one running process and change how much it logs. It is
-    served on the admin address only, beside grpc.channelz.v1.Channelz, and never where callers come
-    in. Everything here is about the process that answers: replicas must be asked one by one, and a
-    restart forgets what was set.
+    """AdminService lets operators inspect one running process and change its log levels. It is served on
+    the admin address only, with grpc.channelz.v1.Channelz, never on the public address. It is about
+    one process: call each replica separately; a restart resets what was set.
     """
 
     def __init__(self, channel):
@@ -51,14 +50,13 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """AdminService lets operators look into one running process and change how much it logs. It is
-    served on the admin address only, beside grpc.channelz.v1.Channelz, and never where callers come
-    in. Everything here is about the process that answers: replicas must be asked one by one, and a
-    restart forgets what was set.
+    """AdminService lets operators inspect one running process and change its log levels. It is served on
+    the admin address only, with grpc.channelz.v1.Channelz, never on the public address. It is about
+    one process: call each replica separately; a restart resets what was set.
     """
 
     def GetServerStatus(self, request, context):
-        """GetServerStatus says what the process is, how it was configured and what it is doing.
+        """GetServerStatus returns the process's identity, settings, health and open work.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -66,8 +64,8 @@ class AdminServiceServicer:
 
     def SetLogLevel(self, request, context):
         """SetLogLevel sets the level of one logger of this process; child processes, such as an engine's,
-        keep theirs. Answers INVALID_ARGUMENT when the level is not set or unknown, when the process
-        has no such logger, or when the root logger is told to inherit.
+        keep theirs. Ends with INVALID_ARGUMENT if the level is not set or unknown, if the process has no
+        such logger, or for INHERIT on the root logger.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -95,10 +93,9 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """AdminService lets operators look into one running process and change how much it logs. It is
-    served on the admin address only, beside grpc.channelz.v1.Channelz, and never where callers come
-    in. Everything here is about the process that answers: replicas must be asked one by one, and a
-    restart forgets what was set.
+    """AdminService lets operators inspect one running process and change its log levels. It is served on
+    the admin address only, with grpc.channelz.v1.Channelz, never on the public address. It is about
+    one process: call each replica separately; a restart resets what was set.
     """
 
     @staticmethod

@@ -13,26 +13,24 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """AdminService lets operators look into one running process and change how much it logs. It is
-    served on the admin address only, beside grpc.channelz.v1.Channelz, and never where callers come
-    in. Everything here is about the process that answers: replicas must be asked one by one, and a
-    restart forgets what was set.
+    """AdminService lets operators inspect one running process and change its log levels. It is served on
+    the admin address only, with grpc.channelz.v1.Channelz, never on the public address. It is about
+    one process: call each replica separately; a restart resets what was set.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetServerStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.GetServerStatusRequest, _admin_pb2.GetServerStatusResponse]
-    """GetServerStatus says what the process is, how it was configured and what it is doing."""
+    """GetServerStatus returns the process's identity, settings, health and open work."""
     SetLogLevel: _aio.UnaryUnaryMultiCallable[_admin_pb2.SetLogLevelRequest, _admin_pb2.SetLogLevelResponse]
     """SetLogLevel sets the level of one logger of this process; child processes, such as an engine's,
-    keep theirs. Answers INVALID_ARGUMENT when the level is not set or unknown, when the process
-    has no such logger, or when the root logger is told to inherit.
+    keep theirs. Ends with INVALID_ARGUMENT if the level is not set or unknown, if the process has no
+    such logger, or for INHERIT on the root logger.
     """
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """AdminService lets operators look into one running process and change how much it logs. It is
-    served on the admin address only, beside grpc.channelz.v1.Channelz, and never where callers come
-    in. Everything here is about the process that answers: replicas must be asked one by one, and a
-    restart forgets what was set.
+    """AdminService lets operators inspect one running process and change its log levels. It is served on
+    the admin address only, with grpc.channelz.v1.Channelz, never on the public address. It is about
+    one process: call each replica separately; a restart resets what was set.
     """
 
     @_abc_1.abstractmethod
@@ -41,7 +39,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.GetServerStatusRequest,
         context: _aio.ServicerContext[_admin_pb2.GetServerStatusRequest, _abc.Awaitable[_admin_pb2.GetServerStatusResponse]],
     ) -> _abc.Awaitable[_admin_pb2.GetServerStatusResponse]:
-        """GetServerStatus says what the process is, how it was configured and what it is doing."""
+        """GetServerStatus returns the process's identity, settings, health and open work."""
 
     @_abc_1.abstractmethod
     def SetLogLevel(
@@ -50,8 +48,8 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_admin_pb2.SetLogLevelRequest, _abc.Awaitable[_admin_pb2.SetLogLevelResponse]],
     ) -> _abc.Awaitable[_admin_pb2.SetLogLevelResponse]:
         """SetLogLevel sets the level of one logger of this process; child processes, such as an engine's,
-        keep theirs. Answers INVALID_ARGUMENT when the level is not set or unknown, when the process
-        has no such logger, or when the root logger is told to inherit.
+        keep theirs. Ends with INVALID_ARGUMENT if the level is not set or unknown, if the process has no
+        such logger, or for INHERIT on the root logger.
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _aio.Server) -> None: ...

@@ -22,9 +22,10 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from millstream.v1 import media_pb2 as millstream_dot_v1_dot_media__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18millstream/v1/chat.proto\x12\rmillstream.v1\"\xd6\x01\n\x07Message\x12\'\n\x04role\x18\x01 \x01(\x0e\x32\x13.millstream.v1.RoleR\x04role\x12\x34\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x1a.millstream.v1.ContentPartR\x07\x63ontent\x12\x36\n\ntool_calls\x18\x03 \x03(\x0b\x32\x17.millstream.v1.ToolCallR\ttoolCalls\x12 \n\x0ctool_call_id\x18\x04 \x01(\tR\ntoolCallId\x12\x12\n\x04name\x18\x05 \x01(\tR\x04name\"+\n\x0b\x43ontentPart\x12\x14\n\x04text\x18\x01 \x01(\tH\x00R\x04textB\x06\n\x04part\"r\n\x04Tool\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12 \n\x0b\x64\x65scription\x18\x02 \x01(\tR\x0b\x64\x65scription\x12\x34\n\x16parameters_json_schema\x18\x03 \x01(\tR\x14parametersJsonSchema\"U\n\x08ToolCall\x12\x0e\n\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n\x04name\x18\x02 \x01(\tR\x04name\x12%\n\x0e\x61rguments_json\x18\x03 \x01(\tR\rargumentsJson*s\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\x12\n\x0eROLE_DEVELOPER\x10\x02\x12\r\n\tROLE_USER\x10\x03\x12\x12\n\x0eROLE_ASSISTANT\x10\x04\x12\r\n\tROLE_TOOL\x10\x05\x42^\n\x10io.millstream.v1P\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18millstream/v1/chat.proto\x12\rmillstream.v1\x1a\x19millstream/v1/media.proto\"\xd6\x01\n\x07Message\x12\'\n\x04role\x18\x01 \x01(\x0e\x32\x13.millstream.v1.RoleR\x04role\x12\x34\n\x07\x63ontent\x18\x02 \x03(\x0b\x32\x1a.millstream.v1.ContentPartR\x07\x63ontent\x12\x36\n\ntool_calls\x18\x03 \x03(\x0b\x32\x17.millstream.v1.ToolCallR\ttoolCalls\x12 \n\x0ctool_call_id\x18\x04 \x01(\tR\ntoolCallId\x12\x12\n\x04name\x18\x05 \x01(\tR\x04name\"\x87\x01\n\x0b\x43ontentPart\x12\x14\n\x04text\x18\x01 \x01(\tH\x00R\x04text\x12,\n\x05image\x18\x02 \x01(\x0b\x32\x14.millstream.v1.MediaH\x00R\x05image\x12,\n\x05video\x18\x03 \x01(\x0b\x32\x14.millstream.v1.MediaH\x00R\x05videoB\x06\n\x04part\"r\n\x04Tool\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12 \n\x0b\x64\x65scription\x18\x02 \x01(\tR\x0b\x64\x65scription\x12\x34\n\x16parameters_json_schema\x18\x03 \x01(\tR\x14parametersJsonSchema\"U\n\x08ToolCall\x12\x0e\n\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n\x04name\x18\x02 \x01(\tR\x04name\x12%\n\x0e\x61rguments_json\x18\x03 \x01(\tR\rargumentsJson*s\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_SYSTEM\x10\x01\x12\x12\n\x0eROLE_DEVELOPER\x10\x02\x12\r\n\tROLE_USER\x10\x03\x12\x12\n\x0eROLE_ASSISTANT\x10\x04\x12\r\n\tROLE_TOOL\x10\x05\x42^\n\x10io.millstream.v1P\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,14 +33,14 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'millstream.v1.chat_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020io.millstream.v1P\001ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1'
-  _globals['_ROLE']._serialized_start=508
-  _globals['_ROLE']._serialized_end=623
-  _globals['_MESSAGE']._serialized_start=44
-  _globals['_MESSAGE']._serialized_end=258
-  _globals['_CONTENTPART']._serialized_start=260
-  _globals['_CONTENTPART']._serialized_end=303
-  _globals['_TOOL']._serialized_start=305
-  _globals['_TOOL']._serialized_end=419
-  _globals['_TOOLCALL']._serialized_start=421
-  _globals['_TOOLCALL']._serialized_end=506
+  _globals['_ROLE']._serialized_start=628
+  _globals['_ROLE']._serialized_end=743
+  _globals['_MESSAGE']._serialized_start=71
+  _globals['_MESSAGE']._serialized_end=285
+  _globals['_CONTENTPART']._serialized_start=288
+  _globals['_CONTENTPART']._serialized_end=423
+  _globals['_TOOL']._serialized_start=425
+  _globals['_TOOL']._serialized_end=539
+  _globals['_TOOLCALL']._serialized_start=541
+  _globals['_TOOLCALL']._serialized_end=626
 # @@protoc_insertion_point(module_scope)

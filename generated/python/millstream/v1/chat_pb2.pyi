@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from millstream.v1 import media_pb2 as _media_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -30,7 +31,7 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     ROLE_SYSTEM: _Role.ValueType  # 1
     """The operator's instructions."""
     ROLE_DEVELOPER: _Role.ValueType  # 2
-    """The developer's instructions, for models whose template knows them; otherwise taken as SYSTEM."""
+    """The developer's instructions, for models whose template has this role; otherwise used as SYSTEM."""
     ROLE_USER: _Role.ValueType  # 3
     """The user."""
     ROLE_ASSISTANT: _Role.ValueType  # 4
@@ -39,14 +40,14 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     """A tool's result."""
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
-    """Role says who speaks."""
+    """Role is the author of a message."""
 
 ROLE_UNSPECIFIED: Role.ValueType  # 0
 """Not set; refused."""
 ROLE_SYSTEM: Role.ValueType  # 1
 """The operator's instructions."""
 ROLE_DEVELOPER: Role.ValueType  # 2
-"""The developer's instructions, for models whose template knows them; otherwise taken as SYSTEM."""
+"""The developer's instructions, for models whose template has this role; otherwise used as SYSTEM."""
 ROLE_USER: Role.ValueType  # 3
 """The user."""
 ROLE_ASSISTANT: Role.ValueType  # 4
@@ -67,14 +68,14 @@ class Message(_message.Message):
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     role: Global___Role.ValueType
-    """Who speaks."""
+    """The author."""
     tool_call_id: _builtins.str
-    """TOOL only, required there: the call this is the result of."""
+    """TOOL only, and required there: id of the call that this is the result of."""
     name: _builtins.str
-    """Optional name of the speaker or of the tool; used if the model's template does."""
+    """Optional name of the author or of the tool; used if the model's template uses it."""
     @_builtins.property
     def content(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentPart]:
-        """What is said, in order."""
+        """The content, in order."""
 
     @_builtins.property
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
@@ -104,18 +105,30 @@ class ContentPart(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    VIDEO_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text."""
+    @_builtins.property
+    def image(self) -> _media_pb2.Media:
+        """An image, for models that take images. USER and TOOL messages only."""
+
+    @_builtins.property
+    def video(self) -> _media_pb2.Media:
+        """A video, for models that take videos. USER and TOOL messages only."""
+
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
+        image: _media_pb2.Media | None = ...,
+        video: _media_pb2.Media | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "part", b"part", "text", b"text", "video", b"video"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "part", b"part", "text", b"text", "video", b"video"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["text"]  # noqa: Y015
+    _WhichOneofReturnType_part: _TypeAlias = _typing.Literal["text", "image", "video"]  # noqa: Y015
     _WhichOneofArgType_part: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_part) -> _WhichOneofReturnType_part | None: ...
 

@@ -26,8 +26,8 @@ if _version_not_supported:
 
 
 class DecodeServiceStub:
-    """DecodeService streams tokens. An AGGREGATED worker runs the prompt itself; a DECODE worker gets the
-    KV cache from a prefill worker.
+    """DecodeService generates tokens. An AGGREGATED worker runs the prompt itself; a DECODE worker gets
+    the KV cache from a prefill worker.
     """
 
     def __init__(self, channel):
@@ -44,14 +44,14 @@ class DecodeServiceStub:
 
 
 class DecodeServiceServicer:
-    """DecodeService streams tokens. An AGGREGATED worker runs the prompt itself; a DECODE worker gets the
-    KV cache from a prefill worker.
+    """DecodeService generates tokens. An AGGREGATED worker runs the prompt itself; a DECODE worker gets
+    the KV cache from a prefill worker.
     """
 
     def Decode(self, request_iterator, context):
         """Decode carries any number of requests on one stream; generation.proto states the rules. On a
-        DECODE worker each request needs the ticket its prefill leg has; the stream of tokens begins with
-        the one prefill drew.
+        DECODE worker each request needs the same ticket as its prefill leg; its first token is the one
+        that prefill drew.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -74,8 +74,8 @@ def add_DecodeServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class DecodeService:
-    """DecodeService streams tokens. An AGGREGATED worker runs the prompt itself; a DECODE worker gets the
-    KV cache from a prefill worker.
+    """DecodeService generates tokens. An AGGREGATED worker runs the prompt itself; a DECODE worker gets
+    the KV cache from a prefill worker.
     """
 
     @staticmethod

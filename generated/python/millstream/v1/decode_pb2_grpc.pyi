@@ -13,20 +13,20 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class DecodeServiceStub:
-    """DecodeService streams tokens. An AGGREGATED worker runs the prompt itself; a DECODE worker gets the
-    KV cache from a prefill worker.
+    """DecodeService generates tokens. An AGGREGATED worker runs the prompt itself; a DECODE worker gets
+    the KV cache from a prefill worker.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Decode: _aio.StreamStreamMultiCallable[_decode_pb2.DecodeRequest, _decode_pb2.DecodeResponse]
     """Decode carries any number of requests on one stream; generation.proto states the rules. On a
-    DECODE worker each request needs the ticket its prefill leg has; the stream of tokens begins with
-    the one prefill drew.
+    DECODE worker each request needs the same ticket as its prefill leg; its first token is the one
+    that prefill drew.
     """
 
 class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
-    """DecodeService streams tokens. An AGGREGATED worker runs the prompt itself; a DECODE worker gets the
-    KV cache from a prefill worker.
+    """DecodeService generates tokens. An AGGREGATED worker runs the prompt itself; a DECODE worker gets
+    the KV cache from a prefill worker.
     """
 
     @_abc_1.abstractmethod
@@ -36,8 +36,8 @@ class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_abc.AsyncIterator[_decode_pb2.DecodeRequest], _abc.AsyncIterator[_decode_pb2.DecodeResponse]],
     ) -> _abc.AsyncIterator[_decode_pb2.DecodeResponse]:
         """Decode carries any number of requests on one stream; generation.proto states the rules. On a
-        DECODE worker each request needs the ticket its prefill leg has; the stream of tokens begins with
-        the one prefill drew.
+        DECODE worker each request needs the same ticket as its prefill leg; its first token is the one
+        that prefill drew.
         """
 
 def add_DecodeServiceServicer_to_server(servicer: DecodeServiceServicer, server: _aio.Server) -> None: ...

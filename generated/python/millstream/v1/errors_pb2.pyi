@@ -35,33 +35,37 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     names the setting.
     """
     ERROR_REASON_MODEL_NOT_FOUND: _ErrorReason.ValueType  # 3
-    """NOT_FOUND: nobody serves this model; ListModels tells who is served."""
+    """NOT_FOUND: this model isn't served; ListModels lists those that are."""
     ERROR_REASON_CANCELLED: _ErrorReason.ValueType  # 4
     """CANCELLED: the caller cancelled, by message or by RPC."""
     ERROR_REASON_DEADLINE_EXCEEDED: _ErrorReason.ValueType  # 5
     """DEADLINE_EXCEEDED: the caller's deadline passed first."""
     ERROR_REASON_OVERLOADED: _ErrorReason.ValueType  # 6
-    """RESOURCE_EXHAUSTED: no room right now; retry after the delay."""
+    """RESOURCE_EXHAUSTED: no capacity now; retry after the delay."""
     ERROR_REASON_UNAVAILABLE: _ErrorReason.ValueType  # 7
-    """UNAVAILABLE: something needed is away, for a cause not listed here; retry."""
+    """UNAVAILABLE: something needed is not available, for a cause not listed here; retry."""
     ERROR_REASON_NO_WORKER: _ErrorReason.ValueType  # 8
     """UNAVAILABLE: no worker of a needed role is connected; retry."""
     ERROR_REASON_WORKER_LOST: _ErrorReason.ValueType  # 9
     """UNAVAILABLE: the connection to the worker broke while it carried this request; retry."""
     ERROR_REASON_WORKER_DRAINING: _ErrorReason.ValueType  # 10
-    """UNAVAILABLE: the worker is shutting down and takes no new requests; retry elsewhere."""
+    """UNAVAILABLE: the worker is shutting down and accepts no new requests; retry on another one."""
     ERROR_REASON_ENGINE_FAILED: _ErrorReason.ValueType  # 11
-    """UNAVAILABLE: the engine behind the worker died; retry elsewhere."""
+    """UNAVAILABLE: the worker's engine failed; retry on another one."""
     ERROR_REASON_KV_TRANSFER_FAILED: _ErrorReason.ValueType  # 12
-    """UNAVAILABLE: the KV cache did not get from prefill to decode; retry."""
+    """UNAVAILABLE: the KV cache was not transferred from prefill to decode; retry."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 13
-    """INTERNAL: a fault of the server; error_id finds it in the server's log."""
+    """INTERNAL: a bug or defect of the server; its log has details under error_id."""
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 14
-    """UNAUTHENTICATED: the call carries no credentials this server accepts, none or wrong ones."""
+    """UNAUTHENTICATED: the call has no credentials or wrong ones."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 15
-    """PERMISSION_DENIED: the server knows who calls, and that caller is not allowed to."""
+    """PERMISSION_DENIED: the caller is known, but is not allowed to call this."""
     ERROR_REASON_UNKNOWN_METHOD: _ErrorReason.ValueType  # 16
     """UNIMPLEMENTED: this server has no such method; the message names the services it has."""
+    ERROR_REASON_EMBEDDING_TRANSFER_FAILED: _ErrorReason.ValueType  # 17
+    """UNAVAILABLE: an image's or a video's embedding did not reach the worker that needed it; retry."""
+    ERROR_REASON_MEDIA_FETCH_FAILED: _ErrorReason.ValueType  # 18
+    """UNAVAILABLE: the server that an image's or a video's URL names did not deliver it; retry."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the stable, machine-readable cause of a failure. It travels as
@@ -79,33 +83,37 @@ ERROR_REASON_UNSUPPORTED_FEATURE: ErrorReason.ValueType  # 2
 names the setting.
 """
 ERROR_REASON_MODEL_NOT_FOUND: ErrorReason.ValueType  # 3
-"""NOT_FOUND: nobody serves this model; ListModels tells who is served."""
+"""NOT_FOUND: this model isn't served; ListModels lists those that are."""
 ERROR_REASON_CANCELLED: ErrorReason.ValueType  # 4
 """CANCELLED: the caller cancelled, by message or by RPC."""
 ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 5
 """DEADLINE_EXCEEDED: the caller's deadline passed first."""
 ERROR_REASON_OVERLOADED: ErrorReason.ValueType  # 6
-"""RESOURCE_EXHAUSTED: no room right now; retry after the delay."""
+"""RESOURCE_EXHAUSTED: no capacity now; retry after the delay."""
 ERROR_REASON_UNAVAILABLE: ErrorReason.ValueType  # 7
-"""UNAVAILABLE: something needed is away, for a cause not listed here; retry."""
+"""UNAVAILABLE: something needed is not available, for a cause not listed here; retry."""
 ERROR_REASON_NO_WORKER: ErrorReason.ValueType  # 8
 """UNAVAILABLE: no worker of a needed role is connected; retry."""
 ERROR_REASON_WORKER_LOST: ErrorReason.ValueType  # 9
 """UNAVAILABLE: the connection to the worker broke while it carried this request; retry."""
 ERROR_REASON_WORKER_DRAINING: ErrorReason.ValueType  # 10
-"""UNAVAILABLE: the worker is shutting down and takes no new requests; retry elsewhere."""
+"""UNAVAILABLE: the worker is shutting down and accepts no new requests; retry on another one."""
 ERROR_REASON_ENGINE_FAILED: ErrorReason.ValueType  # 11
-"""UNAVAILABLE: the engine behind the worker died; retry elsewhere."""
+"""UNAVAILABLE: the worker's engine failed; retry on another one."""
 ERROR_REASON_KV_TRANSFER_FAILED: ErrorReason.ValueType  # 12
-"""UNAVAILABLE: the KV cache did not get from prefill to decode; retry."""
+"""UNAVAILABLE: the KV cache was not transferred from prefill to decode; retry."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 13
-"""INTERNAL: a fault of the server; error_id finds it in the server's log."""
+"""INTERNAL: a bug or defect of the server; its log has details under error_id."""
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 14
-"""UNAUTHENTICATED: the call carries no credentials this server accepts, none or wrong ones."""
+"""UNAUTHENTICATED: the call has no credentials or wrong ones."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 15
-"""PERMISSION_DENIED: the server knows who calls, and that caller is not allowed to."""
+"""PERMISSION_DENIED: the caller is known, but is not allowed to call this."""
 ERROR_REASON_UNKNOWN_METHOD: ErrorReason.ValueType  # 16
 """UNIMPLEMENTED: this server has no such method; the message names the services it has."""
+ERROR_REASON_EMBEDDING_TRANSFER_FAILED: ErrorReason.ValueType  # 17
+"""UNAVAILABLE: an image's or a video's embedding did not reach the worker that needed it; retry."""
+ERROR_REASON_MEDIA_FETCH_FAILED: ErrorReason.ValueType  # 18
+"""UNAVAILABLE: the server that an image's or a video's URL names did not deliver it; retry."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
@@ -119,7 +127,7 @@ class FieldViolation(_message.Message):
     field: _builtins.str
     """Path from the request's root, as in google.rpc.BadRequest: `messages[2].role`."""
     description: _builtins.str
-    """What is wrong with it and what would be right."""
+    """What is wrong with it, and what is allowed."""
     def __init__(
         self,
         *,
@@ -137,8 +145,8 @@ Global___FieldViolation: _TypeAlias = FieldViolation  # noqa: Y015
 @_typing.final
 class RequestError(_message.Message):
     """RequestError is the failure of one request on a stream that carries many. It ends that request
-    and nothing else. It says what `google.rpc.Status` with ErrorInfo, BadRequest and RetryInfo says
-    when an RPC carries a single request.
+    and nothing else. It has the same content as `google.rpc.Status` with ErrorInfo, BadRequest and
+    RetryInfo has for an RPC with a single request.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -155,14 +163,14 @@ class RequestError(_message.Message):
     reason: Global___ErrorReason.ValueType
     """Stable cause."""
     message: _builtins.str
-    """A sentence for the caller's developer. Holds no paths, addresses or upstream exception text."""
+    """A sentence for the caller's developer, without paths, addresses or upstream exception text."""
     retryable: _builtins.bool
-    """True when the same request may succeed if sent again, elsewhere or later."""
+    """True if the same request may succeed when sent again, later or to another server."""
     error_id: _builtins.str
     """Opaque id of the server's log line, when code is INTERNAL."""
     @_builtins.property
     def retry_delay(self) -> _duration_pb2.Duration:
-        """How long to wait before retrying; unset when there is nothing to wait for."""
+        """How long to wait before a retry; unset if no wait is needed."""
 
     @_builtins.property
     def violations(self) -> _containers.RepeatedCompositeFieldContainer[Global___FieldViolation]:

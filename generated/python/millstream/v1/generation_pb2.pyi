@@ -11,6 +11,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from millstream.v1 import errors_pb2 as _errors_pb2
 from millstream.v1 import kv_transfer_pb2 as _kv_transfer_pb2
+from millstream.v1 import media_pb2 as _media_pb2
 from millstream.v1 import sampling_pb2 as _sampling_pb2
 from millstream.v1 import usage_pb2 as _usage_pb2
 import builtins as _builtins
@@ -31,9 +32,9 @@ class _FinishReason:
 class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishReason.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     FINISH_REASON_UNSPECIFIED: _FinishReason.ValueType  # 0
-    """Not set: the generation goes on."""
+    """Not set: the generation runs."""
     FINISH_REASON_STOP: _FinishReason.ValueType  # 1
-    """The model ended its turn, or a stop token or stop string was met; see MatchedStop."""
+    """The model ended its turn, or a stop token or stop string matched; see MatchedStop."""
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
     """max_new_tokens were generated, or the context is full."""
     FINISH_REASON_TOOL_CALLS: _FinishReason.ValueType  # 3
@@ -41,15 +42,15 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_CONTENT_FILTER: _FinishReason.ValueType  # 4
     """Withheld by a content filter."""
     FINISH_REASON_CANCELLED: _FinishReason.ValueType  # 5
-    """Ended by a cancel message; what was generated until then was sent."""
+    """Ended by a cancel message; tokens generated before were sent."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper):
-    """FinishReason says why a generation ended. A failed one has none: it ends in an error."""
+    """FinishReason is why a generation ended. A failed one has none: it ends with an error."""
 
 FINISH_REASON_UNSPECIFIED: FinishReason.ValueType  # 0
-"""Not set: the generation goes on."""
+"""Not set: the generation runs."""
 FINISH_REASON_STOP: FinishReason.ValueType  # 1
-"""The model ended its turn, or a stop token or stop string was met; see MatchedStop."""
+"""The model ended its turn, or a stop token or stop string matched; see MatchedStop."""
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """max_new_tokens were generated, or the context is full."""
 FINISH_REASON_TOOL_CALLS: FinishReason.ValueType  # 3
@@ -57,12 +58,12 @@ FINISH_REASON_TOOL_CALLS: FinishReason.ValueType  # 3
 FINISH_REASON_CONTENT_FILTER: FinishReason.ValueType  # 4
 """Withheld by a content filter."""
 FINISH_REASON_CANCELLED: FinishReason.ValueType  # 5
-"""Ended by a cancel message; what was generated until then was sent."""
+"""Ended by a cancel message; tokens generated before were sent."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
 class MatchedStop(_message.Message):
-    """MatchedStop says what ended a generation with FINISH_REASON_STOP."""
+    """MatchedStop is what ended a generation with FINISH_REASON_STOP."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -90,8 +91,8 @@ Global___MatchedStop: _TypeAlias = MatchedStop  # noqa: Y015
 
 @_typing.final
 class TraceContext(_message.Message):
-    """TraceContext carries W3C trace context of one request, since metadata belongs to a whole RPC and a
-    worker stream carries many requests.
+    """TraceContext is the W3C trace context of one request: metadata belongs to a whole RPC, but a worker
+    stream carries many requests.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -125,10 +126,10 @@ class StartGeneration(_message.Message):
     """---- One stream, many requests -------------------------------------------------------------------
 
     PrefillService.Prefill and DecodeService.Decode are long-lived bidi streams, one per
-    Processor–worker pair. Up go StartGeneration and CancelGeneration; down come StepFrames. A request
-    lives in a *slot*, a small number the caller picks. The caller MUST NOT reuse a slot before it has
-    seen the slot's terminal entry: exactly one, in StepFrame.finishes or StepFrame.errors. When the
-    stream ends, every slot still open is lost, and the worker aborts it.
+    Processor–worker pair. The caller sends StartGeneration and CancelGeneration, the worker StepFrames.
+    A request uses a *slot*, a small number chosen by the caller. The caller MUST NOT reuse a slot before
+    it has received the slot's terminal entry: exactly one, in StepFrame.finishes or StepFrame.errors.
+    When the stream ends, the worker aborts the requests of all open slots.
 
     StartGeneration starts one request in a slot.
     """
@@ -143,6 +144,7 @@ class StartGeneration(_message.Message):
     TICKET_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
+    MEDIA_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """Slot, below 1,048,576, not in use on this stream."""
     request_id: _builtins.str
@@ -153,7 +155,7 @@ class StartGeneration(_message.Message):
 
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
-        """How to draw tokens. A prefill worker draws one token with it and keeps that to itself."""
+        """How to draw tokens. A prefill worker draws one token, which it doesn't send."""
 
     @_builtins.property
     def logprobs(self) -> _sampling_pb2.LogprobOptions:
@@ -161,7 +163,7 @@ class StartGeneration(_message.Message):
 
     @_builtins.property
     def ticket(self) -> _kv_transfer_pb2.KvHandoffTicket:
-        """Where prefill and decode meet. A PREFILL or DECODE worker requires it; an AGGREGATED one
+        """The ticket of the hand-off. A PREFILL or DECODE worker requires it; an AGGREGATED one
         refuses it.
         """
 
@@ -172,7 +174,13 @@ class StartGeneration(_message.Message):
     @_builtins.property
     def timeout(self) -> _duration_pb2.Duration:
         """Time left until the caller's deadline; unset: none. The worker ends the request with
-        DEADLINE_EXCEEDED when it has passed. A span, not a time of day: clocks differ.
+        DEADLINE_EXCEEDED when it has passed. A duration, not a time of day: clocks differ.
+        """
+
+    @_builtins.property
+    def media(self) -> _containers.RepeatedCompositeFieldContainer[_media_pb2.MediaItem]:
+        """The prompt's images and videos, in the order of their first placeholder. Their placeholders in
+        token_ids are expanded: as many as the item has tokens.
         """
 
     def __init__(
@@ -186,10 +194,11 @@ class StartGeneration(_message.Message):
         ticket: _kv_transfer_pb2.KvHandoffTicket | None = ...,
         trace: Global___TraceContext | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
+        media: _abc.Iterable[_media_pb2.MediaItem] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "sampling", b"sampling", "ticket", b"ticket", "timeout", b"timeout", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "request_id", b"request_id", "sampling", b"sampling", "slot", b"slot", "ticket", b"ticket", "timeout", b"timeout", "token_ids", b"token_ids", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "media", b"media", "request_id", b"request_id", "sampling", b"sampling", "slot", b"slot", "ticket", b"ticket", "timeout", b"timeout", "token_ids", b"token_ids", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -198,8 +207,8 @@ Global___StartGeneration: _TypeAlias = StartGeneration  # noqa: Y015
 @_typing.final
 class CancelGeneration(_message.Message):
     """CancelGeneration stops the request in a slot, at any stage, before its first token too. The slot
-    ends with FINISH_REASON_CANCELLED, or with whatever ended it first. Cancelling a slot that isn't in
-    use does nothing: its end and the cancel crossed on the way.
+    ends with FINISH_REASON_CANCELLED, or as it ended before that. Cancelling a slot that isn't in use
+    has no effect: the slot may have ended while the cancel was on the way.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -221,8 +230,40 @@ class CancelGeneration(_message.Message):
 Global___CancelGeneration: _TypeAlias = CancelGeneration  # noqa: Y015
 
 @_typing.final
+class GenerationControl(_message.Message):
+    """GenerationControl is one of several controls in a message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    CANCEL_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def start(self) -> Global___StartGeneration:
+        """Start a request."""
+
+    @_builtins.property
+    def cancel(self) -> Global___CancelGeneration:
+        """Stop a request."""
+
+    def __init__(
+        self,
+        *,
+        start: Global___StartGeneration | None = ...,
+        cancel: Global___CancelGeneration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "control", b"control", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "control", b"control", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_control: _TypeAlias = _typing.Literal["start", "cancel"]  # noqa: Y015
+    _WhichOneofArgType_control: _TypeAlias = _typing.Literal["control", b"control"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_control) -> _WhichOneofReturnType_control | None: ...
+
+Global___GenerationControl: _TypeAlias = GenerationControl  # noqa: Y015
+
+@_typing.final
 class StepFrame(_message.Message):
-    """StepFrame is what one engine step (or a few, when the reader lags) brought to all of a stream's
+    """StepFrame has the output of one engine step (or several, for a slow reader) for all of a stream's
     requests, in columns: one message, not one per token. A plain decode step of 256 requests is two
     packed arrays.
     """
@@ -240,15 +281,15 @@ class StepFrame(_message.Message):
     sequence: _builtins.int
     """1 for a stream's first frame, then rising by one."""
     draining: _builtins.bool
-    """The worker is shutting down: the caller MUST start nothing more on this stream, and SHOULD close its
-    sending side as soon as nothing of its own is open; the worker then ends the stream. What runs goes
-    on to its end, and starts that crossed this message on the way are taken. Sent once. On a stream
+    """The worker is shutting down: the caller MUST NOT start new requests on this stream, and SHOULD close
+    its sending side once none of its requests is open; the worker then ends the stream. Running requests
+    continue, and starts sent before this message was received are accepted. Sent once. On a stream
     opened after the shutdown began, starts end with WORKER_DRAINING.
     """
     @_builtins.property
     def slots(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Entry i says that slot slots[i] got new tokens. A slot may have several entries; their order is
-        the order of its tokens.
+        """Entry i means that slot slots[i] has new tokens. A slot may have several entries, in the order of
+        its tokens.
         """
 
     @_builtins.property
@@ -257,17 +298,15 @@ class StepFrame(_message.Message):
 
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The new tokens of all entries, concatenated in the order of `slots`. Disjoint deltas, never
-        cumulative.
-        """
+        """The new tokens of all entries, concatenated in the order of `slots`; each token is sent once."""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotLogprobs]:
-        """Logprobs of the tokens above, for the slots that asked for them."""
+        """Logprobs of these tokens, for the slots that requested them."""
 
     @_builtins.property
     def finishes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotFinish]:
-        """Slots that ended well. A slot's last tokens are in the same frame or an earlier one."""
+        """Slots that ended without an error. A slot's last tokens are in the same frame or an earlier one."""
 
     @_builtins.property
     def errors(self) -> _containers.RepeatedCompositeFieldContainer[Global___SlotError]:
@@ -309,14 +348,14 @@ class SlotFinish(_message.Message):
     reason: Global___FinishReason.ValueType
     """Why."""
     matched_token_id: _builtins.int
-    """The EOS or stop token met, when reason is STOP; it is the last of the slot's tokens."""
+    """The EOS or stop token that matched, if reason is STOP; it is the last of the slot's tokens."""
     @_builtins.property
     def usage(self) -> _usage_pb2.Usage:
-        """What the request used."""
+        """The request's token counts."""
 
     @_builtins.property
     def prompt_logprobs(self) -> Global___TokenLogprobs:
-        """The prompt's logprobs, when asked for."""
+        """The prompt's logprobs, if requested."""
 
     def __init__(
         self,
@@ -367,7 +406,7 @@ Global___SlotError: _TypeAlias = SlotError  # noqa: Y015
 
 @_typing.final
 class SlotLogprobs(_message.Message):
-    """SlotLogprobs carries logprobs of one slot's new tokens."""
+    """SlotLogprobs has the logprobs of one slot's new tokens."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -396,7 +435,7 @@ Global___SlotLogprobs: _TypeAlias = SlotLogprobs  # noqa: Y015
 @_typing.final
 class TokenLogprobs(_message.Message):
     """TokenLogprobs are logprobs in columns. Natural log; NaN where there is none (a prompt's first
-    token).
+    token, and the placeholders of its media).
     """
 
     DESCRIPTOR: _descriptor.Descriptor

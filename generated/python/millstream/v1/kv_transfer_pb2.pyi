@@ -19,9 +19,9 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class KvHandoffTicket(_message.Message):
-    """KvHandoffTicket lets one prefill and one decode worker meet and move one request's KV cache. The
-    Processor mints it and sends the same ticket to both, at the same time. Workers check the
-    signature and the expiry, and accept a room once. It is never taken from a public client.
+    """KvHandoffTicket lets one prefill and one decode worker transfer one request's KV cache. The
+    Processor signs it and sends the same ticket to both, at the same time. Workers check the
+    signature and the expiry, and accept a room once. It is never accepted from a public client.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -37,7 +37,7 @@ class KvHandoffTicket(_message.Message):
     bootstrap_port: _builtins.int
     """Port of that endpoint."""
     room: _builtins.int
-    """The meeting's number: 63 random bits, never reused. (Two requests in one room crash engines.)"""
+    """The transfer's number: 63 random bits, never reused. (Two requests in one room crash engines.)"""
     prefill_dp_rank: _builtins.int
     """Data-parallel rank of the prefill engine that holds the cache; unset when it has only one."""
     signature: _builtins.bytes
@@ -48,7 +48,7 @@ class KvHandoffTicket(_message.Message):
     """
     @_builtins.property
     def expires_at(self) -> _timestamp_pb2.Timestamp:
-        """A worker refuses the ticket after this."""
+        """Workers refuse the ticket after this time."""
 
     def __init__(
         self,

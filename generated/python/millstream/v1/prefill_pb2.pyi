@@ -3,8 +3,10 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from millstream.v1 import generation_pb2 as _generation_pb2
 import builtins as _builtins
 import sys
@@ -19,12 +21,13 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class PrefillRequest(_message.Message):
-    """PrefillRequest is one control message to the worker."""
+    """PrefillRequest is one control message to the worker, or several at once."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     START_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    CONTROLS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def start(self) -> _generation_pb2.StartGeneration:
         """Start a request."""
@@ -33,15 +36,23 @@ class PrefillRequest(_message.Message):
     def cancel(self) -> _generation_pb2.CancelGeneration:
         """Stop a request."""
 
+    @_builtins.property
+    def controls(self) -> _containers.RepeatedCompositeFieldContainer[_generation_pb2.GenerationControl]:
+        """Several controls, processed in this order, instead of `control`: fewer messages take less CPU time.
+        Only for workers whose WorkerInfo.batched_controls is true; a message that also sets `control` is
+        refused.
+        """
+
     def __init__(
         self,
         *,
         start: _generation_pb2.StartGeneration | None = ...,
         cancel: _generation_pb2.CancelGeneration | None = ...,
+        controls: _abc.Iterable[_generation_pb2.GenerationControl] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "control", b"control", "start", b"start"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "control", b"control", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "control", b"control", "controls", b"controls", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_control: _TypeAlias = _typing.Literal["start", "cancel"]  # noqa: Y015
     _WhichOneofArgType_control: _TypeAlias = _typing.Literal["control", b"control"]  # noqa: Y015

@@ -48,9 +48,9 @@ class PrefillServiceServicer:
 
     def Prefill(self, request_iterator, context):
         """Prefill carries any number of requests on one stream; generation.proto states the rules. Each
-        request needs a ticket, whose decode leg runs at the same time elsewhere. No token is returned:
-        the slot ends with FINISH_REASON_LENGTH and usage (cached_tokens among it) once the KV cache has
-        been taken over by the decode worker.
+        request needs a ticket; a decode worker runs its decode leg at the same time. No token is returned:
+        the slot ends with FINISH_REASON_LENGTH and usage (including cached_tokens) once the decode worker
+        has received the KV cache.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -18,9 +18,9 @@ class PrefillServiceStub:
     def __init__(self, channel: _aio.Channel) -> None: ...
     Prefill: _aio.StreamStreamMultiCallable[_prefill_pb2.PrefillRequest, _prefill_pb2.PrefillResponse]
     """Prefill carries any number of requests on one stream; generation.proto states the rules. Each
-    request needs a ticket, whose decode leg runs at the same time elsewhere. No token is returned:
-    the slot ends with FINISH_REASON_LENGTH and usage (cached_tokens among it) once the KV cache has
-    been taken over by the decode worker.
+    request needs a ticket; a decode worker runs its decode leg at the same time. No token is returned:
+    the slot ends with FINISH_REASON_LENGTH and usage (including cached_tokens) once the decode worker
+    has received the KV cache.
     """
 
 class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -33,9 +33,9 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_abc.AsyncIterator[_prefill_pb2.PrefillRequest], _abc.AsyncIterator[_prefill_pb2.PrefillResponse]],
     ) -> _abc.AsyncIterator[_prefill_pb2.PrefillResponse]:
         """Prefill carries any number of requests on one stream; generation.proto states the rules. Each
-        request needs a ticket, whose decode leg runs at the same time elsewhere. No token is returned:
-        the slot ends with FINISH_REASON_LENGTH and usage (cached_tokens among it) once the KV cache has
-        been taken over by the decode worker.
+        request needs a ticket; a decode worker runs its decode leg at the same time. No token is returned:
+        the slot ends with FINISH_REASON_LENGTH and usage (including cached_tokens) once the decode worker
+        has received the KV cache.
         """
 
 def add_PrefillServiceServicer_to_server(servicer: PrefillServiceServicer, server: _aio.Server) -> None: ...

@@ -25,12 +25,13 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from millstream.v1 import chat_pb2 as millstream_dot_v1_dot_chat__pb2
 from millstream.v1 import generation_pb2 as millstream_dot_v1_dot_generation__pb2
+from millstream.v1 import media_pb2 as millstream_dot_v1_dot_media__pb2
 from millstream.v1 import sampling_pb2 as millstream_dot_v1_dot_sampling__pb2
 from millstream.v1 import usage_pb2 as millstream_dot_v1_dot_usage__pb2
 from millstream.v1 import worker_pb2 as millstream_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dmillstream/v1/processor.proto\x12\rmillstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18millstream/v1/chat.proto\x1a\x1emillstream/v1/generation.proto\x1a\x1cmillstream/v1/sampling.proto\x1a\x19millstream/v1/usage.proto\x1a\x1amillstream/v1/worker.proto\"\x89\x03\n\x11GenerationOptions\x12\x39\n\x08sampling\x18\x01 \x01(\x0b\x32\x1d.millstream.v1.SamplingParamsR\x08sampling\x12\x12\n\x04stop\x18\x02 \x03(\tR\x04stop\x12\x11\n\x01n\x18\x03 \x01(\rH\x00R\x01n\x88\x01\x01\x12\x39\n\x08logprobs\x18\x04 \x01(\x0b\x32\x1d.millstream.v1.LogprobOptionsR\x08logprobs\x12<\n\x0cmin_interval\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationR\x0bminInterval\x12(\n\x10return_token_ids\x18\x06 \x01(\x08R\x0ereturnTokenIds\x12\x34\n\x16include_special_tokens\x18\x07 \x01(\x08R\x14includeSpecialTokens\x12\x33\n\x08priority\x18\x08 \x01(\x0e\x32\x17.millstream.v1.PriorityR\x08priorityB\x04\n\x02_n\"\xf8\x01\n\x0b\x43hatRequest\x12\x30\n\x05start\x18\x01 \x01(\x0b\x32\x18.millstream.v1.ChatStartH\x00R\x05start\x12\x36\n\tuser_turn\x18\x02 \x01(\x0b\x32\x17.millstream.v1.UserTurnH\x00R\x08userTurn\x12?\n\x0ctool_results\x18\x03 \x01(\x0b\x32\x1a.millstream.v1.ToolResultsH\x00R\x0btoolResults\x12\x33\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x19.millstream.v1.CancelTurnH\x00R\x06\x63\x61ncelB\t\n\x07message\"\xdb\x01\n\tChatStart\x12\x14\n\x05model\x18\x01 \x01(\tR\x05model\x12\x32\n\x08messages\x18\x02 \x03(\x0b\x32\x16.millstream.v1.MessageR\x08messages\x12)\n\x05tools\x18\x03 \x03(\x0b\x32\x13.millstream.v1.ToolR\x05tools\x12:\n\x07options\x18\x04 \x01(\x0b\x32 .millstream.v1.GenerationOptionsR\x07options\x12\x1d\n\nrequest_id\x18\x05 \x01(\tR\trequestId\"|\n\x08UserTurn\x12\x34\n\x07\x63ontent\x18\x01 \x03(\x0b\x32\x1a.millstream.v1.ContentPartR\x07\x63ontent\x12:\n\x07options\x18\x02 \x01(\x0b\x32 .millstream.v1.GenerationOptionsR\x07options\"A\n\x0bToolResults\x12\x32\n\x08messages\x18\x01 \x03(\x0b\x32\x16.millstream.v1.MessageR\x08messages\".\n\nCancelTurn\x12\x17\n\x04turn\x18\x01 \x01(\rH\x00R\x04turn\x88\x01\x01\x42\x07\n\x05_turn\"\xc7\x01\n\x0c\x43hatResponse\x12\x12\n\x04turn\x18\x01 \x01(\rR\x04turn\x12\x34\n\x07started\x18\x02 \x01(\x0b\x32\x1a.millstream.v1.TurnStartedR\x07started\x12\x34\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x1a.millstream.v1.ChoiceDeltaR\x07\x63hoices\x12\x37\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x1b.millstream.v1.TurnFinishedR\x08\x66inished\"B\n\x0bTurnStarted\x12\x1d\n\nrequest_id\x18\x01 \x01(\tR\trequestId\x12\x14\n\x05model\x18\x02 \x01(\tR\x05model\"\xaf\x02\n\x0b\x43hoiceDelta\x12\x14\n\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n\x04text\x18\x02 \x01(\tR\x04text\x12\x1f\n\x0btoken_count\x18\x03 \x01(\rR\ntokenCount\x12\x1b\n\ttoken_ids\x18\x04 \x03(\rR\x08tokenIds\x12\x37\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1b.millstream.v1.TokenLogprobR\x08logprobs\x12@\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x1b.millstream.v1.FinishReasonR\x0c\x66inishReason\x12=\n\x0cmatched_stop\x18\x07 \x01(\x0b\x32\x1a.millstream.v1.MatchedStopR\x0bmatchedStop\"\xa7\x01\n\x0cTokenLogprob\x12\x19\n\x08token_id\x18\x01 \x01(\rR\x07tokenId\x12\x12\n\x04text\x18\x02 \x01(\tR\x04text\x12\x1f\n\x0btoken_bytes\x18\x03 \x01(\x0cR\ntokenBytes\x12\x18\n\x07logprob\x18\x04 \x01(\x02R\x07logprob\x12-\n\x03top\x18\x05 \x03(\x0b\x32\x1b.millstream.v1.TokenLogprobR\x03top\"\xd3\x01\n\x0cTurnFinished\x12*\n\x05usage\x18\x01 \x01(\x0b\x32\x14.millstream.v1.UsageR\x05usage\x12\x44\n\x0fprompt_logprobs\x18\x02 \x03(\x0b\x32\x1b.millstream.v1.TokenLogprobR\x0epromptLogprobs\x12Q\n\x17longest_pacing_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationR\x15longestPacingInterval\"\xda\x01\n\x0f\x43ompleteRequest\x12\x14\n\x05model\x18\x01 \x01(\tR\x05model\x12\x14\n\x04text\x18\x02 \x01(\tH\x00R\x04text\x12\x36\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x17.millstream.v1.TokenIdsH\x00R\x08tokenIds\x12:\n\x07options\x18\x04 \x01(\x0b\x32 .millstream.v1.GenerationOptionsR\x07options\x12\x1d\n\nrequest_id\x18\x05 \x01(\tR\trequestIdB\x08\n\x06prompt\"\xb7\x01\n\x10\x43ompleteResponse\x12\x34\n\x07started\x18\x01 \x01(\x0b\x32\x1a.millstream.v1.TurnStartedR\x07started\x12\x34\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x1a.millstream.v1.ChoiceDeltaR\x07\x63hoices\x12\x37\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1b.millstream.v1.TurnFinishedR\x08\x66inished\"\x1c\n\x08TokenIds\x12\x10\n\x03ids\x18\x01 \x03(\rR\x03ids\"m\n\x0c\x43onversation\x12\x32\n\x08messages\x18\x01 \x03(\x0b\x32\x16.millstream.v1.MessageR\x08messages\x12)\n\x05tools\x18\x02 \x03(\x0b\x32\x13.millstream.v1.ToolR\x05tools\"\xb5\x01\n\x0fTokenizeRequest\x12\x14\n\x05model\x18\x01 \x01(\tR\x05model\x12\x14\n\x04text\x18\x02 \x01(\tH\x00R\x04text\x12\x41\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32\x1b.millstream.v1.ConversationH\x00R\x0c\x63onversation\x12*\n\x11no_special_tokens\x18\x04 \x01(\x08R\x0fnoSpecialTokensB\x07\n\x05input\"X\n\x10TokenizeResponse\x12\x1b\n\ttoken_ids\x18\x01 \x03(\rR\x08tokenIds\x12\'\n\x0frendered_prompt\x18\x02 \x01(\tR\x0erenderedPrompt\"|\n\x11\x44\x65tokenizeRequest\x12\x14\n\x05model\x18\x01 \x01(\tR\x05model\x12\x1b\n\ttoken_ids\x18\x02 \x03(\rR\x08tokenIds\x12\x34\n\x16include_special_tokens\x18\x03 \x01(\x08R\x14includeSpecialTokens\"(\n\x12\x44\x65tokenizeResponse\x12\x12\n\x04text\x18\x01 \x01(\tR\x04text\"\x13\n\x11ListModelsRequest\"B\n\x12ListModelsResponse\x12,\n\x06models\x18\x01 \x03(\x0b\x32\x14.millstream.v1.ModelR\x06models\"\xa3\x01\n\x05Model\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n\x05ready\x18\x02 \x01(\x08R\x05ready\x12%\n\x0e\x63ontext_length\x18\x03 \x01(\rR\rcontextLength\x12\x35\n\x07workers\x18\x04 \x03(\x0b\x32\x1b.millstream.v1.ModelWorkersR\x07workers\x12\x12\n\x04\x63hat\x18\x05 \x01(\x08R\x04\x63hat\"[\n\x0cModelWorkers\x12-\n\x04role\x18\x01 \x01(\x0e\x32\x19.millstream.v1.WorkerRoleR\x04role\x12\x1c\n\tconnected\x18\x02 \x01(\rR\tconnected*^\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x10\n\x0cPRIORITY_LOW\x10\x01\x12\x13\n\x0fPRIORITY_NORMAL\x10\x02\x12\x11\n\rPRIORITY_HIGH\x10\x03\x32\x99\x03\n\x10ProcessorService\x12\x43\n\x04\x43hat\x12\x1a.millstream.v1.ChatRequest\x1a\x1b.millstream.v1.ChatResponse(\x01\x30\x01\x12M\n\x08\x43omplete\x12\x1e.millstream.v1.CompleteRequest\x1a\x1f.millstream.v1.CompleteResponse0\x01\x12K\n\x08Tokenize\x12\x1e.millstream.v1.TokenizeRequest\x1a\x1f.millstream.v1.TokenizeResponse\x12Q\n\nDetokenize\x12 .millstream.v1.DetokenizeRequest\x1a!.millstream.v1.DetokenizeResponse\x12Q\n\nListModels\x12 .millstream.v1.ListModelsRequest\x1a!.millstream.v1.ListModelsResponseB^\n\x10io.millstream.v1P\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dmillstream/v1/processor.proto\x12\rmillstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18millstream/v1/chat.proto\x1a\x1emillstream/v1/generation.proto\x1a\x19millstream/v1/media.proto\x1a\x1cmillstream/v1/sampling.proto\x1a\x19millstream/v1/usage.proto\x1a\x1amillstream/v1/worker.proto\"\x89\x03\n\x11GenerationOptions\x12\x39\n\x08sampling\x18\x01 \x01(\x0b\x32\x1d.millstream.v1.SamplingParamsR\x08sampling\x12\x12\n\x04stop\x18\x02 \x03(\tR\x04stop\x12\x11\n\x01n\x18\x03 \x01(\rH\x00R\x01n\x88\x01\x01\x12\x39\n\x08logprobs\x18\x04 \x01(\x0b\x32\x1d.millstream.v1.LogprobOptionsR\x08logprobs\x12<\n\x0cmin_interval\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationR\x0bminInterval\x12(\n\x10return_token_ids\x18\x06 \x01(\x08R\x0ereturnTokenIds\x12\x34\n\x16include_special_tokens\x18\x07 \x01(\x08R\x14includeSpecialTokens\x12\x33\n\x08priority\x18\x08 \x01(\x0e\x32\x17.millstream.v1.PriorityR\x08priorityB\x04\n\x02_n\"\xb6\x02\n\x0b\x43hatRequest\x12\x30\n\x05start\x18\x01 \x01(\x0b\x32\x18.millstream.v1.ChatStartH\x00R\x05start\x12\x36\n\tuser_turn\x18\x02 \x01(\x0b\x32\x17.millstream.v1.UserTurnH\x00R\x08userTurn\x12?\n\x0ctool_results\x18\x03 \x01(\x0b\x32\x1a.millstream.v1.ToolResultsH\x00R\x0btoolResults\x12\x33\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x19.millstream.v1.CancelTurnH\x00R\x06\x63\x61ncel\x12<\n\x0bmedia_chunk\x18\x05 \x01(\x0b\x32\x19.millstream.v1.MediaChunkH\x00R\nmediaChunkB\t\n\x07message\"\xdb\x01\n\tChatStart\x12\x14\n\x05model\x18\x01 \x01(\tR\x05model\x12\x32\n\x08messages\x18\x02 \x03(\x0b\x32\x16.millstream.v1.MessageR\x08messages\x12)\n\x05tools\x18\x03 \x03(\x0b\x32\x13.millstream.v1.ToolR\x05tools\x12:\n\x07options\x18\x04 \x01(\x0b\x32 .millstream.v1.GenerationOptionsR\x07options\x12\x1d\n\nrequest_id\x18\x05 \x01(\tR\trequestId\"|\n\x08UserTurn\x12\x34\n\x07\x63ontent\x18\x01 \x03(\x0b\x32\x1a.millstream.v1.ContentPartR\x07\x63ontent\x12:\n\x07options\x18\x02 \x01(\x0b\x32 .millstream.v1.GenerationOptionsR\x07options\"A\n\x0bToolResults\x12\x32\n\x08messages\x18\x01 \x03(\x0b\x32\x16.millstream.v1.MessageR\x08messages\".\n\nCancelTurn\x12\x17\n\x04turn\x18\x01 \x01(\rH\x00R\x04turn\x88\x01\x01\x42\x07\n\x05_turn\"\xc7\x01\n\x0c\x43hatResponse\x12\x12\n\x04turn\x18\x01 \x01(\rR\x04turn\x12\x34\n\x07started\x18\x02 \x01(\x0b\x32\x1a.millstream.v1.TurnStartedR\x07started\x12\x34\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x1a.millstream.v1.ChoiceDeltaR\x07\x63hoices\x12\x37\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x1b.millstream.v1.TurnFinishedR\x08\x66inished\"B\n\x0bTurnStarted\x12\x1d\n\nrequest_id\x18\x01 \x01(\tR\trequestId\x12\x14\n\x05model\x18\x02 \x01(\tR\x05model\"\xaf\x02\n\x0b\x43hoiceDelta\x12\x14\n\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n\x04text\x18\x02 \x01(\tR\x04text\x12\x1f\n\x0btoken_count\x18\x03 \x01(\rR\ntokenCount\x12\x1b\n\ttoken_ids\x18\x04 \x03(\rR\x08tokenIds\x12\x37\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1b.millstream.v1.TokenLogprobR\x08logprobs\x12@\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x1b.millstream.v1.FinishReasonR\x0c\x66inishReason\x12=\n\x0cmatched_stop\x18\x07 \x01(\x0b\x32\x1a.millstream.v1.MatchedStopR\x0bmatchedStop\"\xa7\x01\n\x0cTokenLogprob\x12\x19\n\x08token_id\x18\x01 \x01(\rR\x07tokenId\x12\x12\n\x04text\x18\x02 \x01(\tR\x04text\x12\x1f\n\x0btoken_bytes\x18\x03 \x01(\x0cR\ntokenBytes\x12\x18\n\x07logprob\x18\x04 \x01(\x02R\x07logprob\x12-\n\x03top\x18\x05 \x03(\x0b\x32\x1b.millstream.v1.TokenLogprobR\x03top\"\xd3\x01\n\x0cTurnFinished\x12*\n\x05usage\x18\x01 \x01(\x0b\x32\x14.millstream.v1.UsageR\x05usage\x12\x44\n\x0fprompt_logprobs\x18\x02 \x03(\x0b\x32\x1b.millstream.v1.TokenLogprobR\x0epromptLogprobs\x12Q\n\x17longest_pacing_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationR\x15longestPacingInterval\"\xda\x01\n\x0f\x43ompleteRequest\x12\x14\n\x05model\x18\x01 \x01(\tR\x05model\x12\x14\n\x04text\x18\x02 \x01(\tH\x00R\x04text\x12\x36\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x17.millstream.v1.TokenIdsH\x00R\x08tokenIds\x12:\n\x07options\x18\x04 \x01(\x0b\x32 .millstream.v1.GenerationOptionsR\x07options\x12\x1d\n\nrequest_id\x18\x05 \x01(\tR\trequestIdB\x08\n\x06prompt\"\xb7\x01\n\x10\x43ompleteResponse\x12\x34\n\x07started\x18\x01 \x01(\x0b\x32\x1a.millstream.v1.TurnStartedR\x07started\x12\x34\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x1a.millstream.v1.ChoiceDeltaR\x07\x63hoices\x12\x37\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1b.millstream.v1.TurnFinishedR\x08\x66inished\"\x1c\n\x08TokenIds\x12\x10\n\x03ids\x18\x01 \x03(\rR\x03ids\"m\n\x0c\x43onversation\x12\x32\n\x08messages\x18\x01 \x03(\x0b\x32\x16.millstream.v1.MessageR\x08messages\x12)\n\x05tools\x18\x02 \x03(\x0b\x32\x13.millstream.v1.ToolR\x05tools\"\xb5\x01\n\x0fTokenizeRequest\x12\x14\n\x05model\x18\x01 \x01(\tR\x05model\x12\x14\n\x04text\x18\x02 \x01(\tH\x00R\x04text\x12\x41\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32\x1b.millstream.v1.ConversationH\x00R\x0c\x63onversation\x12*\n\x11no_special_tokens\x18\x04 \x01(\x08R\x0fnoSpecialTokensB\x07\n\x05input\"X\n\x10TokenizeResponse\x12\x1b\n\ttoken_ids\x18\x01 \x03(\rR\x08tokenIds\x12\'\n\x0frendered_prompt\x18\x02 \x01(\tR\x0erenderedPrompt\"|\n\x11\x44\x65tokenizeRequest\x12\x14\n\x05model\x18\x01 \x01(\tR\x05model\x12\x1b\n\ttoken_ids\x18\x02 \x03(\rR\x08tokenIds\x12\x34\n\x16include_special_tokens\x18\x03 \x01(\x08R\x14includeSpecialTokens\"(\n\x12\x44\x65tokenizeResponse\x12\x12\n\x04text\x18\x01 \x01(\tR\x04text\"\x13\n\x11ListModelsRequest\"B\n\x12ListModelsResponse\x12,\n\x06models\x18\x01 \x03(\x0b\x32\x14.millstream.v1.ModelR\x06models\"\xdc\x01\n\x05Model\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n\x05ready\x18\x02 \x01(\x08R\x05ready\x12%\n\x0e\x63ontext_length\x18\x03 \x01(\rR\rcontextLength\x12\x35\n\x07workers\x18\x04 \x03(\x0b\x32\x1b.millstream.v1.ModelWorkersR\x07workers\x12\x12\n\x04\x63hat\x18\x05 \x01(\x08R\x04\x63hat\x12\x37\n\nmodalities\x18\x06 \x03(\x0e\x32\x17.millstream.v1.ModalityR\nmodalities\"[\n\x0cModelWorkers\x12-\n\x04role\x18\x01 \x01(\x0e\x32\x19.millstream.v1.WorkerRoleR\x04role\x12\x1c\n\tconnected\x18\x02 \x01(\rR\tconnected*^\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x10\n\x0cPRIORITY_LOW\x10\x01\x12\x13\n\x0fPRIORITY_NORMAL\x10\x02\x12\x11\n\rPRIORITY_HIGH\x10\x03\x32\x99\x03\n\x10ProcessorService\x12\x43\n\x04\x43hat\x12\x1a.millstream.v1.ChatRequest\x1a\x1b.millstream.v1.ChatResponse(\x01\x30\x01\x12M\n\x08\x43omplete\x12\x1e.millstream.v1.CompleteRequest\x1a\x1f.millstream.v1.CompleteResponse0\x01\x12K\n\x08Tokenize\x12\x1e.millstream.v1.TokenizeRequest\x1a\x1f.millstream.v1.TokenizeResponse\x12Q\n\nDetokenize\x12 .millstream.v1.DetokenizeRequest\x1a!.millstream.v1.DetokenizeResponse\x12Q\n\nListModels\x12 .millstream.v1.ListModelsRequest\x1a!.millstream.v1.ListModelsResponseB^\n\x10io.millstream.v1P\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,54 +39,54 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'millstream.v1.processor_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020io.millstream.v1P\001ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1'
-  _globals['_PRIORITY']._serialized_start=3631
-  _globals['_PRIORITY']._serialized_end=3725
-  _globals['_GENERATIONOPTIONS']._serialized_start=224
-  _globals['_GENERATIONOPTIONS']._serialized_end=617
-  _globals['_CHATREQUEST']._serialized_start=620
-  _globals['_CHATREQUEST']._serialized_end=868
-  _globals['_CHATSTART']._serialized_start=871
-  _globals['_CHATSTART']._serialized_end=1090
-  _globals['_USERTURN']._serialized_start=1092
-  _globals['_USERTURN']._serialized_end=1216
-  _globals['_TOOLRESULTS']._serialized_start=1218
-  _globals['_TOOLRESULTS']._serialized_end=1283
-  _globals['_CANCELTURN']._serialized_start=1285
-  _globals['_CANCELTURN']._serialized_end=1331
-  _globals['_CHATRESPONSE']._serialized_start=1334
-  _globals['_CHATRESPONSE']._serialized_end=1533
-  _globals['_TURNSTARTED']._serialized_start=1535
-  _globals['_TURNSTARTED']._serialized_end=1601
-  _globals['_CHOICEDELTA']._serialized_start=1604
-  _globals['_CHOICEDELTA']._serialized_end=1907
-  _globals['_TOKENLOGPROB']._serialized_start=1910
-  _globals['_TOKENLOGPROB']._serialized_end=2077
-  _globals['_TURNFINISHED']._serialized_start=2080
-  _globals['_TURNFINISHED']._serialized_end=2291
-  _globals['_COMPLETEREQUEST']._serialized_start=2294
-  _globals['_COMPLETEREQUEST']._serialized_end=2512
-  _globals['_COMPLETERESPONSE']._serialized_start=2515
-  _globals['_COMPLETERESPONSE']._serialized_end=2698
-  _globals['_TOKENIDS']._serialized_start=2700
-  _globals['_TOKENIDS']._serialized_end=2728
-  _globals['_CONVERSATION']._serialized_start=2730
-  _globals['_CONVERSATION']._serialized_end=2839
-  _globals['_TOKENIZEREQUEST']._serialized_start=2842
-  _globals['_TOKENIZEREQUEST']._serialized_end=3023
-  _globals['_TOKENIZERESPONSE']._serialized_start=3025
-  _globals['_TOKENIZERESPONSE']._serialized_end=3113
-  _globals['_DETOKENIZEREQUEST']._serialized_start=3115
-  _globals['_DETOKENIZEREQUEST']._serialized_end=3239
-  _globals['_DETOKENIZERESPONSE']._serialized_start=3241
-  _globals['_DETOKENIZERESPONSE']._serialized_end=3281
-  _globals['_LISTMODELSREQUEST']._serialized_start=3283
-  _globals['_LISTMODELSREQUEST']._serialized_end=3302
-  _globals['_LISTMODELSRESPONSE']._serialized_start=3304
-  _globals['_LISTMODELSRESPONSE']._serialized_end=3370
-  _globals['_MODEL']._serialized_start=3373
-  _globals['_MODEL']._serialized_end=3536
-  _globals['_MODELWORKERS']._serialized_start=3538
-  _globals['_MODELWORKERS']._serialized_end=3629
-  _globals['_PROCESSORSERVICE']._serialized_start=3728
-  _globals['_PROCESSORSERVICE']._serialized_end=4137
+  _globals['_PRIORITY']._serialized_start=3777
+  _globals['_PRIORITY']._serialized_end=3871
+  _globals['_GENERATIONOPTIONS']._serialized_start=251
+  _globals['_GENERATIONOPTIONS']._serialized_end=644
+  _globals['_CHATREQUEST']._serialized_start=647
+  _globals['_CHATREQUEST']._serialized_end=957
+  _globals['_CHATSTART']._serialized_start=960
+  _globals['_CHATSTART']._serialized_end=1179
+  _globals['_USERTURN']._serialized_start=1181
+  _globals['_USERTURN']._serialized_end=1305
+  _globals['_TOOLRESULTS']._serialized_start=1307
+  _globals['_TOOLRESULTS']._serialized_end=1372
+  _globals['_CANCELTURN']._serialized_start=1374
+  _globals['_CANCELTURN']._serialized_end=1420
+  _globals['_CHATRESPONSE']._serialized_start=1423
+  _globals['_CHATRESPONSE']._serialized_end=1622
+  _globals['_TURNSTARTED']._serialized_start=1624
+  _globals['_TURNSTARTED']._serialized_end=1690
+  _globals['_CHOICEDELTA']._serialized_start=1693
+  _globals['_CHOICEDELTA']._serialized_end=1996
+  _globals['_TOKENLOGPROB']._serialized_start=1999
+  _globals['_TOKENLOGPROB']._serialized_end=2166
+  _globals['_TURNFINISHED']._serialized_start=2169
+  _globals['_TURNFINISHED']._serialized_end=2380
+  _globals['_COMPLETEREQUEST']._serialized_start=2383
+  _globals['_COMPLETEREQUEST']._serialized_end=2601
+  _globals['_COMPLETERESPONSE']._serialized_start=2604
+  _globals['_COMPLETERESPONSE']._serialized_end=2787
+  _globals['_TOKENIDS']._serialized_start=2789
+  _globals['_TOKENIDS']._serialized_end=2817
+  _globals['_CONVERSATION']._serialized_start=2819
+  _globals['_CONVERSATION']._serialized_end=2928
+  _globals['_TOKENIZEREQUEST']._serialized_start=2931
+  _globals['_TOKENIZEREQUEST']._serialized_end=3112
+  _globals['_TOKENIZERESPONSE']._serialized_start=3114
+  _globals['_TOKENIZERESPONSE']._serialized_end=3202
+  _globals['_DETOKENIZEREQUEST']._serialized_start=3204
+  _globals['_DETOKENIZEREQUEST']._serialized_end=3328
+  _globals['_DETOKENIZERESPONSE']._serialized_start=3330
+  _globals['_DETOKENIZERESPONSE']._serialized_end=3370
+  _globals['_LISTMODELSREQUEST']._serialized_start=3372
+  _globals['_LISTMODELSREQUEST']._serialized_end=3391
+  _globals['_LISTMODELSRESPONSE']._serialized_start=3393
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3459
+  _globals['_MODEL']._serialized_start=3462
+  _globals['_MODEL']._serialized_end=3682
+  _globals['_MODELWORKERS']._serialized_start=3684
+  _globals['_MODELWORKERS']._serialized_end=3775
+  _globals['_PROCESSORSERVICE']._serialized_start=3874
+  _globals['_PROCESSORSERVICE']._serialized_end=4283
 # @@protoc_insertion_point(module_scope)

@@ -11,6 +11,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from millstream.v1 import chat_pb2 as _chat_pb2
 from millstream.v1 import generation_pb2 as _generation_pb2
+from millstream.v1 import media_pb2 as _media_pb2
 from millstream.v1 import sampling_pb2 as _sampling_pb2
 from millstream.v1 import usage_pb2 as _usage_pb2
 from millstream.v1 import worker_pb2 as _worker_pb2
@@ -34,28 +35,28 @@ class _PriorityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Priority.Val
     PRIORITY_UNSPECIFIED: _Priority.ValueType  # 0
     """The same as PRIORITY_NORMAL."""
     PRIORITY_LOW: _Priority.ValueType  # 1
-    """For work nobody waits for: batches, evaluations. The first to be displaced."""
+    """For batches and evaluations. Displaced first."""
     PRIORITY_NORMAL: _Priority.ValueType  # 2
     """The usual."""
     PRIORITY_HIGH: _Priority.ValueType  # 3
-    """For somebody who waits, before everybody else. Who may use it is for the caller's side to settle."""
+    """Before all others, for users who wait. The server doesn't restrict who may use it."""
 
 class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
-    """Priority says who goes first when a model's requests have to wait for room. Within a priority the
-    first to come goes first. None starves: of eight requests let through, at least one is the one that
-    has waited longest. When the queue is full, a request displaces the latest of a lower priority,
-    which ends with RESOURCE_EXHAUSTED (OVERLOADED), as if it had been refused on arrival. What runs
-    already is never displaced.
+    """Priority is the order in which a model's requests wait for capacity. Within a priority it is first
+    come, first served. No priority starves: of eight requests admitted, at least one is the one that has
+    waited longest. When the queue is full, a request displaces the latest of a lower priority, which
+    ends with RESOURCE_EXHAUSTED (OVERLOADED), as if it had been refused on arrival. Running requests
+    are never displaced.
     """
 
 PRIORITY_UNSPECIFIED: Priority.ValueType  # 0
 """The same as PRIORITY_NORMAL."""
 PRIORITY_LOW: Priority.ValueType  # 1
-"""For work nobody waits for: batches, evaluations. The first to be displaced."""
+"""For batches and evaluations. Displaced first."""
 PRIORITY_NORMAL: Priority.ValueType  # 2
 """The usual."""
 PRIORITY_HIGH: Priority.ValueType  # 3
-"""For somebody who waits, before everybody else. Who may use it is for the caller's side to settle."""
+"""Before all others, for users who wait. The server doesn't restrict who may use it."""
 Global___Priority: _TypeAlias = Priority  # noqa: Y015
 
 @_typing.final
@@ -78,11 +79,11 @@ class GenerationOptions(_message.Message):
     set otherwise).
     """
     return_token_ids: _builtins.bool
-    """Send token ids beside the text."""
+    """Also send token ids."""
     include_special_tokens: _builtins.bool
-    """Send special tokens as text too. Unset: false."""
+    """Also send special tokens as text. Unset: false."""
     priority: Global___Priority.ValueType
-    """Who goes first when requests have to wait for room. A value the server doesn't know is refused."""
+    """The order in which requests wait for capacity. An unknown value is refused."""
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
         """How tokens are drawn. Unset knobs take the model's own defaults."""
@@ -90,7 +91,7 @@ class GenerationOptions(_message.Message):
     @_builtins.property
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Texts that end generation, at most 16 of 1 to 256 characters each. No part of a matched stop is
-        ever sent.
+        sent.
         """
 
     @_builtins.property
@@ -101,8 +102,8 @@ class GenerationOptions(_message.Message):
 
     @_builtins.property
     def min_interval(self) -> _duration_pb2.Duration:
-        """Least time between two messages of a turn, at most 10 s: trade latency for fewer, larger messages.
-        A turn's first message and its last never wait. Unset: the server's pacing alone.
+        """Least time between two messages of a turn, at most 10 s, for fewer, larger messages. A turn's first
+        and last message are never delayed. Unset: the server's pacing only.
         """
 
     def __init__(
@@ -137,6 +138,7 @@ class ChatRequest(_message.Message):
     USER_TURN_FIELD_NUMBER: _builtins.int
     TOOL_RESULTS_FIELD_NUMBER: _builtins.int
     CANCEL_FIELD_NUMBER: _builtins.int
+    MEDIA_CHUNK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def start(self) -> Global___ChatStart:
         """Starts the conversation; exactly once, first."""
@@ -153,6 +155,12 @@ class ChatRequest(_message.Message):
     def cancel(self) -> Global___CancelTurn:
         """Stop the running turn."""
 
+    @_builtins.property
+    def media_chunk(self) -> _media_pb2.MediaChunk:
+        """The next bytes of an image or a video that is too large for one message; it comes before the
+        message that names it, also before `start`.
+        """
+
     def __init__(
         self,
         *,
@@ -160,12 +168,13 @@ class ChatRequest(_message.Message):
         user_turn: Global___UserTurn | None = ...,
         tool_results: Global___ToolResults | None = ...,
         cancel: Global___CancelTurn | None = ...,
+        media_chunk: _media_pb2.MediaChunk | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "message", b"message", "start", b"start", "tool_results", b"tool_results", "user_turn", b"user_turn"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "media_chunk", b"media_chunk", "message", b"message", "start", b"start", "tool_results", b"tool_results", "user_turn", b"user_turn"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "message", b"message", "start", b"start", "tool_results", b"tool_results", "user_turn", b"user_turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "media_chunk", b"media_chunk", "message", b"message", "start", b"start", "tool_results", b"tool_results", "user_turn", b"user_turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["start", "user_turn", "tool_results", "cancel"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["start", "user_turn", "tool_results", "cancel", "media_chunk"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -227,7 +236,7 @@ class UserTurn(_message.Message):
     OPTIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def content(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ContentPart]:
-        """What the user says."""
+        """The user's message."""
 
     @_builtins.property
     def options(self) -> Global___GenerationOptions:
@@ -249,7 +258,7 @@ Global___UserTurn: _TypeAlias = UserTurn  # noqa: Y015
 
 @_typing.final
 class ToolResults(_message.Message):
-    """ToolResults answers the model's tool calls."""
+    """ToolResults has the results of the model's tool calls."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -279,8 +288,8 @@ class CancelTurn(_message.Message):
 
     TURN_FIELD_NUMBER: _builtins.int
     turn: _builtins.int
-    """The turn to stop, as in ChatResponse.turn: a cancel that crosses the turn's end on the way then
-    can't hit the next one. Unset: whichever runs, or is the next to run.
+    """The turn to stop, as in ChatResponse.turn, so that a cancel sent just before the turn's end can't
+    stop the next one. Unset: the running turn or, between two turns, the next.
     """
     def __init__(
         self,
@@ -339,7 +348,7 @@ Global___ChatResponse: _TypeAlias = ChatResponse  # noqa: Y015
 
 @_typing.final
 class TurnStarted(_message.Message):
-    """TurnStarted tells what was started."""
+    """TurnStarted begins a turn."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -348,7 +357,7 @@ class TurnStarted(_message.Message):
     request_id: _builtins.str
     """Id of the request in logs and traces."""
     model: _builtins.str
-    """Model that answers."""
+    """The model."""
     def __init__(
         self,
         *,
@@ -365,7 +374,7 @@ Global___TurnStarted: _TypeAlias = TurnStarted  # noqa: Y015
 
 @_typing.final
 class ChoiceDelta(_message.Message):
-    """ChoiceDelta is what one choice grew by."""
+    """ChoiceDelta is new output of one choice."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -379,10 +388,10 @@ class ChoiceDelta(_message.Message):
     index: _builtins.int
     """Which choice, from 0."""
     text: _builtins.str
-    """New text: whole characters, disjoint from all before."""
+    """New text, in whole characters; to be appended to the text so far."""
     token_count: _builtins.int
-    """How many tokens this delta stands for. Text may lag behind tokens (half a character, a stop that
-    may yet complete).
+    """Number of tokens in this delta. Text may come later than its tokens: half a character, or the
+    beginning of a stop, is held back.
     """
     finish_reason: _generation_pb2.FinishReason.ValueType
     """Set in the choice's last delta."""
@@ -392,7 +401,7 @@ class ChoiceDelta(_message.Message):
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
-        """Their logprobs, when asked for."""
+        """Their logprobs, if requested."""
 
     @_builtins.property
     def matched_stop(self) -> _generation_pb2.MatchedStop:
@@ -419,7 +428,7 @@ Global___ChoiceDelta: _TypeAlias = ChoiceDelta  # noqa: Y015
 
 @_typing.final
 class TokenLogprob(_message.Message):
-    """TokenLogprob is one token's logprob, for people."""
+    """TokenLogprob is one token's logprob, with its text."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -431,14 +440,14 @@ class TokenLogprob(_message.Message):
     token_id: _builtins.int
     """The token."""
     text: _builtins.str
-    """Its text; U+FFFD where it is only part of a character."""
+    """Its text; U+FFFD for an incomplete character."""
     token_bytes: _builtins.bytes
     """Its exact bytes."""
     logprob: _builtins.float
-    """Natural log of its probability; NaN for a prompt's first token."""
+    """Natural log of its probability; NaN for a prompt's first token and for its placeholders of media."""
     @_builtins.property
     def top(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
-        """The likeliest tokens at this position, likeliest first; they have no `top` of their own."""
+        """The likeliest tokens at this position, likeliest first; without `top`."""
 
     def __init__(
         self,
@@ -472,12 +481,12 @@ class TurnFinished(_message.Message):
 
     @_builtins.property
     def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
-        """The prompt's logprobs, when asked for."""
+        """The prompt's logprobs, if requested."""
 
     @_builtins.property
     def longest_pacing_interval(self) -> _duration_pb2.Duration:
-        """The longest time the server's pacing, or min_interval, gathered tokens for one message of this
-        turn; zero when every message went out at once.
+        """The longest time that tokens of this turn were held back for one message, by the server's pacing or
+        min_interval; zero if none were.
         """
 
     def __init__(
@@ -497,7 +506,7 @@ Global___TurnFinished: _TypeAlias = TurnFinished  # noqa: Y015
 
 @_typing.final
 class CompleteRequest(_message.Message):
-    """CompleteRequest asks for the continuation of a prompt."""
+    """CompleteRequest requests the continuation of a prompt."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -509,7 +518,7 @@ class CompleteRequest(_message.Message):
     model: _builtins.str
     """Model; may be left empty when only one is served."""
     text: _builtins.str
-    """As text; tokenized as the model's tokenizer does, with its special tokens."""
+    """As text; tokenized with the special tokens that the model's tokenizer adds."""
     request_id: _builtins.str
     """The client's id for logs and traces: printable, at most 128 bytes. Empty: the server makes one."""
     @_builtins.property
@@ -631,7 +640,7 @@ Global___Conversation: _TypeAlias = Conversation  # noqa: Y015
 
 @_typing.final
 class TokenizeRequest(_message.Message):
-    """TokenizeRequest asks for token ids."""
+    """TokenizeRequest requests token ids."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -644,10 +653,10 @@ class TokenizeRequest(_message.Message):
     text: _builtins.str
     """Raw text."""
     no_special_tokens: _builtins.bool
-    """With `text`: leave out the special tokens that the tokenizer adds."""
+    """With `text`: without the special tokens that the tokenizer adds."""
     @_builtins.property
     def conversation(self) -> Global___Conversation:
-        """A conversation, ready for the model's answer."""
+        """A conversation, rendered for the model's answer."""
 
     def __init__(
         self,
@@ -669,7 +678,7 @@ Global___TokenizeRequest: _TypeAlias = TokenizeRequest  # noqa: Y015
 
 @_typing.final
 class TokenizeResponse(_message.Message):
-    """TokenizeResponse is the tokens."""
+    """TokenizeResponse has the tokens."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -697,7 +706,7 @@ Global___TokenizeResponse: _TypeAlias = TokenizeResponse  # noqa: Y015
 
 @_typing.final
 class DetokenizeRequest(_message.Message):
-    """DetokenizeRequest asks for text."""
+    """DetokenizeRequest requests text."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -707,7 +716,7 @@ class DetokenizeRequest(_message.Message):
     model: _builtins.str
     """Model; may be left empty when only one is served."""
     include_special_tokens: _builtins.bool
-    """Special tokens as text too."""
+    """Also return special tokens as text."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ids."""
@@ -729,13 +738,13 @@ Global___DetokenizeRequest: _TypeAlias = DetokenizeRequest  # noqa: Y015
 
 @_typing.final
 class DetokenizeResponse(_message.Message):
-    """DetokenizeResponse is the text."""
+    """DetokenizeResponse has the text."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: _builtins.int
     text: _builtins.str
-    """The text; bytes that are no UTF-8 show as U+FFFD."""
+    """The text; bytes that aren't valid UTF-8 become U+FFFD."""
     def __init__(
         self,
         *,
@@ -751,7 +760,7 @@ Global___DetokenizeResponse: _TypeAlias = DetokenizeResponse  # noqa: Y015
 
 @_typing.final
 class ListModelsRequest(_message.Message):
-    """ListModelsRequest asks which models are served."""
+    """ListModelsRequest requests the served models."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -801,6 +810,7 @@ class Model(_message.Message):
     CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
+    MODALITIES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name to use in requests."""
     ready: _builtins.bool
@@ -808,10 +818,14 @@ class Model(_message.Message):
     context_length: _builtins.int
     """Most tokens of prompt and completion together."""
     chat: _builtins.bool
-    """Whether it has a chat template, and so answers Chat."""
+    """Whether it has a chat template, as Chat requires."""
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelWorkers]:
         """Its connected workers."""
+
+    @_builtins.property
+    def modalities(self) -> _containers.RepeatedScalarFieldContainer[_media_pb2.Modality.ValueType]:
+        """Kinds of media that its prompts may have now."""
 
     def __init__(
         self,
@@ -821,10 +835,11 @@ class Model(_message.Message):
         context_length: _builtins.int = ...,
         workers: _abc.Iterable[Global___ModelWorkers] | None = ...,
         chat: _builtins.bool = ...,
+        modalities: _abc.Iterable[_media_pb2.Modality.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "context_length", b"context_length", "name", b"name", "ready", b"ready", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "context_length", b"context_length", "modalities", b"modalities", "name", b"name", "ready", b"ready", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,15 +26,15 @@ if _version_not_supported:
 
 
 class ProcessorServiceStub:
-    """ProcessorService is the front door: text in, text out. Failures are the RPC's status, with
+    """ProcessorService serves clients, in text. Failures are the RPC's status, with
     google.rpc.ErrorInfo (domain "millstream.io", reason from ErrorReason, metadata `retryable` "true" or
     "false" and, for INTERNAL, `error_id`), google.rpc.BadRequest for invalid input and
-    google.rpc.RetryInfo whenever a retry may help. A message over the server's size limit gets gRPC's
-    own RESOURCE_EXHAUSTED, without details.
+    google.rpc.RetryInfo if a retry may succeed. A message above the server's size limit ends with
+    gRPC's own RESOURCE_EXHAUSTED, without details.
 
-    A turn that finds no room waits for it. It is refused with RESOURCE_EXHAUSTED (OVERLOADED) when the
-    queue is full, or longer than the RPC's deadline leaves; a client MUST NOT retry before RetryInfo's
-    delay. A cancel, by message or by RPC, takes a waiting turn out at once.
+    Without free capacity a turn waits in a queue. It is refused with RESOURCE_EXHAUSTED (OVERLOADED)
+    if the queue is full, or if it would wait beyond the RPC's deadline; a client MUST NOT retry before
+    RetryInfo's delay. A cancel, by message or by RPC, removes a waiting turn at once.
     """
 
     def __init__(self, channel):
@@ -71,33 +71,34 @@ class ProcessorServiceStub:
 
 
 class ProcessorServiceServicer:
-    """ProcessorService is the front door: text in, text out. Failures are the RPC's status, with
+    """ProcessorService serves clients, in text. Failures are the RPC's status, with
     google.rpc.ErrorInfo (domain "millstream.io", reason from ErrorReason, metadata `retryable` "true" or
     "false" and, for INTERNAL, `error_id`), google.rpc.BadRequest for invalid input and
-    google.rpc.RetryInfo whenever a retry may help. A message over the server's size limit gets gRPC's
-    own RESOURCE_EXHAUSTED, without details.
+    google.rpc.RetryInfo if a retry may succeed. A message above the server's size limit ends with
+    gRPC's own RESOURCE_EXHAUSTED, without details.
 
-    A turn that finds no room waits for it. It is refused with RESOURCE_EXHAUSTED (OVERLOADED) when the
-    queue is full, or longer than the RPC's deadline leaves; a client MUST NOT retry before RetryInfo's
-    delay. A cancel, by message or by RPC, takes a waiting turn out at once.
+    Without free capacity a turn waits in a queue. It is refused with RESOURCE_EXHAUSTED (OVERLOADED)
+    if the queue is full, or if it would wait beyond the RPC's deadline; a client MUST NOT retry before
+    RetryInfo's delay. A cancel, by message or by RPC, removes a waiting turn at once.
     """
 
     def Chat(self, request_iterator, context):
-        """Chat is one conversation per stream. The first message MUST be `start`; it starts the first turn.
-        Once a turn has finished, `user_turn` or `tool_results` starts the next one, with everything said
-        so far as its context; sent earlier, they wait for the running turn. `cancel` stops the running
-        turn, which then finishes with FINISH_REASON_CANCELLED and stays in the context as far as it got.
-        When the server shuts down, turns that were asked for are answered; a client that then does not
-        close its side within a second gets UNAVAILABLE and goes on elsewhere, with the context it has.
-        Closing the sending side lets what was asked for finish and then ends the stream: one message and
-        a half-close is a plain one-shot request.
+        """Chat is one conversation per stream. The first message but for media chunks MUST be `start`; it
+        starts the first turn.
+        After a turn has finished, `user_turn` or `tool_results` starts the next one, with all messages so
+        far as its context; sent earlier, they wait for the running turn. `cancel` stops the running turn,
+        which then finishes with FINISH_REASON_CANCELLED; what it has generated stays in the context.
+        When the server shuts down, turns received before still run; a client that then doesn't close its
+        side within a second gets UNAVAILABLE, and can continue on another server with its own context.
+        After the client closes its side, waiting turns still run, then the stream ends: one message and
+        a half-close make a single request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Complete(self, request, context):
-        """Complete continues a raw prompt: no chat template.
+        """Complete continues a raw prompt, without a chat template.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -118,7 +119,7 @@ class ProcessorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListModels(self, request, context):
-        """ListModels tells which models are served, and whether each has all the workers it needs.
+        """ListModels lists the served models, and whether each has all the workers it needs.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -161,15 +162,15 @@ def add_ProcessorServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ProcessorService:
-    """ProcessorService is the front door: text in, text out. Failures are the RPC's status, with
+    """ProcessorService serves clients, in text. Failures are the RPC's status, with
     google.rpc.ErrorInfo (domain "millstream.io", reason from ErrorReason, metadata `retryable` "true" or
     "false" and, for INTERNAL, `error_id`), google.rpc.BadRequest for invalid input and
-    google.rpc.RetryInfo whenever a retry may help. A message over the server's size limit gets gRPC's
-    own RESOURCE_EXHAUSTED, without details.
+    google.rpc.RetryInfo if a retry may succeed. A message above the server's size limit ends with
+    gRPC's own RESOURCE_EXHAUSTED, without details.
 
-    A turn that finds no room waits for it. It is refused with RESOURCE_EXHAUSTED (OVERLOADED) when the
-    queue is full, or longer than the RPC's deadline leaves; a client MUST NOT retry before RetryInfo's
-    delay. A cancel, by message or by RPC, takes a waiting turn out at once.
+    Without free capacity a turn waits in a queue. It is refused with RESOURCE_EXHAUSTED (OVERLOADED)
+    if the queue is full, or if it would wait beyond the RPC's deadline; a client MUST NOT retry before
+    RetryInfo's delay. A cancel, by message or by RPC, removes a waiting turn at once.
     """
 
     @staticmethod

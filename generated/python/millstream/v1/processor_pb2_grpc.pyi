@@ -13,47 +13,48 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ProcessorServiceStub:
-    """ProcessorService is the front door: text in, text out. Failures are the RPC's status, with
+    """ProcessorService serves clients, in text. Failures are the RPC's status, with
     google.rpc.ErrorInfo (domain "millstream.io", reason from ErrorReason, metadata `retryable` "true" or
     "false" and, for INTERNAL, `error_id`), google.rpc.BadRequest for invalid input and
-    google.rpc.RetryInfo whenever a retry may help. A message over the server's size limit gets gRPC's
-    own RESOURCE_EXHAUSTED, without details.
+    google.rpc.RetryInfo if a retry may succeed. A message above the server's size limit ends with
+    gRPC's own RESOURCE_EXHAUSTED, without details.
 
-    A turn that finds no room waits for it. It is refused with RESOURCE_EXHAUSTED (OVERLOADED) when the
-    queue is full, or longer than the RPC's deadline leaves; a client MUST NOT retry before RetryInfo's
-    delay. A cancel, by message or by RPC, takes a waiting turn out at once.
+    Without free capacity a turn waits in a queue. It is refused with RESOURCE_EXHAUSTED (OVERLOADED)
+    if the queue is full, or if it would wait beyond the RPC's deadline; a client MUST NOT retry before
+    RetryInfo's delay. A cancel, by message or by RPC, removes a waiting turn at once.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Chat: _aio.StreamStreamMultiCallable[_processor_pb2.ChatRequest, _processor_pb2.ChatResponse]
-    """Chat is one conversation per stream. The first message MUST be `start`; it starts the first turn.
-    Once a turn has finished, `user_turn` or `tool_results` starts the next one, with everything said
-    so far as its context; sent earlier, they wait for the running turn. `cancel` stops the running
-    turn, which then finishes with FINISH_REASON_CANCELLED and stays in the context as far as it got.
-    When the server shuts down, turns that were asked for are answered; a client that then does not
-    close its side within a second gets UNAVAILABLE and goes on elsewhere, with the context it has.
-    Closing the sending side lets what was asked for finish and then ends the stream: one message and
-    a half-close is a plain one-shot request.
+    """Chat is one conversation per stream. The first message but for media chunks MUST be `start`; it
+    starts the first turn.
+    After a turn has finished, `user_turn` or `tool_results` starts the next one, with all messages so
+    far as its context; sent earlier, they wait for the running turn. `cancel` stops the running turn,
+    which then finishes with FINISH_REASON_CANCELLED; what it has generated stays in the context.
+    When the server shuts down, turns received before still run; a client that then doesn't close its
+    side within a second gets UNAVAILABLE, and can continue on another server with its own context.
+    After the client closes its side, waiting turns still run, then the stream ends: one message and
+    a half-close make a single request.
     """
     Complete: _aio.UnaryStreamMultiCallable[_processor_pb2.CompleteRequest, _processor_pb2.CompleteResponse]
-    """Complete continues a raw prompt: no chat template."""
+    """Complete continues a raw prompt, without a chat template."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_processor_pb2.TokenizeRequest, _processor_pb2.TokenizeResponse]
     """Tokenize turns text, or a conversation through the model's chat template, into token ids."""
     Detokenize: _aio.UnaryUnaryMultiCallable[_processor_pb2.DetokenizeRequest, _processor_pb2.DetokenizeResponse]
     """Detokenize turns token ids into text."""
     ListModels: _aio.UnaryUnaryMultiCallable[_processor_pb2.ListModelsRequest, _processor_pb2.ListModelsResponse]
-    """ListModels tells which models are served, and whether each has all the workers it needs."""
+    """ListModels lists the served models, and whether each has all the workers it needs."""
 
 class ProcessorServiceServicer(metaclass=_abc_1.ABCMeta):
-    """ProcessorService is the front door: text in, text out. Failures are the RPC's status, with
+    """ProcessorService serves clients, in text. Failures are the RPC's status, with
     google.rpc.ErrorInfo (domain "millstream.io", reason from ErrorReason, metadata `retryable` "true" or
     "false" and, for INTERNAL, `error_id`), google.rpc.BadRequest for invalid input and
-    google.rpc.RetryInfo whenever a retry may help. A message over the server's size limit gets gRPC's
-    own RESOURCE_EXHAUSTED, without details.
+    google.rpc.RetryInfo if a retry may succeed. A message above the server's size limit ends with
+    gRPC's own RESOURCE_EXHAUSTED, without details.
 
-    A turn that finds no room waits for it. It is refused with RESOURCE_EXHAUSTED (OVERLOADED) when the
-    queue is full, or longer than the RPC's deadline leaves; a client MUST NOT retry before RetryInfo's
-    delay. A cancel, by message or by RPC, takes a waiting turn out at once.
+    Without free capacity a turn waits in a queue. It is refused with RESOURCE_EXHAUSTED (OVERLOADED)
+    if the queue is full, or if it would wait beyond the RPC's deadline; a client MUST NOT retry before
+    RetryInfo's delay. A cancel, by message or by RPC, removes a waiting turn at once.
     """
 
     @_abc_1.abstractmethod
@@ -62,14 +63,15 @@ class ProcessorServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_processor_pb2.ChatRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_processor_pb2.ChatRequest], _abc.AsyncIterator[_processor_pb2.ChatResponse]],
     ) -> _abc.AsyncIterator[_processor_pb2.ChatResponse]:
-        """Chat is one conversation per stream. The first message MUST be `start`; it starts the first turn.
-        Once a turn has finished, `user_turn` or `tool_results` starts the next one, with everything said
-        so far as its context; sent earlier, they wait for the running turn. `cancel` stops the running
-        turn, which then finishes with FINISH_REASON_CANCELLED and stays in the context as far as it got.
-        When the server shuts down, turns that were asked for are answered; a client that then does not
-        close its side within a second gets UNAVAILABLE and goes on elsewhere, with the context it has.
-        Closing the sending side lets what was asked for finish and then ends the stream: one message and
-        a half-close is a plain one-shot request.
+        """Chat is one conversation per stream. The first message but for media chunks MUST be `start`; it
+        starts the first turn.
+        After a turn has finished, `user_turn` or `tool_results` starts the next one, with all messages so
+        far as its context; sent earlier, they wait for the running turn. `cancel` stops the running turn,
+        which then finishes with FINISH_REASON_CANCELLED; what it has generated stays in the context.
+        When the server shuts down, turns received before still run; a client that then doesn't close its
+        side within a second gets UNAVAILABLE, and can continue on another server with its own context.
+        After the client closes its side, waiting turns still run, then the stream ends: one message and
+        a half-close make a single request.
         """
 
     @_abc_1.abstractmethod
@@ -78,7 +80,7 @@ class ProcessorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _processor_pb2.CompleteRequest,
         context: _aio.ServicerContext[_processor_pb2.CompleteRequest, _abc.AsyncIterator[_processor_pb2.CompleteResponse]],
     ) -> _abc.AsyncIterator[_processor_pb2.CompleteResponse]:
-        """Complete continues a raw prompt: no chat template."""
+        """Complete continues a raw prompt, without a chat template."""
 
     @_abc_1.abstractmethod
     def Tokenize(
@@ -102,6 +104,6 @@ class ProcessorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _processor_pb2.ListModelsRequest,
         context: _aio.ServicerContext[_processor_pb2.ListModelsRequest, _abc.Awaitable[_processor_pb2.ListModelsResponse]],
     ) -> _abc.Awaitable[_processor_pb2.ListModelsResponse]:
-        """ListModels tells which models are served, and whether each has all the workers it needs."""
+        """ListModels lists the served models, and whether each has all the workers it needs."""
 
 def add_ProcessorServiceServicer_to_server(servicer: ProcessorServiceServicer, server: _aio.Server) -> None: ...

@@ -20,12 +20,12 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class SamplingParams(_message.Message):
-    """SamplingParams says how the next token is drawn and when to stop.
+    """SamplingParams defines how the next token is drawn and when to stop.
 
     Unset fields: the Processor fills them with the model's own defaults (its generation config),
-    then with the neutral value named below; a worker, which knows no defaults, uses the neutral
-    value. Values out of range are refused with INVALID_ARGUMENT, never clamped. A field the worker's
-    engine can't honour is refused with UNSUPPORTED_FEATURE, never ignored.
+    then with the neutral value given below; a worker, which has no model defaults, uses the neutral
+    value. Values out of range are refused with INVALID_ARGUMENT, never clamped. A field that the
+    worker's engine doesn't support is refused with UNSUPPORTED_FEATURE, never ignored.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -81,11 +81,11 @@ class SamplingParams(_message.Message):
     max_new_tokens: _builtins.int
     """Most tokens to generate, >= 1. Neutral: as many as the context length leaves."""
     min_new_tokens: _builtins.int
-    """Fewest tokens before EOS and stop tokens may end it, <= max_new_tokens. Neutral: 0."""
+    """Fewest tokens before EOS or a stop token may end generation, <= max_new_tokens. Neutral: 0."""
     ignore_eos: _builtins.bool
-    """Generate on past EOS, up to max_new_tokens. Neutral: false."""
+    """Continue after EOS, up to max_new_tokens. Neutral: false."""
     seed: _builtins.int
-    """Same seed, same request, same weights: same tokens."""
+    """Same seed, same request, same weights: same tokens. At most 2^63 - 1."""
     @_builtins.property
     def stop_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Token ids that end generation, besides the model's EOS. The matched token is the last one
@@ -179,13 +179,13 @@ class Constraint(_message.Message):
     REGEX_FIELD_NUMBER: _builtins.int
     EBNF_FIELD_NUMBER: _builtins.int
     json_schema: _builtins.str
-    """A JSON Schema, as JSON text: an object of at most 4096 parts, 32 deep, without references
-    outside itself. (JSON by nature: the one place where JSON travels in a string.)
+    """A JSON Schema, as JSON text: an object of at most 4096 parts, nested at most 32 deep, without
+    references outside itself.
     """
     regex: _builtins.str
-    """A regular expression the whole output matches; parentheses nest at most 128 deep."""
+    """A regular expression that the whole output matches; parentheses nested at most 128 deep."""
     ebnf: _builtins.str
-    """A grammar in extended Backus–Naur form; parentheses nest at most 128 deep."""
+    """A grammar in extended Backus–Naur form; parentheses nested at most 128 deep."""
     def __init__(
         self,
         *,
@@ -205,7 +205,7 @@ Global___Constraint: _TypeAlias = Constraint  # noqa: Y015
 
 @_typing.final
 class LogprobOptions(_message.Message):
-    """LogprobOptions asks for natural-log probabilities. Its presence alone asks for the chosen tokens'."""
+    """LogprobOptions requests natural-log probabilities: if present, at least those of chosen tokens."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

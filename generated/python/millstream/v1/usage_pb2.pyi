@@ -18,29 +18,33 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class Usage(_message.Message):
-    """Usage counts tokens, exactly, also after a cancel."""
+    """Usage has exact token counts, also after a cancel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     COMPLETION_TOKENS_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    MEDIA_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
     """Tokens of the prompt as the model saw it, template included. Not multiplied by n."""
     completion_tokens: _builtins.int
     """Tokens generated, over all choices, up to and including the one that ended each."""
     cached_tokens: _builtins.int
-    """Prompt tokens whose KV cache was already there, in the worker that ran prefill."""
+    """Prompt tokens whose KV cache the worker that ran the prompt had already."""
+    media_tokens: _builtins.int
+    """Prompt tokens that stand for images and videos."""
     def __init__(
         self,
         *,
         prompt_tokens: _builtins.int = ...,
         completion_tokens: _builtins.int = ...,
         cached_tokens: _builtins.int = ...,
+        media_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens", b"cached_tokens", "completion_tokens", b"completion_tokens", "media_tokens", b"media_tokens", "prompt_tokens", b"prompt_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

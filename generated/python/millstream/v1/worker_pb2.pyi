@@ -9,6 +9,7 @@ from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from millstream.v1 import media_pb2 as _media_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -29,23 +30,27 @@ class _WorkerRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerRole
     WORKER_ROLE_UNSPECIFIED: _WorkerRole.ValueType  # 0
     """Not set; never sent."""
     WORKER_ROLE_AGGREGATED: _WorkerRole.ValueType  # 1
-    """Prompt and tokens both: serves DecodeService and takes no ticket."""
+    """Prompt and tokens: serves DecodeService and accepts no ticket."""
     WORKER_ROLE_PREFILL: _WorkerRole.ValueType  # 2
     """Prompt to KV cache: serves PrefillService."""
     WORKER_ROLE_DECODE: _WorkerRole.ValueType  # 3
     """KV cache to tokens: serves DecodeService and requires a ticket."""
+    WORKER_ROLE_ENCODE: _WorkerRole.ValueType  # 4
+    """Images and videos to embeddings: serves EncodeService."""
 
 class WorkerRole(_WorkerRole, metaclass=_WorkerRoleEnumTypeWrapper):
-    """WorkerRole says which part of a generation a worker does."""
+    """WorkerRole is the part of a generation that a worker runs."""
 
 WORKER_ROLE_UNSPECIFIED: WorkerRole.ValueType  # 0
 """Not set; never sent."""
 WORKER_ROLE_AGGREGATED: WorkerRole.ValueType  # 1
-"""Prompt and tokens both: serves DecodeService and takes no ticket."""
+"""Prompt and tokens: serves DecodeService and accepts no ticket."""
 WORKER_ROLE_PREFILL: WorkerRole.ValueType  # 2
 """Prompt to KV cache: serves PrefillService."""
 WORKER_ROLE_DECODE: WorkerRole.ValueType  # 3
 """KV cache to tokens: serves DecodeService and requires a ticket."""
+WORKER_ROLE_ENCODE: WorkerRole.ValueType  # 4
+"""Images and videos to embeddings: serves EncodeService."""
 Global___WorkerRole: _TypeAlias = WorkerRole  # noqa: Y015
 
 class _EngineAbility:
@@ -68,7 +73,7 @@ class _EngineAbilityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_EngineA
     """LogprobOptions.prompt."""
 
 class EngineAbility(_EngineAbility, metaclass=_EngineAbilityEnumTypeWrapper):
-    """EngineAbility names what an engine can do beyond plain sampling."""
+    """EngineAbility is an optional feature of an engine."""
 
 ENGINE_ABILITY_UNSPECIFIED: EngineAbility.ValueType  # 0
 """Not set; never sent."""
@@ -86,7 +91,9 @@ Global___EngineAbility: _TypeAlias = EngineAbility  # noqa: Y015
 
 @_typing.final
 class WorkerInfo(_message.Message):
-    """WorkerInfo describes a worker. It doesn't change while the process lives."""
+    """WorkerInfo describes a worker. worker_id, role and model stay the same as long as the process runs;
+    all else MAY change, such as the weights, the abilities or the limits: see WatchWorkerInfo.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -106,10 +113,13 @@ class WorkerInfo(_message.Message):
     BOOTSTRAP_HOST_FIELD_NUMBER: _builtins.int
     BOOTSTRAP_PORT_FIELD_NUMBER: _builtins.int
     MILLSTREAM_VERSION_FIELD_NUMBER: _builtins.int
+    BATCHED_CONTROLS_FIELD_NUMBER: _builtins.int
+    ENCODER_FIELD_NUMBER: _builtins.int
+    MEDIA_MODEL_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
-    """Random id of this process: a restarted worker has another."""
+    """Random id of the process; a restarted worker has another."""
     role: Global___WorkerRole.ValueType
-    """What it does."""
+    """Its role."""
     model: _builtins.str
     """Name of the model it serves."""
     weight_version: _builtins.str
@@ -131,14 +141,24 @@ class WorkerInfo(_message.Message):
     dp_size: _builtins.int
     """Data-parallel ranks."""
     bootstrap_host: _builtins.str
-    """PREFILL workers: where decode workers ask for KV cache; goes into tickets."""
+    """PREFILL workers: host where decode workers get the KV cache; part of tickets."""
     bootstrap_port: _builtins.int
     """Port of that endpoint."""
     millstream_version: _builtins.str
     """Version of Millstream the worker runs."""
+    batched_controls: _builtins.bool
+    """Whether PrefillRequest and DecodeRequest may hold several controls, in `controls`."""
     @_builtins.property
     def abilities(self) -> _containers.RepeatedScalarFieldContainer[Global___EngineAbility.ValueType]:
         """Optional features."""
+
+    @_builtins.property
+    def encoder(self) -> Global___EncoderInfo:
+        """Workers that serve EncodeService: what they encode."""
+
+    @_builtins.property
+    def media_model(self) -> Global___MediaModelInfo:
+        """Workers that generate: what their model takes besides text; unset: nothing."""
 
     def __init__(
         self,
@@ -159,14 +179,103 @@ class WorkerInfo(_message.Message):
         bootstrap_host: _builtins.str = ...,
         bootstrap_port: _builtins.int = ...,
         millstream_version: _builtins.str = ...,
+        batched_controls: _builtins.bool = ...,
+        encoder: Global___EncoderInfo | None = ...,
+        media_model: Global___MediaModelInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["encoder", b"encoder", "media_model", b"media_model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "block_size", b"block_size", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "context_length", b"context_length", "dp_size", b"dp_size", "engine", b"engine", "engine_version", b"engine_version", "max_running_requests", b"max_running_requests", "millstream_version", b"millstream_version", "model", b"model", "role", b"role", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "batched_controls", b"batched_controls", "block_size", b"block_size", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "context_length", b"context_length", "dp_size", b"dp_size", "encoder", b"encoder", "engine", b"engine", "engine_version", b"engine_version", "max_running_requests", b"max_running_requests", "media_model", b"media_model", "millstream_version", b"millstream_version", "model", b"model", "role", b"role", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerInfo: _TypeAlias = WorkerInfo  # noqa: Y015
+
+@_typing.final
+class EncoderInfo(_message.Message):
+    """EncoderInfo is what a worker encodes. A larger item is refused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODALITIES_FIELD_NUMBER: _builtins.int
+    MAX_ITEM_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_PIXELS_FIELD_NUMBER: _builtins.int
+    MAX_FRAMES_FIELD_NUMBER: _builtins.int
+    MAX_VIDEO_FIELD_NUMBER: _builtins.int
+    MAX_ITEM_TOKENS_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    max_item_bytes: _builtins.int
+    """Most bytes of a file."""
+    max_pixels: _builtins.int
+    """Most pixels of an image, or of a video's frame, as width x height."""
+    max_frames: _builtins.int
+    """Most frames that are read of a video."""
+    max_item_tokens: _builtins.int
+    """Most placeholder tokens of an item."""
+    content: _media_pb2.EmbeddingContent.ValueType
+    """What its tensors hold. PIXELS are for the same worker's engine."""
+    @_builtins.property
+    def modalities(self) -> _containers.RepeatedScalarFieldContainer[_media_pb2.Modality.ValueType]:
+        """Kinds of media."""
+
+    @_builtins.property
+    def max_video(self) -> _duration_pb2.Duration:
+        """Longest video."""
+
+    def __init__(
+        self,
+        *,
+        modalities: _abc.Iterable[_media_pb2.Modality.ValueType] | None = ...,
+        max_item_bytes: _builtins.int = ...,
+        max_pixels: _builtins.int = ...,
+        max_frames: _builtins.int = ...,
+        max_video: _duration_pb2.Duration | None = ...,
+        max_item_tokens: _builtins.int = ...,
+        content: _media_pb2.EmbeddingContent.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["max_video", b"max_video"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "max_frames", b"max_frames", "max_item_bytes", b"max_item_bytes", "max_item_tokens", b"max_item_tokens", "max_pixels", b"max_pixels", "max_video", b"max_video", "modalities", b"modalities"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EncoderInfo: _TypeAlias = EncoderInfo  # noqa: Y015
+
+@_typing.final
+class MediaModelInfo(_message.Message):
+    """MediaModelInfo is what a model takes besides text."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODALITIES_FIELD_NUMBER: _builtins.int
+    FAMILY_FIELD_NUMBER: _builtins.int
+    EMBEDDING_WIDTH_FIELD_NUMBER: _builtins.int
+    TAKES_PIXELS_FIELD_NUMBER: _builtins.int
+    family: _builtins.str
+    """Family, which decides how prompts are written: "qwen2_5_vl", "qwen3_vl", "gemma3"."""
+    embedding_width: _builtins.int
+    """Width of an embedding's row."""
+    takes_pixels: _builtins.bool
+    """Whether the engine runs the vision tower itself and so takes pixels."""
+    @_builtins.property
+    def modalities(self) -> _containers.RepeatedScalarFieldContainer[_media_pb2.Modality.ValueType]:
+        """Kinds of media."""
+
+    def __init__(
+        self,
+        *,
+        modalities: _abc.Iterable[_media_pb2.Modality.ValueType] | None = ...,
+        family: _builtins.str = ...,
+        embedding_width: _builtins.int = ...,
+        takes_pixels: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["embedding_width", b"embedding_width", "family", b"family", "modalities", b"modalities", "takes_pixels", b"takes_pixels"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MediaModelInfo: _TypeAlias = MediaModelInfo  # noqa: Y015
 
 @_typing.final
 class LoadReport(_message.Message):
@@ -179,11 +288,11 @@ class LoadReport(_message.Message):
     USED_BLOCKS_FIELD_NUMBER: _builtins.int
     TOTAL_BLOCKS_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
-    """Requests the engine is working on."""
+    """Requests running in the engine."""
     queued_requests: _builtins.int
-    """Requests waiting in the engine."""
+    """Requests queued in the engine."""
     used_blocks: _builtins.int
-    """KV blocks held by requests; cached blocks that can be evicted don't count."""
+    """KV blocks in use by requests; cached blocks that can be evicted don't count."""
     total_blocks: _builtins.int
     """KV blocks in all."""
     def __init__(
@@ -204,7 +313,7 @@ Global___LoadReport: _TypeAlias = LoadReport  # noqa: Y015
 
 @_typing.final
 class GetWorkerInfoRequest(_message.Message):
-    """GetWorkerInfoRequest asks what a worker is."""
+    """GetWorkerInfoRequest requests a worker's info."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -221,7 +330,7 @@ Global___GetWorkerInfoRequest: _TypeAlias = GetWorkerInfoRequest  # noqa: Y015
 
 @_typing.final
 class GetWorkerInfoResponse(_message.Message):
-    """GetWorkerInfoResponse describes the worker."""
+    """GetWorkerInfoResponse is the worker's info."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -244,8 +353,49 @@ class GetWorkerInfoResponse(_message.Message):
 Global___GetWorkerInfoResponse: _TypeAlias = GetWorkerInfoResponse  # noqa: Y015
 
 @_typing.final
+class WatchWorkerInfoRequest(_message.Message):
+    """WatchWorkerInfoRequest requests a worker's info and its changes."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchWorkerInfoRequest: _TypeAlias = WatchWorkerInfoRequest  # noqa: Y015
+
+@_typing.final
+class WatchWorkerInfoResponse(_message.Message):
+    """WatchWorkerInfoResponse is the worker's new info."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INFO_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def info(self) -> Global___WorkerInfo:
+        """The worker."""
+
+    def __init__(
+        self,
+        *,
+        info: Global___WorkerInfo | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchWorkerInfoResponse: _TypeAlias = WatchWorkerInfoResponse  # noqa: Y015
+
+@_typing.final
 class WatchLoadRequest(_message.Message):
-    """WatchLoadRequest asks for load reports."""
+    """WatchLoadRequest requests load reports."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class WorkerServiceStub:
-    """WorkerService tells what a worker is and how loaded it is. Every worker serves it beside its own
+    """WorkerService describes a worker and reports its load. Every worker serves it besides its own
     service.
     """
 
@@ -41,6 +41,11 @@ class WorkerServiceStub:
                 request_serializer=millstream_dot_v1_dot_worker__pb2.GetWorkerInfoRequest.SerializeToString,
                 response_deserializer=millstream_dot_v1_dot_worker__pb2.GetWorkerInfoResponse.FromString,
                 _registered_method=True)
+        self.WatchWorkerInfo = channel.unary_stream(
+                '/millstream.v1.WorkerService/WatchWorkerInfo',
+                request_serializer=millstream_dot_v1_dot_worker__pb2.WatchWorkerInfoRequest.SerializeToString,
+                response_deserializer=millstream_dot_v1_dot_worker__pb2.WatchWorkerInfoResponse.FromString,
+                _registered_method=True)
         self.WatchLoad = channel.unary_stream(
                 '/millstream.v1.WorkerService/WatchLoad',
                 request_serializer=millstream_dot_v1_dot_worker__pb2.WatchLoadRequest.SerializeToString,
@@ -49,12 +54,27 @@ class WorkerServiceStub:
 
 
 class WorkerServiceServicer:
-    """WorkerService tells what a worker is and how loaded it is. Every worker serves it beside its own
+    """WorkerService describes a worker and reports its load. Every worker serves it besides its own
     service.
     """
 
     def GetWorkerInfo(self, request, context):
-        """GetWorkerInfo describes the worker. Answers UNAVAILABLE with RetryInfo until the model is loaded.
+        """GetWorkerInfo returns the worker's current info. Ends with UNAVAILABLE and RetryInfo until the
+        model is loaded, and with UNAVAILABLE and the reason WORKER_DRAINING when it shuts down.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchWorkerInfo(self, request, context):
+        """WatchWorkerInfo reports the worker's info and its changes: the whole WorkerInfo at once (called
+        before the model is loaded, it waits for that), and again after each change. Every message
+        replaces the one before; of several changes in a row a slow reader MAY get the last one only.
+
+        When the worker begins to shut down the stream ends with UNAVAILABLE and the reason
+        WORKER_DRAINING: the caller MUST NOT start new requests there; running ones continue. Any other
+        end has no meaning for the worker's state. After a reconnect the first message is the full state
+        again; the caller MUST NOT assume that it describes the same process, unless worker_id is the same.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -77,6 +97,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     request_deserializer=millstream_dot_v1_dot_worker__pb2.GetWorkerInfoRequest.FromString,
                     response_serializer=millstream_dot_v1_dot_worker__pb2.GetWorkerInfoResponse.SerializeToString,
             ),
+            'WatchWorkerInfo': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchWorkerInfo,
+                    request_deserializer=millstream_dot_v1_dot_worker__pb2.WatchWorkerInfoRequest.FromString,
+                    response_serializer=millstream_dot_v1_dot_worker__pb2.WatchWorkerInfoResponse.SerializeToString,
+            ),
             'WatchLoad': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchLoad,
                     request_deserializer=millstream_dot_v1_dot_worker__pb2.WatchLoadRequest.FromString,
@@ -91,7 +116,7 @@ def add_WorkerServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class WorkerService:
-    """WorkerService tells what a worker is and how loaded it is. Every worker serves it beside its own
+    """WorkerService describes a worker and reports its load. Every worker serves it besides its own
     service.
     """
 
@@ -112,6 +137,33 @@ class WorkerService:
             '/millstream.v1.WorkerService/GetWorkerInfo',
             millstream_dot_v1_dot_worker__pb2.GetWorkerInfoRequest.SerializeToString,
             millstream_dot_v1_dot_worker__pb2.GetWorkerInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchWorkerInfo(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/millstream.v1.WorkerService/WatchWorkerInfo',
+            millstream_dot_v1_dot_worker__pb2.WatchWorkerInfoRequest.SerializeToString,
+            millstream_dot_v1_dot_worker__pb2.WatchWorkerInfoResponse.FromString,
             options,
             channel_credentials,
             insecure,

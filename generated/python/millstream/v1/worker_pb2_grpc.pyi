@@ -13,13 +13,25 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class WorkerServiceStub:
-    """WorkerService tells what a worker is and how loaded it is. Every worker serves it beside its own
+    """WorkerService describes a worker and reports its load. Every worker serves it besides its own
     service.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     GetWorkerInfo: _aio.UnaryUnaryMultiCallable[_worker_pb2.GetWorkerInfoRequest, _worker_pb2.GetWorkerInfoResponse]
-    """GetWorkerInfo describes the worker. Answers UNAVAILABLE with RetryInfo until the model is loaded."""
+    """GetWorkerInfo returns the worker's current info. Ends with UNAVAILABLE and RetryInfo until the
+    model is loaded, and with UNAVAILABLE and the reason WORKER_DRAINING when it shuts down.
+    """
+    WatchWorkerInfo: _aio.UnaryStreamMultiCallable[_worker_pb2.WatchWorkerInfoRequest, _worker_pb2.WatchWorkerInfoResponse]
+    """WatchWorkerInfo reports the worker's info and its changes: the whole WorkerInfo at once (called
+    before the model is loaded, it waits for that), and again after each change. Every message
+    replaces the one before; of several changes in a row a slow reader MAY get the last one only.
+
+    When the worker begins to shut down the stream ends with UNAVAILABLE and the reason
+    WORKER_DRAINING: the caller MUST NOT start new requests there; running ones continue. Any other
+    end has no meaning for the worker's state. After a reconnect the first message is the full state
+    again; the caller MUST NOT assume that it describes the same process, unless worker_id is the same.
+    """
     WatchLoad: _aio.UnaryStreamMultiCallable[_worker_pb2.WatchLoadRequest, _worker_pb2.WatchLoadResponse]
     """WatchLoad pushes the worker's load: at once, whenever it changed at the end of an interval, and
     every ten intervals even if it did not. The stream ends only with the worker or the caller; after
@@ -27,7 +39,7 @@ class WorkerServiceStub:
     """
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
-    """WorkerService tells what a worker is and how loaded it is. Every worker serves it beside its own
+    """WorkerService describes a worker and reports its load. Every worker serves it besides its own
     service.
     """
 
@@ -37,7 +49,25 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _worker_pb2.GetWorkerInfoRequest,
         context: _aio.ServicerContext[_worker_pb2.GetWorkerInfoRequest, _abc.Awaitable[_worker_pb2.GetWorkerInfoResponse]],
     ) -> _abc.Awaitable[_worker_pb2.GetWorkerInfoResponse]:
-        """GetWorkerInfo describes the worker. Answers UNAVAILABLE with RetryInfo until the model is loaded."""
+        """GetWorkerInfo returns the worker's current info. Ends with UNAVAILABLE and RetryInfo until the
+        model is loaded, and with UNAVAILABLE and the reason WORKER_DRAINING when it shuts down.
+        """
+
+    @_abc_1.abstractmethod
+    def WatchWorkerInfo(
+        self,
+        request: _worker_pb2.WatchWorkerInfoRequest,
+        context: _aio.ServicerContext[_worker_pb2.WatchWorkerInfoRequest, _abc.AsyncIterator[_worker_pb2.WatchWorkerInfoResponse]],
+    ) -> _abc.AsyncIterator[_worker_pb2.WatchWorkerInfoResponse]:
+        """WatchWorkerInfo reports the worker's info and its changes: the whole WorkerInfo at once (called
+        before the model is loaded, it waits for that), and again after each change. Every message
+        replaces the one before; of several changes in a row a slow reader MAY get the last one only.
+
+        When the worker begins to shut down the stream ends with UNAVAILABLE and the reason
+        WORKER_DRAINING: the caller MUST NOT start new requests there; running ones continue. Any other
+        end has no meaning for the worker's state. After a reconnect the first message is the full state
+        again; the caller MUST NOT assume that it describes the same process, unless worker_id is the same.
+        """
 
     @_abc_1.abstractmethod
     def WatchLoad(

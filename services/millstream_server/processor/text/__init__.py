@@ -1,1 +1,1 @@
-"""Text in and out of a model: chat template, tokenizer, detokenizer, stop strings."""
+"""A model's text handling: chat template, tokenizer, detokenizer, stop strings."""

@@ -1,4 +1,4 @@
-"""Token ids to text while they arrive, never half a character."""
+"""Incremental detokenization: token ids to text, in whole characters."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tokenizers.decoders import DecodeStream
 from millstream_server.processor.text.pieces import PieceTable
 
 _MAX_UNDECIDED_TOKENS = 32
-"""How long the library may hold text back; a character is at most four bytes."""
+"""Most tokens for which the library may hold text back; a character has up to four bytes."""
 
 
 class Decodable(Protocol):
-    """What detokenizing needs of a model."""
+    """What the detokenizer needs of a model."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -25,7 +25,7 @@ class Decodable(Protocol):
 
     @property
     def pieces(self) -> PieceTable | None:
-        """Bytes per token, if the decoder allows such a table."""
+        """Bytes per token, or None if the decoder allows no such table."""
         ...
 
 
@@ -34,10 +34,9 @@ class IncrementalDetokenizer:
 
     The texts returned by `push` and `flush` join to the same text however the ids were split, and
     that is `TextModel.decode` of all of them. Malformed UTF-8 becomes U+FFFD, one per ill-formed
-    sequence (Unicode's recommended practice). There it differs from the tokenizers library when the
-    model has byte-fallback tokens: the library lets one bad byte spoil all bytes around it, which
-    could only be known by holding back every such run, and scripts written in bytes would not
-    stream at all.
+    sequence (Unicode's recommended practice). For models with byte-fallback tokens this differs
+    from the tokenizers library, which replaces a whole run of bytes if one is bad. To do the same,
+    every such run would have to be held back, and scripts written in bytes would not stream at all.
     """
 
     __slots__ = ("_text",)
@@ -51,8 +50,8 @@ class IncrementalDetokenizer:
     ) -> None:
         """Start before the first token.
 
-        ``continuation`` says that the ids go on from a prompt's text, so that a SentencePiece
-        model's leading space stays; otherwise they are a text of their own, and it is dropped.
+        ``continuation``: the ids continue a prompt's text, so that a SentencePiece model's leading
+        space is kept; otherwise it is dropped.
         """
         self._text: _PieceText | _LibraryText
         if model.pieces is not None:
@@ -66,12 +65,12 @@ class IncrementalDetokenizer:
         return self._text.push(ids)
 
     def flush(self) -> str:
-        """Return what is left at the end; an incomplete character is U+FFFD."""
+        """Return the remaining text at the end; an incomplete character becomes U+FFFD."""
         return self._text.flush()
 
 
 class _PieceText:
-    """Joins bytes from the table and decodes them as far as they are whole characters."""
+    """Joins bytes from the table and decodes whole characters."""
 
     __slots__ = ("_opening", "_pieces", "_tail")
 
@@ -102,7 +101,7 @@ class _PieceText:
             return b"".join([pieces[token_id] for token_id in ids if token_id < len(pieces)])
 
     def _opening_bytes(self, ids: Sequence[int]) -> bytes:
-        """Read up to the first token with text, which reads differently from the rest."""
+        """Return the bytes up to the first token with text, which has bytes of its own."""
         for index, token_id in enumerate(ids):
             if token_id < len(self._pieces) and self._pieces[token_id]:
                 first = self._opening[token_id] if self._opening is not None else b""
@@ -112,10 +111,10 @@ class _PieceText:
 
 
 class _LibraryText:
-    """The tokenizers library's own stream, for decoders without a table (WordPiece and the like).
+    """The tokenizers library's decode stream, for decoders without a table (WordPiece and others).
 
-    The library fails on, or holds back for ever, what it cannot extend; then it is started afresh
-    and the text so far is given out as it stands.
+    The library raises on, or holds back for ever, ids that it can't decode; then a new stream is
+    started and the text so far is returned.
     """
 
     __slots__ = ("_skip_special_tokens", "_stream", "_tokenizer", "_undecided")

@@ -1,4 +1,4 @@
-"""What callers send as JSON inside strings: tools' schemas, calls' arguments."""
+"""Checks of JSON in strings: tools' schemas, calls' arguments."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _META_VALIDATOR = Draft202012Validator(
 
 
 def object_problem(text: str) -> str | None:
-    """Say why ``text`` is not an acceptable JSON object, or None."""
+    """Return why ``text`` is not an acceptable JSON object, or None."""
     problem, _ = read_object(text)
     return problem
 
 
-# A conversation sends the same tools at every turn; checking a large schema takes milliseconds.
+# Cached: a conversation has the same tools in every turn, and a large schema takes milliseconds.
 @lru_cache(maxsize=256)
 def schema_problem(text: str) -> str | None:
-    """Say why ``text`` is not an acceptable JSON Schema (Draft 2020-12) object, or None."""
+    """Return why ``text`` is not an acceptable JSON Schema (Draft 2020-12) object, or None."""
     problem, schema = read_schema(text)
     if problem is not None:
         return problem
@@ -43,5 +43,5 @@ def schema_problem(text: str) -> str | None:
 
 
 def count_subschemas(text: str) -> int:
-    """Return how much work it is to check this schema: its objects, arrays and booleans."""
+    """Count the schema's objects, arrays and booleans: checking takes time in proportion."""
     return count_parts(read_object(text)[1])

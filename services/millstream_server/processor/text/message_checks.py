@@ -1,9 +1,10 @@
-"""What makes a conversation acceptable, each fault named by its field's path."""
+"""Checks of a conversation; each violation has its field's path."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, islice
 
 from millstream_server.processor.text.json_checks import (
@@ -18,36 +19,53 @@ from millstream_server.runtime.json_bounds import MAX_SUBSCHEMAS
 MAX_VIOLATIONS = 16
 MAX_TOOLS = 128
 
+_MEDIA_ROLES = frozenset({ChatRole.USER, ChatRole.TOOL})
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NAME_RULE = "must match ^[A-Za-z0-9_-]{1,64}$"
 
 
+@dataclass(frozen=True, slots=True)
+class ConversationPaths:
+    """The paths of a conversation's parts in the client's message."""
+
+    messages: str = "messages"
+    tools: str = "tools"
+
+
+DEFAULT_PATHS = ConversationPaths()
+
+
 def check_messages(
-    messages: Sequence[ChatMessage], tools: Sequence[Tool] = ()
+    messages: Sequence[ChatMessage],
+    tools: Sequence[Tool] = (),
+    paths: ConversationPaths = DEFAULT_PATHS,
 ) -> tuple[FieldViolation, ...]:
-    """Return what is wrong, the first `MAX_VIOLATIONS` of it.
+    """Return the violations, at most `MAX_VIOLATIONS`.
 
-    Which roles may follow each other is the template's to say: models differ. Two rules are
-    ours. The last message is not ASSISTANT's: templates would close it and open an empty turn, so
-    going on with a text is Complete's business. And a TOOL message answers an earlier call.
+    The template decides which roles may follow each other: models differ. Two rules are ours. The
+    last message is not ASSISTANT's: templates would close it and open an empty turn; Complete
+    continues a text. And a TOOL message refers to an earlier call.
 
-    Takes milliseconds for large schemas seen for the first time: not for the event loop.
+    Takes milliseconds for large schemas on first use: don't call it on the event loop then.
     """
-    found = chain(_check_conversation(messages), _check_tools(tools))
+    found = chain(_check_conversation(messages, paths), _check_tools(tools, paths.tools))
     return tuple(islice(found, MAX_VIOLATIONS))
 
 
-def _check_conversation(messages: Sequence[ChatMessage]) -> Iterator[FieldViolation]:
+def _check_conversation(
+    messages: Sequence[ChatMessage], paths: ConversationPaths
+) -> Iterator[FieldViolation]:
     if not messages:
-        yield FieldViolation("messages", "must not be empty")
+        yield FieldViolation(paths.messages, "must not be empty")
         return
     calls_so_far: set[str] = set()
     for index, message in enumerate(messages):
-        yield from _check_message(f"messages[{index}]", message, calls_so_far)
+        path = message.field or f"{paths.messages}[{index}]"
+        yield from _check_message(path, message, calls_so_far)
         calls_so_far.update(call.id for call in message.tool_calls)
     if messages[-1].role is ChatRole.ASSISTANT:
         yield FieldViolation(
-            f"messages[{len(messages) - 1}].role",
+            f"{messages[-1].field or f'{paths.messages}[{len(messages) - 1}]'}.role",
             "the last message must not be ASSISTANT's; use Complete to go on with a text",
         )
 
@@ -56,9 +74,13 @@ def _check_message(
     path: str, message: ChatMessage, calls_so_far: set[str]
 ) -> Iterator[FieldViolation]:
     if message.role is None:
-        known = ", ".join(role.name for role in ChatRole)
+        known = ", ".join(f"ROLE_{role.name}" for role in ChatRole)
         yield FieldViolation(f"{path}.role", f"must be one of {known}")
         return
+    if message.parts and message.role not in _MEDIA_ROLES:
+        yield FieldViolation(
+            message.media[0].field, "only USER and TOOL messages may have images and videos"
+        )
     if message.name and not _NAME.fullmatch(message.name):
         yield FieldViolation(f"{path}.name", _NAME_RULE)
     yield from _check_tool_answer(f"{path}.tool_call_id", message, calls_so_far)
@@ -80,8 +102,8 @@ def _check_tool_answer(
     elif not message.tool_call_id:
         yield FieldViolation(path, "a TOOL message must name the tool call it answers")
     elif calls_so_far and message.tool_call_id not in calls_so_far:
-        # Without any structured call before it, the call stands in an assistant's text, in the
-        # model's own notation: then the id is the client's affair.
+        # Without any structured call before, the call is in an assistant's text, in the model's
+        # own notation: then the id isn't checked.
         yield FieldViolation(path, "no earlier ASSISTANT message has a tool call with this id")
 
 
@@ -96,16 +118,16 @@ def _check_tool_call(path: str, call: ToolCall, ids: set[str]) -> Iterator[Field
         yield FieldViolation(f"{path}.arguments_json", problem)
 
 
-def _check_tools(tools: Sequence[Tool]) -> Iterator[FieldViolation]:
+def _check_tools(tools: Sequence[Tool], field: str) -> Iterator[FieldViolation]:
     if len(tools) > MAX_TOOLS:
-        yield FieldViolation("tools", f"at most {MAX_TOOLS} tools, not {len(tools)}")
+        yield FieldViolation(field, f"at most {MAX_TOOLS} tools, not {len(tools)}")
         return
     if sum(count_subschemas(tool.parameters_json_schema) for tool in tools) > MAX_SUBSCHEMAS:
-        yield FieldViolation("tools", f"schemas with more than {MAX_SUBSCHEMAS} parts in all")
+        yield FieldViolation(field, f"schemas with more than {MAX_SUBSCHEMAS} parts in all")
         return
     names: set[str] = set()
     for index, tool in enumerate(tools):
-        path = f"tools[{index}]"
+        path = f"{field}[{index}]"
         if not _NAME.fullmatch(tool.name):
             yield FieldViolation(f"{path}.name", _NAME_RULE)
         elif tool.name in names:

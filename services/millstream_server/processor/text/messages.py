@@ -7,11 +7,13 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from millstream_server.processor.media.parts import MediaPart
+
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 class ChatRole(enum.Enum):
-    """Who speaks; the values are the names chat templates use."""
+    """The author of a message; the values are the names in chat templates."""
 
     SYSTEM = "system"
     DEVELOPER = "developer"
@@ -33,15 +35,25 @@ class ToolCall:
 class ChatMessage:
     """One message.
 
-    ``role`` None stands for a role this server does not know; `check_messages` refuses it.
+    ``role`` None is an unknown role, which `check_messages` refuses.
     ``tool_call_id`` is set on TOOL messages only: the call they answer.
     """
 
     role: ChatRole | None
     text: str
+    """The message's text; in a message with media, of all its text parts."""
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+    field: str = ""
+    """Path of the message in the request; empty: not from a client, or checked already."""
+    parts: tuple[str | MediaPart, ...] = ()
+    """A message with media: its parts in order; empty for text alone."""
+
+    @property
+    def media(self) -> tuple[MediaPart, ...]:
+        """Its images and videos, in order."""
+        return tuple(part for part in self.parts if not isinstance(part, str))
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +65,22 @@ class Tool:
     parameters_json_schema: str
 
 
-def message_for_template(message: ChatMessage, *, knows_developer: bool) -> dict[str, Any]:
+def message_for_template(message: ChatMessage, *, supports_developer: bool) -> dict[str, Any]:
     """Shape a checked message as Hugging Face templates expect it.
 
     Keys without a value are left out: templates test for them with ``is defined``. DEVELOPER
-    becomes "system" for templates that never heard of it; most would print the role's name as it
-    is, and the model was never trained on it.
+    becomes "system" for templates without that role; most would print the role's name, on which the
+    model was not trained.
     """
     role = message.role
     if role is None:
         raise ValueError("the message has no role: it was not checked")
-    if role is ChatRole.DEVELOPER and not knows_developer:
+    if role is ChatRole.DEVELOPER and not supports_developer:
         role = ChatRole.SYSTEM
-    shaped: dict[str, Any] = {"role": role.value, "content": message.text}
+    content: Any = message.text
+    if message.parts:
+        content = [_part_for_template(part) for part in message.parts]
+    shaped: dict[str, Any] = {"role": role.value, "content": content}
     if message.name:
         shaped["name"] = message.name
     if message.tool_call_id:
@@ -73,6 +88,12 @@ def message_for_template(message: ChatMessage, *, knows_developer: bool) -> dict
     if message.tool_calls:
         shaped["tool_calls"] = [_tool_call_for_template(call) for call in message.tool_calls]
     return shaped
+
+
+def _part_for_template(part: str | MediaPart) -> dict[str, str]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    return {"type": part.modality.value}
 
 
 def tool_for_template(tool: Tool) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a model directory's JSON files say about its texts, read without loading the model."""
+"""Reads a model directory's JSON files, without loading the model."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ _TEXT_SECTIONS = ("text_config", "llm_config")
 
 
 class UnusableModelError(ValueError):
-    """The model directory cannot be used; the sentence names the file. Stops the start."""
+    """The model directory can't be used; the text names the file. The start then fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """The model's own sampling defaults; None where it has none.
+    """The model's own sampling defaults; None where there is none.
 
-    ``do_sample`` is not among them: serving engines draw unless the temperature is 0, whatever it
-    says, and clients expect the same here.
+    ``"do_sample": false`` makes the temperature 0, as in transformers, which then decodes greedily
+    whatever the file's temperature is. Without ``do_sample`` decoding isn't greedy, as in other
+    serving engines.
     """
 
     temperature: float | None = None
@@ -32,31 +33,31 @@ class GenerationDefaults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What config.json and generation_config.json say."""
+    """Values from config.json and generation_config.json."""
 
     eos_token_ids: tuple[int, ...] = ()
-    """Any of them ends a generation; empty when neither file names one."""
+    """Token ids that end a generation; empty if neither file has one."""
     bos_token_id: int | None = None
     context_length: int | None = None
     generation_defaults: GenerationDefaults = GenerationDefaults()
 
 
 def read_model_facts(path: Path) -> ModelFacts:
-    """Read both files; an absent file says nothing.
+    """Read both files; a missing file counts as empty.
 
     Raises:
         UnusableModelError: a file is not a JSON object, or a value has the wrong type.
     """
     config = _read_object(path / "config.json")
     generation = _read_object(path / "generation_config.json")
-    # generation_config.json comes first: that is where chat models add their end-of-turn token.
+    # generation_config.json comes first: chat models add their end-of-turn token there.
     sections = [generation, config, *_text_sections(config)]
     return ModelFacts(
         eos_token_ids=next(filter(None, (_eos_ids(section) for section in sections)), ()),
         bos_token_id=_first_int(sections, ("bos_token_id",)),
         context_length=_first_int(sections[1:], _CONTEXT_KEYS),
         generation_defaults=GenerationDefaults(
-            temperature=_number(generation, "temperature"),
+            temperature=_temperature(generation),
             top_p=_number(generation, "top_p"),
             top_k=_first_int([generation], ("top_k",)),
             min_p=_number(generation, "min_p"),
@@ -78,7 +79,7 @@ def _read_object(file: Path) -> Mapping[str, object]:
 
 
 def _text_sections(config: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
-    """Multimodal models keep their language model's values one level down."""
+    """Yield the sections to search: in multimodal models also one level down."""
     for name in _TEXT_SECTIONS:
         section = config.get(name)
         if isinstance(section, dict):
@@ -95,7 +96,7 @@ def _first_int(sections: list[Mapping[str, object]], keys: tuple[str, ...]) -> i
     for section in sections:
         for key in keys:
             value = section.get(key)
-            # Some files hold a list of BOS ids per language; that is no default for anybody.
+            # Some files have a list of BOS ids per language, which gives no default.
             if value is not None and not isinstance(value, list):
                 return _whole(key, value)
     return None
@@ -105,6 +106,16 @@ def _whole(key: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise UnusableModelError(f"the model's config: {key} must be a whole number, not {value!r}")
     return value
+
+
+def _temperature(generation: Mapping[str, object]) -> float | None:
+    do_sample = generation.get("do_sample")
+    if do_sample is not None and not isinstance(do_sample, bool):
+        raise UnusableModelError(
+            f"generation_config.json: do_sample must be true or false, not {do_sample!r}"
+        )
+    temperature = _number(generation, "temperature")
+    return 0.0 if do_sample is False else temperature
 
 
 def _number(section: Mapping[str, object], key: str) -> float | None:

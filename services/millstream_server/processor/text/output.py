@@ -1,4 +1,4 @@
-"""One choice's way from token ids to text that may be sent."""
+"""One choice's token ids to text that may be sent."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from millstream_server.processor.text.stops import StopMatcher
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """What some new tokens came to.
+    """The result of new tokens.
 
-    ``consumed_tokens`` counts the tokens up to and including the one that completed the stop;
-    without a stop, all of them. So usage stays exact when the engine was ahead of the stop.
+    ``consumed_tokens`` counts the tokens up to and including the one that completed the stop, or
+    all without a stop. So usage is exact although the engine may have generated beyond the stop.
     """
 
     text: str
@@ -53,7 +53,7 @@ class ChoiceText:
             return TextDelta(self._detokenizer.push(ids), len(ids))
         if self._matched is not None:
             return TextDelta("", 0, self._matched)
-        # One by one: only so is it known which token completed the stop.
+        # One by one, to know which token completed the stop.
         parts: list[str] = []
         for count, token_id in enumerate(ids, start=1):
             safe, self._matched = self._matcher.push(self._detokenizer.push((token_id,)))
@@ -63,7 +63,7 @@ class ChoiceText:
         return TextDelta("".join(parts), len(ids))
 
     def finish(self) -> str:
-        """Return the rest when generation ended; after a stop there is none."""
+        """Return the remaining text at the generation's end; empty after a stop."""
         if self._matched is not None:
             return ""
         rest = self._detokenizer.flush()

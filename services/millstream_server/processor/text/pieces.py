@@ -1,14 +1,14 @@
-"""Which bytes each token stands for, worked out once per model from its decoder.
+"""The bytes of each token, computed once per model from its decoder.
 
 Nearly all generative models decode in one of two ways: byte-level BPE (GPT-2's alphabet of 256
 printable characters) or SentencePiece (a meta symbol for the space, and `<0xE4>` tokens for bytes
 without a token of their own). Both come down to joining bytes, so a table of bytes per token id
 serves incremental decoding as well as the bytes of logprob entries.
 
-Why not `tokenizers.decoders.DecodeStream` for these (version 0.23; unit tests watch it): it decodes
-everything since the last whole character again, so a model that repeats U+FFFD or a half character
-costs quadratic time on the event loop; and with byte fallback an invalid byte after valid ones
-raises in the middle of an answer.
+`tokenizers.decoders.DecodeStream` isn't used for these (version 0.23; unit tests show why). It
+decodes everything since the last whole character again: a model that repeats U+FFFD or half a
+character takes quadratic time on the event loop. And with byte fallback an invalid byte after valid
+ones raises in the middle of an answer.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Step = Mapping[str, Any]
 """One decoder as the tokenizers library serialises it: a type and its options."""
 
 Reader = Callable[[str], bytes]
-"""Turns a token as the vocabulary spells it into the bytes it stands for."""
+"""Converts a token as written in the vocabulary into its bytes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PieceTable:
-    """Bytes per token id, three ways. Ids the tokenizer lacks have no bytes."""
+    """Bytes per token id, in three variants. Ids that the tokenizer lacks have no bytes."""
 
     every: Sequence[bytes]
     visible: Sequence[bytes]
@@ -42,7 +42,7 @@ class PieceTable:
 
 
 def build_piece_table(tokenizer: Tokenizer) -> PieceTable | None:
-    """Make the table, or return None when the decoder is of neither known family."""
+    """Make the table; return None if the decoder is of neither known family."""
     readers = _readers(_decoder_steps(tokenizer))
     if readers is None:
         return None
@@ -79,7 +79,7 @@ def _flatten(step: Step) -> list[Step]:
 
 
 def _readers(steps: Sequence[Step]) -> tuple[Reader, Reader] | None:
-    """Find how to read tokens anywhere in a text, and at its start."""
+    """Return the readers for tokens inside a text and at its start; None if not supported."""
     kinds = [step["type"] for step in steps]
     if kinds in (["ByteLevel"], ["ByteLevel", "Fuse"]):
         read = _byte_level_reader()
@@ -98,7 +98,7 @@ def _byte_level_reader() -> Reader:
         try:
             return bytes([byte_of[char] for char in token])
         except KeyError:
-            # Added tokens are spelt as themselves, not in the alphabet.
+            # Added tokens are written as plain text, not in the alphabet.
             return token.encode()
 
     return read
@@ -107,7 +107,7 @@ def _byte_level_reader() -> Reader:
 def _sentencepiece_readers(steps: Sequence[Step]) -> tuple[Reader, Reader] | None:
     """Accept text replacements, then byte fallback, then joining, then one leading space less.
 
-    Any other order means something else to the library, so it is left to the library.
+    Any other order has another meaning, so the library's own stream is used.
     """
     rest = list(steps)
     replacements: list[tuple[str, str, str]] = []
@@ -136,7 +136,7 @@ def _sentencepiece_readers(steps: Sequence[Step]) -> tuple[Reader, Reader] | Non
 
 
 def _replacement(step: Step) -> tuple[str, str, str] | None:
-    """Return what is replaced, by what inside a text, and by what in its first token."""
+    """Return the replaced text, its replacement inside a text, and that in the first token."""
     if step["type"] == "Metaspace":
         space_at_start = " " if step["prepend_scheme"] == "never" else ""
         return step["replacement"], " ", space_at_start

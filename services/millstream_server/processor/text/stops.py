@@ -1,7 +1,7 @@
-"""Stop strings: ends an answer where one appears, and lets no part of one out.
+"""Stop strings: end the text before the first one; no part of one is returned.
 
-The matcher is an Aho-Corasick automaton (Aho and Corasick, 1975): one state, each character looked
-at once, however many stops there are and wherever the text is cut.
+The matcher is an Aho-Corasick automaton (Aho and Corasick, 1975): each character is read once,
+for any number of stops and any division of the text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_STOP_CHARS = 256
 
 
 def check_stops(stops: Sequence[str]) -> tuple[FieldViolation, ...]:
-    """Return what is wrong with a request's stop strings."""
+    """Return the violations in a request's stop strings."""
     if len(stops) > MAX_STOPS:
         return (FieldViolation("stop", f"at most {MAX_STOPS} stop strings, not {len(stops)}"),)
     return tuple(
@@ -31,9 +31,8 @@ def check_stops(stops: Sequence[str]) -> tuple[FieldViolation, ...]:
 class StopMatcher:
     """Searches one growing text for stop strings.
 
-    The stop that is complete first wins, for that is when generation can end; of several ending at
-    the same character the longest, so that the least is sent. Hence the result does not depend on
-    how the text was cut.
+    The stop that is complete first wins, since generation can end there; of several that end at the
+    same character the longest. So the result doesn't depend on how the text is divided.
     """
 
     __slots__ = ("_automaton", "_held", "_matched", "_state")
@@ -63,17 +62,18 @@ class StopMatcher:
         return seen[:split], None
 
     def flush(self) -> str:
-        """Return the held text: generation ended, so it is no stop any more."""
+        """Return the text held back: generation has ended, so no stop can complete."""
         held, self._held, self._state = self._held, "", 0
         return held
 
     def _advance(self, text: str) -> int:
-        """Read ``text`` up to its end or a stop's; return where that is."""
+        """Read ``text`` up to its end or a stop's end; return that position."""
         automaton = self._automaton
         state, index, length = self._state, 0, len(text)
         while index < length:
             if state == 0:
-                # Between candidates, look for a stop's first character at the regex engine's speed.
+                # Outside of a candidate, search for a stop's first character with a regex, which is
+                # faster.
                 candidate = automaton.first_char.search(text, index)
                 if candidate is None:
                     index = length
@@ -97,7 +97,7 @@ class _Automaton:
         self._children: list[dict[str, int]] = [{}]
         self._fallbacks = [0]
         self.depths = [0]
-        """Length of a state's prefix: so many characters must be held back."""
+        """Length of a state's prefix: the number of characters to hold back."""
         self.matches: list[str | None] = [None]
         """The longest stop that ends in a state."""
         for stop in stops:

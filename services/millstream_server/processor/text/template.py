@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jinja2
 from jinja2.exceptions import TemplateError
 
-# Private, but the one way to the library's environment (immutable sandbox, `tojson`, `generation`
-# blocks, `raise_exception`) that allows reading the output piece by piece, hence capping it.
+# Private, but the only access to the library's environment (immutable sandbox, `tojson`,
+# `generation` blocks, `raise_exception`) with which the output can be read in pieces and limited.
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from millstream_server.processor.text.messages import (
@@ -22,9 +22,8 @@ from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFea
 
 DEFAULT_MAX_PROMPT_CHARS = 4 * 1024 * 1024
 _MAX_SENTENCE_CHARS = 200
-_FIELD = "messages"
 
-# Whatever a template's own code can raise; a template that cannot digest a message shows it so.
+# What a template's own code can raise on messages that it doesn't support.
 _TEMPLATE_FAULTS = (
     TemplateError,
     ArithmeticError,
@@ -37,10 +36,10 @@ _TEMPLATE_FAULTS = (
 
 
 class ChatTemplate:
-    """Turns a conversation into the prompt a model was trained on.
+    """Renders a conversation as the prompt that the model expects.
 
-    The template comes with the model, never from a client. `render` is safe to call from several
-    threads, and takes too long for an event loop when a conversation is long.
+    The template is the model's, never a client's. `render` is thread-safe; for a long conversation
+    it takes too long for an event loop.
     """
 
     def __init__(
@@ -60,11 +59,12 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._max_prompt_chars = max_prompt_chars
         self._compiled = {name: _compile(name, source) for name, source in sources.items()}
-        self._knows_developer = {name: "developer" in source for name, source in sources.items()}
+        self._globals = {name: dict(found.globals) for name, found in self._compiled.items()}
+        self._supports_developer = {name: "developer" in source for name, source in sources.items()}
 
     @property
     def available(self) -> bool:
-        """Whether the model has a template at all."""
+        """Whether the model has a template."""
         return "default" in self._compiled
 
     def render(
@@ -73,47 +73,57 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         *,
         add_generation_prompt: bool = True,
+        field: str = "messages",
     ) -> str:
-        """Render messages and tools that have passed `check_messages`.
+        """Render messages and tools that have passed `check_messages`; errors name ``field``.
 
-        The prompt holds the model's special tokens already: encode it without adding any.
+        The prompt has the model's special tokens already: encode it without adding any.
 
         Raises:
-            InvalidRequestError: the template refuses the messages or cannot digest them, the prompt
-                grows too long, or (`UnsupportedFeatureError`) the model has no template.
+            InvalidRequestError: the template refuses or doesn't support the messages, the prompt
+            is too long, or (`UnsupportedFeatureError`) the model has no template.
         """
         name = "tool_use" if tools and "tool_use" in self._compiled else "default"
         template = self._compiled.get(name)
         if template is None:
             sentence = "this model has no chat template; use Complete with a prompt"
-            raise UnsupportedFeatureError.of(_FIELD, sentence)
+            raise UnsupportedFeatureError.of(field, sentence)
         shaped = [
-            message_for_template(message, knows_developer=self._knows_developer[name])
+            message_for_template(message, supports_developer=self._supports_developer[name])
             for message in messages
         ]
         variables = {
+            **self._globals[name],
             **self._special_tokens,
             "messages": shaped,
-            # Templates test `tools` for being there at all.
+            # Templates test whether `tools` is defined.
             "tools": [tool_for_template(tool) for tool in tools] or None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._collect(template, variables)
+            return self._collect(template, variables, field)
         except _TEMPLATE_FAULTS as exc:
-            raise InvalidRequestError.of(_FIELD, _sentence_of(exc)) from exc
+            raise InvalidRequestError.of(field, _sentence_of(exc)) from exc
 
-    def _collect(self, template: jinja2.Template, variables: Mapping[str, object]) -> str:
+    def _collect(self, template: jinja2.Template, variables: dict[str, object], field: str) -> str:
         pieces: list[str] = []
         chars_left = self._max_prompt_chars
-        for piece in template.generate(variables):
+        for piece in _generate(template, variables):
             chars_left -= len(piece)
             if chars_left < 0:
                 sentence = f"the prompt would exceed {self._max_prompt_chars} characters"
-                raise InvalidRequestError.of(_FIELD, sentence)
+                raise InvalidRequestError.of(field, sentence)
             pieces.append(piece)
         return "".join(pieces)
+
+
+def _generate(template: jinja2.Template, variables: dict[str, object]) -> Iterator[str]:
+    """Do the same as `Template.generate`, without its copies and checks per call.
+
+    Saves a fifth of the time for a short chat. ``variables`` include the environment's globals.
+    """
+    return template.root_render_func(template.new_context(variables, shared=True))
 
 
 def _compile(name: str, source: str) -> jinja2.Template:
@@ -127,7 +137,7 @@ def _compile(name: str, source: str) -> jinja2.Template:
 
 
 def _sentence_of(exc: Exception) -> str:
-    """Pass on what the template says by `raise_exception`, and nothing of the interpreter's."""
+    """Return the message of the template's `raise_exception`, but none of the interpreter's."""
     # `raise_exception` raises this very class; Jinja's own errors are subclasses of it.
     if type(exc) is TemplateError and exc.message:
         return f"the chat template says: {exc.message[:_MAX_SENTENCE_CHARS]}"

@@ -1,7 +1,7 @@
-"""A model's tokenizer and chat template, from a local directory, without loading the model.
+"""A model's tokenizer and chat template, from a local directory.
 
-Neither torch nor an engine is imported: a Processor runs in a container without them. That is why
-the library's `AutoTokenizer` is not used here; it imports torch wherever that is installed.
+Neither torch nor an engine is imported: a Processor's container has none. So the library's
+`AutoTokenizer` isn't used, which imports torch if it is installed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from pathlib import Path
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from millstream_server.media.families.family import Family
+from millstream_server.media.families.loading import load as load_family
+from millstream_server.media.families.model_config import UnusableFamilyError
 from millstream_server.processor.text.detokenizer import IncrementalDetokenizer
 from millstream_server.processor.text.model_files import (
     GenerationDefaults,
@@ -21,26 +24,37 @@ from millstream_server.processor.text.model_files import (
 )
 from millstream_server.processor.text.pieces import PieceTable, build_piece_table
 from millstream_server.processor.text.template import DEFAULT_MAX_PROMPT_CHARS, ChatTemplate
+from millstream_server.runtime.telemetry.log import get_log
+
+log = get_log(__name__)
 
 _SHORT_CHARS = 1024
-"""Half a millisecond of work, the time a thread may hold the interpreter lock anyway."""
+"""Up to this length tokenizing takes half a millisecond, as long as a thread may keep the GIL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TextModel:
-    """All that a model directory says about texts. Immutable; shared by all requests."""
+    """A model directory's text handling. Immutable; shared by all requests."""
 
     tokenizer: Tokenizer
     pieces: PieceTable | None
     chat_template: ChatTemplate
     vocab_size: int
-    """One more than the tokenizer's highest id; the model's own vocabulary may be padded beyond."""
+    """The tokenizer's highest id plus 1; the model's own vocabulary may be padded beyond."""
     eos_token_ids: tuple[int, ...]
-    """Any of them ends a generation. Empty when the directory names none."""
+    """Token ids that end a generation. Empty if the directory has none."""
     bos_token_id: int | None
     context_length: int | None
-    """Prompt plus completion in tokens, as the model was trained; an engine may be set lower."""
+    """The model's context length in tokens; an engine's may be set lower."""
     generation_defaults: GenerationDefaults
+    family: Family | None = None
+    """How the model places images and videos in its prompts; None: it takes text only."""
+
+    @property
+    def soft_tokens(self) -> frozenset[int]:
+        """Ids of the placeholders in whose place the model reads embeddings."""
+        family = self.family
+        return frozenset(family.soft_token(m) for m in family.modalities) if family else frozenset()
 
     @classmethod
     def load(cls, path: Path, *, max_prompt_chars: int = DEFAULT_MAX_PROMPT_CHARS) -> TextModel:
@@ -52,7 +66,7 @@ class TextModel:
         facts = read_model_facts(path)
         fast = _load_fast_tokenizer(path)
         tokenizer = fast.backend_tokenizer
-        # A tokenizer.json may carry its training's truncation, which would cut prompts silently.
+        # A tokenizer.json may contain truncation from training, which would silently cut prompts.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         special_tokens = {
@@ -72,30 +86,31 @@ class TextModel:
             bos_token_id=fast.bos_token_id if facts.bos_token_id is None else facts.bos_token_id,
             context_length=facts.context_length,
             generation_defaults=facts.generation_defaults,
+            family=_load_family(path),
         )
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Tokenize; ``add_special_tokens`` for raw prompts, not for rendered templates.
 
-        Takes about 0.5 us per character: long texts belong into a thread.
+        Takes about 0.5 us per character: tokenize long texts in a thread.
         """
         if len(text) < _SHORT_CHARS:
-            # Quicker than to give the interpreter lock away and win it back from a busy event loop.
+            # Faster than releasing the GIL and waiting for it while the event loop is busy.
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        # The library's `encode` keeps the interpreter lock to its end, its batch calls do not.
+        # The library's `encode` keeps the GIL, its batch calls release it.
         batch = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return batch[0].ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of all ids: what an `IncrementalDetokenizer` gives in parts."""
+        """Return the text of all ids, as an `IncrementalDetokenizer` returns it in parts."""
         detokenizer = IncrementalDetokenizer(self, skip_special_tokens=skip_special_tokens)
         return detokenizer.push(ids) + detokenizer.flush()
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return what a token stands for inside a text, special tokens by name; b"" if unknown.
+        """Return a token's bytes inside a text, a special token's name; b"" if unknown.
 
-        It may be part of a character. The bytes of a byte-level or SentencePiece tokenizer's tokens
-        join to the text's bytes.
+        They may be part of a character. For byte-level and SentencePiece tokenizers the tokens'
+        bytes joined are the text's bytes.
         """
         if not 0 <= token_id < self.vocab_size:
             return b""
@@ -104,13 +119,21 @@ class TextModel:
         return self.pieces.every[token_id]
 
     def token_text(self, token_id: int) -> str:
-        """Return `token_bytes` as text, with U+FFFD for a part of a character."""
+        """Return `token_bytes` as text, with U+FFFD for an incomplete character."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
+
+
+def _load_family(path: Path) -> Family | None:
+    try:
+        return load_family(path)
+    except UnusableFamilyError as exc:
+        log.warning("the model is served for text only", reason=str(exc))
+        return None
 
 
 def _load_fast_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     if not (path / "tokenizer.json").is_file():
-        # Said here because the library would take the path for the name of a model on a hub.
+        # Checked here because the library would take the path for the name of a model on a hub.
         raise UnusableModelError(f"{path} has no tokenizer.json")
     try:
         return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)

@@ -1,0 +1,180 @@
+"""One request: its attempts and the pauses between them, until it succeeds or fails."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from millstream_client.answers import Answer
+from millstream_client.errors import (
+    IncompleteAnswerError,
+    MillstreamError,
+    RequestCancelledError,
+    from_rpc_error,
+)
+from millstream_client.retry import Attempts, Retry
+
+if TYPE_CHECKING:
+    from millstream_client.connection import Connection
+
+Attempt = Callable[[], AsyncGenerator[Any, None]]
+"""Sends the request once and yields the server's messages; closing the generator ends the call."""
+Adapt = Callable[[MillstreamError], bool]
+"""Called with a failure; may change the request; returns whether to send it again."""
+
+
+def client_closed() -> RequestCancelledError:
+    """Make the error of calls that run when the client is closed, or that come later."""
+    return RequestCancelledError("the client was closed")
+
+
+class Request:
+    """One request, from its first attempt to its end."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        retry: Retry,
+        timeout_s: float | None,
+        request_id: str = "",
+        adapt: Adapt = lambda _: False,
+    ) -> None:
+        """Prepare; the time-out starts now."""
+        self._connection = connection
+        self._attempts = Attempts(retry, timeout_s)
+        self._request_id = request_id
+        self._adapt = adapt
+        self.answer = Answer()
+        """The answer so far; empty for a call without a response stream."""
+        self._call: Any = None
+        self._ended: MillstreamError | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The id from the server, else the one that was sent."""
+        return self.answer.request_id or self._request_id
+
+    def timeout_s(self) -> float | None:
+        """Return the seconds left; None without a limit."""
+        return self._attempts.timeout_s()
+
+    async def messages(
+        self, attempt: Attempt, exclusive: contextlib.AbstractContextManager[None] | None = None
+    ) -> AsyncGenerator[Any, None]:
+        """Send the request, with retries; yield the server's messages.
+
+        ``exclusive`` is held from the first attempt to the end.
+
+        Raises:
+            MillstreamError: the request failed or was ended.
+        """
+        with exclusive or contextlib.nullcontext(), self._connection.holding(self):
+            while True:
+                try:
+                    self.check_not_ended()
+                    async with contextlib.aclosing(attempt()) as messages:
+                        async for message in messages:
+                            yield message
+                    if not self.answer.complete:
+                        raise incomplete()
+                except (grpc.RpcError, IncompleteAnswerError, asyncio.CancelledError) as error:
+                    if is_task_cancelled(error):
+                        raise
+                    if self.answer.complete:
+                        return  # the answer is complete, only the stream's end failed
+                    failed = self._failure(error)
+                    pause_s = self._pause_s(failed)
+                    if pause_s is None:
+                        raise failed from failed.__cause__
+                else:
+                    return
+                finally:
+                    self._call = None
+                await self._pause(failed, pause_s)
+
+    def check_not_ended(self) -> None:
+        """Raise the error given to `end`, if there is one."""
+        if self._ended is not None:
+            raise self._failure(self._ended)
+
+    def watch(self, call: Any) -> None:
+        """Let `end` cancel this call or pause; at once if the request was ended before."""
+        self._call = call
+        if self._ended is not None:
+            call.cancel()
+
+    def cancel(self) -> None:
+        """End the request with a RequestCancelledError."""
+        self.end(RequestCancelledError("cancelled by the caller"))
+
+    def end(self, error: MillstreamError) -> None:
+        """End the request; its reader gets ``error``."""
+        if self._ended is None:
+            self._ended = error
+        if self._call is not None:
+            self._call.cancel()
+
+    def _failure(self, error: BaseException) -> MillstreamError:
+        """Return the request's failure: the error given to `end`, else ``error`` converted."""
+        if self._ended is not None:
+            failed: MillstreamError = self._ended
+        elif isinstance(error, MillstreamError):
+            failed = error
+        elif isinstance(error, asyncio.CancelledError):  # the channel itself was closed
+            failed = client_closed()
+        else:
+            failed = from_rpc_error(error)
+        failed.request_id = self.request_id
+        failed.partial = self.answer if self.answer.begun else None
+        return failed
+
+    def _pause_s(self, failed: MillstreamError) -> float | None:
+        """Return the pause before the next attempt in seconds; None if this failure is final."""
+        if self._ended is not None or self.answer.begun:
+            return None
+        return 0.0 if self._adapt(failed) else self._attempts.pause_s(failed)
+
+    async def _pause(self, failed: MillstreamError, pause_s: float) -> None:
+        """Pause, then wait until there is a connection.
+
+        Raises:
+            MillstreamError: ``failed`` if there is none in time, or the error given to `end`.
+        """
+
+        async def connected() -> bool:
+            await asyncio.sleep(pause_s)
+            if failed.code is not grpc.StatusCode.UNAVAILABLE:
+                return True
+            try:
+                await asyncio.wait_for(self._connection.ready(), self._attempts.wait_s())
+            except TimeoutError:
+                return False
+            return True
+
+        pause = asyncio.ensure_future(connected())
+        self.watch(pause)
+        try:
+            go_on = await pause
+        except asyncio.CancelledError as error:
+            if is_task_cancelled(error) or self._ended is None:
+                raise
+            raise self._failure(failed) from failed.__cause__
+        if not go_on:
+            raise self._failure(failed) from failed.__cause__
+
+
+def is_task_cancelled(error: BaseException) -> bool:
+    """Return whether this task was cancelled, and not a call or a pause, which raise the same."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+def incomplete() -> IncompleteAnswerError:
+    """Make the error of a stream that ended too early; it may be retried."""
+    error = IncompleteAnswerError("the server ended the stream before the answer was finished")
+    error.retryable = True
+    return error

@@ -1,0 +1,1 @@
+"""What `millstream up` starts: its plan, its processes, their progress."""

@@ -1,0 +1,1 @@
+"""What encoding media is: the engine's Protocol, and what it returns."""

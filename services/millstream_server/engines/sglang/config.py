@@ -1,0 +1,211 @@
+"""How an SGLang engine is started: our settings, and SGLang's arguments made from them."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from millstream_server.engines.base import Role
+from millstream_server.engines.sglang import cpu as sglang_cpu
+from millstream_server.generation.sampling import Ability
+from millstream_server.runtime.errors import EngineFailedError
+
+_DISAGGREGATION_MODES = {
+    Role.AGGREGATED: "null",
+    Role.PREFILL: "prefill",
+    Role.DECODE: "decode",
+}
+
+_CPU_DEFAULTS: Mapping[str, object] = {
+    # SGLang's plain PyTorch paths; everything else needs a GPU or AMX.
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "disable_cuda_graph": True,
+    # By default the idle scheduler spins; several engines share a development machine's cores.
+    "sleep_on_idle": True,
+    # Else SGLang takes most of the host's memory for the KV pool.
+    "max_total_tokens": 8192,
+    "max_running_requests": 16,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangEngineConfig:
+    """Settings of one SGLang engine."""
+
+    model_path: str
+    role: Role = Role.AGGREGATED
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """"auto" uses the GPU where there is one; the CPU needs `engines.sglang.cpu`."""
+    dtype: str = "auto"
+    """"auto" is the checkpoint's type on a GPU and float32 on the CPU."""
+    bootstrap_host: str = "127.0.0.1"
+    """This engine's address as its P/D peers reach it; its KV sockets bind there."""
+    bootstrap_port: int = 8998
+    """Prefill only; must be free, and differ between engines on one host."""
+    transfer_backend: str = "nixl"
+    """Must be the same for prefill and decode; the CPU stand-in supports NIXL only."""
+    max_total_tokens: int | None = None
+    """Size of the KV pool; None: what memory allows on a GPU, 8192 on the CPU."""
+    max_running_requests: int | None = None
+    """None: SGLang decides on a GPU, 16 on the CPU."""
+    context_length: int | None = None
+    """None: the model's own."""
+    deterministic: bool = False
+    """Batch-invariant kernels: slower, but enables a request's seed (`Ability.SEED`)."""
+    engine_tokenizer: bool = False
+    """Give SGLang the tokenizer: needed for `MIN_NEW_TOKENS` and `CONSTRAINTS`."""
+    served_model_name: str = ""
+    """The label `model_name` of SGLang's metrics; empty: `model_path`."""
+    metrics: bool = True
+    """Export SGLang's own metrics (`engines.sglang.metrics`)."""
+    warm_up_timeout_s: float = 120.0
+    transfer_timeout_s: float = 60.0
+    """How long a P/D leg waits for its peer; whole seconds, rounded up."""
+    multimodal: bool | None = None
+    """Whether SGLang takes images and videos; None: the engine finds out from the model's files."""
+    extra: Mapping[str, object] = field(default_factory=dict)
+    """Further fields of SGLang's ServerArgs, passed on unchanged."""
+    otlp_endpoint: str = ""
+    """Collector of SGLang's spans, http://HOST:PORT; empty: SGLang traces nothing."""
+    log_level: str = "warning"
+    """Level of SGLang's loggers, in this process and in those it spawns."""
+
+    def resolved_device(self) -> str:
+        """Return "cpu" or "cuda"."""
+        if self.device != "auto":
+            return self.device
+        return "cuda" if sglang_cpu.gpu_present() else "cpu"
+
+    def abilities(self) -> frozenset[Ability]:
+        """Return the abilities of an engine with this configuration."""
+        found = {Ability.LOGIT_BIAS}
+        if self.deterministic:
+            found.add(Ability.SEED)
+        if self.engine_tokenizer:
+            found |= {Ability.MIN_NEW_TOKENS, Ability.CONSTRAINTS}
+        if self.role is not Role.DECODE:
+            # A decode engine gets the prompt's KV cache, not its logits.
+            found.add(Ability.PROMPT_LOGPROBS)
+        return frozenset(found)
+
+
+def engine_arguments(
+    config: SglangEngineConfig, known_fields: Collection[str]
+) -> dict[str, object]:
+    """Make the keyword arguments of `sgl.Engine`.
+
+    ``known_fields`` are the names of ServerArgs' fields in the SGLang that is installed.
+
+    Raises:
+        EngineFailedError: `extra` names a field that is unknown or managed by us.
+    """
+    defaults = dict(_CPU_DEFAULTS) if config.resolved_device() == "cpu" else {}
+    if config.multimodal and defaults:
+        defaults["mm_attention_backend"] = "sdpa"  # the others need Triton or CUDA
+    managed = _managed_arguments(config)
+    _check_extra(config.extra, managed, known_fields)
+    missing = sorted((managed.keys() | defaults.keys()) - set(known_fields))
+    if missing:
+        message = f"This SGLang has no server argument {', '.join(missing)}: update the adapter."
+        raise EngineFailedError(message)
+    return {**defaults, **managed, **config.extra}
+
+
+def _managed_arguments(config: SglangEngineConfig) -> dict[str, object]:
+    on_cpu = config.resolved_device() == "cpu"
+    arguments: dict[str, object] = {
+        "model_path": config.model_path,
+        "device": config.resolved_device(),
+        "dtype": "float32" if on_cpu and config.dtype == "auto" else config.dtype,
+        "log_level": config.log_level,
+        # Token ids in, token ids out: the Processor handles text.
+        "skip_tokenizer_init": not config.engine_tokenizer,
+        # Makes chunks disjoint; otherwise they are cumulative and SGLang extends them later.
+        "incremental_streaming_output": True,
+        "disaggregation_mode": _DISAGGREGATION_MODES[config.role],
+        "enable_metrics": config.metrics,
+    }
+    if config.served_model_name:
+        arguments["served_model_name"] = config.served_model_name
+    if config.otlp_endpoint:
+        arguments["enable_trace"] = True
+        # SGLang uses plaintext for everything but https://, with or without a scheme.
+        arguments["otlp_traces_endpoint"] = config.otlp_endpoint.removeprefix("http://")
+    if config.deterministic:
+        arguments["enable_deterministic_inference"] = True
+    if config.multimodal is not None:
+        arguments["enable_multimodal"] = config.multimodal
+    if config.multimodal:
+        # It divides batches, no more than that here: without it a batch that has both pixels and
+        # embeddings ends the scheduler.
+        arguments["enable_adaptive_dispatch_to_encoder"] = True
+    arguments.update(_limits(config))
+    if config.role is not Role.AGGREGATED:
+        arguments["disaggregation_transfer_backend"] = config.transfer_backend
+        arguments["host"] = config.bootstrap_host
+    if config.role is Role.PREFILL:
+        arguments["disaggregation_bootstrap_port"] = config.bootstrap_port
+    if config.role is Role.DECODE and on_cpu:
+        # The default, a pinned host pool, calls the CUDA runtime.
+        arguments["disaggregation_decode_retraction_backup"] = "cpu_tensor"
+    return arguments
+
+
+def _limits(config: SglangEngineConfig) -> dict[str, object]:
+    limits = {
+        "max_total_tokens": config.max_total_tokens,
+        "max_running_requests": config.max_running_requests,
+        "context_length": config.context_length,
+    }
+    return {name: value for name, value in limits.items() if value is not None}
+
+
+def _check_extra(
+    extra: Mapping[str, object], managed: Mapping[str, object], known_fields: Collection[str]
+) -> None:
+    for name in extra:
+        if name not in known_fields:
+            message = f"extra: SGLang has no server argument {name!r}."
+            raise EngineFailedError(message)
+        if name in managed:
+            message = f"extra: {name!r} follows from the engine's other settings; set those."
+            raise EngineFailedError(message)
+
+
+def engine_environment(config: SglangEngineConfig) -> dict[str, str]:
+    """Return the environment variables that SGLang reads instead of arguments.
+
+    Raises:
+        EngineFailedError: `bootstrap_host` does not resolve.
+    """
+    environment: dict[str, str] = {}
+    if config.otlp_endpoint:
+        # One span per stage of a request; by default there is one per decode step, so per token.
+        environment["SGLANG_TRACE_LEVEL"] = "1"
+    if config.multimodal:
+        # A picture can drive a vision tower in half precision to NaN; to draw a token from such
+        # logits ends the scheduler.
+        environment["SGLANG_SANITIZE_NAN_LOGITS"] = "1"
+    if config.role is Role.AGGREGATED:
+        return environment
+    seconds = str(math.ceil(config.transfer_timeout_s))
+    return {
+        **environment,
+        "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT": seconds,
+        "SGLANG_DISAGGREGATION_WAITING_TIMEOUT": seconds,
+        # The address for KV sockets and peers; SGLang would guess an interface.
+        "SGLANG_HOST_IP": _resolve(config.bootstrap_host),
+    }
+
+
+def _resolve(host: str) -> str:
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        message = f"bootstrap_host: {host!r} does not resolve to an address."
+        raise EngineFailedError(message) from error
+    return str(found[0][4][0])

@@ -1,0 +1,73 @@
+"""CPU stand-in for the GPU parts of SGLang; has no effect until `activate` is called."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+ON_PATH = Path(__file__).resolve().parent / "on_path"
+
+_GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
+
+_FORCED = {
+    # SGLang's own switch for the CPU platform.
+    "SGLANG_USE_CPU_ENGINE": "1",
+    # Else the first penalty or top-k request compiles C++ for seconds, and needs a compiler.
+    "TORCH_COMPILE_DISABLE": "1",
+}
+_DEFAULTS = {
+    # Development and CI use local models; nothing should wait for a model hub.
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # On a busy machine threads that spin at a barrier, waiting for a thread that isn't scheduled,
+    # make a step of a tiny model take 200 ms.
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
+
+
+def gpu_present() -> bool:
+    """Return whether this machine has a GPU device, without importing PyTorch."""
+    return any(device.exists() for device in _GPU_DEVICES)
+
+
+def is_active() -> bool:
+    """Return whether `activate` was called in this process or one of its ancestors."""
+    return str(ON_PATH) in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+
+
+def activate() -> None:
+    """Let SGLang run on the CPU in this process and in the processes it spawns from now on.
+
+    Call it before SGLang is imported. A second call changes nothing.
+
+    Raises:
+        RuntimeError: there is a GPU, or SGLang was imported already.
+    """
+    if gpu_present():
+        message = "This machine has a GPU: the CPU stand-in for SGLang refuses to start."
+        raise RuntimeError(message)
+    if not is_active():
+        if "sglang" in sys.modules:
+            message = "sglang was imported before the CPU stand-in was activated."
+            raise RuntimeError(message)
+        inherited = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ON_PATH), inherited)))
+    os.environ.update(_FORCED)
+    for name, value in _DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    # Processes started from now on get this through PYTHONPATH and `sitecustomize`.
+    if str(ON_PATH) not in sys.path:
+        sys.path.insert(0, str(ON_PATH))
+    importlib.import_module("millstream_sglang_cpu_imports").install()
+
+
+def patch_sglang() -> None:
+    """Apply the patches that SGLang's plug-in loader would apply, but raise on a failure.
+
+    Raises:
+        RuntimeError: SGLang has changed and the stand-in no longer fits.
+    """
+    importlib.import_module("millstream_sglang_cpu_plugin").register()

@@ -1,0 +1,141 @@
+# ruff: noqa: INP001 - a folder for PYTHONPATH, not a package
+"""SGLang plugin (entry-point group ``sglang.srt.plugins``): patches for the CPU.
+
+SGLang loads it in the processes of engine, scheduler and detokenizer. Each patch first checks that
+what it replaces exists, and raises if it doesn't.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+_PROGRESS_DELAY_US = 1000
+_applied = False
+
+
+class _HostEvent:
+    """Stand-in for `torch.cuda.Event`: work on the CPU is synchronous, so always complete."""
+
+    def __init__(self, *_args: object, **_kwargs: object) -> None:
+        """Take the flags of the real one."""
+
+    def record(self, *_args: object) -> None:
+        """Do nothing."""
+
+    def wait(self, *_args: object) -> None:
+        """Nothing to wait for."""
+
+    def synchronize(self) -> None:
+        """Nothing to wait for."""
+
+    def query(self) -> bool:
+        """Return that the event has completed."""
+        return True
+
+
+def _module_with(name: str, *attributes: str) -> ModuleType:
+    module = importlib.import_module(name)
+    for attribute in attributes:
+        if not hasattr(module, attribute):
+            message = (
+                f"The CPU stand-in patches {name}.{attribute}, which this SGLang does not have: "
+                "adapt the stand-in to this version."
+            )
+            raise RuntimeError(message)
+    return module
+
+
+def _use_host_events() -> None:
+    """Replace `torch.cuda.Event`, which prefill records when a prefix is already cached.
+
+    CPU PyTorch raises "Tried to instantiate dummy base class Event".
+    """
+    import torch  # noqa: PLC0415 - not before SGLang asks for the plugin
+
+    if torch.cuda.is_available():
+        message = "The CPU stand-in must not be active where a CUDA GPU is available."
+        raise RuntimeError(message)
+    torch.cuda.Event = _HostEvent  # type: ignore[assignment,misc]
+
+
+def _register_kv_cache_as_host_memory() -> None:
+    """Register KV pools as host memory: the NIXL backend assumes GPU memory ("VRAM").
+
+    On the CPU the pools are in host memory, which UCX refuses to register as VRAM.
+    """
+    if find_spec("nixl") is None:
+        return
+    conn: Any = _module_with("sglang.srt.disaggregation.nixl.conn", "_normalize_kv_mem_kinds")
+    original = conn._normalize_kv_mem_kinds  # noqa: SLF001 - checked to be there
+
+    def all_dram(kinds: list[str] | None, expected_len: int) -> list[str]:
+        del kinds
+        answer: list[str] = original(["DRAM"] * expected_len, expected_len)
+        return answer
+
+    conn._normalize_kv_mem_kinds = all_dram  # noqa: SLF001
+
+
+def _calm_nixl_progress_thread() -> None:
+    """Add a pause to NIXL's progress thread: else two idle engines keep a core busy.
+
+    A millisecond between polls has no measurable effect on a hand-off over loopback.
+    """
+    if find_spec("nixl") is None:
+        return
+    bindings: Any = _module_with("nixl._api", "nixlBind").nixlBind
+    if not hasattr(bindings.nixlAgentConfig, "pthrDelay"):
+        message = "The CPU stand-in sets NIXL's pthrDelay, which this NIXL does not have."
+        raise RuntimeError(message)
+
+    class PatientAgentConfig(bindings.nixlAgentConfig):  # type: ignore[misc]
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, _PROGRESS_DELAY_US if name == "pthrDelay" else value)
+
+    bindings.nixlAgentConfig = PatientAgentConfig
+
+
+def _allow_deterministic_sampling() -> None:
+    """Allow seeds: SGLang permits deterministic inference with GPU attention kernels only.
+
+    PyTorch's CPU operators are deterministic already, so the backend is added to SGLang's list and
+    the call that installs GPU kernels does nothing.
+    """
+    choices: Any = _module_with(
+        "sglang.srt.arg_groups.choices", "add_deterministic_attention_backend_choices"
+    )
+    choices.add_deterministic_attention_backend_choices(["torch_native"])
+    for name in (
+        "sglang.srt.batch_invariant_ops",
+        "sglang.srt.batch_invariant_ops.batch_invariant_ops",
+    ):
+        module: Any = _module_with(name, "enable_batch_invariant_mode")
+        module.enable_batch_invariant_mode = lambda *_args, **_kwargs: None
+
+
+def register() -> None:
+    """Apply all patches, once per process.
+
+    Raises:
+        RuntimeError: SGLang has changed, or there is a GPU.
+    """
+    global _applied  # noqa: PLW0603 - a process is patched or it isn't
+    if _applied:
+        return
+    _use_host_events()
+    _register_kv_cache_as_host_memory()
+    _calm_nixl_progress_thread()
+    _allow_deterministic_sampling()
+    _applied = True
+
+
+def register_or_exit() -> None:
+    """Entry point: SGLang logs a plugin's exception and goes on, so a failure ends the process."""
+    try:
+        register()
+    except (ImportError, RuntimeError) as error:
+        sys.exit(f"millstream: the CPU stand-in for SGLang cannot be applied: {error}")

@@ -1,0 +1,226 @@
+"""Starts and stops an `sgl.Engine` without blocking this process or changing its handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import importlib
+import logging
+import multiprocessing
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any
+
+from millstream_server.engines.base import Role
+from millstream_server.engines.sglang import cpu as sglang_cpu
+from millstream_server.engines.sglang.config import (
+    SglangEngineConfig,
+    engine_arguments,
+    engine_environment,
+)
+from millstream_server.engines.sglang.metrics import FILES
+from millstream_server.runtime.errors import EngineFailedError
+
+_ENDING_POLL_S = 0.2
+_DEATH_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltEngine:
+    """A running `sgl.Engine` and the values that the adapter reads from it."""
+
+    engine: Any
+    version: str
+    vocab_size: int
+    context_length: int
+    total_tokens: int
+    server_args: dict[str, Any]
+    """As SGLang resolved them."""
+    fake_bootstrap_host: str
+
+
+class EngineThread:
+    """The thread that builds an engine and runs as long as the engine.
+
+    Building takes seconds to minutes, so it must not run on the event loop. And SGLang's processes
+    get SIGKILL when their parent *thread* ends (PR_SET_PDEATHSIG), so a pool's thread doesn't work.
+    """
+
+    def __init__(self) -> None:
+        """Start nothing yet."""
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="sglang")
+        self._ended = threading.Event()
+        self._build: asyncio.Future[BuiltEngine] | None = None
+
+    async def build(self, config: SglangEngineConfig) -> BuiltEngine:
+        """Import SGLang, start its processes and load the model.
+
+        Raises:
+            EngineFailedError: one of these failed; no process is left running.
+        """
+        loop = asyncio.get_running_loop()
+        self._build = loop.run_in_executor(self._executor, self._build_here, config, loop)
+        return await asyncio.shield(self._build)
+
+    def _build_here(
+        self, config: SglangEngineConfig, loop: asyncio.AbstractEventLoop
+    ) -> BuiltEngine:
+        # SGLang binds its objects to the thread's event loop, which must be the caller's.
+        asyncio.set_event_loop(loop)
+        try:
+            return _build(config, self._ended)
+        except EngineFailedError:
+            _clear_away()
+            raise
+        except Exception as error:  # SGLang may raise anything
+            _clear_away()
+            message = "SGLang could not be started; the worker's log has the cause."
+            raise EngineFailedError(message) from error
+        finally:
+            asyncio.set_event_loop(None)
+
+    async def end(self) -> None:
+        """Stop SGLang's processes, also during their start; then end the thread."""
+        self._ended.set()
+        if self._build is not None:
+            while not self._build.done():
+                # The constructor fails when the processes it waits for have ended.
+                await asyncio.to_thread(kill_children)
+                await asyncio.wait([self._build], timeout=_ENDING_POLL_S)
+            if not self._build.cancelled() and self._build.exception() is None:
+                await asyncio.to_thread(_shut_down, self._build.result().engine)
+        self._executor.shutdown(wait=False)
+
+
+def _build(config: SglangEngineConfig, ended: threading.Event) -> BuiltEngine:
+    os.environ.update(engine_environment(config))
+    if config.role is Role.PREFILL:
+        _check_free(config.bootstrap_host, config.bootstrap_port)
+    on_cpu = config.resolved_device() == "cpu"
+    if on_cpu:
+        sglang_cpu.activate()
+    engine_module = _import_engine_module()
+    if on_cpu:
+        sglang_cpu.patch_sglang()
+    fields = importlib.import_module("sglang.srt.server_args").ServerArgs.__struct_fields__
+    arguments = engine_arguments(config, fields)
+    if ended.is_set():
+        message = "The engine was closed while it started."
+        raise EngineFailedError(message)
+    if config.metrics:
+        FILES.open()
+    logging.getLogger("sglang").setLevel(config.log_level.upper())
+    with _replaced(engine_module, "configure_logger", _keep_our_logging):
+        engine = engine_module.Engine(**arguments)
+    return _describe(engine)
+
+
+def _check_free(host: str, port: int) -> None:
+    """Refuse a port in use: SGLang only logs that, then registers with the server that has it."""
+    family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            message = f"bootstrap_port: {port} cannot be bound on {host}: {error.strerror}."
+            raise EngineFailedError(message) from error
+
+
+def _import_engine_module() -> Any:
+    """Import SGLang, and restore the event loop policy that its import replaces."""
+    policy = asyncio.get_event_loop_policy()
+    try:
+        return importlib.import_module("sglang.srt.entrypoints.engine")
+    finally:
+        asyncio.set_event_loop_policy(policy)
+
+
+def _keep_our_logging(_server_args: object, prefix: str = "") -> None:
+    """Replace SGLang's `configure_logger`, which would replace the root logger's handlers."""
+    del prefix
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, name: str, value: Callable[..., None]) -> Iterator[None]:
+    original = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
+
+
+def _describe(engine: Any) -> BuiltEngine:
+    scheduler = engine._scheduler_init_result.scheduler_infos[0]  # noqa: SLF001 - no other way
+    utils = importlib.import_module("sglang.srt.disaggregation.utils")
+    return BuiltEngine(
+        engine=engine,
+        version=str(importlib.import_module("sglang").__version__),
+        vocab_size=int(engine.tokenizer_manager.model_config.vocab_size),
+        # SGLang silently shortens max_new_tokens to max_req_len - prompt - 1, where max_req_len is
+        # max_req_input_len + 5. The context length reported here avoids that.
+        context_length=int(scheduler["max_req_input_len"]) + 4,
+        total_tokens=int(scheduler["max_total_num_tokens"]),
+        server_args=engine.server_args.resolved_dict(),
+        fake_bootstrap_host=str(utils.FAKE_BOOTSTRAP_HOST),
+    )
+
+
+def _clear_away() -> None:
+    kill_children()
+    FILES.close()
+
+
+def kill_children() -> None:
+    """Kill every process this one has started, except Python's resource tracker.
+
+    When this process ends, that tracker removes the killed processes' semaphores in /dev/shm.
+    """
+    psutil = importlib.import_module("psutil")
+    tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]  # noqa: SLF001
+    children = [
+        child for child in psutil.Process().children(recursive=True) if child.pid != tracker
+    ]
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    for process in multiprocessing.active_children():
+        process.join(_DEATH_TIMEOUT_S)
+    psutil.wait_procs(children, timeout=_DEATH_TIMEOUT_S)
+
+
+def _shut_down(engine: Any) -> None:
+    atexit.unregister(engine.shutdown)
+    manager = engine.tokenizer_manager
+    contexts = [engine.send_to_rpc.context, manager.recv_from_detokenizer.context]
+    module = importlib.import_module("sglang.srt.entrypoints.engine")
+    with _replaced(module, "kill_process_tree", lambda *_args, **_kwargs: kill_children()):
+        engine.shutdown()
+    bootstrap_server = getattr(manager, "bootstrap_server", None)
+    if bootstrap_server is not None:
+        bootstrap_server.close()
+    for context in contexts:
+        context.destroy(linger=0)
+    for path in _left_behind(engine):
+        path.unlink(missing_ok=True)
+    FILES.close()
+
+
+def _left_behind(engine: Any) -> Iterator[Path]:
+    """Yield the files that SGLang doesn't remove: a load snapshot and its IPC sockets."""
+    snapshot = getattr(engine.tokenizer_manager.load_snapshot_reader, "path", None)
+    if snapshot is not None:
+        yield Path(snapshot)
+    ports = engine.port_args
+    for name in dir(ports):
+        value = getattr(ports, name)
+        if isinstance(value, str) and value.startswith("ipc://"):
+            yield Path(value.removeprefix("ipc://"))

@@ -1,0 +1,57 @@
+"""How busy SGLang's schedulers are, from the load snapshots they write to a file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from typing import Any
+
+from millstream_server.engines.base import EngineLoad
+from millstream_server.engines.sglang.progress import lock_to_read
+from millstream_server.generation.generator import GeneratorInfo
+
+_WAKE_LIMIT_S = 1.0
+
+
+class LoadReader:
+    """Reads snapshots; a prefix that is only cached is not in use."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._last: list[Any] = []
+
+    async def read(self, manager: Any, info: GeneratorInfo, *, open_requests: int) -> EngineLoad:
+        """Join the schedulers' last snapshots; ``open_requests`` are on their way or there."""
+        loads = self._snapshots(manager.load_snapshot_reader)
+        if not open_requests and any(
+            load.num_used_tokens or load.num_running_reqs for load in loads
+        ):
+            # An idle scheduler may sleep for a second on an old report: asking wakes it.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_WAKE_LIMIT_S):
+                    await manager.get_internal_state()
+            loads = self._snapshots(manager.load_snapshot_reader)
+        running = queued = used_tokens = 0
+        for load in loads:
+            running += int(load.num_running_reqs)
+            queued += int(load.num_waiting_reqs)
+            used_tokens += int(load.num_used_tokens)
+            if load.disaggregation is not None:
+                running += int(load.disaggregation.prefill_inflight_queue_reqs)
+            if load.queues is not None:
+                queued += int(load.queues.grammar)
+        return EngineLoad(
+            running_requests=running,
+            # Those on their way to the scheduler are in no snapshot yet.
+            queued_requests=max(queued, open_requests - running),
+            used_blocks=math.ceil(used_tokens / info.block_size),
+            total_blocks=info.total_blocks,
+        )
+
+    def _snapshots(self, reader: Any) -> list[Any]:
+        """Read anew, unless a scheduler hangs while it holds the file: then what was read last."""
+        descriptor = getattr(reader, "fd", None)
+        if descriptor is None or lock_to_read(descriptor):
+            self._last = reader.read_all()  # takes the lock that we hold, and gives it back
+        return self._last

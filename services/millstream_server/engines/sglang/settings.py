@@ -1,0 +1,80 @@
+"""The SGLang adapter's settings, and the engine's configuration made from them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from millstream_server.engines.settings import EngineContext
+from millstream_server.engines.sglang.config import SglangEngineConfig
+from millstream_server.runtime.settings import SettingsError, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangSettings:
+    """Settings that only SGLang reads."""
+
+    device: Literal["auto", "cuda", "cpu"] = setting("auto", help="auto, cuda or cpu")
+    dtype: str = setting("auto", help="auto, bfloat16, float16 or float32")
+    max_total_tokens: int = setting(0, help="KV cache size in tokens; 0: what fits")
+    deterministic: bool = setting(
+        default=False,
+        help="deterministic inference: enables SamplingParams.seed, somewhat slower",
+    )
+    engine_tokenizer: bool = setting(
+        default=False, help="give the engine a tokenizer: enables min_new_tokens and constraints"
+    )
+    transfer_backend: str = setting("nixl", help="how KV moves: nixl or mooncake")
+    engine_args: str = setting("", help="further SGLang ServerArgs, as a JSON object")
+    warm_up_timeout_s: float = setting(120.0, help="longest warm-up before the start fails")
+    engine_log_level: str = setting("warning", help="log level of SGLang")
+
+
+def engine_config(settings: SglangSettings, context: EngineContext) -> SglangEngineConfig:
+    """Make the configuration of one engine.
+
+    Raises:
+        SettingsError: the settings contradict each other.
+    """
+    common = context.common
+    return SglangEngineConfig(
+        model_path=str(_model_directory(context.model_path)),
+        role=context.role,
+        device=settings.device,
+        dtype=settings.dtype,
+        bootstrap_host=common.bootstrap_host,
+        bootstrap_port=common.bootstrap_port,
+        transfer_backend=settings.transfer_backend,
+        transfer_timeout_s=common.transfer_timeout_s,
+        max_total_tokens=settings.max_total_tokens or None,
+        max_running_requests=common.max_running_requests or None,
+        context_length=common.context_length or None,
+        deterministic=settings.deterministic,
+        engine_tokenizer=settings.engine_tokenizer,
+        served_model_name=context.model_name,
+        metrics=context.metrics,
+        otlp_endpoint=context.otlp_endpoint,
+        warm_up_timeout_s=settings.warm_up_timeout_s,
+        extra=_extra(settings.engine_args),
+        log_level=settings.engine_log_level,
+    )
+
+
+def _model_directory(path: Path | None) -> Path:
+    if path is None:
+        raise SettingsError("--model-path is required with --engine sglang: a model directory")
+    if not (path / "config.json").is_file():
+        raise SettingsError(f"--model-path {path}: there is no config.json in it")
+    return path
+
+
+def _extra(text: str) -> dict[str, Any]:
+    try:
+        extra = json.loads(text or "{}")
+    except ValueError as error:
+        raise SettingsError(f"--engine-args is not a JSON object: {error}") from error
+    if not isinstance(extra, dict):
+        raise SettingsError("--engine-args is not a JSON object")
+    return extra

@@ -1,0 +1,262 @@
+"""Translates our requests to SGLang's `async_generate` and its output back. No side effects."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from millstream_server.engines.base import Role
+from millstream_server.generation.output import Finish, FinishReason, TokenLogprob
+from millstream_server.generation.request import GenerationRequest
+from millstream_server.generation.sampling import KNOBS, Sampling
+from millstream_server.runtime.errors import (
+    FieldViolation,
+    InternalError,
+    InvalidRequestError,
+    KvTransferError,
+    OverloadedError,
+    ServingError,
+    UnavailableError,
+    UnsupportedFeatureError,
+)
+from millstream_server.runtime.telemetry.trace_context import TraceContext
+from millstream_server.transfer.ticket import Ticket
+
+_KNOB_NAMES = {"seed": "sampling_seed"}
+"""Knobs that have another name in SGLang."""
+
+# SGLang puts top_k into an int32 tensor; a larger number crashes its scheduler. This means "all".
+_TOP_K_ALL = 1 << 30
+
+_BAD_REQUEST = 400
+_SERVICE_UNAVAILABLE = 503
+
+# Words in SGLang's error texts, lower case. They only select the class of failure; the client gets
+# our own message.
+_TRANSFER_WORDS = ("kvtransfererror", "kvpoll", "lost connection", "bootstrap", "transfer")
+_QUEUE_WORDS = ("queue is full", "queue full")
+_GRAMMAR_WORDS = ("grammar", "json_schema", "json schema", "regex", "ebnf")
+_LENGTH_WORDS = ("longer than", "context length", "maximum allowed length", "exceeds")
+
+
+def generate_arguments(request: GenerationRequest, role: Role) -> dict[str, object]:
+    """Make the keyword arguments of `Engine.async_generate`, without those of `media_arguments`.
+
+    Raises:
+        UnsupportedFeatureError: SGLang would silently ignore a part of the request.
+    """
+    arguments: dict[str, object] = {
+        "input_ids": list(request.token_ids),
+        "sampling_params": sampling_params(request.sampling, role),
+        "rid": request.engine_id,
+        "stream": True,
+    }
+    if request.logprobs is not None:
+        arguments["return_logprob"] = True
+        arguments["top_logprobs_num"] = request.logprobs.top
+        wants_prompt = request.logprobs.prompt and role is not Role.DECODE
+        arguments["logprob_start_len"] = 0 if wants_prompt else -1
+    if request.ticket is not None:
+        arguments.update(_ticket_arguments(request.ticket, role))
+    if request.trace.traceparent:
+        arguments["external_trace_header"] = _trace_headers(request.trace)
+    return arguments
+
+
+def _ticket_arguments(ticket: Ticket, role: Role) -> dict[str, object]:
+    arguments: dict[str, object] = {
+        "bootstrap_host": ticket.bootstrap_host,
+        "bootstrap_port": ticket.bootstrap_port,
+        "bootstrap_room": ticket.room,
+    }
+    if ticket.prefill_dp_rank is not None:
+        # Prefill runs on that rank; decode fetches the KV cache from it.
+        name = "routed_dp_rank" if role is Role.PREFILL else "disagg_prefill_dp_rank"
+        arguments[name] = ticket.prefill_dp_rank
+    return arguments
+
+
+def _trace_headers(trace: TraceContext) -> dict[str, str]:
+    headers = {"traceparent": trace.traceparent, "tracestate": trace.tracestate}
+    return {name: value for name, value in headers.items() if value}
+
+
+def sampling_params(sampling: Sampling, role: Role) -> dict[str, object]:
+    """Make SGLang's sampling parameters. A prefill engine always generates one token.
+
+    Raises:
+        UnsupportedFeatureError: stop tokens together with `ignore_eos`.
+    """
+    if sampling.ignore_eos and sampling.stop_token_ids:
+        # Req._check_token_based_finish returns before it checks the stop tokens.
+        text = "this engine ignores stop_token_ids when ignore_eos is set; set only one of them"
+        violation = FieldViolation("sampling.stop_token_ids", text)
+        message = f"{violation.field}: {text}"
+        raise UnsupportedFeatureError(message, violations=(violation,))
+    max_new_tokens = 1 if role is Role.PREFILL else sampling.max_new_tokens
+    params: dict[str, object] = {
+        # Without it SGLang uses 128, not "until the context is full".
+        "max_new_tokens": max_new_tokens,
+    }
+    for knob in KNOBS:
+        value = getattr(sampling, knob.name)
+        # Knobs that need an ability are sent only when set: without the ability SGLang refuses
+        # them.
+        if knob.ability is None or value != knob.neutral:
+            params[_KNOB_NAMES.get(knob.name, knob.name)] = value
+    params["top_k"] = min(sampling.top_k, _TOP_K_ALL) or -1
+    if sampling.min_new_tokens:
+        params["min_new_tokens"] = min(sampling.min_new_tokens, max_new_tokens)
+    if sampling.stop_token_ids:
+        params["stop_token_ids"] = list(sampling.stop_token_ids)
+    if sampling.logit_bias:
+        params["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    if sampling.constraint is not None:
+        params[sampling.constraint.kind.value] = sampling.constraint.source
+    return params
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """One message of SGLang's stream."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...]
+    cached_tokens: int
+    finish_reason: Mapping[str, Any] | None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+
+
+def read_chunk(raw: Mapping[str, Any]) -> Chunk:
+    """Read a chunk.
+
+    Tokens of a chunk that reports an abort are dropped, since they can be wrong: SGLang runs a
+    request that it refuses late (such as for a bad grammar) with a prompt of one token, and reports
+    its output; and a request aborted in the waiting queue repeats its last token.
+    """
+    meta: Mapping[str, Any] = raw["meta_info"]
+    finish_reason = meta.get("finish_reason")
+    # Copied: SGLang may append to its list later.
+    token_ids = tuple(raw["output_ids"])
+    if finish_reason is not None and finish_reason.get("type") == "abort":
+        token_ids = ()
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    if finish_reason is not None:
+        prompt_logprobs = _logprobs(meta, "input")
+    return Chunk(
+        token_ids=token_ids,
+        logprobs=_logprobs(meta, "output")[: len(token_ids)],
+        cached_tokens=meta.get("cached_tokens") or 0,
+        finish_reason=finish_reason,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _logprobs(meta: Mapping[str, Any], side: str) -> tuple[TokenLogprob, ...]:
+    """Read [[logprob, id, text], ...] and, per token, its alternatives in the same form."""
+    chosen: Sequence[Any] = meta.get(f"{side}_token_logprobs") or ()
+    top: Sequence[Any] = meta.get(f"{side}_top_logprobs") or (None,) * len(chosen)
+    return tuple(
+        TokenLogprob(
+            token_id=entry[1],
+            logprob=math.nan if entry[0] is None else entry[0],
+            top=tuple((likely[1], likely[0]) for likely in likeliest or ()),
+        )
+        for entry, likeliest in zip(chosen, top, strict=False)
+    )
+
+
+def conclude(
+    chunk: Chunk, request: GenerationRequest, *, emitted: int, aborted: bool
+) -> Finish | ServingError:
+    """Make the terminal report from the last chunk.
+
+    ``emitted`` is the number of tokens delivered. If ``aborted``, we asked SGLang to stop, and the
+    result is CANCELLED, whatever SGLang reports (it depends on the stage).
+    """
+    reason = chunk.finish_reason or {}
+    kind = reason.get("type")
+    matched = reason.get("matched")
+    if isinstance(matched, str):
+        # Without stop strings this is SGLang's "NaN happened": the logits were NaN.
+        return InternalError("The engine computed an invalid token.")
+    if kind in {"stop", "length"}:
+        return Finish(
+            reason=FinishReason.STOP if kind == "stop" else FinishReason.LENGTH,
+            prompt_tokens=len(request.token_ids),
+            completion_tokens=emitted,
+            cached_tokens=chunk.cached_tokens,
+            media_tokens=request.prompt.media_tokens,
+            matched_token_id=matched if isinstance(matched, int) else None,
+            prompt_logprobs=_with_placeholders(chunk.prompt_logprobs, request),
+        )
+    if aborted or (kind == "abort" and reason.get("status_code") is None):
+        return cancelled(request, emitted=emitted, cached_tokens=chunk.cached_tokens)
+    if kind == "abort":
+        return translate_failure(str(reason.get("message")), int(reason["status_code"]))
+    return InternalError("The engine ended the request for a reason the worker does not know.")
+
+
+def _with_placeholders(
+    entries: tuple[TokenLogprob, ...], request: GenerationRequest
+) -> tuple[TokenLogprob, ...]:
+    """Name the tokens in whose place the model reads images and videos.
+
+    SGLang puts numbers of its own there, and reports the logprob of the token 0.
+    """
+    named = list(entries)
+    for item in request.prompt.media if len(entries) == len(request.token_ids) else ():
+        for span in item.spans:
+            for position in range(span.start, span.start + span.length):
+                token_id = request.token_ids[position]
+                named[position] = replace(entries[position], token_id=token_id, logprob=math.nan)
+    return tuple(named)
+
+
+def cancelled(request: GenerationRequest, *, emitted: int = 0, cached_tokens: int = 0) -> Finish:
+    """Report an abort."""
+    return Finish(
+        reason=FinishReason.CANCELLED,
+        prompt_tokens=len(request.token_ids),
+        completion_tokens=emitted,
+        cached_tokens=cached_tokens,
+        media_tokens=request.prompt.media_tokens,
+    )
+
+
+def translate_failure(text: str, status_code: int) -> ServingError:
+    """Turn SGLang's error text and HTTP status into our failure; the text is not passed on."""
+    words = text.lower()
+    if status_code == _BAD_REQUEST:
+        return _translate_refusal(words)
+    if any(word in words for word in _TRANSFER_WORDS):
+        return KvTransferError("The KV cache could not be handed over from prefill to decode.")
+    if status_code == _SERVICE_UNAVAILABLE:
+        if any(word in words for word in _QUEUE_WORDS):
+            return OverloadedError("The engine's queue is full.")
+        return UnavailableError("The engine could not run the request in time.")
+    return InternalError("The engine failed to run the request.")
+
+
+def _translate_refusal(words: str) -> InvalidRequestError:
+    if any(word in words for word in _GRAMMAR_WORDS):
+        return InvalidRequestError.of(
+            "sampling.constraint", "the engine cannot compile this grammar"
+        )
+    if any(word in words for word in _LENGTH_WORDS):
+        return InvalidRequestError.of(
+            "token_ids", "the prompt and max_new_tokens do not fit into this engine"
+        )
+    return InvalidRequestError("The engine refused the request.")
+
+
+def translate_exception(error: Exception) -> ServingError:
+    """Turn what `async_generate` raises before it yields anything into our failure."""
+    status_code = getattr(error, "status_code", None)
+    if isinstance(status_code, int):  # fastapi.HTTPException, without importing it
+        return translate_failure(str(getattr(error, "detail", "")), status_code)
+    if isinstance(error, ValueError) and "duplicate request id" not in str(error).lower():
+        return translate_failure(str(error), _BAD_REQUEST)
+    return InternalError("The engine could not take the request.")

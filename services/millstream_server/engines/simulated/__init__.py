@@ -1,0 +1,1 @@
+"""The simulated engine: deterministic tokens, a timing model, KV blocks."""

@@ -1,0 +1,112 @@
+"""The simulated engine's KV transfer: over TCP, matched by the ticket's room number.
+
+Prefill listens; decode connects and sends its room number; when the room's prompt is ready, prefill
+sends a digest in place of the KV cache: the prompt's length and last token, and the numbers that
+follow from its media. The simulated decode needs no more, and detects a mix-up with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections import defaultdict
+from collections.abc import Callable
+
+from millstream_server.engines.simulated import media
+from millstream_server.generation.request import Prompt
+from millstream_server.runtime.errors import KvTransferError
+from millstream_server.transfer.ticket import Ticket
+
+_ROOM = struct.Struct(">Q")
+_DIGEST = struct.Struct(">QQI")
+_TENSORS = struct.Struct(">I")
+
+
+def _digest(prompt: Prompt) -> bytes:
+    return _DIGEST.pack(len(prompt), prompt.token_ids[-1], media.of_digests(prompt.media))
+
+
+class Bootstrap:
+    """Prefill's side: offers prompts by room number."""
+
+    def __init__(self) -> None:
+        """Start without offers."""
+        self._offers: defaultdict[int, asyncio.Future[bytes]] = defaultdict(
+            asyncio.get_running_loop().create_future
+        )
+        self._taken: dict[int, Callable[[], None]] = {}
+        self._server: asyncio.Server | None = None
+
+    async def listen(self, host: str, port: int) -> int:
+        """Start listening; return the port."""
+        self._server = await asyncio.start_server(self._serve, host, port)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def offer(self, room: int, prompt: Prompt, taken: Callable[[], None]) -> None:
+        """Offer a prompt's cache; ``taken`` is called once decode has it."""
+        self._taken[room] = taken
+        offer = self._offers[room]
+        if not offer.done():
+            offer.set_result(_digest(prompt) + _TENSORS.pack(media.of_tensors(prompt.media)))
+
+    def withdraw(self, room: int) -> None:
+        """Remove an offer; a decode worker that waits for it is disconnected."""
+        self._taken.pop(room, None)
+        offer = self._offers.pop(room, None)
+        if offer and not offer.done():
+            offer.cancel()
+
+    async def close(self) -> None:
+        """Stop listening."""
+        if self._server:
+            self._server.close()
+            for room in list(self._offers):
+                self.withdraw(room)
+            self._server = None
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        room = None
+        try:
+            (room,) = _ROOM.unpack(await reader.readexactly(_ROOM.size))
+            gone = asyncio.ensure_future(reader.read(1))
+            offer = self._offers[room]
+            await asyncio.wait({gone, offer}, return_when=asyncio.FIRST_COMPLETED)
+            gone.cancel()
+            if offer.done() and not offer.cancelled():
+                writer.write(offer.result())
+                await writer.drain()
+                taken = self._taken.pop(room, None)
+                if taken:
+                    taken()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            if room is not None:
+                self._offers.pop(room, None)
+            writer.close()
+
+
+async def fetch(ticket: Ticket, prompt: Prompt, timeout_s: float) -> int:
+    """Decode's side: wait for the prompt's cache; return the number of its media's tensors.
+
+    Raises:
+        KvTransferError: prefill isn't reachable, disconnected, took too long, or has another
+        prompt.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(
+                ticket.bootstrap_host, ticket.bootstrap_port
+            )
+            with contextlib.closing(writer):
+                writer.write(_ROOM.pack(ticket.room))
+                digest = await reader.readexactly(_DIGEST.size)
+                (tensors,) = _TENSORS.unpack(await reader.readexactly(_TENSORS.size))
+    except TimeoutError as error:
+        raise KvTransferError("the KV cache did not arrive from prefill in time") from error
+    except (OSError, asyncio.IncompleteReadError) as error:
+        raise KvTransferError("the prefill worker disconnected during the hand-off") from error
+    if digest != _digest(prompt):
+        raise KvTransferError("prefill and decode were given different prompts")
+    return int(tensors)

@@ -1,0 +1,4 @@
+"""Encodes images and videos with transformers' processors and vision towers.
+
+The SGLang adapter uses the same processors, so every encoder makes the same tokens of an item.
+"""

@@ -1,0 +1,1 @@
+"""A text request in plain types: prompt, sampling, output, validation."""

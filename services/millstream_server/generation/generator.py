@@ -1,0 +1,81 @@
+"""The Protocols of an engine that generates text; adapters satisfy them structurally.
+
+Why output is pushed into a sink and not pulled from an iterator per request:
+docs/adr/0001-engines-push.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from millstream_server.engines.base import Engine, EngineInfo, Probeable
+from millstream_server.generation.output import OutputSink
+from millstream_server.generation.request import GenerationRequest
+from millstream_server.generation.sampling import Ability
+from millstream_server.media.families.family import Family
+from millstream_server.media.items import Modality
+from millstream_server.runtime.errors import ServingError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GeneratorInfo(EngineInfo):
+    """Facts about a started engine that generates text."""
+
+    vocab_size: int
+    context_length: int
+    """Prompt plus completion, in tokens."""
+    block_size: int
+    """Tokens per KV block."""
+    total_blocks: int
+    abilities: frozenset[Ability] = frozenset()
+    bootstrap_host: str = ""
+    """Prefill engines only: host where decode engines get the KV cache."""
+    bootstrap_port: int = 0
+    media: MediaModel | None = None
+    """What the model takes besides text; None: nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaModel:
+    """The media that a generating engine takes."""
+
+    modalities: frozenset[Modality]
+    family: str
+    """Name of a module of `media.families`."""
+    embedding_width: int
+    """Width of an embedding's row."""
+    soft_tokens: Mapping[Modality, int] = field(default_factory=dict)
+    """Ids of the placeholder tokens; empty in a Processor, which has them from the family."""
+    takes_pixels: bool = False
+    """Whether the engine runs the vision tower itself."""
+    pixel_shape: tuple[int, ...] = ()
+    """Shape of a patch in a tensor of pixels, or of an image in families without a grid."""
+    positions_per_second: float = 0.0
+    """How far M-RoPE positions go on in a second of video; 0: they don't depend on time."""
+    rules: Family | None = None
+    """How the family places items; None in a Processor, which has it from the model's files."""
+
+
+class Generator(Protocol):
+    """Runs requests between `Engine.warm_up` and `Engine.close`, all from one event loop."""
+
+    def submit(self, request: GenerationRequest, sink: OutputSink) -> None:
+        """Start a request; returns at once. Failures are reported to the sink.
+
+        The caller must have checked the request (`generation.validation.check_request`).
+        """
+        ...
+
+    def abort(self, engine_id: str) -> None:
+        """Stop a request at any stage; unknown ids are ignored."""
+        ...
+
+
+class GeneratorEngine(Engine, Probeable, Generator, Protocol):
+    """An engine that a generating worker can run: start and stop, health, generation."""
+
+    async def start(self, on_failure: Callable[[ServingError], None]) -> GeneratorInfo:
+        """See `Engine.start`."""
+        ...

@@ -1,0 +1,245 @@
+"""Checks whether an engine can serve a request, before it is submitted.
+
+Some checks protect all requests: a token id outside the vocabulary crashes SGLang.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from millstream_server.engines.base import Role
+from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.generation.media_checks import (
+    ItemPaths,
+    media_violations,
+    missing_modalities,
+)
+from millstream_server.generation.request import GenerationRequest, LogprobOptions
+from millstream_server.generation.sampling import (
+    KNOBS,
+    Ability,
+    Constraint,
+    ConstraintKind,
+    Sampling,
+)
+from millstream_server.runtime.errors import (
+    FieldViolation,
+    InvalidRequestError,
+    UnsupportedFeatureError,
+)
+from millstream_server.runtime.json_bounds import read_schema
+
+MAX_CONSTRAINT_BYTES = 64 * 1024
+MAX_CONSTRAINT_DEPTH = 128
+"""Deepest nesting of parentheses in a regex or an EBNF grammar."""
+MAX_LOGIT_BIAS = 100.0
+MAX_ROOM = 2**63 - 1
+MAX_STOP_TOKEN_IDS = 256
+MAX_TOP_LOGPROBS = 20
+MAX_VIOLATIONS = 16
+"""Most violations in one error: they are sent in trailers, which are limited to about 8 KiB."""
+
+_ABILITY_SETTINGS: Mapping[Ability, str] = {
+    Ability.SEED: "deterministic",
+    Ability.MIN_NEW_TOKENS: "engine_tokenizer",
+    Ability.CONSTRAINTS: "engine_tokenizer",
+}
+
+# Text in which parentheses don't count (escapes, character classes, EBNF's strings and comments),
+# or a parenthesis. Possessive, so that any input takes one pass.
+_CLASS = r"\[(?:[^\]\\]|\\.)*+\]?"
+_PARENTHESES = {
+    ConstraintKind.REGEX: re.compile(rf"\\.|{_CLASS}|[()]", re.DOTALL),
+    ConstraintKind.EBNF: re.compile(rf'"(?:[^"\\\n]|\\.)*+"?|#[^\n]*+|{_CLASS}|[()]', re.DOTALL),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FieldPaths:
+    """The paths of the request's parts in the client's message, for violations.
+
+    The defaults are for a worker's `StartGeneration`.
+    """
+
+    prompt: str = "token_ids"
+    options: str = ""
+    """Path of the message with `sampling` and `logprobs`, with a dot at the end; may be empty."""
+    request_id: str = "request_id"
+    prompt_is_ids: bool = True
+    """Whether the client sent the prompt as ids: a wrong one is then named by its index."""
+    media: tuple[str, ...] = ()
+    """The path of each image or video; empty: `media[0]`, `media[1]`, …"""
+
+
+_OF_A_WORKER = FieldPaths()
+
+
+def check_request(
+    request: GenerationRequest, info: GeneratorInfo, role: Role, paths: FieldPaths = _OF_A_WORKER
+) -> None:
+    """Raise if the request can't be served, naming all wrong fields by their paths.
+
+    Raises:
+        InvalidRequestError: a value is out of range, whatever the worker's settings.
+        UnsupportedFeatureError: values are valid, but this worker lacks an ability.
+    """
+    at = paths.options
+    found = itertools.chain(
+        _prompt(request, info, paths),
+        _knobs(request.sampling, at),
+        _lengths(request.sampling, at),
+        _named_tokens(request.sampling, info.vocab_size, at),
+        _constraint(request.sampling, at),
+        _logprobs(request.logprobs, at),
+        _ticket(request, role),
+        media_violations(request, info, role, ItemPaths(paths.media)),
+    )
+    violations = tuple(itertools.islice(found, MAX_VIOLATIONS))
+    if violations:
+        raise InvalidRequestError.of_all(violations)
+    missing = tuple(_missing_abilities(request, info, at))
+    if request.prompt.media:
+        items = ItemPaths(paths.media)
+        missing += tuple(missing_modalities(request.prompt.media, info.media, items))
+        missing = missing[:MAX_VIOLATIONS]
+    if missing:
+        raise UnsupportedFeatureError.of_all(missing)
+
+
+def _prompt(
+    request: GenerationRequest, info: GeneratorInfo, paths: FieldPaths
+) -> Iterator[FieldViolation]:
+    token_ids, max_new_tokens = request.token_ids, request.sampling.max_new_tokens
+    if not token_ids:
+        yield FieldViolation(paths.prompt, "must not be empty")
+        return
+    # `min` and `max` run in C; the slow search is for bad prompts only.
+    if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
+        index, token = next(
+            (index, token)
+            for index, token in enumerate(token_ids)
+            if not 0 <= token < info.vocab_size
+        )
+        yield FieldViolation(
+            f"{paths.prompt}[{index}]" if paths.prompt_is_ids else paths.prompt,
+            f"{token} is not in the vocabulary (0 to {info.vocab_size - 1})",
+        )
+    if len(token_ids) + max(max_new_tokens, 1) > info.context_length:
+        # Name the field that must be reduced.
+        too_long = len(token_ids) >= info.context_length
+        yield FieldViolation(
+            paths.prompt if too_long else f"{paths.options}sampling.max_new_tokens",
+            f"{len(token_ids)} prompt tokens and max_new_tokens {max_new_tokens} exceed "
+            f"the context length of {info.context_length} tokens",
+        )
+
+
+def _knobs(sampling: Sampling, at: str) -> Iterator[FieldViolation]:
+    for knob in KNOBS:
+        value = getattr(sampling, knob.name)
+        if value != knob.neutral and (problem := knob.check(value)):
+            yield FieldViolation(f"{at}sampling.{knob.name}", problem)
+
+
+def _lengths(sampling: Sampling, at: str) -> Iterator[FieldViolation]:
+    if sampling.max_new_tokens < 1:
+        yield FieldViolation(f"{at}sampling.max_new_tokens", "must be 1 or more")
+    if sampling.min_new_tokens > max(sampling.max_new_tokens, 1):
+        yield FieldViolation(
+            f"{at}sampling.min_new_tokens",
+            f"{sampling.min_new_tokens} is more than max_new_tokens {sampling.max_new_tokens}",
+        )
+
+
+def _named_tokens(sampling: Sampling, vocab_size: int, at: str) -> Iterator[FieldViolation]:
+    if len(sampling.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        yield FieldViolation(
+            f"{at}sampling.stop_token_ids", f"holds more than {MAX_STOP_TOKEN_IDS} token ids"
+        )
+        return
+    for index, token in enumerate(sampling.stop_token_ids):
+        if not 0 <= token < vocab_size:
+            yield FieldViolation(
+                f"{at}sampling.stop_token_ids[{index}]", f"{token} is not in the vocabulary"
+            )
+    field = f"{at}sampling.logit_bias"
+    for token, bias in sampling.logit_bias.items():
+        if not 0 <= token < vocab_size:
+            yield FieldViolation(field, f"token {token} is not in the vocabulary")
+        if not abs(bias) <= MAX_LOGIT_BIAS:  # also catches NaN
+            yield FieldViolation(field, f"the bias of token {token} must be between -100 and 100")
+
+
+def _constraint(sampling: Sampling, at: str) -> Iterator[FieldViolation]:
+    if sampling.constraint is None:
+        return
+    field = f"{at}sampling.constraint"
+    size = len(sampling.constraint.source.encode())
+    if size == 0:
+        yield FieldViolation(field, "must not be empty")
+    elif size > MAX_CONSTRAINT_BYTES:
+        yield FieldViolation(field, f"{size} bytes are more than {MAX_CONSTRAINT_BYTES}")
+    elif problem := _shape_problem(sampling.constraint):
+        yield FieldViolation(field, problem)
+
+
+# Cached: a grammar is checked for every choice and leg, and clients send the same few often.
+@lru_cache(maxsize=64)
+def _shape_problem(constraint: Constraint) -> str | None:
+    """Return why a grammar isn't safe to compile, or None; the engine checks if it is correct."""
+    if constraint.kind is ConstraintKind.JSON_SCHEMA:
+        problem, _ = read_schema(constraint.source)
+        return f"json_schema {problem}" if problem else None
+    depth = 0
+    for found in _PARENTHESES[constraint.kind].finditer(constraint.source):
+        depth = max(depth + {"(": 1, ")": -1}.get(found[0], 0), 0)
+        if depth > MAX_CONSTRAINT_DEPTH:
+            return f"{constraint.kind.value} must not nest deeper than {MAX_CONSTRAINT_DEPTH}"
+    return None
+
+
+def _logprobs(options: LogprobOptions | None, at: str) -> Iterator[FieldViolation]:
+    if options is not None and not 0 <= options.top <= MAX_TOP_LOGPROBS:
+        yield FieldViolation(f"{at}logprobs.top", f"must be between 0 and {MAX_TOP_LOGPROBS}")
+
+
+def _ticket(request: GenerationRequest, role: Role) -> Iterator[FieldViolation]:
+    ticket = request.ticket
+    if role is Role.AGGREGATED:
+        if ticket is not None:
+            yield FieldViolation("ticket", "this worker runs whole requests and takes no ticket")
+    elif ticket is None:
+        yield FieldViolation("ticket", f"a {role.value} worker needs one")
+    elif not 0 <= ticket.room <= MAX_ROOM:
+        yield FieldViolation("ticket", "its room is out of range")
+
+
+def _missing_abilities(
+    request: GenerationRequest, info: GeneratorInfo, at: str
+) -> Iterator[FieldViolation]:
+    sampling, logprobs = request.sampling, request.logprobs
+    wanted = {
+        f"sampling.{knob.name}": knob.ability
+        for knob in KNOBS
+        if knob.ability and getattr(sampling, knob.name) != knob.neutral
+    }
+    if sampling.constraint is not None:
+        wanted["sampling.constraint"] = Ability.CONSTRAINTS
+    if sampling.logit_bias:
+        wanted["sampling.logit_bias"] = Ability.LOGIT_BIAS
+    if logprobs is not None and logprobs.prompt:
+        wanted["logprobs.prompt"] = Ability.PROMPT_LOGPROBS
+    for field, ability in wanted.items():
+        if ability not in info.abilities:
+            yield FieldViolation(at + field, _advice(ability))
+
+
+def _advice(ability: Ability) -> str:
+    setting = _ABILITY_SETTINGS.get(ability)
+    if setting is None:
+        return "this worker's engine cannot do it"
+    return f"this worker cannot do it; start it with the engine setting {setting}=true"

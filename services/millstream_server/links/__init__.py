@@ -1,0 +1,1 @@
+"""A Processor's links to its workers, and each ability's calls on them."""

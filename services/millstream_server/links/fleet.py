@@ -1,0 +1,118 @@
+"""The links to all discovered workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Collection
+
+from millstream_server.generation.output import OutputSink
+from millstream_server.generation.request import GenerationRequest
+from millstream_server.links.encode_stream import Encoding
+from millstream_server.links.link import WorkerLink
+from millstream_server.links.worker_calls import WorkerCalls
+from millstream_server.media.file import MediaFile
+from millstream_server.routing.discovery import Discovery
+from millstream_server.routing.router import Router
+from millstream_server.runtime.errors import WorkerLostError
+from millstream_server.runtime.security.tls import ClientTls
+from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.telemetry.tracing import Tracing
+
+log = get_log(__name__)
+
+Link = WorkerLink[WorkerCalls]
+
+
+class Fleet:
+    """Keeps a link to every discovered worker, and adds its view to the router.
+
+    A worker that is no longer discovered gets no new requests; its link closes when its open
+    requests have ended. If it is discovered again before, it gets a second link.
+    """
+
+    def __init__(
+        self,
+        discovery: Discovery,
+        router: Router,
+        *,
+        tls: ClientTls | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
+        """Prepare; `open` starts to connect."""
+        self._discovery = discovery
+        self._router = router
+        self._tls = tls
+        self._tracing = tracing
+        self._links: dict[str, Link] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        """Start connecting."""
+        self._task = asyncio.ensure_future(self._run())
+
+    async def close(self) -> None:
+        """Disconnect; requests still open fail."""
+        if self._task:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def generate(
+        self, address: str, request: GenerationRequest, sink: OutputSink
+    ) -> Callable[[], None]:
+        """Start a request on the worker at ``address``; see `GenerationStream.start`.
+
+        Raises:
+            WorkerLostError: the worker accepts no requests now.
+        """
+        return self._require(address).generate(request, sink)
+
+    def encode(self, address: str, file: MediaFile) -> Encoding:
+        """Start to encode a file on the worker at ``address``; see `EncodeStream.start`.
+
+        Raises:
+            WorkerLostError: the worker accepts no requests now.
+        """
+        return self._require(address).encode(file)
+
+    def release(self, address: str, lease: str) -> None:
+        """Give an encoded item back; no effect if its worker is gone."""
+        link = self._links.get(address)
+        if link is not None and link.calls is not None:
+            link.calls.release(lease)
+
+    def _require(self, address: str) -> WorkerCalls:
+        link = self._links.get(address)
+        if link is None:
+            raise WorkerLostError("the worker just disconnected; retry")
+        return link.require()
+
+    async def _run(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            try:
+                async for addresses in self._discovery.watch():
+                    self._follow(addresses, group)
+            except Exception as error:  # noqa: BLE001 - the links outlive it
+                log.error("discovery failed; the known workers are kept", error=error)
+
+    def _follow(self, addresses: Collection[str], group: asyncio.TaskGroup) -> None:
+        for address in sorted(self._links.keys() - set(addresses)):
+            log.info("worker no longer discovered", worker=address)
+            self._links.pop(address).retire()
+        for address in sorted(set(addresses) - self._links.keys()):
+            link = self._links[address] = WorkerLink(
+                address,
+                WorkerCalls,
+                self._router.changed,
+                tls=self._tls,
+                tracing=self._tracing,
+            )
+            group.create_task(self._keep(link))
+
+    async def _keep(self, link: Link) -> None:
+        self._router.add(link.view)
+        try:
+            await link.run()
+        finally:
+            self._router.remove(link.view)

@@ -1,0 +1,222 @@
+"""Text requests on a link: one stream per connection, requests in slots, frames to sinks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from millstream.v1 import (
+    decode_pb2,
+    decode_pb2_grpc,
+    generation_pb2,
+    prefill_pb2,
+    prefill_pb2_grpc,
+)
+from millstream_server.engines.base import Role
+from millstream_server.generation.output import OutputSink, TokenLogprob
+from millstream_server.generation.request import GenerationRequest
+from millstream_server.generation.stream_metrics import stream_metrics
+from millstream_server.links.link import Connection
+from millstream_server.links.outbox import BatchOutbox, Outbox, SingleOutbox
+from millstream_server.protobuf import generation as convert
+from millstream_server.protobuf.errors import error_from_proto
+from millstream_server.runtime.errors import ServingError, WorkerLostError
+from millstream_server.runtime.telemetry.client_rpcs import observe_call
+from millstream_server.runtime.telemetry.log import get_log
+
+log = get_log(__name__)
+
+_GATHER_S = 0.001
+"""Least time between two messages to a worker while several requests are in flight: a message costs
+each end some 50 us, whatever it holds."""
+
+
+class GenerationStream:
+    """The stream of one connection to a worker; the link's `AbilityCalls` for text.
+
+    A request uses a slot from `start` to its end. The slot is free again when the end has arrived,
+    not when it is cancelled: until then the worker may still send tokens for it.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        """Prepare; `run` opens the stream."""
+        prefill = connection.description.role is Role.PREFILL
+        self._method = "Prefill" if prefill else "Decode"
+        self.health_service = f"millstream.v1.{self._method}Service"
+        self._connection = connection
+        self._view = connection.view
+        self._metrics = stream_metrics(connection.description.role)
+        self._sinks: list[OutputSink | None] = []
+        self._free: list[int] = []
+        self._cancelled: set[int] = set()
+        self._finishing = False
+        request_type = prefill_pb2.PrefillRequest if prefill else decode_pb2.DecodeRequest
+        batched = connection.description.batched_controls
+        self._outbox: Outbox = (BatchOutbox if batched else SingleOutbox)(request_type)
+
+    # ---- for callers -----------------------------------------------------------------------------
+
+    def start(self, request: GenerationRequest, sink: OutputSink) -> Callable[[], None]:
+        """Start a request; its output goes to ``sink``. Return the function that cancels it.
+
+        It may be cancelled at any time, also twice and after the end. The sink gets exactly one
+        terminal call, whatever happens to the worker.
+        """
+        free = self._free
+        slot = free[-1] if free else len(self._sinks)
+        self._outbox.start(slot, request)  # first: if it raises, no slot is used
+        if free:
+            free.pop()
+            self._sinks[slot] = sink
+        else:
+            self._sinks.append(sink)
+        view = self._view
+        view.in_flight += 1
+        view.in_use += 1
+        self._metrics.begun()
+        return functools.partial(self._cancel, slot, sink)
+
+    def _cancel(self, slot: int, sink: OutputSink) -> None:
+        open_ = slot < len(self._sinks) and self._sinks[slot] is sink
+        if open_ and slot not in self._cancelled:
+            self._cancelled.add(slot)
+            self._view.in_use -= 1
+            self._outbox.cancel(slot)
+
+    # ---- for the link ----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until the worker ends the stream, as it also does after `finish`.
+
+        Raises:
+            ExceptionGroup: the stream broke, or the worker broke the protocol.
+        """
+        call = self._open()
+        async with asyncio.TaskGroup() as group:
+            writer = group.create_task(self._write(call))
+            try:
+                while (response := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
+                    self._dispatch(response.frame)
+            finally:
+                writer.cancel()
+                call.cancel()
+
+    def finish(self) -> None:
+        """Close the sending side as soon as no request is open; the worker then ends the stream."""
+        self._finishing = True
+        self._outbox.filled.set()
+
+    def close(self) -> None:
+        """Fail every request that is open."""
+        sinks, self._sinks = self._sinks, []
+        self._view.in_flight = self._view.in_use = 0
+        for sink in sinks:
+            if sink is not None:
+                self._fail(
+                    sink,
+                    WorkerLostError("the worker that ran this request went away; send it again"),
+                )
+
+    def _open(self) -> Any:
+        channel = self._connection.channel
+        if self._method == "Prefill":
+            method: Any = prefill_pb2_grpc.PrefillServiceStub(channel).Prefill
+        else:
+            method = decode_pb2_grpc.DecodeServiceStub(channel).Decode
+        call = method()
+        observe_call(call, f"{self.health_service}/{self._method}")
+        return call
+
+    async def _write(self, call: Any) -> None:
+        outbox = self._outbox
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                while (message := outbox.take()) is not None:
+                    await call.write(message)
+                    if self._view.in_flight > 1:
+                        await asyncio.sleep(_GATHER_S)
+                if self._finishing and not self._view.in_flight:
+                    await call.done_writing()
+                    return
+                outbox.filled.clear()
+                await outbox.filled.wait()
+
+    # ---- the token path: once per frame, then once per entry -------------------------------------
+
+    def _dispatch(self, frame: generation_pb2.StepFrame) -> None:
+        sinks: Any = self._sinks
+        token_ids = frame.token_ids[:]  # a list: several times faster to read than the field
+        self._metrics.frame(len(token_ids))
+        if frame.logprobs:
+            self._dispatch_with_logprobs(frame)
+        elif not frame.token_counts:
+            for slot, token in zip(frame.slots[:], token_ids, strict=True):
+                sinks[slot].emit((token,))
+        else:
+            at = 0
+            for slot, count in zip(frame.slots[:], frame.token_counts[:], strict=True):
+                sinks[slot].emit(token_ids[at : at + count])
+                at += count
+        if frame.draining:
+            self._connection.on_draining()
+        # Converted first: if that raises, no slot must have been released.
+        for finish in frame.finishes:
+            end = convert.finish_from_proto(finish)
+            sink = self._release(finish.slot)
+            try:
+                sink.finish(end)
+            except Exception as fault:  # noqa: BLE001 - one sink must not end the others
+                self._report(fault)
+            self._metrics.ended(end.reason.name)
+        for failure in frame.errors:
+            error = error_from_proto(failure.error)
+            self._fail(self._release(failure.slot), error)
+
+    def _dispatch_with_logprobs(self, frame: generation_pb2.StepFrame) -> None:
+        sinks: Any = self._sinks
+        gathered: dict[int, list[TokenLogprob]] = {}
+        for entry in frame.logprobs:
+            gathered.setdefault(entry.slot, []).extend(convert.logprobs_from_proto(entry.tokens))
+        columns: dict[int, Iterator[TokenLogprob]] = {
+            slot: iter(entries) for slot, entries in gathered.items()
+        }
+        counts = frame.token_counts or [1] * len(frame.slots)
+        at = 0
+        for slot, count in zip(frame.slots, counts, strict=True):
+            fresh = frame.token_ids[at : at + count]
+            at += count
+            own = columns.get(slot)
+            sinks[slot].emit(fresh, [next(own) for _ in fresh] if own else ())
+
+    def _fail(self, sink: OutputSink, error: ServingError) -> None:
+        try:
+            sink.fail(error)
+        except Exception as fault:  # noqa: BLE001 - one sink must not end the others
+            self._report(fault)
+        self._metrics.ended(error.reason)
+
+    def _report(self, fault: Exception) -> None:
+        """Log that a sink raised; it must not end the stream's other requests."""
+        log.error("a request's end failed", worker=self._view.address, error=fault)
+
+    def _release(self, slot: int) -> OutputSink:
+        sink = self._sinks[slot]
+        if sink is None:
+            message = f"worker {self._view.address} ended slot {slot}, which is not in use"
+            raise RuntimeError(message)
+        self._sinks[slot] = None
+        self._free.append(slot)
+        view = self._view
+        view.in_flight -= 1
+        if slot in self._cancelled:
+            self._cancelled.remove(slot)
+        else:
+            view.in_use -= 1
+        if self._finishing:
+            self._outbox.filled.set()
+        return sink

@@ -1,0 +1,83 @@
+"""All calls on one connection to a worker, of every ability that the worker has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from millstream_server.engines.base import Role
+from millstream_server.generation.output import OutputSink
+from millstream_server.generation.request import GenerationRequest
+from millstream_server.links.encode_stream import EncodeStream, Encoding
+from millstream_server.links.generation_stream import GenerationStream
+from millstream_server.links.link import AbilityCalls, Connection
+from millstream_server.media.file import MediaFile
+from millstream_server.runtime.errors import WorkerLostError
+
+
+class WorkerCalls:
+    """The link's `AbilityCalls`: generations, encodings, or both."""
+
+    def __init__(self, connection: Connection) -> None:
+        """Make the calls that the worker's description allows."""
+        worker = connection.description
+        self._generation = None if worker.role is Role.ENCODE else GenerationStream(connection)
+        encodes = worker.role is Role.ENCODE or worker.encoder is not None
+        self._encoding = EncodeStream(connection) if encodes else None
+        # The generation's `close` resets the view's counts, so it comes last.
+        found: tuple[AbilityCalls | None, ...] = (self._encoding, self._generation)
+        self._parts = [part for part in found if part is not None]
+
+    @property
+    def health_service(self) -> str:
+        """See `AbilityCalls.health_service`: the generation's, where there is one."""
+        return self._parts[-1].health_service
+
+    def generate(self, request: GenerationRequest, sink: OutputSink) -> Callable[[], None]:
+        """See `GenerationStream.start`.
+
+        Raises:
+            WorkerLostError: the worker doesn't generate.
+        """
+        if self._generation is None:
+            raise WorkerLostError("the worker at this address no longer generates; retry")
+        return self._generation.start(request, sink)
+
+    def encode(self, file: MediaFile) -> Encoding:
+        """See `EncodeStream.start`.
+
+        Raises:
+            WorkerLostError: the worker doesn't encode.
+        """
+        if self._encoding is None:
+            raise WorkerLostError("the worker at this address no longer encodes; retry")
+        return self._encoding.start(file)
+
+    def release(self, lease: str) -> None:
+        """See `EncodeStream.release`."""
+        if self._encoding is not None:
+            self._encoding.release(lease)
+
+    async def run(self) -> None:
+        """See `AbilityCalls.run`; a stream that breaks ends the others.
+
+        No TaskGroup: in Python 3.11 one whose task fails leaves its parent marked as cancelled, and
+        the link would take a lost worker for its own end.
+        """
+        tasks = [asyncio.ensure_future(part.run()) for part in self._parts]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    def finish(self) -> None:
+        """See `AbilityCalls.finish`."""
+        for part in self._parts:
+            part.finish()
+
+    def close(self) -> None:
+        """See `AbilityCalls.close`."""
+        for part in self._parts:
+            part.close()

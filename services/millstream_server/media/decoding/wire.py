@@ -1,0 +1,168 @@
+"""What a decoder process is sent and returns: fixed headers, then raw bytes. Nothing is pickled.
+
+A request is a header and the file. A response is a header, then the indices of the frames and
+their pixels, or a sentence. The process has read an untrusted file, so the pool checks what it
+returns.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from millstream_server.media.decoding.sampling import FrameSampling
+from millstream_server.media.items import Modality
+from millstream_server.media.limits import MediaLimits
+from millstream_server.media.sniff import MediaFormat
+
+_REQUEST = struct.Struct("<BBQIIdQddQ")
+_RESPONSE = struct.Struct("<BIIIIdQ")
+REQUEST_BYTES = _REQUEST.size
+RESPONSE_BYTES = _RESPONSE.size
+READY = b"R"
+"""What a process sends once, when it has limited itself and can be sent requests."""
+MAX_SENTENCE_BYTES = 2000
+RGB = 3
+DECODER_THREADS = 2
+"""Threads that decode a video; bounds processor time."""
+_FORMATS = tuple(MediaFormat)
+_SAMPLINGS = tuple(FrameSampling)
+
+
+class Outcome(enum.IntEnum):
+    """What a response is."""
+
+    DECODED = 0
+    REFUSED = 1
+    """With a sentence for the caller."""
+    OUT_OF_MEMORY = 2
+    FAILED = 3
+    """A bug or a missing package, with a text for the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A file to be decoded, without its bytes."""
+
+    media_format: MediaFormat
+    sampling: FrameSampling
+    limits: MediaLimits
+    nbytes: int
+
+    def pack(self) -> bytes:
+        """Return the header."""
+        limits = self.limits
+        return _REQUEST.pack(
+            _FORMATS.index(self.media_format),
+            _SAMPLINGS.index(self.sampling),
+            limits.max_pixels,
+            limits.max_frames,
+            limits.max_video_frames,
+            limits.max_video_s,
+            limits.max_decoded_bytes,
+            limits.fps,
+            limits.decode_timeout_s,
+            self.nbytes,
+        )
+
+    @classmethod
+    def unpack(cls, header: bytes) -> Self:
+        """Read a header, which comes from the pool; limits that aren't sent have defaults."""
+        values = _REQUEST.unpack(header)
+        media_format, sampling, pixels, frames, video_frames, video_s, *rest = values
+        decoded_bytes, fps, timeout_s, nbytes = rest
+        limits = MediaLimits(
+            max_pixels=pixels,
+            max_frames=frames,
+            max_video_frames=video_frames,
+            max_video_s=video_s,
+            max_decoded_bytes=decoded_bytes,
+            fps=fps,
+            decode_timeout_s=timeout_s,
+        )
+        return cls(
+            media_format=_FORMATS[media_format],
+            sampling=_SAMPLINGS[sampling],
+            limits=limits,
+            nbytes=nbytes,
+        )
+
+    @property
+    def modality(self) -> Modality:
+        """Return what is decoded."""
+        return self.media_format.modality
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """What became of a file, without the bytes that follow."""
+
+    outcome: Outcome
+    width: int = 0
+    height: int = 0
+    count: int = 0
+    total_frames: int = 0
+    fps: float = 0.0
+    nbytes: int = 0
+    """Of what follows the indices: pixels or a sentence."""
+
+    def pack(self) -> bytes:
+        """Return the header."""
+        return _RESPONSE.pack(
+            self.outcome,
+            self.width,
+            self.height,
+            self.count,
+            self.total_frames,
+            self.fps,
+            self.nbytes,
+        )
+
+    @classmethod
+    def unpack(cls, header: bytes, request: Request) -> Self:
+        """Read and check a header.
+
+        Raises:
+            ValueError: it can't be a response to ``request``.
+        """
+        outcome, width, height, count, total, fps, nbytes = _RESPONSE.unpack(header)
+        response = cls(
+            outcome=Outcome(outcome),
+            width=width,
+            height=height,
+            count=count,
+            total_frames=total,
+            fps=fps,
+            nbytes=nbytes,
+        )
+        if response.outcome is Outcome.DECODED:
+            limits = request.limits
+            in_limits = nbytes <= limits.max_decoded_bytes and count <= max(1, limits.max_frames)
+            if nbytes != width * height * count * RGB or not nbytes or not in_limits:
+                raise ValueError("a decoder process returned a size that can't be")
+        elif count or nbytes > MAX_SENTENCE_BYTES:
+            raise ValueError("a decoder process returned too long a sentence")
+        return response
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A response with what follows its header."""
+
+    response: Response
+    indices: tuple[int, ...]
+    parts: Sequence[bytes | memoryview]
+    """The frames one after the other, or a sentence; ``response.nbytes`` together."""
+
+
+def pack_indices(indices: Sequence[int]) -> bytes:
+    """Return the frames' indices as bytes."""
+    return struct.pack(f"<{len(indices)}I", *indices)
+
+
+def unpack_indices(data: bytes) -> tuple[int, ...]:
+    """Read what `pack_indices` made."""
+    return struct.unpack(f"<{len(data) // 4}I", data)

@@ -1,0 +1,160 @@
+"""Puts encoded items into a prompt: text with placeholders to token ids and spans."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from millstream_server.media.families.family import Family
+from millstream_server.media.items import Geometry, Modality, Span
+from millstream_server.runtime.errors import InternalError, InvalidRequestError
+
+
+class Placeable(Protocol):
+    """What of an item matters for its place; `EncodedItem` and `Prepared` have it."""
+
+    @property
+    def modality(self) -> Modality:
+        """Its kind."""
+        ...
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that it takes."""
+        ...
+
+    @property
+    def geometry(self) -> Geometry:
+        """Its geometry."""
+        ...
+
+
+Placed = tuple[list[int], tuple[tuple[Span, ...], ...]]
+
+
+def place(
+    text: str,
+    family: Family,
+    items: Sequence[Placeable],
+    encode: Callable[[str], list[int]],
+    field: str,
+) -> Placed:
+    """Return the prompt's token ids, and the spans of each item in it.
+
+    ``text`` is the rendered prompt. Call it for prompts without items too: a soft token in a user's
+    text would make the engine look for an embedding that isn't there. ``items`` are in the order of
+    the conversation; the placeholders of each modality are matched in their order.
+
+    Raises:
+        InvalidRequestError: ``field`` has more or fewer placeholders than items.
+        InternalError: an item's tokens contradict its geometry, or its family's files the
+        tokenizer.
+    """
+    _check_counts(text, family, items, field)
+    order = list(_in_order_of_text(text, family, items))
+    ids = encode(_marked(text, family, [items[index] for index in order]))
+    runs = [run for index in order for run in _runs(family, items, index)]
+    softs = {family.soft_token(modality) for modality in family.modalities}
+    found = [token for token in ids if token in softs]
+    if len(found) > len(runs):
+        _refuse_soft_tokens(family, field, len(found), len(runs))
+    if found != [run.token for run in runs]:
+        raise InternalError(
+            f"The prompt has {len(runs)} runs of media tokens, of which the tokenizer made "
+            f"{len(found)}: the model's tokenizer and config.json contradict each other."
+        )
+    return _expanded(ids, softs, runs, len(items))
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    item: int
+    token: int
+    length: int
+
+
+def _pattern(family: Family) -> re.Pattern[str]:
+    kinds = sorted(family.modalities, key=lambda kind: kind.value)
+    return re.compile(
+        "|".join(f"(?P<{kind.value}>{re.escape(family.placeholder(kind))})" for kind in kinds)
+    )
+
+
+def _kinds(text: str, family: Family) -> Iterator[Modality]:
+    for match in _pattern(family).finditer(text):
+        yield Modality(match.lastgroup)
+
+
+def _check_counts(text: str, family: Family, items: Sequence[Placeable], field: str) -> None:
+    in_text = list(_kinds(text, family))
+    for modality in Modality:
+        wanted = sum(item.modality is modality for item in items)
+        name = modality.value
+        if modality not in family.modalities:
+            if wanted:
+                raise InvalidRequestError.of(field, f"this model reads no {name}s; {wanted} given")
+            continue
+        found = in_text.count(modality)
+        if found != wanted:
+            raise InvalidRequestError.of(
+                field,
+                f"the prompt has {found} {name} placeholders ({family.placeholder(modality)}) "
+                f"for {wanted} {name}s; the numbers must be equal, and the text must not contain "
+                "placeholders of its own",
+            )
+
+
+def _in_order_of_text(text: str, family: Family, items: Sequence[Placeable]) -> Iterator[int]:
+    """Yield the index of the item at each placeholder."""
+    waiting = {
+        modality: iter([i for i, item in enumerate(items) if item.modality is modality])
+        for modality in Modality
+    }
+    for modality in _kinds(text, family):
+        yield next(waiting[modality])
+
+
+def _marked(text: str, family: Family, in_order: Sequence[Placeable]) -> str:
+    items = iter(in_order)
+
+    def mark(_match: re.Match[str]) -> str:
+        item = next(items)
+        return family.mark(item.modality, item.geometry)
+
+    return _pattern(family).sub(mark, text)
+
+
+def _runs(family: Family, items: Sequence[Placeable], index: int) -> Iterator[_Run]:
+    item = items[index]
+    try:
+        lengths = family.span_lengths(item.modality, item.tokens, item.geometry)
+    except ValueError as error:
+        message = f"An encode worker returned an item that can't be placed: {error}."
+        raise InternalError(message) from error
+    token = family.soft_token(item.modality)
+    for length in lengths:
+        yield _Run(index, token, length)
+
+
+def _refuse_soft_tokens(family: Family, field: str, found: int, wanted: int) -> None:
+    raise InvalidRequestError.of(
+        field,
+        f"the prompt has {found} of the {family.name} model's media tokens, but its images and "
+        f"videos have {wanted}; the text must not contain any",
+    )
+
+
+def _expanded(ids: Sequence[int], softs: set[int], runs: Sequence[_Run], count: int) -> Placed:
+    waiting = iter(runs)
+    placed: list[int] = []
+    spans: list[list[Span]] = [[] for _ in range(count)]
+    for token in ids:
+        length = 1
+        if token in softs:
+            run = next(waiting)
+            length = run.length
+            spans[run.item].append(Span(len(placed), length))
+        placed += [token] * length
+    return placed, tuple(tuple(item) for item in spans)

@@ -1,0 +1,112 @@
+"""A choice's legs: one request on one worker each, and its output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from millstream_server.generation.output import Finish, OutputSink, TokenLogprob
+from millstream_server.generation.request import GenerationRequest
+from millstream_server.generation.span import NO_SPAN, RequestSpan
+from millstream_server.runtime.errors import ServingError
+
+
+class Workers(Protocol):
+    """Runs requests on workers (`links.fleet.Fleet`)."""
+
+    def generate(
+        self, address: str, request: GenerationRequest, sink: OutputSink
+    ) -> Callable[[], None]:
+        """Start a request on a worker; return the function that cancels it.
+
+        Raises:
+            WorkerLostError: the worker isn't connected.
+        """
+        ...
+
+
+class LegEvents(Protocol):
+    """Receives a leg's events (`processor.generation.Generation`)."""
+
+    def progressed(self) -> None:
+        """Called when new tokens have arrived."""
+
+    def leg_ended(self, leg: Leg) -> None:
+        """Called when the leg has a `result` or an `error`."""
+
+
+class Leg:
+    """One worker's part of a choice: receives and keeps the worker's output."""
+
+    __slots__ = (
+        "_cancel",
+        "_progressed",
+        "error",
+        "events",
+        "logprobs",
+        "result",
+        "span",
+        "token_ids",
+    )
+
+    def __init__(self, events: LegEvents) -> None:
+        """Report to ``events``; nothing is started yet."""
+        self.events = events
+        self._progressed = events.progressed
+        self._cancel: Callable[[], None] | None = None
+        self.span: RequestSpan = NO_SPAN
+        self.token_ids: list[int] = []
+        """Tokens received and not yet read."""
+        self.logprobs: list[TokenLogprob] = []
+        self.result: Finish | None = None
+        self.error: ServingError | None = None
+
+    def start(
+        self, workers: Workers, address: str, request: GenerationRequest, span: RequestSpan
+    ) -> None:
+        """Run the request on a worker, as a child of ``span``.
+
+        Raises:
+            WorkerLostError: the worker isn't connected.
+        """
+        self.span = span
+        trace = span.carry(request.trace)
+        if trace is not request.trace:
+            request = replace(request, trace=trace)
+        try:
+            self._cancel = workers.generate(address, request, self)
+        except ServingError as error:
+            span.failed(error)
+            raise
+
+    def cancel(self) -> None:
+        """Cancel at the worker; may be called at any time."""
+        if self._cancel is not None and not self.over:
+            self._cancel()
+
+    @property
+    def over(self) -> bool:
+        """Whether the leg has ended, successfully or not."""
+        return self.result is not None or self.error is not None
+
+    # Called once per frame entry: the token path.
+    def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
+        """Keep new tokens."""
+        self.token_ids += token_ids
+        if logprobs:
+            self.logprobs += logprobs
+        self._progressed()
+
+    # The span comes last: if telemetry fails, the end has been reported.
+    def finish(self, finish: Finish) -> None:
+        """Keep the worker's terminal report."""
+        self.result = finish
+        self.events.leg_ended(self)
+        self.span.finished(finish)
+
+    def fail(self, error: ServingError) -> None:
+        """Keep the worker's failure."""
+        self.error = error
+        self.events.leg_ended(self)
+        self.span.failed(error)

@@ -1,0 +1,50 @@
+"""A client's generation options, in plain types."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from millstream_server.generation.request import LogprobOptions, Priority
+from millstream_server.generation.sampling import Sampling
+from millstream_server.processor.text.model_files import GenerationDefaults
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Options of one turn, not validated."""
+
+    path: str
+    """Path of their message, with a dot at the end: ``start.options.``."""
+    sampling: Mapping[str, Any]
+    """The fields of `Sampling` that the client set."""
+    logprobs: LogprobOptions | None = None
+    priority: Priority | None = Priority.NORMAL
+    """None: an unknown value, which is refused."""
+    n: int = 1
+    stops: tuple[str, ...] = ()
+    min_interval_s: float = 0.0
+    return_token_ids: bool = False
+    include_special_tokens: bool = False
+
+    def sampling_for(
+        self, defaults: GenerationDefaults, tokens_left: int, *, fit: bool = False
+    ) -> Sampling:
+        """Fill in what the client left unset: the model's own defaults, then neutral values.
+
+        An unset max_new_tokens becomes ``tokens_left``, what the context leaves; with ``fit`` it is
+        never more than that.
+        """
+        values = {**_given(defaults), **self.sampling}
+        most = max(1, tokens_left)
+        asked = values.setdefault("max_new_tokens", most)
+        if fit:
+            values["max_new_tokens"] = min(asked, most)
+        return Sampling(**values)
+
+
+@functools.cache
+def _given(defaults: GenerationDefaults) -> Mapping[str, Any]:
+    return {name: value for name, value in asdict(defaults).items() if value is not None}

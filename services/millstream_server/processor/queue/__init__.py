@@ -1,0 +1,1 @@
+"""Admission: which requests run now, which wait, which are refused."""

@@ -1,0 +1,305 @@
+"""Admission: which request runs now, which waits, which is refused.
+
+Capacity is counted in units: a request for n choices takes n. A request that fits runs at once;
+others wait, limited in number and in tokens. They are admitted by priority, then by arrival.
+A wide request at the head isn't overtaken by narrow ones behind it, or it could wait for ever.
+
+A request that has been overtaken by `MAX_OVERTAKEN` later ones in a row is next, whatever its
+priority. A priority that rises with time would be worse: after some time a long queue of low
+priority would go before everything else.
+
+A wait is estimated as the work ahead, divided by the units that run at once. The work ahead is
+(units ahead) x (mean time a unit is held), less the time that running units have been held already.
+Unlike a departure rate this is also valid in the first second of a burst and after workers were
+added or lost. It is a lower bound, since only ended requests enter the mean: a request is refused
+for its deadline only if the deadline can't be met.
+
+All calls come from one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from millstream_server.generation.request import Priority
+from millstream_server.processor.queue.admission import Admission, AdmissionRequest, State
+from millstream_server.processor.queue.held_time import HeldTime
+from millstream_server.runtime.errors import NoWorkerError, OverloadedError
+from millstream_server.runtime.retry_delay import jittered
+from millstream_server.runtime.telemetry import metrics
+
+MAX_OVERTAKEN = 7
+_UNKNOWN_DELAY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueLimits:
+    """Limits of one queue."""
+
+    max_running: int = 0
+    """Units that run at once; 0: the current capacity."""
+    max_queued: int = 1024
+    """Requests that wait."""
+    max_queued_tokens: int = 32 << 20
+    """Tokens that waiting requests may take."""
+    comeback_s: float = 30.0
+    """How long requests wait on after the last worker was lost: one may reconnect soon."""
+
+
+class _Lane:
+    """The waiting admissions of one priority, in order of arrival."""
+
+    __slots__ = ("tokens", "units", "waiting", "widths")
+
+    def __init__(self) -> None:
+        self.waiting: OrderedDict[int, Admission] = OrderedDict()
+        self.widths: Counter[int] = Counter()
+        self.units = 0
+        self.tokens = 0
+
+    def add(self, admission: Admission) -> None:
+        self.waiting[admission.number] = admission
+        self.widths[admission.request.units] += 1
+        self.units += admission.request.units
+        self.tokens += admission.request.tokens
+
+    def remove(self, admission: Admission) -> None:
+        del self.waiting[admission.number]
+        self.widths[admission.request.units] -= 1
+        self.units -= admission.request.units
+        self.tokens -= admission.request.tokens
+
+    @property
+    def first(self) -> Admission:
+        return next(iter(self.waiting.values()))
+
+    @property
+    def last(self) -> Admission:
+        return next(reversed(self.waiting.values()))
+
+
+class AdmissionQueue:
+    """The admission queue of one model."""
+
+    def __init__(
+        self,
+        name: str,
+        limits: QueueLimits,
+        capacity: Callable[[], int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``capacity`` returns how many units can run now; call `changed` after it has changed."""
+        self.running = 0
+        """Running units."""
+        self._limits = limits
+        self._capacity = capacity
+        self._clock = clock
+        self._lanes = {priority: _Lane() for priority in sorted(Priority, reverse=True)}
+        self._arrivals = 0
+        self._overtaken = 0
+        self._held = HeldTime()
+        self._comeback: asyncio.TimerHandle | None = None
+        self._metrics = _Metrics(name)
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return sum(len(lane.waiting) for lane in self._lanes.values())
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens that waiting requests may take."""
+        return sum(lane.tokens for lane in self._lanes.values())
+
+    @property
+    def limit(self) -> int:
+        """Units that may run at once at the moment."""
+        capacity = self._capacity()
+        return (self._limits.max_running or capacity) if capacity else 0
+
+    @property
+    def utilization(self) -> float:
+        """Running and waiting units divided by those that may run; 1 while none may."""
+        limit = self.limit
+        waiting = sum(lane.units for lane in self._lanes.values())
+        return (self.running + waiting) / limit if limit else 1.0
+
+    def enter(self, request: AdmissionRequest) -> Admission:
+        """Add a request: it runs or waits.
+
+        Raises:
+            OverloadedError: the queue is full, or the wait would exceed the request's deadline.
+        """
+        admission = Admission(request, self._arrivals, self._clock(), self._leave)
+        self._arrivals += 1
+        if self._may_pass(request.priority) and self._fits(request.units):
+            self._run(admission)
+            return admission
+        self._check_deadline(request)
+        self._make_space(request)
+        self._lanes[request.priority].add(admission)
+        self._metrics.queued(1, request.tokens)
+        self.changed()  # the displaced request may have been the one ahead of it
+        return admission
+
+    def _leave(self, admission: Admission) -> None:
+        if admission.runs:
+            units = admission.request.units
+            self._count(-units)
+            since_s = admission.since_s
+            self._held.end(units, since_s, admission.change(State.LEFT, self._clock()))
+        elif admission.waits:
+            self._forget(admission)
+            admission.change(State.LEFT, self._clock())
+        else:
+            return
+        self._admit_next()
+
+    def changed(self) -> None:
+        """Admit the requests that fit now; call it after the capacity has changed."""
+        if self._capacity():
+            if self._comeback:
+                self._comeback.cancel()
+                self._comeback = None
+            self._admit_next()
+        elif self.queued and not self._comeback:
+            self._comeback = asyncio.get_running_loop().call_later(
+                self._limits.comeback_s, self._give_up
+            )
+
+    def _heads(self) -> list[Admission]:
+        """Return each priority's first, highest priority first."""
+        return [lane.first for lane in self._lanes.values() if lane.waiting]
+
+    def _next(self) -> Admission | None:
+        """Return the next one; it may not fit yet."""
+        heads = self._heads()
+        if not heads:
+            return None
+        return min(heads, key=_by_arrival) if self._overtaken >= MAX_OVERTAKEN else heads[0]
+
+    def _may_pass(self, priority: Priority) -> bool:
+        """Return whether a new request may go first: only lower, not yet overdue ones wait."""
+        heads = self._heads()
+        return not heads or (
+            heads[0].request.priority < priority and self._overtaken < MAX_OVERTAKEN
+        )
+
+    def _fits(self, units: int) -> bool:
+        limit = self.limit
+        # One wider than the whole capacity runs alone.
+        return self.running + units <= limit or (limit > 0 and not self.running)
+
+    def _admit_next(self) -> None:
+        while (admission := self._next()) and self._fits(admission.request.units):
+            self._forget(admission)
+            self._run(admission)
+
+    def _run(self, admission: Admission) -> None:
+        overtakes = any(head.number < admission.number for head in self._heads())
+        self._overtaken = self._overtaken + 1 if overtakes else 0
+        admission.waited_s = admission.change(State.RUNNING, self._clock())
+        self._count(admission.request.units)
+        self._held.begin(admission.request.units, admission.since_s)
+        self._metrics.waited(admission)
+
+    def _count(self, units: int) -> None:
+        self.running += units
+        self._metrics.running(units)
+
+    def _forget(self, admission: Admission) -> None:
+        """Remove it from its lane."""
+        self._lanes[admission.request.priority].remove(admission)
+        self._metrics.queued(-1, -admission.request.tokens)
+
+    def _give_up(self) -> None:
+        """Fail all waiting requests: no worker has reconnected."""
+        self._comeback = None
+        for lane in self._lanes.values():
+            for admission in list(lane.waiting.values()):
+                admission.fail(
+                    NoWorkerError(
+                        "all workers of this model disconnected while the request waited, "
+                        f"and none reconnected within {self._limits.comeback_s:.0f} s; retry",
+                        retry_delay_s=self._delay_s(),
+                    )
+                )
+
+    def _make_space(self, request: AdmissionRequest) -> None:
+        """Check that one more can wait; displace requests of lower priority if needed."""
+        limits = self._limits
+        count, tokens = self.queued + 1, self.queued_tokens + request.tokens
+        lower = [lane for priority, lane in self._lanes.items() if priority < request.priority]
+        if count - sum(len(lane.waiting) for lane in lower) > limits.max_queued:
+            self._refuse("requests", f"the queue is full ({limits.max_queued} waiting)")
+        if tokens - sum(lane.tokens for lane in lower) > limits.max_queued_tokens:
+            self._refuse(
+                "tokens",
+                f"this request's {request.tokens} tokens and those of the waiting requests are "
+                f"more than {limits.max_queued_tokens}",
+            )
+        for lane in reversed(lower):
+            while lane.waiting and (count > limits.max_queued or tokens > limits.max_queued_tokens):
+                last = lane.last
+                count, tokens = count - 1, tokens - last.request.tokens
+                metrics.ADMISSION_REFUSED.labels("displaced").inc()
+                last.fail(self._overload("requests of higher priority took this one's place"))
+
+    def _check_deadline(self, request: AdmissionRequest) -> None:
+        wait_s = self.expected_wait_s(request)
+        if request.timeout_s is not None and wait_s is not None and request.timeout_s < wait_s:
+            self._refuse(
+                "deadline",
+                f"this request would wait about {wait_s:.1f} s to run, and its deadline is in "
+                f"{max(request.timeout_s, 0):.1f} s",
+            )
+
+    def _refuse(self, cause: str, why: str) -> None:
+        metrics.ADMISSION_REFUSED.labels(cause).inc()
+        raise self._overload(why)
+
+    def _overload(self, why: str) -> OverloadedError:
+        return OverloadedError(
+            f"the server is busy: {why}; retry later", retry_delay_s=self._delay_s()
+        )
+
+    def expected_wait_s(self, request: AdmissionRequest) -> float | None:
+        """Estimate a new request's least wait in seconds; None without enough data."""
+        ahead = [lane.widths for p, lane in self._lanes.items() if p >= request.priority]
+        return self._held.wait_s(request.units, ahead, self.limit, self._clock())
+
+    def _delay_s(self) -> float:
+        """Return a refused client's retry delay: when half of the queue will have been admitted.
+
+        Sooner the queue might still be full; later it might be empty.
+        """
+        whole_s = self.expected_wait_s(AdmissionRequest(priority=Priority.LOW))
+        return jittered(_UNKNOWN_DELAY_S if whole_s is None else whole_s / 2)
+
+
+class _Metrics:
+    """One queue's metrics."""
+
+    def __init__(self, name: str) -> None:
+        self._running = metrics.ADMISSION_RUNNING.labels(name)
+        self._queued = metrics.ADMISSION_QUEUED.labels(name)
+        self._tokens = metrics.ADMISSION_QUEUED_TOKENS.labels(name)
+        self._wait = {p: metrics.ADMISSION_WAIT.labels(name, p.name.lower()) for p in Priority}
+
+    def queued(self, requests: int, tokens: int) -> None:
+        self._queued.inc(requests)
+        self._tokens.inc(tokens)
+
+    def running(self, units: int) -> None:
+        self._running.inc(units)
+
+    def waited(self, admission: Admission) -> None:
+        self._wait[admission.request.priority].observe(admission.waited_s)
+
+
+def _by_arrival(admission: Admission) -> int:
+    return admission.number

@@ -1,0 +1,1 @@
+"""Conversion between plain types and the messages between Processor and workers."""

@@ -1,0 +1,54 @@
+"""Conversion of what an Encode stream carries."""
+
+from __future__ import annotations
+
+import time
+
+from millstream.v1 import encode_pb2
+from millstream_server.media.file import MediaFile
+from millstream_server.protobuf.media import MODALITIES, MODALITIES_TO_PROTO
+from millstream_server.runtime.errors import InvalidRequestError
+from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
+
+
+def write_item(message: encode_pb2.EncodeItem, slot: int, file: MediaFile, *, inline: bool) -> None:
+    """Write a start into an empty message; ``inline``: with the file's bytes."""
+    message.slot = slot
+    message.request_id = file.request_id
+    message.modality = MODALITIES_TO_PROTO[file.modality]
+    message.total_bytes = len(file.data)
+    if inline:
+        message.data = bytes(file.data)
+    message.sha256 = file.sha256
+    message.cache_salt = file.salt
+    trace = file.trace
+    if trace is not NOT_TRACED and trace != NOT_TRACED:  # also baggage without a traceparent
+        message.trace.traceparent = trace.traceparent
+        message.trace.tracestate = trace.tracestate
+        message.trace.baggage = trace.baggage
+    if (left_s := file.time_left_s) is not None:
+        message.timeout.FromNanoseconds(int(left_s * 1e9))
+
+
+def file_from_proto(message: encode_pb2.EncodeItem) -> MediaFile:
+    """Convert a start; ``data`` is what the message has of the file, possibly nothing.
+
+    Raises:
+        InvalidRequestError: its kind of media is unknown.
+    """
+    if message.modality not in MODALITIES:
+        raise InvalidRequestError.of("modality", "is not one that this server knows")
+    trace = message.trace
+    return MediaFile(
+        modality=MODALITIES[message.modality],
+        data=message.data,
+        sha256=message.sha256,
+        salt=message.cache_salt,
+        request_id=message.request_id,
+        trace=TraceContext(trace.traceparent, trace.tracestate, trace.baggage)
+        if message.HasField("trace")
+        else NOT_TRACED,
+        deadline_s=time.monotonic() + message.timeout.ToNanoseconds() / 1e9
+        if message.HasField("timeout")
+        else None,
+    )

@@ -1,0 +1,166 @@
+"""Conversion of a worker's description and load to messages and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from millstream.v1 import media_pb2, worker_pb2
+from millstream_server.encoding.encoder import EncoderInfo
+from millstream_server.engines.base import EngineInfo, EngineLoad, Role, WorkerDescription
+from millstream_server.generation.generator import GeneratorInfo, MediaModel
+from millstream_server.generation.sampling import Ability
+from millstream_server.media.items import Modality
+from millstream_server.media.limits import MediaLimits
+from millstream_server.protobuf.media import (
+    CONTENTS,
+    CONTENTS_TO_PROTO,
+    MODALITIES,
+    MODALITIES_TO_PROTO,
+)
+from millstream_server.protobuf.worker_info import ENGINE_FIELDS, ROLES_TO_PROTO, info_to_proto
+
+__all__ = ["ROLES_TO_PROTO", "description_from_proto", "description_to_proto"]
+
+# Fields of WorkerInfo with the same name in GeneratorInfo.
+_GENERATOR_FIELDS = (
+    "vocab_size",
+    "context_length",
+    "block_size",
+    "total_blocks",
+    "bootstrap_host",
+    "bootstrap_port",
+)
+_ABILITIES = {worker_pb2.EngineAbility.Value(f"ENGINE_ABILITY_{a.name}"): a for a in Ability}
+_ROLES = {value: role for role, value in ROLES_TO_PROTO.items()}
+
+
+def description_to_proto(description: WorkerDescription) -> worker_pb2.WorkerInfo:
+    """Convert the description of a worker that generates text, encodes media, or does both."""
+    info = info_to_proto(description)
+    engine, encoder = description.engine, description.encoder
+    if isinstance(engine, GeneratorInfo):
+        info.abilities.extend(value for value, a in _ABILITIES.items() if a in engine.abilities)
+        info.batched_controls = True
+        for name in _GENERATOR_FIELDS:
+            setattr(info, name, getattr(engine, name))
+        if engine.media is not None:
+            info.media_model.CopyFrom(_media_model_to_proto(engine.media))
+    elif isinstance(engine, EncoderInfo):
+        encoder = encoder or engine
+    if isinstance(encoder, EncoderInfo):
+        info.encoder.CopyFrom(_encoder_to_proto(encoder))
+    return info
+
+
+def description_from_proto(info: worker_pb2.WorkerInfo) -> WorkerDescription:
+    """Convert a worker's info; unknown, newer abilities and modalities are left out.
+
+    Of an ENCODE worker `engine` is an `EncoderInfo`, of others a `GeneratorInfo`.
+
+    Raises:
+        ValueError: its role is unknown, or an ENCODE worker says nothing that is known about what
+        it encodes.
+    """
+    if info.role not in _ROLES:
+        message = f"the worker has the unknown role {info.role}"
+        raise ValueError(message)
+    encoder = _encoder_from_proto(info) if info.HasField("encoder") else None
+    engine: EngineInfo | None = encoder
+    if _ROLES[info.role] is not Role.ENCODE:
+        engine = GeneratorInfo(
+            abilities=frozenset(_ABILITIES[a] for a in info.abilities if a in _ABILITIES),
+            media=_media_model_from_proto(info.media_model)
+            if info.HasField("media_model")
+            else None,
+            **{name: getattr(info, name) for name in (*ENGINE_FIELDS, *_GENERATOR_FIELDS)},
+        )
+    if engine is None:
+        message = "the worker encodes, but doesn't say what"
+        raise ValueError(message)
+    return WorkerDescription(
+        worker_id=info.worker_id,
+        role=_ROLES[info.role],
+        model=info.model,
+        engine=engine,
+        encoder=encoder,
+        batched_controls=info.batched_controls,
+    )
+
+
+# ---- media ---------------------------------------------------------------------------------------
+
+
+def _modalities_to_proto(modalities: frozenset[Modality]) -> list[media_pb2.Modality.ValueType]:
+    return [value for modality, value in MODALITIES_TO_PROTO.items() if modality in modalities]
+
+
+def _modalities(values: Iterable[media_pb2.Modality.ValueType]) -> frozenset[Modality]:
+    return frozenset(MODALITIES[value] for value in values if value in MODALITIES)
+
+
+def _media_model_to_proto(media: MediaModel) -> worker_pb2.MediaModelInfo:
+    return worker_pb2.MediaModelInfo(
+        modalities=_modalities_to_proto(media.modalities),
+        family=media.family,
+        embedding_width=media.embedding_width,
+        takes_pixels=media.takes_pixels,
+    )
+
+
+def _media_model_from_proto(message: worker_pb2.MediaModelInfo) -> MediaModel | None:
+    modalities = _modalities(message.modalities)
+    if not modalities:
+        return None
+    return MediaModel(
+        modalities=modalities,
+        family=message.family,
+        embedding_width=message.embedding_width,
+        takes_pixels=message.takes_pixels,
+    )
+
+
+def _encoder_to_proto(encoder: EncoderInfo) -> worker_pb2.EncoderInfo:
+    limits = encoder.limits
+    message = worker_pb2.EncoderInfo(
+        modalities=_modalities_to_proto(encoder.modalities),
+        max_item_bytes=limits.max_item_bytes,
+        max_pixels=limits.max_pixels,
+        max_frames=limits.max_frames,
+        max_item_tokens=encoder.max_item_tokens,
+        content=CONTENTS_TO_PROTO[encoder.content],
+    )
+    message.max_video.FromNanoseconds(int(limits.max_video_s * 1e9))
+    return message
+
+
+def _encoder_from_proto(info: worker_pb2.WorkerInfo) -> EncoderInfo | None:
+    """Read `WorkerInfo.encoder`; None if nothing in it is known."""
+    message = info.encoder
+    modalities = _modalities(message.modalities)
+    if not modalities or message.content not in CONTENTS:
+        return None
+    return EncoderInfo(
+        modalities=modalities,
+        content=CONTENTS[message.content],
+        max_item_tokens=message.max_item_tokens,
+        limits=MediaLimits(
+            max_item_bytes=message.max_item_bytes,
+            max_pixels=message.max_pixels,
+            max_frames=message.max_frames,
+            max_video_s=message.max_video.ToNanoseconds() / 1e9,
+        ),
+        **{name: getattr(info, name) for name in ENGINE_FIELDS},
+    )
+
+
+# ---- load ----------------------------------------------------------------------------------------
+
+
+def load_from_proto(load: worker_pb2.LoadReport) -> EngineLoad:
+    """Convert a load report."""
+    return EngineLoad(
+        running_requests=load.running_requests,
+        queued_requests=load.queued_requests,
+        used_blocks=load.used_blocks,
+        total_blocks=load.total_blocks,
+    )

@@ -1,0 +1,1 @@
+"""A service process from its settings to its exit: start, admin server, health, drain."""

@@ -1,0 +1,78 @@
+"""Open work of a process, and how the process waits for it when it shuts down.
+
+The order on SIGTERM, the same for every service (`runtime.lifecycle.signals.until_signal`):
+
+1. health becomes NOT_SERVING, and peers with long streams are notified (`OpenWork.when_leaving`);
+2. new work is still accepted for ``propagation_s``, until load balancers and peers have noticed;
+3. new work is refused with UNAVAILABLE and RetryInfo (`OpenWork.refuse`);
+4. open work may finish, for at most ``limit_s``;
+5. the server stops; RPCs still open end with UNAVAILABLE (`OpenCalls.cut`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+
+
+class OpenWork:
+    """Counts open work; one per process. All calls come from one event loop."""
+
+    def __init__(self) -> None:
+        """Start with no open work."""
+        self.count = 0
+        self.leaving = False
+        """The shutdown was announced; new work is still accepted."""
+        self.refusing = False
+        """New work is refused."""
+        self._told: set[Callable[[], None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def begin(self) -> None:
+        """Count one more."""
+        self.count += 1
+        self._idle.clear()
+
+    def end(self) -> None:
+        """Count one less."""
+        self.count -= 1
+        if not self.count:
+            self._idle.set()
+
+    @contextlib.contextmanager
+    def track(self) -> Iterator[None]:
+        """Count the ``with`` block as one piece of work."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def when_leaving(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call ``callback`` when the shutdown is announced; return the function that undoes this.
+
+        If the shutdown was announced already, ``callback`` is called at once.
+        """
+        if self.leaving:
+            callback()
+        self._told.add(callback)
+        return lambda: self._told.discard(callback)
+
+    async def drain(self, propagation_s: float, limit_s: float) -> bool:
+        """Announce the shutdown, then wait; return whether all work ended in time."""
+        self.leaving = True
+        for callback in list(self._told):
+            callback()
+        await asyncio.sleep(propagation_s)
+        self.refusing = True
+        return await self.until_idle(limit_s)
+
+    async def until_idle(self, limit_s: float) -> bool:
+        """Wait up to ``limit_s`` until no work is open; return whether none is."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while self.count:  # work may begin in the loop iteration in which the last ended
+                    await self._idle.wait()
+        return not self.count

@@ -1,0 +1,220 @@
+"""What every service process has, made from its settings: server, metrics, admin, tracing, TLS.
+
+`prefill`, `decode` and `processor` add only the servicers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+
+import grpc
+from grpc_health.v1 import health_pb2_grpc
+from prometheus_client.registry import Collector
+
+from millstream_server.runtime.lifecycle.admin import SERVICES, AdminServer, Subject
+from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
+from millstream_server.runtime.rpc.channel import bind, is_loopback, server_options
+from millstream_server.runtime.rpc.health import SERVICE_NAME, HealthServicer
+from millstream_server.runtime.rpc.interceptor import RpcInterceptor
+from millstream_server.runtime.rpc.limits import RpcLimits
+from millstream_server.runtime.rpc.server import Server, ServerOptions
+from millstream_server.runtime.security.auth import AuthPolicy, PeerIdentities
+from millstream_server.runtime.security.tls import ServerTls, TlsFiles
+from millstream_server.runtime.settings import SettingsError
+from millstream_server.runtime.telemetry.load_meter import LoadMeter
+from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.telemetry.metrics import CERTIFICATE_EXPIRY
+from millstream_server.runtime.telemetry.metrics_endpoint import MetricsEndpoint
+from millstream_server.runtime.telemetry.tracing import Tracing
+
+log = get_log(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServicePlan:
+    """What a service serves."""
+
+    services: tuple[str, ...]
+    """Full proto names."""
+    max_receive_bytes: int
+    load: LoadMeter
+    open_work: Callable[[], Mapping[str, int]]
+    """Returns the amount of open work by kind, for operators."""
+    ages: bool = False
+    """Whether connections end at a maximum age: for the Processor, not for workers."""
+    auth: AuthPolicy = field(default_factory=AuthPolicy)
+    limits: RpcLimits | None = None
+    without_spans: Collection[str] = ()
+    collectors: tuple[Collector, ...] = ()
+    """Collectors of metrics besides those of `runtime.telemetry.metrics`."""
+
+
+class Service:
+    """Order of calls: constructor, `prepare`, add servicers to `server.grpc`, `listen`, `close`."""
+
+    def __init__(
+        self, settings: ServiceSettings, name: str, attributes: Mapping[str, str] | None = None
+    ) -> None:
+        """Read the certificates; no port is open yet.
+
+        ``name`` is the service's name in traces and metrics, such as millstream-decode;
+        ``attributes`` are added to its traces.
+
+        Raises:
+            SettingsError: a file is missing, or settings contradict each other.
+        """
+        self._settings = settings
+        self._name = name
+        self._tls = _server_tls(settings)
+        self._admin: AdminServer | None = None
+        self._probes: grpc.aio.Server | None = None
+        self._metrics: MetricsEndpoint | None = None
+        self._plan: ServicePlan | None = None
+        self.tracing = Tracing.from_settings(
+            settings.otlp_endpoint,
+            settings.trace_sample_ratio,
+            service_name=name,
+            attributes=attributes,
+        )
+
+    def prepare(self, plan: ServicePlan) -> Server:
+        """Make the servers; no port is open yet.
+
+        Raises:
+            SettingsError: settings contradict each other.
+        """
+        settings = self._settings
+        self._plan = plan
+        self.server = Server(
+            plan.services,
+            ServerOptions(
+                max_receive_bytes=plan.max_receive_bytes,
+                max_connection_age_s=settings.max_connection_age_s if plan.ages else 0.0,
+                max_connection_age_grace_s=settings.max_connection_age_grace_s,
+                tls=self._tls,
+                auth=plan.auth,
+                limits=plan.limits,
+                tracing=self.tracing,
+                without_spans=plan.without_spans,
+                load=plan.load,
+            ),
+        )
+        if settings.admin_listen:
+            self._admin = self._make_admin(plan)
+        if settings.health_listen:
+            self._probes = _health_only(self.server.health)
+            self.server.dies_with(self._probes)
+        return self.server
+
+    async def listen(self) -> int:
+        """Open all ports, the service's own last and NOT_SERVING; return the service's port.
+
+        Raises:
+            OSError: a port can't be bound.
+        """
+        settings = self._settings
+        if settings.metrics_listen:
+            collectors = self._plan.collectors if self._plan else ()
+            self._metrics = MetricsEndpoint(settings.metrics_listen, self._name, collectors)
+            log.info("listening", on="metrics", port=self._metrics.port)
+        if self._admin is not None:
+            port = await self._admin.listen(settings.admin_listen)
+            log.info("listening", on="admin", port=port)
+        if self._probes is not None:
+            port = bind(self._probes, settings.health_listen)
+            await self._probes.start()
+            log.info("listening", on="health", port=port)
+        port = await self.server.listen(settings.listen)
+        log.info("listening", on="service", port=port)
+        return port
+
+    async def close(self) -> None:
+        """Close what `listen` opened and send the last spans; may be called in any state.
+
+        If one part fails to close, the others are still closed.
+        """
+        async with contextlib.AsyncExitStack() as parts:  # the last pushed is the first closed
+            if self.tracing is not None:
+                parts.push_async_callback(self.tracing.shutdown)
+            if self._metrics is not None:
+                parts.push_async_callback(self._metrics.close)
+            if self._admin is not None:
+                parts.push_async_callback(self._admin.stop)
+            if self._probes is not None:
+                parts.push_async_callback(self._probes.stop, None)
+            parts.push_async_callback(self.server.stop, 0)
+
+    def _make_admin(self, plan: ServicePlan) -> AdminServer:
+        tls = _admin_tls(self._settings)
+        # Over TLS only the named peers may call; plaintext on loopback is open to this machine.
+        peers = PeerIdentities(self._settings.admin_peers, "--admin-peers") if tls else None
+        return AdminServer(
+            Subject(
+                services=plan.services,
+                settings=self._settings,
+                health=self.server.health,
+                conditions=lambda: self.server.conditions.holding,
+                open_work=plan.open_work,
+            ),
+            RpcInterceptor(*AuthPolicy(peers=peers).layers(), services=SERVICES),
+            credentials=tls.credentials() if tls else None,
+        )
+
+
+def _health_only(health: HealthServicer) -> grpc.aio.Server:
+    """Make a plaintext server that serves health only, for probes without TLS."""
+    server = grpc.aio.server(
+        interceptors=[RpcInterceptor(services=(SERVICE_NAME,))],
+        options=server_options(max_receive_bytes=4096),
+    )
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    return server
+
+
+def peers_policy(settings: ServiceSettings) -> PeerIdentities | None:
+    """Return which client certificates may call; None: all that the client CAs signed, if set.
+
+    Raises:
+        SettingsError: names are given, but no CA to verify the certificates.
+    """
+    if not settings.allowed_peers:
+        return None
+    if settings.tls_client_ca_file is None:
+        raise SettingsError("--allowed-peers: set --tls-client-ca-file, which signs them, too")
+    return PeerIdentities(settings.allowed_peers)
+
+
+def _server_tls(settings: ServiceSettings) -> ServerTls | None:
+    cert, key = settings.tls_cert_file, settings.tls_key_file
+    if cert is None or key is None:
+        if cert or key or settings.tls_client_ca_file:
+            raise SettingsError("--tls-cert-file and --tls-key-file belong together: set both")
+        return None
+    tls = ServerTls(TlsFiles(cert, key, settings.tls_client_ca_file))
+    CERTIFICATE_EXPIRY.set_function(tls.expiry_timestamp_s)
+    return tls
+
+
+def _admin_tls(settings: ServiceSettings) -> ServerTls | None:
+    cert, key = settings.tls_cert_file, settings.tls_key_file
+    if cert is None or key is None:
+        if not is_loopback(settings.admin_listen):
+            raise SettingsError(
+                f"--admin-listen {settings.admin_listen}: without TLS the admin services listen "
+                "on a loopback address only; to open them further set --tls-cert-file and "
+                "--admin-peers"
+            )
+        if settings.admin_peers:
+            raise SettingsError(
+                "--admin-peers: set --tls-cert-file, --tls-key-file and --admin-client-ca-file, too"
+            )
+        return None
+    ca = settings.admin_client_ca_file or settings.tls_client_ca_file
+    if ca is None or not settings.admin_peers:
+        raise SettingsError(
+            "--admin-listen: over TLS the admin services ask operators for certificates; set "
+            "--admin-client-ca-file and --admin-peers"
+        )
+    return ServerTls(TlsFiles(cert, key, ca), "--admin-client-ca-file")

@@ -1,0 +1,1 @@
+"""gRPC: channels, servers, layers around RPCs, statuses, health, reflection, load reports."""

@@ -1,0 +1,172 @@
+"""`grpc.health.v1.Health`, for load balancers, probes and channels.
+
+It replaces grpcio's asyncio servicer, which has no `List`, stops updating a watcher when another
+one ends, delays a stop for its whole grace and starts as SERVING.
+
+`Check` and `List` fail with the health protocol's codes, without an `ErrorReason` (`StatusError`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from typing import Any
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from millstream_server.runtime.errors import (
+    Code,
+    InvalidRequestError,
+    OverloadedError,
+    StatusError,
+    UnavailableError,
+)
+from millstream_server.runtime.rpc.call import Call
+
+SERVICE_NAME = "grpc.health.v1.Health"
+LIVENESS = "liveness"
+"""SERVING as long as the process responds; the only name for a Kubernetes liveness probe."""
+MAX_NAME = 256
+"""Longest name in a request. Callers aren't authenticated."""
+MAX_WATCHES = 16_384
+MAX_LISTED = 100
+"""Most names that `List` returns; above, the protocol requires RESOURCE_EXHAUSTED."""
+
+_Status = health_pb2.HealthCheckResponse
+
+
+class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """Health by name; every name but `liveness` is NOT_SERVING until `set`.
+
+    May be added to several servers of a process. All calls come from one event loop.
+    """
+
+    def __init__(self, names: Iterable[str]) -> None:
+        """Start with ``names``, the whole server ("") and `liveness`."""
+        self._serving = {"": False, **dict.fromkeys(names, False), LIVENESS: True}
+        self._watches: dict[str, set[asyncio.Event]] = {}
+        self._draining = False
+        self._closed = False
+
+    def set(self, *names: str, serving: bool) -> None:
+        """Set the health of ``names``; of all but `liveness` when no name is given.
+
+        A new name is added. During a drain no name becomes SERVING.
+        """
+        for name in names or tuple(self._serving):
+            if name != LIVENESS:
+                self._serving[name] = serving and not self._draining
+                self._wake(name)
+
+    def begin_drain(self) -> None:
+        """Set every name but `liveness` to NOT_SERVING for good; open Watches report it."""
+        self._draining = True
+        self.set(serving=False)
+
+    def close(self) -> None:
+        """Drain, then end every Watch; else each would delay `grpc.aio.Server.stop` by its grace.
+
+        They end with UNAVAILABLE, after NOT_SERVING. A channel with `healthCheckConfig` then
+        watches again and meanwhile uses another backend. After UNIMPLEMENTED it would stop checking
+        and take the backend for healthy; OK has the same effect as UNAVAILABLE, but hides from
+        other clients that the last state is out of date. A later Watch ends with UNAVAILABLE
+        without a message: then channels back off before they retry.
+        """
+        self.begin_drain()
+        self._closed = True
+        for name in self._watches:
+            self._wake(name)
+
+    @property
+    def states(self) -> Mapping[str, bool]:
+        """The health of each name: True is SERVING."""
+        return dict(self._serving)
+
+    @property
+    def watch_count(self) -> int:
+        """How many Watches are open."""
+        return sum(map(len, self._watches.values()))
+
+    def _wake(self, name: str) -> None:
+        for changed in self._watches.get(name, ()):
+            changed.set()
+
+    async def Check(self, request: Any, call: Call) -> Any:  # noqa: N802 - the proto's names
+        """Return a name's health.
+
+        Raises:
+            InvalidRequestError: the name is too long.
+            StatusError: NOT_FOUND: the name was never set.
+        """
+        _check_name(request.service)
+        if request.service not in self._serving:
+            raise StatusError(
+                Code.NOT_FOUND,
+                "this server knows no service of that name; grpc.health.v1.Health/List names those "
+                "it knows",
+            )
+        return _Status(status=self._status(request.service))
+
+    async def List(self, request: Any, call: Call) -> Any:  # noqa: N802
+        """Return the health of every name.
+
+        Raises:
+            StatusError: RESOURCE_EXHAUSTED: there are too many.
+        """
+        if len(self._serving) > MAX_LISTED:
+            raise StatusError(
+                Code.RESOURCE_EXHAUSTED,
+                f"this server knows more than {MAX_LISTED} services; ask for one with Check",
+            )
+        return health_pb2.HealthListResponse(
+            statuses={name: _Status(status=self._status(name)) for name in self._serving}
+        )
+
+    async def Watch(self, request: Any, call: Call) -> AsyncIterator[Any]:  # noqa: N802
+        """Send a name's health at once and after every change; a slow reader gets the latest only.
+
+        A name is SERVICE_UNKNOWN until it is set.
+
+        Raises:
+            InvalidRequestError: the name is too long.
+            OverloadedError: too many Watches are open already.
+            UnavailableError: the servicer was closed.
+        """
+        _check_name(request.service)
+        if self.watch_count >= MAX_WATCHES:
+            raise OverloadedError("too many watch this server's health", retry_delay_s=10.0)
+        with self._watching(request.service) as changed:
+            last, ended = None, self._closed
+            while not ended:
+                changed.clear()
+                ended, status = self._closed, self._status(request.service)
+                if status != last:
+                    yield _Status(status=status)
+                    last = status
+                elif not ended:
+                    await changed.wait()
+        raise UnavailableError("this server is shutting down")
+
+    @contextlib.contextmanager
+    def _watching(self, name: str) -> Iterator[asyncio.Event]:
+        """Register an event that is set when ``name`` may have changed."""
+        changed = asyncio.Event()
+        self._watches.setdefault(name, set()).add(changed)
+        try:
+            yield changed
+        finally:
+            watches = self._watches[name]
+            watches.remove(changed)
+            if not watches:  # callers may send any name: drop names without Watches
+                del self._watches[name]
+
+    def _status(self, name: str) -> int:
+        if name not in self._serving:
+            return int(_Status.SERVICE_UNKNOWN)
+        return int(_Status.SERVING if self._serving[name] else _Status.NOT_SERVING)
+
+
+def _check_name(name: str) -> None:
+    if len(name) > MAX_NAME:
+        raise InvalidRequestError.of("service", f"at most {MAX_NAME} characters")

@@ -1,0 +1,146 @@
+"""`grpc.reflection` v1 and v1alpha, for clients without stubs.
+
+It extends grpcio-reflection, which has v1alpha only, finds no methods, shows every proto that the
+process has imported, and delays a stop for its whole grace. v1 has the same messages in
+another package; old tools (evans) use v1alpha only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from typing import Any
+
+import grpc
+from google.protobuf import text_format
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pool import Default, DescriptorPool
+from google.rpc import error_details_pb2, status_pb2
+from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha._async import ReflectionServicer
+
+from millstream_server.runtime.errors import UnavailableError
+from millstream_server.runtime.rpc.call import Call
+
+V1 = "grpc.reflection.v1.ServerReflection"
+V1ALPHA = "grpc.reflection.v1alpha.ServerReflection"
+# Clients that print our errors look up Status, ErrorInfo, BadRequest and RetryInfo.
+_ERRORS = (status_pb2.DESCRIPTOR, error_details_pb2.DESCRIPTOR)
+
+
+def add_reflection(server: grpc.aio.Server, service_names: Iterable[str]) -> Reflection:
+    """Serve both versions on ``server`` for ``service_names`` and for reflection itself.
+
+    Call `Reflection.close` before the server is stopped.
+
+    Raises:
+        KeyError: the stubs of a service have not been imported.
+    """
+    reflection = Reflection(service_names)
+    handler = grpc.stream_stream_rpc_method_handler(
+        reflection.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    server.add_generic_rpc_handlers(
+        tuple(
+            grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler})
+            for name in (V1, V1ALPHA)
+        )
+    )
+    return reflection
+
+
+class Reflection(ReflectionServicer):  # type: ignore[misc]
+    """Describes the protos of the services given, and no other that the process has imported."""
+
+    def __init__(self, service_names: Iterable[str]) -> None:
+        """Describe these services, reflection and the details of our errors."""
+        names = {*service_names, V1ALPHA}
+        super().__init__({*names, V1}, _pool_of(names))
+        self._closing = asyncio.Event()
+
+    def close(self) -> None:
+        """End open streams, idle ones too; new ones end at once."""
+        self._closing.set()
+
+    async def ServerReflectionInfo(  # noqa: N802 - the proto's name
+        self, request_iterator: AsyncIterator[Any], call: Call
+    ) -> AsyncIterator[Any]:
+        """Yield a response to each request; an error response where nothing is found.
+
+        Raises:
+            UnavailableError: the servicer was closed.
+        """
+        async with (
+            contextlib.aclosing(_until(self._closing, aiter(request_iterator))) as requests,
+            contextlib.aclosing(super().ServerReflectionInfo(requests, None)) as responses,
+        ):
+            async for response in responses:
+                response.valid_host = response.original_request.host
+                yield response
+        if self._closing.is_set():
+            raise UnavailableError("this server is shutting down")
+
+    def _file_containing_symbol(self, request: Any, fully_qualified_name: str) -> Any:
+        """Also find methods, which the protocol includes: the pool finds only their service."""
+        service, _, method = fully_qualified_name.rpartition(".")
+        with contextlib.suppress(KeyError):
+            if method in self._pool.FindServiceByName(service).methods_by_name:
+                fully_qualified_name = service
+        return super()._file_containing_symbol(request, fully_qualified_name)
+
+
+def methods_of(service: str) -> list[str]:
+    """List a service's methods as `/package.Service/Method`."""
+    found = Default().FindServiceByName(service)
+    return [f"/{service}/{method.name}" for method in found.methods]
+
+
+def _pool_of(service_names: Iterable[str]) -> DescriptorPool:
+    """Make a pool of the services' files, the error details and all that they import."""
+    pool, known = DescriptorPool(), set[str]()
+
+    def add(file: Any) -> None:
+        if file.name not in known:
+            known.add(file.name)
+            for dependency in file.dependencies:
+                add(dependency)
+            pool.AddSerializedFile(file.serialized_pb)
+
+    for name in service_names:
+        add(Default().FindFileContainingSymbol(name))
+    for file in _ERRORS:
+        add(Default().FindFileByName(file.name))
+    pool.AddSerializedFile(_v1_file())
+    return pool
+
+
+def _v1_file() -> bytes:
+    """Make reflection's v1 file from its v1alpha file; only the package differs."""
+    file = FileDescriptorProto()
+    reflection_pb2.DESCRIPTOR.CopyToProto(file)
+    file.name = "grpc/reflection/v1/reflection.proto"
+    text = text_format.MessageToString(file).replace("reflection.v1alpha", "reflection.v1")
+    return text_format.Parse(text, FileDescriptorProto()).SerializeToString()
+
+
+async def _until(closing: asyncio.Event, requests: Any) -> AsyncGenerator[Any]:
+    """Pass requests on until there are no more or ``closing`` is set."""
+    closed = asyncio.ensure_future(closing.wait())
+    following: asyncio.Future[Any] | None = None
+    try:
+        while not closing.is_set():
+            following = asyncio.ensure_future(anext(requests, None))
+            await asyncio.wait({closed, following}, return_when=asyncio.FIRST_COMPLETED)
+            if not following.done():
+                return
+            request = following.result()
+            if request is None:
+                return
+            yield request
+    finally:
+        closed.cancel()
+        if following is not None:
+            following.cancel()

@@ -1,0 +1,1 @@
+"""Who may call a server: TLS, API keys, names in client certificates."""

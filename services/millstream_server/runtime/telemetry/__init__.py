@@ -1,0 +1,1 @@
+"""What a process reports: logs, metrics, traces, load reports."""

@@ -1,0 +1,250 @@
+"""Logging: one line per event, to stderr, as text or JSON. No prompt text.
+
+An event is a short constant sentence with fields: ``log.info("worker connected", worker=…)``. In
+JSON each field is a key of the object; in text it is ``key=value`` after the sentence. A line
+written while a span is current has its trace id.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from opentelemetry import trace
+
+_plain = re.compile(r'[^\s"=]+').fullmatch
+_RESERVED = frozenset({"time", "level", "logger", "message", "exception"})
+"""Keys of every JSON line; an underscore is added to a field with the same name."""
+_STDERR = 2
+# Read by other handlers, such as a test runner's.
+_NOT_SHOWN: Mapping[str, Any] = {
+    **dict.fromkeys(("pathname", "filename", "module"), ""),
+    **dict.fromkeys(("exc_text", "stack_info", "funcName"), None),
+    **dict.fromkeys(("thread", "threadName", "process", "processName"), None),
+    "lineno": 0,
+    "relativeCreated": 0.0,
+}
+
+
+class Log:
+    """A module's logger whose events have fields; ``error`` adds an exception's traceback."""
+
+    __slots__ = ("_logger",)
+
+    def __init__(self, logger: logging.Logger) -> None:
+        """Write to ``logger``."""
+        self._logger = logger
+
+    def debug(self, event: str, *, error: BaseException | None = None, **fields: Any) -> None:
+        """Log details for finding a fault."""
+        if self._logger.isEnabledFor(logging.DEBUG):
+            self._write(logging.DEBUG, event, fields, error)
+
+    def info(self, event: str, *, error: BaseException | None = None, **fields: Any) -> None:
+        """Log normal operation."""
+        if self._logger.isEnabledFor(logging.INFO):
+            self._write(logging.INFO, event, fields, error)
+
+    def warning(self, event: str, *, error: BaseException | None = None, **fields: Any) -> None:
+        """Log what may need an operator's attention."""
+        if self._logger.isEnabledFor(logging.WARNING):
+            self._write(logging.WARNING, event, fields, error)
+
+    def error(self, event: str, *, error: BaseException | None = None, **fields: Any) -> None:
+        """Log what needs attention."""
+        if self._logger.isEnabledFor(logging.ERROR):
+            self._write(logging.ERROR, event, fields, error)
+
+    def phase(self, phase: str, **fields: Any) -> None:
+        """Log the phase of a start or a stop; `millstream up` reads it."""
+        self.info("phase", phase=phase, **fields)
+
+    def _write(
+        self, level: int, event: str, fields: Mapping[str, Any], error: BaseException | None
+    ) -> None:
+        # Made here: `Logger.log` would walk the stack for a file and a line, which we don't show.
+        self._logger.handle(_Event(self._logger.name, level, event, fields, error))
+
+
+class _Event(logging.LogRecord):
+    """A record without the fields that we don't show, which take most of the library's time."""
+
+    def __init__(
+        self,
+        name: str,
+        level: int,
+        event: str,
+        fields: Mapping[str, Any],
+        error: BaseException | None,
+    ) -> None:
+        self.name = name
+        self.msg = event
+        self.args = ()
+        self.levelno = level
+        self.levelname = logging.getLevelName(level)
+        self.created = time.time()
+        self.msecs = self.created % 1 * 1000
+        self.exc_info = None if error is None else (type(error), error, error.__traceback__)
+        self.fields = fields
+        self.__dict__.update(_NOT_SHOWN)
+
+
+def get_log(name: str) -> Log:
+    """Return a module's log; ``name`` is its `__name__`."""
+    return Log(logging.getLogger(name))
+
+
+def configure(level: str, line_format: Literal["text", "json"] = "text") -> None:
+    """Set up the process's logging."""
+    handler = _Stderr()
+    handler.setFormatter(_Json() if line_format == "json" else _Text())
+    handler.addFilter(_Repeats())
+    number = getattr(logging, level.upper(), logging.INFO)
+    logging.basicConfig(level=number, handlers=[handler], force=True)
+
+
+class _Stderr(logging.Handler):
+    """Writes a line in one system call, so that lines of several threads don't mix; no lock."""
+
+    def createLock(self) -> None:  # noqa: N802 - the library's name
+        self.lock = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            data = (self.format(record) + "\n").encode(errors="backslashreplace")
+            while data:
+                data = data[os.write(_STDERR, data) :]
+        except OSError:
+            pass  # stderr is closed
+        except Exception:  # noqa: BLE001 - a field whose `str` fails, for instance
+            self.handleError(record)
+
+
+class _Repeats(logging.Filter):
+    """Drops warnings and errors that repeat too often, so that callers can't fill the disk.
+
+    Each event is logged a limited number of times per minute. The last of these lines has a field
+    that announces the drop, the first line of a later minute the number dropped.
+    """
+
+    _MOST = 60
+    _WINDOW_S = 60.0
+    _MOST_EVENTS = 1000
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._seen: dict[tuple[str, str], tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno < logging.WARNING:
+            return True
+        event, now = (record.name, str(record.msg)), self._clock()
+        since, count = self._seen.get(event, (now, 0))
+        if now - since >= self._WINDOW_S:
+            if count > self._MOST:
+                _add(record, dropped_before=count - self._MOST)
+            since, count = now, 0
+        if len(self._seen) >= self._MOST_EVENTS:
+            self._seen.clear()
+        self._seen[event] = since, count + 1
+        if count + 1 == self._MOST:
+            _add(record, repeats="dropped for a minute")
+        return count < self._MOST
+
+
+def _add(record: logging.LogRecord, **fields: object) -> None:
+    record.__dict__["fields"] = {**record.__dict__.get("fields", {}), **fields}
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
+    """Return a record's fields, with the id of the current trace."""
+    fields: Mapping[str, Any] = record.__dict__.get("fields", {})
+    if "trace_id" not in fields:
+        context = trace.get_current_span().get_span_context()
+        if context.is_valid:
+            return {**fields, "trace_id": f"{context.trace_id:032x}"}
+    return fields
+
+
+class _Clock:
+    """Formats times; the part down to the second is made once per second."""
+
+    def __init__(self, seconds: Callable[[int], str]) -> None:
+        self._format = seconds
+        self._text: tuple[int, str] = (-1, "")
+
+    def __call__(self, created: float) -> str:
+        second = int(created)
+        known, text = self._text  # read and set as one: several threads log
+        if second != known:
+            text = self._format(second)
+            self._text = second, text
+        return text
+
+
+class _Text(logging.Formatter):
+    """Like ``2026-11-20 10:00:00,000 INFO millstream_server.x: worker connected worker=…``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seconds = _Clock(lambda s: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(s)))
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = f"{self._seconds(record.created)},{int(record.msecs):03d}"
+        line = f"{at} {record.levelname} {record.name}: {record.getMessage()}"
+        for name, value in _fields(record).items():
+            line += f" {name}={_value(value)}"
+        # May contain text from clients: keep it on one line.
+        line = _printable(line)
+        if record.exc_info:
+            for part in self.formatException(record.exc_info).splitlines():
+                line += f"\n  {_printable(part)}".rstrip(" ")  # indented, unlike an event's line
+        return line
+
+
+_quoted = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def _value(value: Any) -> str:
+    kind = value.__class__
+    if kind is int or kind is float:
+        return str(value)
+    text = str(value).lower() if kind is bool else str(value)
+    return text if _plain(text) else _quoted(text)
+
+
+def _printable(line: str) -> str:
+    if line.isprintable():
+        return line
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in line
+    )
+
+
+class _Json(logging.Formatter):
+    """Like ``{"time": "2026-11-20T10:00:00.000Z", "level": "INFO", …, "message": …, field: …}``."""
+
+    _encode = json.JSONEncoder(default=str).encode
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seconds = _Clock(lambda s: time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(s)))
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": f"{self._seconds(record.created)}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name, value in _fields(record).items():
+            line[f"{name}_" if name in _RESERVED else name] = value
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return self._encode(line)

@@ -1,0 +1,314 @@
+"""Every metric of the suite, except an engine's own, which its adapter declares.
+
+docs/metrics.md lists them; a test compares.
+
+Names follow the OpenTelemetry conventions where there are any, in Prometheus's form
+(`gen_ai.server.time_to_first_token` in seconds is `gen_ai_server_time_to_first_token_seconds`).
+Other names begin with `millstream_`. Label values are from small closed sets: methods and models
+we serve, reasons of the contract; never ids, clients' addresses or texts.
+
+Recording takes about a microsecond and is done per request, frame or event, never per token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.core import GaugeMetricFamily
+
+# No `_created` series per counter and histogram: Prometheus doesn't need them. This holds for the
+# whole process, so for SGLang's metrics too, which have none when SGLang serves them.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+REGISTRY = CollectorRegistry(auto_describe=True)
+"""Our own registry: in a worker SGLang uses the library's default one."""
+
+ProcessCollector(registry=REGISTRY)
+PlatformCollector(registry=REGISTRY)
+GCCollector(registry=REGISTRY)
+
+_RPC = ("rpc_system_name", "rpc_method", "rpc_response_status_code")
+_RPC_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 60, 600)
+_GEN_AI = (
+    "gen_ai_operation_name",
+    "gen_ai_provider_name",
+    "gen_ai_request_model",
+    "gen_ai_response_model",
+    "error_type",
+)
+# The buckets of the GenAI conventions.
+_DURATION_BUCKETS = (
+    *(0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64),
+    *(1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92),
+)
+_TTFT_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1),
+    *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
+)
+_PER_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+
+
+def _counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+    return Counter(name, text, labels, registry=REGISTRY)
+
+
+def _gauge(name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+    return Gauge(name, text, labels, registry=REGISTRY)
+
+
+def _histogram(name: str, text: str, labels: Sequence[str], buckets: Sequence[float]) -> Histogram:
+    return Histogram(name, text, labels, buckets=buckets, registry=REGISTRY)
+
+
+class ScrapedGauge(NamedTuple):
+    """A gauge whose collector gets the value at each scrape."""
+
+    name: str
+    text: str
+    labels: tuple[str, ...]
+
+    def family(self, value: float, labels: Sequence[str]) -> GaugeMetricFamily:
+        """Make a family of one series, for a collector to yield."""
+        family = GaugeMetricFamily(self.name, self.text, labels=self.labels)
+        family.add_metric(labels, value)
+        return family
+
+
+# ---- RPCs ----------------------------------------------------------------------------------------
+
+RPC_SERVER_DURATION = _histogram(
+    "rpc_server_call_duration_seconds",
+    "From an RPC's arrival to its status; a stream counts when it ends",
+    _RPC,
+    _RPC_BUCKETS,
+)
+RPC_CLIENT_DURATION = _histogram(
+    "rpc_client_call_duration_seconds",
+    "From an RPC's start to its status, of RPCs this process sends to workers",
+    _RPC,
+    _RPC_BUCKETS,
+)
+RPC_SERVER_OPEN = _gauge("millstream_rpc_server_open", "RPCs being handled", ["rpc_method"])
+
+# ---- generations ---------------------------------------------------------------------------------
+
+REQUEST_DURATION = _histogram(
+    "gen_ai_server_request_duration_seconds",
+    "From a turn's arrival at the Processor to its end",
+    _GEN_AI,
+    _DURATION_BUCKETS,
+)
+TIME_TO_FIRST_TOKEN = _histogram(
+    "gen_ai_server_time_to_first_token_seconds",
+    "From a turn's arrival at the Processor to its first token",
+    _GEN_AI[:4],
+    _TTFT_BUCKETS,
+)
+TIME_PER_OUTPUT_TOKEN = _histogram(
+    "gen_ai_server_time_per_output_token_seconds",
+    "Of turns that ended well: time after the first token, divided by the tokens after it",
+    _GEN_AI[:4],
+    _PER_TOKEN_BUCKETS,
+)
+TOKENS = _counter(
+    "millstream_tokens",
+    "Tokens of ended turns: input (prompts), cached (of those, found in the KV cache), output",
+    ["gen_ai_request_model", "gen_ai_token_type"],
+)
+
+# ---- admission -----------------------------------------------------------------------------------
+
+ADMISSION_RUNNING = _gauge(
+    "millstream_admission_running_requests",
+    "Requests let through and not yet ended; one for n answers counts n times",
+    ["model"],
+)
+ADMISSION_QUEUED = _gauge(
+    "millstream_admission_queued_requests", "Requests that wait to be let through", ["model"]
+)
+ADMISSION_QUEUED_TOKENS = _gauge(
+    "millstream_admission_queued_tokens", "Tokens that waiting requests may take", ["model"]
+)
+ADMISSION_OPEN_BYTES = _gauge(
+    "millstream_admission_open_bytes", "Bytes of messages held by open RPCs"
+)
+MEDIA_BYTES = _gauge(
+    "millstream_media_bytes", "Bytes of clients' images and videos held by open conversations"
+)
+ADMISSION_WAIT = _histogram(
+    "millstream_admission_wait_seconds",
+    "How long a request waited to be let through",
+    ["model", "priority"],
+    _DURATION_BUCKETS,
+)
+ADMISSION_REFUSED = _counter(
+    "millstream_admission_refused",
+    "Requests refused for want of room: "
+    "requests, tokens, bytes, media, streams, deadline, displaced",
+    ["cause"],
+)
+for _cause in ("requests", "tokens", "bytes", "media", "streams", "deadline", "displaced"):
+    # 0 from the start: else the first refusal is not seen as an increase.
+    ADMISSION_REFUSED.labels(_cause)
+
+# ---- the stream between Processor and worker -----------------------------------------------------
+
+WORKERS_CONNECTED = _gauge(
+    "millstream_workers_connected", "Workers that take requests", ["model", "role"]
+)
+WORKERS_LOST = _counter(
+    "millstream_workers_lost", "Streams to workers that broke without a drain", ["role"]
+)
+STREAM_REQUESTS_OPEN = _gauge(
+    "millstream_worker_stream_open_requests", "Requests open on worker streams", ["role"]
+)
+STREAM_REQUESTS = _counter(
+    "millstream_worker_stream_requests",
+    "Requests ended on worker streams, by finish reason or reason of failure",
+    ["role", "outcome"],
+)
+STREAM_FRAMES = _counter(
+    "millstream_worker_stream_frames",
+    "Step frames: sent by a worker, received by a Processor",
+    ["role"],
+)
+STREAM_TOKENS = _counter("millstream_worker_stream_tokens", "Tokens in those frames", ["role"])
+
+# ---- KV hand-off ---------------------------------------------------------------------------------
+
+KV_HANDOFF_DURATION = _histogram(
+    "millstream_kv_handoff_duration_seconds",
+    "From the start of both legs to the prefill leg's end: prefill and transfer",
+    ["model"],
+    _DURATION_BUCKETS,
+)
+KV_HANDOFFS = _counter(
+    "millstream_kv_handoffs",
+    "Hand-offs by outcome: ok, or the reason of failure",
+    ["model", "outcome"],
+)
+TICKETS_REFUSED = _counter(
+    "millstream_tickets_refused", "Tickets of hand-offs and embeddings a worker refused"
+)
+
+# ---- embeddings ----------------------------------------------------------------------------------
+
+EMBEDDING_TRANSFERS = _counter(
+    "millstream_embedding_transfers",
+    "Embeddings fetched by a worker (side receiver) and handed out (side sender); outcome done, "
+    "failed (the way didn't work; the receiver tries inline once) or broken",
+    ["side", "way", "outcome"],
+)
+EMBEDDING_BYTES = _counter(
+    "millstream_embedding_transfer_bytes", "Bytes of embeddings that arrived", ["side", "way"]
+)
+EMBEDDING_DURATION = _histogram(
+    "millstream_embedding_fetch_duration_seconds",
+    "From the need of an embedding to its bytes, by the way that they went in the end",
+    ["way"],
+    _TTFT_BUCKETS,
+)
+
+# ---- encoding of images and videos ---------------------------------------------------------------
+
+ENCODE_STAGE_DURATION = _histogram(
+    "millstream_encode_stage_duration_seconds",
+    "How long an item spent in a stage: upload, queue (waits to be decoded), decode, prepare (the "
+    "model's own processor), batch_queue (waits for the vision tower), forward (its batch's time)",
+    ["stage"],
+    _TTFT_BUCKETS,
+)
+ENCODE_BATCHES = _counter("millstream_encode_batches", "Batches that went to the vision tower")
+ENCODE_BATCHED_ITEMS = _counter("millstream_encode_batched_items", "Items in those batches")
+ENCODE_LOOKUPS = _counter(
+    "millstream_encode_lookups",
+    "Items by where their result was: hit (in the store), joined (being made for another request) "
+    "or miss",
+    ["result"],
+)
+for _result in ("hit", "joined", "miss"):
+    ENCODE_LOOKUPS.labels(_result)
+ENCODE_UPLOAD_BYTES = _gauge(
+    "millstream_encode_upload_bytes", "Bytes of files that an encode worker holds"
+)
+ENCODE_STORE_BYTES = _gauge(
+    "millstream_encode_store_bytes", "Bytes of results in an encode worker's store"
+)
+ENCODE_LEASES = _gauge("millstream_encode_leases", "Results leased to Processors")
+
+# ---- engine: the gauges are made at scrape time, by `worker.engine_metrics` ----------------------
+
+_ENGINE = ("model", "role")
+ENGINE_INFO = ScrapedGauge(
+    "millstream_engine_info",
+    "1; its labels say what runs here",
+    (*_ENGINE, "engine", "engine_version"),
+)
+ENGINE_RUNNING = ScrapedGauge(
+    "millstream_engine_running_requests", "Requests the engine is working on", _ENGINE
+)
+ENGINE_QUEUED = ScrapedGauge(
+    "millstream_engine_queued_requests", "Requests the engine has taken and not begun", _ENGINE
+)
+ENGINE_USED_BLOCKS = ScrapedGauge(
+    "millstream_engine_used_blocks",
+    "KV cache blocks held by requests; what is only cached is not in use",
+    _ENGINE,
+)
+ENGINE_TOTAL_BLOCKS = ScrapedGauge(
+    "millstream_engine_total_blocks", "KV cache blocks the engine has", _ENGINE
+)
+ENGINE_LOAD_AGE = ScrapedGauge(
+    "millstream_engine_load_age_seconds",
+    "How old the engine's gauges are; grows while the engine or the event loop doesn't answer",
+    _ENGINE,
+)
+SCRAPED = (
+    ENGINE_INFO,
+    ENGINE_RUNNING,
+    ENGINE_QUEUED,
+    ENGINE_USED_BLOCKS,
+    ENGINE_TOTAL_BLOCKS,
+    ENGINE_LOAD_AGE,
+)
+
+CANARY_DURATION = _histogram(
+    "millstream_canary_duration_seconds",
+    "How long a canary generation took; one is run when the engine was silent for a while",
+    ["dp_rank"],
+    _TTFT_BUCKETS,
+)
+CANARY_FAILURES = _counter(
+    "millstream_canary_failures", "Canary generations that failed or were late", ["dp_rank"]
+)
+
+# ---- process -------------------------------------------------------------------------------------
+
+BUILD_INFO = _gauge(
+    "millstream_build_info", "1; its labels say what this process is", ["version", "service"]
+)
+
+SERVING = _gauge(
+    "millstream_serving", "1 while the service's health is SERVING, else 0", ["service"]
+)
+DRAINING = _gauge("millstream_draining", "1 from SIGTERM on")
+PACING_INTERVAL = _gauge(
+    "millstream_pacing_interval_seconds", "How long the Processor gathers tokens into one message"
+)
+CERTIFICATE_EXPIRY = _gauge(
+    "millstream_certificate_expiry_timestamp_seconds",
+    "When the server's certificate expires, seconds since 1970; NaN without TLS",
+)
+CERTIFICATE_EXPIRY.set(math.nan)  # 0 would be taken for an expired one

@@ -1,0 +1,72 @@
+"""Settings of both ends of a transfer of embeddings."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream_server.runtime.settings import setting
+
+
+class Transfer(enum.Enum):
+    """Which ways an end offers; both ends must offer a way for it to be taken. Inline always is."""
+
+    AUTO = "auto"
+    INLINE = "inline"
+    SHARED_MEMORY = "shared_memory"
+    NIXL = "nixl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingTransferSettings:
+    """Settings that both ends have."""
+
+    embedding_transfer: Transfer = setting(
+        Transfer.AUTO,
+        help="how embeddings move between workers: inline (in gRPC messages), shared_memory (same "
+        "machine), nixl (RDMA), or auto: shared_memory, else nixl, else inline",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingStoreSettings:
+    """Settings of the worker that makes embeddings."""
+
+    embedding_store_bytes: int = setting(
+        1 << 30,
+        help="memory for embeddings, cached and not yet fetched (1 GiB); shared memory, taken as "
+        "it is first used",
+    )
+    embedding_cached_bytes: int = setting(
+        -1,
+        help="most bytes of embeddings that are kept for other requests; 0: no cache; -1: as many "
+        "as the store holds",
+    )
+    embedding_lease_s: float = setting(
+        300.0, help="an embedding that is not fetched for so long may be dropped"
+    )
+
+    @property
+    def cached_bytes(self) -> int | None:
+        """What `EmbeddingStore` takes."""
+        return None if self.embedding_cached_bytes < 0 else self.embedding_cached_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingFetchSettings:
+    """Settings of the worker that fetches embeddings."""
+
+    embedding_fetch_timeout_s: float = setting(
+        10.0, help="longest time to fetch one embedding; then its request fails and may be retried"
+    )
+    encode_tls_ca_file: Path | None = setting(
+        None, help="PEM CAs of the encode workers' certificates; turns TLS to them on"
+    )
+    encode_tls_cert_file: Path | None = setting(
+        None, help="PEM certificate this worker shows to encode workers (mTLS)"
+    )
+    encode_tls_key_file: Path | None = setting(None, help="PEM private key of that certificate")
+    encode_tls_name: str = setting(
+        "", help="name in the encode workers' certificates, where their addresses are bare IPs"
+    )

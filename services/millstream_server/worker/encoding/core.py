@@ -1,0 +1,209 @@
+"""How a worker encodes an item: check it, admit it, find or make its result, lease it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
+
+from millstream_server.encoding.encoder import EncoderInfo
+from millstream_server.media.file import MediaFile
+from millstream_server.media.items import EncodedItem
+from millstream_server.runtime.errors import InvalidRequestError
+from millstream_server.runtime.lifecycle.drain import OpenWork
+from millstream_server.runtime.telemetry import metrics
+from millstream_server.transfer.embeddings.leases import Lease, Leases
+from millstream_server.transfer.embeddings.store import Stored
+from millstream_server.worker.encoding.engine import HostedEncoder
+from millstream_server.worker.encoding.pipeline import Described, Pipeline
+from millstream_server.worker.encoding.stages import Stage, Stages
+from millstream_server.worker.encoding.upload import ByteBudget, Upload
+from millstream_server.worker.open_requests import OpenRequest, OpenRequests
+
+_MAX_REQUEST_ID_BYTES = 128
+_SHA256_BYTES = 32
+_HASH_HERE_BYTES = 256 << 10
+"""A larger file is hashed in a thread: the event loop would wait for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeOptions:
+    """Limits of the service, besides those of files."""
+
+    max_upload_bytes: int = 1 << 30
+    """Most bytes of files that are held at once."""
+    upload_idle_s: float = 10.0
+    """Longest wait for the next bytes of a file."""
+    lease_s: float = 300.0
+    """A result that isn't fetched for so long may be dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedItem:
+    """An item's result, and the lease that keeps it."""
+
+    item: EncodedItem
+    lease: Lease
+
+
+class EncodeWorker:
+    """Encodes items on one encoder; satisfies `worker.encoding.slot.ItemRunner`."""
+
+    def __init__(
+        self,
+        engine: HostedEncoder,
+        requests: OpenRequests,
+        streams: OpenWork,
+        options: EncodeOptions,
+    ) -> None:
+        """Encode with ``engine``; items count in ``requests`` and their streams in ``streams``."""
+        self._engine = engine
+        self._requests = requests
+        self.work = requests.work
+        self.streams = streams
+        self.upload_idle_s = options.upload_idle_s
+        self._budget = ByteBudget(options.max_upload_bytes)
+        self.leases = Leases(engine.store, options.lease_s, self._lease_ended)
+        engine.open_items = lambda: requests.count
+        metrics.ENCODE_STORE_BYTES.set_function(lambda: engine.store.used_bytes)
+
+    def admit(self, file: MediaFile, total_bytes: int) -> OpenRequest:
+        """Check and count an item; ``file.data`` is what came of it with its start.
+
+        Raises:
+            UnavailableError: the model is still loading.
+            InvalidRequestError: the item can't be encoded.
+            OverloadedError: a limit on open items would be exceeded.
+        """
+        opened = self._requests.begin(file.request_id, file.trace)
+        try:
+            _ = self._engine.pipeline
+            if self._engine.info is not None:
+                _check(file, total_bytes, self._engine.info)
+            self._requests.check(0)
+            opened.admit(0)
+        except BaseException as error:
+            opened.failed(error)
+            raise
+        return opened
+
+    async def encode(
+        self, file: MediaFile, upload: Upload, owner: Hashable, stages: Stages
+    ) -> LeasedItem:
+        """Find or make the item's result, and lease it to ``owner``.
+
+        Raises:
+            ServingError: it isn't encoded.
+        """
+        pipeline = self._engine.pipeline
+        if not upload.here:
+            digest = pipeline.digest(file)
+            if pipeline.being_made(digest) or self._engine.store.get(digest):
+                return await self._result(pipeline, digest, file, owner, stages)
+        with self._budget.hold(upload.total_bytes):
+            with stages.timed(Stage.UPLOAD):
+                data = await upload.received()
+            file = replace(file, data=data, sha256=await _verified(file.sha256, data))
+            return await self._result(pipeline, pipeline.digest(file), file, owner, stages)
+
+    def release(self, lease: str) -> None:
+        """End a lease; an unknown one is ignored."""
+        if self.leases.release(lease):
+            self._lease_ended()
+
+    def release_all(self, owner: Hashable) -> None:
+        """End all leases of a stream that has ended."""
+        before = len(self.leases)
+        self.leases.release_all(owner)
+        self._leases_ended(before - len(self.leases))
+
+    def close(self) -> None:
+        """End all leases."""
+        before = len(self.leases)
+        self.leases.close()
+        self._leases_ended(before)
+
+    def _lease(self, stored: Stored, owner: Hashable) -> Lease:
+        """Lease a result; it counts as open work, so that a drain waits until it is fetched."""
+        lease = self.leases.grant(stored, owner)
+        self.work.begin()
+        metrics.ENCODE_LEASES.inc()
+        return lease
+
+    def _leases_ended(self, count: int) -> None:
+        for _ in range(count):
+            self._lease_ended()
+
+    def _lease_ended(self) -> None:
+        self.work.end()
+        metrics.ENCODE_LEASES.dec()
+
+    async def _result(
+        self, pipeline: Pipeline, digest: bytes, file: MediaFile, owner: Hashable, stages: Stages
+    ) -> LeasedItem:
+        def take(stored: Stored) -> Lease:
+            return self._lease(stored, owner)
+
+        stored = self._engine.store.get(digest)
+        if stored is not None:
+            metrics.ENCODE_LOOKUPS.labels("hit").inc()
+            return _encoded(take(stored), cached=True)
+        joins = pipeline.being_made(digest)
+        metrics.ENCODE_LOOKUPS.labels("joined" if joins else "miss").inc()
+        return _encoded(await pipeline.encode(digest, file, stages, take), cached=joins)
+
+
+def _encoded(lease: Lease, *, cached: bool) -> LeasedItem:
+    stored = lease.stored
+    described: Described = stored.item
+    item = EncodedItem(
+        modality=described.modality,
+        digest=stored.digest,
+        tokens=described.tokens,
+        geometry=described.geometry,
+        tensor=stored.spec,
+        content=described.content,
+        lease=lease.name,
+        cached=cached,
+    )
+    return LeasedItem(item, lease)
+
+
+def _check(file: MediaFile, total_bytes: int, info: EncoderInfo) -> None:
+    for field, problem in _problems(file, total_bytes, info):
+        raise InvalidRequestError.of(field, problem)
+
+
+def _problems(file: MediaFile, total_bytes: int, info: EncoderInfo) -> Iterator[tuple[str, str]]:
+    """Yield the fields of an item's start that are wrong, and why."""
+    most = info.limits.max_item_bytes
+    if len(file.request_id.encode()) > _MAX_REQUEST_ID_BYTES:
+        yield "request_id", f"at most {_MAX_REQUEST_ID_BYTES} bytes"
+    if file.modality not in info.modalities:
+        can = " and ".join(sorted(f"{modality.value}s" for modality in info.modalities))
+        yield "modality", f"this worker encodes {can} only"
+    if not 0 < total_bytes <= most:
+        yield "total_bytes", f"is {total_bytes}; 1 to {most} are allowed"
+    if file.data and len(file.data) != total_bytes:
+        yield "total_bytes", f"is {total_bytes}, but `data` has {len(file.data)} bytes"
+    if file.sha256 and len(file.sha256) != _SHA256_BYTES:
+        yield "sha256", f"has {len(file.sha256)} bytes; it must have {_SHA256_BYTES}"
+    if not file.data and not file.sha256:
+        yield "sha256", "is required when `data` is empty"
+
+
+async def _verified(claimed: bytes, data: memoryview) -> bytes:
+    """Return the SHA-256 of ``data``.
+
+    Raises:
+        InvalidRequestError: ``claimed`` is another one.
+    """
+    if len(data) <= _HASH_HERE_BYTES:
+        found = hashlib.sha256(data).digest()
+    else:
+        found = await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
+    if claimed and claimed != found:
+        sentence = "is not that of the bytes that came: they changed on the way; send them again"
+        raise InvalidRequestError.of("sha256", sentence)
+    return found

@@ -1,0 +1,1 @@
+"""Text generation on a worker's host: requests in slots of a stream, tokens in frames."""

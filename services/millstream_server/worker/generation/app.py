@@ -1,0 +1,131 @@
+"""A worker process that generates text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import grpc
+
+from millstream_server.engines.base import Role
+from millstream_server.generation.generator import GeneratorEngine, GeneratorInfo
+from millstream_server.protobuf.worker import description_to_proto
+from millstream_server.runtime.settings import SettingsError
+from millstream_server.runtime.telemetry.tracing import Tracing
+from millstream_server.transfer.ticket import TicketGate, TicketKey
+from millstream_server.worker import app
+from millstream_server.worker.engine_choice import make_engine, model_name
+from millstream_server.worker.generation.core import GenerationWorker
+from millstream_server.worker.generation.fetching import Fetcher
+from millstream_server.worker.generation.media import EmbeddingSource
+from millstream_server.worker.host import WorkerHost, WorkerPlan
+from millstream_server.worker.open_requests import DEFAULT_TIMES
+from millstream_server.worker.settings import WorkerSettings
+
+# Enough for a start message with the longest prompt we know of (2 M tokens, 5 bytes each): a prompt
+# above the model's context then fails as one request, not with the whole stream.
+_MAX_RECEIVE_BYTES = 32 << 20
+_OPERATIONS = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.AGGREGATED: "decode"}
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationService:
+    """The gRPC service for requests: PrefillService or DecodeService."""
+
+    name: str
+    """Full proto name."""
+    stream: str
+    """Name of its method."""
+    add: Callable[[GenerationWorker, grpc.aio.Server], None]
+    """Adds its servicer."""
+
+
+Plan = WorkerPlan[GeneratorInfo]
+Extend = Callable[[Plan, EmbeddingSource | None], Plan]
+"""Adds to a worker's plan; with the source of its embeddings, None: it has none."""
+
+
+async def run(
+    settings: WorkerSettings,
+    role: Role,
+    service: GenerationService,
+    extend: Extend = lambda plan, _: plan,
+) -> int:
+    """Run a worker of ``role`` that serves ``service``; return the process's exit code.
+
+    ``extend`` may add services.
+
+    Raises:
+        SettingsError: settings contradict each other.
+    """
+    key = _ticket_key(settings.ticket_key, role)
+    # A decode worker gets the KV cache, so it needs no embeddings.
+    source = EmbeddingSource(settings, key) if key and role is not Role.DECODE else None
+    plan = make_plan(
+        make_engine(settings, role),
+        role,
+        model_name(settings),
+        service,
+        TicketGate(key) if key and role is not Role.AGGREGATED else None,
+        max_open_tokens=settings.max_open_tokens,
+        open_fetcher=source.open if source else None,
+    )
+    try:
+        return await app.run(settings, extend(plan, source))
+    finally:
+        if source is not None:
+            await source.close()
+
+
+def make_plan(
+    engine: GeneratorEngine,
+    role: Role,
+    model: str,
+    service: GenerationService,
+    gate: TicketGate | None,
+    *,
+    max_open_tokens: int = 0,
+    open_fetcher: Callable[[Tracing | None], Fetcher | None] | None = None,
+) -> WorkerPlan[GeneratorInfo]:
+    """Make a worker's plan; ``max_open_tokens`` 0: four times the KV cache's size.
+
+    ``open_fetcher`` makes what fetches embeddings; without it the worker refuses images and videos,
+    unless it is a decode worker, which needs none.
+    """
+
+    def add(host: WorkerHost[GeneratorInfo], server: grpc.aio.Server) -> None:
+        fetcher = open_fetcher(host.tracing) if open_fetcher else None
+        service.add(GenerationWorker(host, engine, gate, fetcher), server)
+
+    return WorkerPlan(
+        engine=engine,
+        role=role,
+        model=model,
+        operation=_OPERATIONS[role],
+        services=(service.name,),
+        add=add,
+        describe=description_to_proto,
+        max_open_tokens=partial(_most_open_tokens, max_open_tokens),
+        max_receive_bytes=_MAX_RECEIVE_BYTES,
+        without_spans=(f"{service.name}/{service.stream}",),
+    )
+
+
+def _most_open_tokens(setting: int, info: GeneratorInfo) -> int:
+    return setting or DEFAULT_TIMES * info.total_blocks * info.block_size
+
+
+def _ticket_key(key: str, role: Role) -> TicketKey | None:
+    if not key and role is Role.AGGREGATED:
+        return None  # text alone: embeddings come with tickets
+    if not key:
+        raise SettingsError(
+            "MILLSTREAM_TICKET_KEY is required: the same key, 32 random bytes in hex, for the "
+            "Processor and all prefill, decode and encode workers (make one with "
+            "`openssl rand -hex 32`)"
+        )
+    try:
+        return TicketKey.from_hex(key)
+    except ValueError as error:
+        raise SettingsError(f"MILLSTREAM_TICKET_KEY: {error}") from error

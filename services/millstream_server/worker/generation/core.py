@@ -1,0 +1,141 @@
+"""How a worker starts a text request: check it, admit it, submit it to the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from millstream_server.engines.base import Role
+from millstream_server.generation.generator import Generator, GeneratorInfo
+from millstream_server.generation.output import Finish, OutputSink
+from millstream_server.generation.request import MAX_REQUEST_ID_BYTES, GenerationRequest
+from millstream_server.generation.span import usage_attributes
+from millstream_server.generation.validation import check_request
+from millstream_server.runtime.errors import (
+    InvalidRequestError,
+    ServingError,
+    UnsupportedFeatureError,
+)
+from millstream_server.runtime.telemetry.metrics import TICKETS_REFUSED
+from millstream_server.transfer.ticket import Ticket, TicketGate
+from millstream_server.worker.generation.fetching import Fetcher, FetchThenSubmit
+from millstream_server.worker.host import WorkerHost
+from millstream_server.worker.open_requests import OpenRequest
+
+
+class GenerationWorker:
+    """Runs requests on one engine; satisfies `worker.generation.session.RequestRunner`."""
+
+    def __init__(
+        self,
+        host: WorkerHost[GeneratorInfo],
+        engine: Generator,
+        gate: TicketGate | None,
+        fetcher: Fetcher | None = None,
+    ) -> None:
+        """Run requests on ``engine``.
+
+        ``gate`` checks tickets of hand-offs, None in an aggregated worker. ``fetcher`` gets the
+        embeddings of images and videos, None where they can't be fetched.
+        """
+        self._host = host
+        self._engine = engine
+        self._gate = gate
+        self._fetches = FetchThenSubmit(fetcher, engine) if fetcher else None
+        self._requests = host.requests
+        self.role = host.plan.role
+        self.work = host.work
+        self.streams = host.streams
+
+    @property
+    def context_length(self) -> int:
+        """Most tokens of prompt and completion; 0 until the model is loaded."""
+        info = self._host.info.value
+        return info.context_length if info else 0
+
+    def submit(self, request: GenerationRequest, sink: OutputSink) -> str:
+        """Check and start a request; return the id for `cancel`.
+
+        Raises:
+            UnavailableError: the model is still loading.
+            InvalidRequestError: the request or its ticket is bad.
+            UnsupportedFeatureError: it has media, which this worker can't fetch.
+            OverloadedError: a limit on open requests would be exceeded.
+        """
+        opened = self._requests.begin(request.request_id, request.trace)
+        try:
+            info = self._host.loaded()
+            _check_request_id(request.request_id)
+            check_request(request, info, self.role)
+            fetches = self._fetches_for(request)
+            tokens = len(request.prompt)
+            self._requests.check(tokens)  # before the ticket, which is valid only once
+            if request.ticket is not None:
+                self._admit_ticket(request.ticket)
+            opened.admit(tokens)
+            if opened.trace is not request.trace:
+                request = replace(request, trace=opened.trace)
+            if fetches is not None:
+                fetches.submit(request, _Reported(opened, sink), opened.fetched)
+            else:
+                self._engine.submit(request, _Reported(opened, sink))
+        except BaseException as error:
+            opened.failed(error)  # code that raises doesn't report the end
+            raise
+        return request.engine_id
+
+    def cancel(self, engine_id: str) -> None:
+        """Stop a request at any stage."""
+        if engine_id and not (self._fetches and self._fetches.cancel(engine_id)):
+            self._engine.abort(engine_id)
+
+    def _fetches_for(self, request: GenerationRequest) -> FetchThenSubmit | None:
+        """Return what runs a request with media; None for text, and for geometry alone."""
+        if not request.prompt.media or self.role is Role.DECODE:
+            return None
+        if self._fetches is None:
+            raise UnsupportedFeatureError.of(
+                "media", "this worker can't fetch embeddings; send the request to one that can"
+            )
+        return self._fetches
+
+    def _admit_ticket(self, ticket: Ticket) -> None:
+        if self._gate is None:  # an aggregated worker: the check has already refused a ticket
+            raise InvalidRequestError.of("ticket", "this worker takes no ticket; leave it out")
+        try:
+            self._gate.admit(ticket)
+        except InvalidRequestError:
+            TICKETS_REFUSED.inc()
+            raise
+
+
+def _check_request_id(request_id: str) -> None:
+    if len(request_id.encode()) > MAX_REQUEST_ID_BYTES:
+        raise InvalidRequestError.of("request_id", f"at most {MAX_REQUEST_ID_BYTES} bytes")
+
+
+class _Reported:
+    """Passes output on to ``sink``; counts and reports the request's end.
+
+    The count comes first, telemetry last: if telemetry fails, the caller still gets the end.
+    """
+
+    __slots__ = ("_opened", "_sink", "emit")
+
+    def __init__(self, opened: OpenRequest, sink: OutputSink) -> None:
+        self._opened = opened
+        self._sink = sink
+        self.emit = sink.emit  # token path: no call in between
+
+    def finish(self, finish: Finish) -> None:
+        opened = self._opened
+        opened.leave()
+        self._sink.finish(finish)
+        if opened.traced:
+            opened.finished(finish.reason.name, usage_attributes(finish))
+        else:
+            opened.finished(finish.reason.name)
+
+    def fail(self, error: ServingError) -> None:
+        self._opened.leave()
+        self._sink.fail(error)
+        self._opened.failed(error)

@@ -1,0 +1,116 @@
+"""Builds a stream's next step frame."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from millstream.v1 import generation_pb2
+from millstream_server.generation.output import Finish, TokenLogprob
+from millstream_server.generation.stream_metrics import StreamMetrics
+from millstream_server.protobuf import generation as convert
+from millstream_server.protobuf.errors import error_to_proto
+from millstream_server.runtime.errors import ServingError
+
+
+class FrameBuilder:
+    """Collects what slots report; `take` returns it as a response and starts the next frame.
+
+    Everything reported in one iteration of the event loop is in one frame. Tokens collect while a
+    write is in progress: a slow reader gets fewer, larger frames. Their size is bounded by the
+    max_new_tokens of the stream's requests.
+    """
+
+    __slots__ = (
+        "_counts",
+        "_draining",
+        "_errors",
+        "_finishes",
+        "_logprobs",
+        "_metrics",
+        "_response_type",
+        "_sequence",
+        "_slots",
+        "_token_ids",
+        "filled",
+        "wake",
+    )
+
+    def __init__(self, response_type: Callable[[], Any], metrics: StreamMetrics) -> None:
+        """Make responses of ``response_type``, a message with a field `frame`."""
+        self._response_type = response_type
+        self._metrics = metrics
+        self._sequence = 0
+        self.wake = asyncio.Event()
+        """Set when the frame has content."""
+        self._begin()
+
+    def _begin(self) -> None:
+        self.filled = False
+        """Whether the frame has content."""
+        self._draining = False
+        self._slots: list[int] = []
+        self._counts: list[int] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[tuple[int, Sequence[TokenLogprob]]] = []
+        self._finishes: list[tuple[int, Finish]] = []
+        self._errors: list[tuple[int, ServingError]] = []
+
+    def _fill(self) -> None:
+        self.filled = True
+        self.wake.set()
+
+    # The token path: one call per request and engine step.
+    def emit(
+        self, slot: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()
+    ) -> None:
+        """Add a slot's new tokens."""
+        if not self.filled:
+            self._fill()
+        self._slots.append(slot)
+        self._counts.append(len(token_ids))
+        self._token_ids += token_ids
+        if logprobs:
+            self._logprobs.append((slot, logprobs))
+
+    def finish(self, slot: int, finish: Finish) -> None:
+        """Add a slot's finish."""
+        self._fill()
+        self._finishes.append((slot, finish))
+
+    def fail(self, slot: int, error: ServingError) -> None:
+        """Add a slot's failure."""
+        self._fill()
+        self._errors.append((slot, error))
+
+    def drain(self) -> None:
+        """Mark in the frame that the worker is shutting down."""
+        self._fill()
+        self._draining = True
+
+    def take(self) -> Any:
+        """Return the response, and start the next frame."""
+        response = self._response_type()
+        self._sequence += 1
+        self._write(response.frame)
+        self._metrics.frame(len(self._token_ids))
+        self._begin()
+        return response
+
+    def _write(self, frame: generation_pb2.StepFrame) -> None:
+        """Fill ``frame`` in place: setting a message field copies the message."""
+        frame.sequence = self._sequence
+        if self._slots:
+            frame.slots.extend(self._slots)
+            frame.token_ids.extend(self._token_ids)
+            if len(self._slots) != len(self._token_ids):
+                frame.token_counts.extend(self._counts)
+        for slot, logprobs in self._logprobs:
+            frame.logprobs.add(slot=slot, tokens=convert.logprobs_to_proto(logprobs))
+        for slot, finish in self._finishes:
+            convert.write_finish(frame.finishes.add(slot=slot), finish)
+        for slot, error in self._errors:
+            frame.errors.add(slot=slot, error=error_to_proto(error))
+        if self._draining:
+            frame.draining = True

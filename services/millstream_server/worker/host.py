@@ -1,0 +1,181 @@
+"""The host of a worker's engine: what every worker has, of any ability.
+
+An ability provides a `WorkerPlan`: its engine and its servicer. The host provides `OpenRequests`
+(limits, counts, spans), the watched info, the drain, WorkerService and load reports. `worker.app`
+runs it as a process, with a canary. The host uses engines through `engines.base` only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
+
+import grpc
+
+from millstream.v1 import worker_pb2_grpc
+from millstream_server.engines.base import Engine, EngineInfo, Probeable, Role, WorkerDescription
+from millstream_server.protobuf.worker_info import info_to_proto
+from millstream_server.runtime.errors import ServingError, UnavailableError
+from millstream_server.runtime.lifecycle.conditions import (
+    LOADING,
+    HealthCondition,
+    HealthConditions,
+)
+from millstream_server.runtime.lifecycle.drain import OpenWork
+from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.telemetry.tracing import Tracing
+from millstream_server.worker.engine_metrics import EngineMetrics
+from millstream_server.worker.info import Describe, WorkerServicer
+from millstream_server.worker.open_requests import DEFAULT_TIMES, OpenLimits, OpenRequests
+from millstream_server.worker.request_telemetry import RequestTelemetry
+from millstream_server.worker.watched import Watched
+
+log = get_log(__name__)
+
+InfoT = TypeVar("InfoT", bound=EngineInfo)
+InfoT_co = TypeVar("InfoT_co", bound=EngineInfo, covariant=True)
+
+_STREAMS_CLOSE_S = 2.0
+"""In a drain: how long the peers of an idle worker may take to close their streams."""
+
+
+class HostedEngine(Engine, Probeable, Protocol[InfoT_co]):
+    """An engine as a host uses it: start, stop, load, health."""
+
+    async def start(self, on_failure: Callable[[ServingError], None]) -> InfoT_co:
+        """See `Engine.start`."""
+        ...
+
+
+def _no_token_limit(_: EngineInfo) -> int:
+    return 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlan(Generic[InfoT]):
+    """A worker of one ability."""
+
+    engine: HostedEngine[InfoT]
+    role: Role
+    model: str
+    """The model's name in requests."""
+    operation: str
+    """The operation, as in `gen_ai.operation.name`; spans are named after it."""
+    services: tuple[str, ...]
+    """Full proto names of the ability's services, without WorkerService."""
+    add: Callable[[WorkerHost[InfoT], grpc.aio.Server], None]
+    """Adds the ability's servicers to the server."""
+    describe: Describe = info_to_proto
+    """Makes the worker's info message; an ability with further fields replaces it."""
+    max_open_tokens: Callable[[InfoT], int] = _no_token_limit
+    """Returns the most input tokens of open requests; 0: no limit."""
+    max_receive_bytes: int = 4 << 20
+    without_spans: Collection[str] = ()
+    """Methods whose streams carry many requests: each request has a span, the stream has none."""
+
+
+class WorkerHost(Generic[InfoT]):
+    """One engine and its surroundings.
+
+    Order of calls: `attach`, `load`, any others, `drain`. All come from one event loop.
+    """
+
+    def __init__(
+        self,
+        plan: WorkerPlan[InfoT],
+        *,
+        max_open_requests: int = 0,
+        tracing: Tracing | None = None,
+    ) -> None:
+        """Start nothing yet. ``max_open_requests`` 0: four times what the engine runs at once."""
+        self.plan = plan
+        self.tracing = tracing
+        """Makes spans; None: there are none."""
+        self.work = OpenWork()
+        """Counts open requests; knows whether the worker drains."""
+        self.streams = OpenWork()
+        """Counts streams that carry requests; a drain waits until the notified ones have ended."""
+        self.info: Watched[InfoT] = Watched()
+        """The engine's info; None until it is loaded and warmed up."""
+        self._description: Watched[WorkerDescription] = Watched()
+        self._loading: HealthCondition | None = None
+        self._max_open_requests = max_open_requests
+        self.requests = OpenRequests(
+            self.work,
+            RequestTelemetry(plan.operation, plan.role, plan.model, tracing),
+            self._utilization,
+        )
+        self.metrics = EngineMetrics(plan.engine, plan.role, plan.model)
+
+    def attach(self, server: grpc.aio.Server, conditions: HealthConditions) -> None:
+        """Add the servicers, and add the condition `LOADING`."""
+        self._loading = conditions.own(LOADING, holds=True)
+        servicer = WorkerServicer(
+            self.plan.engine, self._description, self.plan.describe, self.work
+        )
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
+        self.plan.add(self, server)
+
+    async def load(self, on_failure: Callable[[ServingError], None]) -> InfoT:
+        """Load the model, warm up, then accept requests.
+
+        Raises:
+            EngineFailedError: the engine couldn't be started.
+        """
+        log.phase("loading the model")
+        info = await self.plan.engine.start(on_failure)
+        log.phase("warming up")
+        await self.plan.engine.warm_up()
+        self.ready(info)
+        return info
+
+    def ready(self, info: InfoT) -> None:
+        """Accept requests from now on: the engine is loaded and warmed up."""
+        self.set_info(info)
+        self.metrics.ready(info)
+        if self._loading is not None:
+            self._loading.clear()
+
+    def set_info(self, info: InfoT) -> None:
+        """Replace the engine's info; watchers of the worker's info get the new one."""
+        self.requests.limits = OpenLimits(
+            max_requests=self._max_open_requests or DEFAULT_TIMES * info.max_running_requests,
+            max_tokens=self.plan.max_open_tokens(info),
+        )
+        self.info.set(info)
+        known = self._description.value
+        self._description.set(
+            replace(known, engine=info)
+            if known
+            else WorkerDescription(role=self.plan.role, model=self.plan.model, engine=info)
+        )
+
+    def loaded(self) -> InfoT:
+        """Return the engine's info.
+
+        Raises:
+            UnavailableError: the model is being loaded.
+        """
+        info = self.info.value
+        if info is None:
+            raise UnavailableError("this worker is still loading its model", retry_delay_s=1.0)
+        return info
+
+    async def drain(self, propagation_s: float, limit_s: float) -> bool:
+        """Let open work finish; return whether all of it ended in time.
+
+        Notified peers close their streams once they have no open request on them. Requests that
+        arrive before that are accepted: a request sent before the peer got the notice isn't lost.
+        """
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + propagation_s + limit_s
+        await self.work.drain(propagation_s, limit_s)
+        await self.streams.until_idle(min(_STREAMS_CLOSE_S, end_s - loop.time()))
+        return await self.work.until_idle(end_s - loop.time())
+
+    def _utilization(self) -> float:
+        """Return open requests divided by those that the engine runs at once."""
+        info = self.info.value
+        return self.requests.count / info.max_running_requests if info else 0.0

@@ -1,0 +1,28 @@
+"""Settings of every worker, of any ability."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
+from millstream_server.runtime.settings import setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSettings(ServiceSettings):
+    """Settings of a `worker.host.WorkerHost` and its process."""
+
+    canary_interval_s: float = setting(
+        5.0, help="an engine that was silent so long is tried with a canary; 0: never"
+    )
+    canary_timeout_s: float = setting(
+        8.0, help="longest wait for a canary before the worker turns NOT_SERVING"
+    )
+    stuck_limit_s: float = setting(
+        300.0,
+        help="an engine that stays stuck so long is given up: its requests fail and the worker "
+        "exits with code 1, to be started anew; 0: never",
+    )
+    max_open_requests: int = setting(
+        0, help="most requests at once, running and queued; 0: four times what the engine runs"
+    )

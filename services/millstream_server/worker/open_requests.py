@@ -1,0 +1,186 @@
+"""A worker's open requests, of any ability: their limits, counts and telemetry.
+
+The Processors' queues normally keep a worker far below its limits. The limits are for several
+Processors, each of which assumes that it has the whole worker, and for callers without a queue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from opentelemetry.trace import Span
+
+from millstream_server.runtime.errors import (
+    SERVER_FAULTS,
+    OverloadedError,
+    ServingError,
+    WorkerDrainingError,
+)
+from millstream_server.runtime.lifecycle.drain import OpenWork
+from millstream_server.runtime.retry_delay import jittered
+from millstream_server.runtime.telemetry import metrics
+from millstream_server.runtime.telemetry.load_meter import LoadMeter
+from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
+from millstream_server.runtime.telemetry.tracing import Tracing
+from millstream_server.worker.request_telemetry import RequestTelemetry
+
+DEFAULT_TIMES = 4
+"""Default limit: this many times what the engine runs at once, so that it never idles."""
+_RETRY_S = 1.0
+_NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenLimits:
+    """Limits on what is open at once."""
+
+    max_requests: int
+    """Requests running and queued in the engine."""
+    max_tokens: int = 0
+    """Input tokens of these requests, for abilities that count them; 0: no limit."""
+
+
+class OpenRequests:
+    """Admits requests, counts them and reports them. All calls come from one event loop.
+
+    One instance per worker. A request goes through `begin`, `OpenRequest.admit`, and either
+    `OpenRequest.finished` or `OpenRequest.failed`.
+    """
+
+    def __init__(
+        self, work: OpenWork, telemetry: RequestTelemetry, utilization: Callable[[], float]
+    ) -> None:
+        """Count in ``work``; ``utilization`` goes into load reports."""
+        self.work = work
+        self.count = 0
+        """Open requests."""
+        self.tokens = 0
+        """Input tokens of open requests."""
+        self.limits = OpenLimits(max_requests=0)
+        """Nothing is admitted before this is set."""
+        self.telemetry = telemetry
+        self.meter = LoadMeter(utilization)
+
+    def begin(self, request_id: str = "", trace: TraceContext = NOT_TRACED) -> OpenRequest:
+        """Count and trace a request that has arrived; it isn't admitted yet."""
+        return OpenRequest(self, self.telemetry.begun(request_id, trace), trace)
+
+    @contextlib.contextmanager
+    def hold(
+        self, *, tokens: int = 0, request_id: str = "", trace: TraceContext = NOT_TRACED
+    ) -> Iterator[OpenRequest]:
+        """Admit a request for the duration of a ``with`` block, such as a unary RPC's.
+
+        Raises:
+            WorkerDrainingError: the worker accepts no new requests.
+            OverloadedError: a limit would be exceeded.
+        """
+        request = self.begin(request_id, trace)
+        try:
+            self._check_not_draining()
+            self.check(tokens)
+            request.admit(tokens)
+            yield request
+        except BaseException as error:
+            request.failed(error)
+            raise
+        request.finished("OK")
+
+    def _check_not_draining(self) -> None:
+        if self.work.refusing:
+            raise WorkerDrainingError("this worker is shutting down; retry on another one")
+
+    def check(self, tokens: int) -> None:
+        """Check that one more request with ``tokens`` input tokens is within the limits.
+
+        Raises:
+            OverloadedError: it isn't.
+        """
+        limits = self.limits
+        if self.count >= limits.max_requests:
+            raise _overloaded("requests", f"{limits.max_requests} requests are open on it already")
+        # A single input above the limit may run when nothing else is open.
+        if self.tokens and limits.max_tokens and self.tokens + tokens > limits.max_tokens:
+            raise _overloaded(
+                "tokens",
+                f"{tokens} more prompt tokens would exceed the {limits.max_tokens} that may be "
+                "open",
+            )
+
+
+class OpenRequest:
+    """One request, from its arrival to its end."""
+
+    __slots__ = ("_admitted", "_ended", "_open", "_requests", "_span", "_tokens", "trace")
+
+    def __init__(self, requests: OpenRequests, span: Span | None, trace: TraceContext) -> None:
+        """Use `OpenRequests.begin` to make one."""
+        self._requests = requests
+        self._span = span
+        self._tokens = 0
+        self._admitted = self._open = self._ended = False
+        self.trace = trace if span is None else Tracing.carry(span, trace.baggage)
+        """The parent of the engine's spans: the request's span, else the caller's trace context."""
+
+    @property
+    def traced(self) -> bool:
+        """Whether the request has a span, for attributes."""
+        return self._span is not None
+
+    def admit(self, tokens: int) -> None:
+        """Count it as open; call `OpenRequests.check` before."""
+        self._admitted = self._open = True
+        self._tokens = tokens
+        self._requests.tokens += tokens
+        self._requests.count += 1
+        self._requests.work.begin()
+
+    def fetched(self, nbytes: int) -> None:
+        """Note in the span that inputs of so many bytes have come from another worker."""
+        if self._span is not None:
+            self._span.add_event("millstream.inputs_fetched", {"millstream.bytes": nbytes})
+
+    def leave(self) -> None:
+        """Count it as ended. `finished` and `failed` do this too; a second call has no effect.
+
+        Call it first where code between the request's end and its report may raise.
+        """
+        if self._open:
+            self._open = False
+            self._requests.tokens -= self._tokens
+            self._requests.count -= 1
+            self._requests.work.end()
+
+    def finished(self, outcome: str, attributes: Mapping[str, Any] = _NO_ATTRIBUTES) -> None:
+        """Report success, once; ``attributes`` go into the span."""
+        self.leave()
+        if not self._ended:
+            self._ended = True
+            self._requests.meter.finished(failed=False)
+            self._requests.telemetry.finished(self._span, outcome, attributes)
+
+    def failed(self, error: BaseException) -> None:
+        """Report a failure, once; a request that wasn't admitted doesn't count in load reports."""
+        self.leave()
+        if not self._ended:
+            self._ended = True
+            if self._admitted:
+                self._requests.meter.finished(failed=_is_server_fault(error))
+            self._requests.telemetry.failed(self._span, error)
+
+
+def _is_server_fault(error: BaseException) -> bool:
+    if isinstance(error, ServingError):
+        return error.code in SERVER_FAULTS
+    return isinstance(error, Exception)  # a cancelled call is the caller's decision
+
+
+def _overloaded(cause: str, why: str) -> OverloadedError:
+    metrics.ADMISSION_REFUSED.labels(cause).inc()
+    return OverloadedError(
+        f"the worker is busy: {why}; retry later", retry_delay_s=jittered(_RETRY_S)
+    )

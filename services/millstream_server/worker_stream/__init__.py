@@ -1,1 +1,0 @@
-"""The stream between a Processor and a worker: many requests up, columnar step frames down."""

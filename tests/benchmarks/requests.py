@@ -1,0 +1,350 @@
+"""What a request costs on its way: client → Processor → workers, each its own process, on loopback.
+
+    python -m tests.benchmarks.requests                     # a table, about two minutes
+    python -m tests.benchmarks.requests --cases chats --topologies aggregated --json
+    python -m tests.benchmarks.requests --against ../before --rounds 5    # ratios, in pairs
+
+The services have simulated engines and the settings of `millstream up`: metrics, admin port, a log
+line for each request. Both topologies: a Processor with one aggregated worker, or with a prefill
+and a decode worker. The client is plain gRPC (tests/support/chat_load.py), one process; each chat
+is one message and a half-close. Services are started afresh for each figure. Cases:
+
+    chats        64 chats at once, each that ends followed by the next; 2 tokens, engine unbounded
+    chats-10ms   the same with 1 token from an engine with steps of 10 ms
+    burst        256 chats start at once, 32 tokens each, steps of 10 ms
+    starvation   64 endless answers of an unbounded engine; meanwhile 4 short chats at a time
+    one-stream   one chat of 1 token at a time; each followed by a Decode call at an aggregated
+                 worker, without a Processor: the difference of the two medians is "above"
+    bare         64 streams at once to a grpc.aio server that does nothing: the yardstick
+
+CPU per chat is what the kernel charged to a process, user and system, divided by the chats. "busy"
+is the sum over all processes per second: at two cores' 2.0 the machine is the limit. TTFT is
+measured by the client from its call to the first token.
+
+With --against, a round measures each case here and there, in an order that turns with every round.
+A ratio is here over there, within one round: below 1 is cheaper here (chats per second: slower).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.support.chat_load import ChatLoad, Loaded
+from tests.support.checkouts import environment_of, spread
+from tests.support.models import VOCAB_SIZE, make_random_model
+from tests.support.processes import cpu_s
+from tests.support.suite import ServiceProcess, free_port, running
+from tests.support.verdict import folder_for, parser_of, progress
+
+_AGGREGATED, _DISAGGREGATED = "aggregated", "disaggregated"
+_WARM_UP = 0.2
+"""Of the time that a case takes, before it is measured."""
+_ENDLESS_TOKENS = 200_000
+_CONTEXT_LENGTH = 262_144
+_BURST_TOKENS = 32
+_FEW, _FEW_PAUSE_S = 4, 0.05
+_MANY = 64
+
+Figures = dict[str, float]
+"""By name, with the unit in it; what a case doesn't measure is left out."""
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The services of one figure. ``outside`` serves no Processor: it is for direct calls."""
+
+    services: dict[str, ServiceProcess]
+    outside: ServiceProcess | None = None
+
+    @property
+    def door(self) -> str:
+        return next(reversed(self.services.values())).address
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        extra = [self.outside] if self.outside else []
+        with running(*extra, *self.services.values()):
+            yield
+
+    def cpu_s(self) -> dict[str, float]:
+        return {name: cpu_s(service.pid) for name, service in self.services.items()}
+
+    def figures(self, load: Callable[[], Loaded]) -> Figures:
+        """Measure one load: CPU per chat of each process, and times."""
+        before = self.cpu_s()
+        loaded = load()
+        spent = {name: s - before[name] for name, s in self.cpu_s().items()}
+        spent["client"] = loaded.client_s
+        figures = {f"{name}_ms_per_chat": s / loaded.chats * 1e3 for name, s in spent.items()}
+        figures["chats_per_s"] = loaded.chats / loaded.took_s
+        figures["busy_cores"] = sum(spent.values()) / loaded.took_s
+        return figures | _times(loaded)
+
+
+def _times(loaded: Loaded) -> Figures:
+    ttft_ms = sorted(s * 1e3 for s in loaded.ttft_s)
+    figures = {
+        "ttft_ms_p50": statistics.median(ttft_ms),
+        "ttft_ms_p99": ttft_ms[int(len(ttft_ms) * 0.99)],
+    }
+    if loaded.direct_ttft_s:
+        figures["direct_ttft_ms_p50"] = statistics.median(loaded.direct_ttft_s) * 1e3
+        figures["above_direct_ms"] = figures["ttft_ms_p50"] - figures["direct_ttft_ms_p50"]
+    return figures
+
+
+# ---- cases ---------------------------------------------------------------------------------------
+
+
+def _chats(suite: Suite, seconds: float, tokens: int = 2) -> Figures:
+    with ChatLoad(suite.door) as load:
+        load.closed_loop(64, tokens, _WARM_UP * seconds)
+        return suite.figures(lambda: load.closed_loop(64, tokens, seconds))
+
+
+def _chats_of_one(suite: Suite, seconds: float) -> Figures:
+    return _chats(suite, seconds, tokens=1)
+
+
+def _burst(suite: Suite, seconds: float) -> Figures:
+    with ChatLoad(suite.door) as load:
+        load.bursts(256, _BURST_TOKENS, times=2)
+        return suite.figures(lambda: load.bursts(256, _BURST_TOKENS, times=max(1, int(seconds))))
+
+
+def _starvation(suite: Suite, seconds: float) -> Figures:
+    with ChatLoad(suite.door) as many, ChatLoad(suite.door) as few:
+        few.closed_loop(_FEW, 2, _WARM_UP * seconds)
+        many.hold(_MANY, _ENDLESS_TOKENS)
+        figures = _times(few.closed_loop(_FEW, 2, seconds, pause_s=_FEW_PAUSE_S))
+        assert many.held() == _MANY, "a chat of the many failed"
+        return figures
+
+
+def _one_stream(suite: Suite, seconds: float) -> Figures:
+    worker = suite.outside or next(iter(suite.services.values()))
+    with ChatLoad(suite.door) as load:
+        load.alternate(worker.address, times=50)
+        return _times(load.alternate(worker.address, times=max(1, int(seconds * 100))))
+
+
+def _bare(suite: Suite, seconds: float) -> Figures:
+    with ChatLoad(suite.door) as load:
+        load.echoes(64, _WARM_UP * seconds)
+        return suite.figures(lambda: load.echoes(64, seconds))
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is measured, and the engine's step."""
+
+    measure: Callable[[Suite, float], Figures]
+    step_ms: float = 0.0
+
+
+_BARE = "bare"
+_CASES = {
+    "chats": Case(_chats),
+    "chats-10ms": Case(_chats_of_one, 10.0),
+    "burst": Case(_burst, 10.0),
+    "starvation": Case(_starvation),
+    "one-stream": Case(_one_stream),
+    _BARE: Case(_bare),
+}
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """Every case on both topologies, here and, when asked for, in another checkout."""
+
+    arguments: argparse.Namespace
+    folder: Path
+    rounds: dict[tuple[str, str], dict[str, list[Figures]]] = field(default_factory=dict)
+    """By topology and case, then by checkout: one entry a round."""
+
+    def measure(self) -> None:
+        """Measure all rounds."""
+        model = make_random_model(self.folder / "tiny")
+        sides: dict[str, Path | None] = {"here": None}
+        if self.arguments.against:
+            sides["there"] = self.arguments.against
+        for turn in range(self.arguments.rounds):
+            order = list(sides)[:: -1 if turn % 2 else 1]
+            for topology, case in self._wanted():
+                for side in order if case != _BARE else ["here"]:
+                    suite = self._suite(model, topology, case, sides[side])
+                    with suite.running():
+                        figures = _CASES[case].measure(suite, self.arguments.seconds)
+                    by_side = self.rounds.setdefault((topology, case), {})
+                    by_side.setdefault(side, []).append(figures)
+                    progress(f"round {turn + 1}, {topology}, {case}, {side}: {_line(figures)}")
+
+    def _wanted(self) -> list[tuple[str, str]]:
+        cases = [case for case in self.arguments.cases if case != _BARE]
+        bare = [("-", _BARE)] if _BARE in self.arguments.cases else []
+        return [*itertools.product(self.arguments.topologies, cases), *bare]
+
+    def _suite(self, model: Path, topology: str, case: str, checkout: Path | None) -> Suite:
+        if case == _BARE:
+            bare = ServiceProcess(
+                "tests.support.bare_stream", {"metrics_listen": None}, self.folder / "bare.log"
+            )
+            return Suite({_BARE: bare})
+        start = _Starter(self.folder, model, _CASES[case].step_ms, environment_of(checkout))
+        if topology == _AGGREGATED:
+            workers = {"decode": start.decode(_AGGREGATED)}
+        else:
+            workers = {"prefill": start.prefill(), "decode": start.decode(_DISAGGREGATED)}
+        apart = case == "one-stream" and topology == _DISAGGREGATED
+        return Suite(
+            {**workers, "processor": start.processor(workers.values())},
+            start.decode(_AGGREGATED) if apart else None,
+        )
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Sum all rounds up."""
+        return [self._row(*key, sides) for key, sides in self.rounds.items()]
+
+    def _row(self, topology: str, case: str, sides: dict[str, list[Figures]]) -> dict[str, Any]:
+        row: dict[str, Any] = {"topology": topology, "case": case}
+        names = [*sides["here"][0]]
+        for side, rounds in sides.items():
+            row[side] = {name: spread([figures[name] for figures in rounds]) for name in names}
+        if "there" in sides:
+            pairs = list(zip(sides["here"], sides["there"], strict=True))
+            row["ratio"] = {
+                name: spread([here[name] / there[name] for here, there in pairs if there[name]])
+                for name in names
+                if any(there[name] for _, there in pairs)
+            }
+        return row
+
+
+@dataclass
+class _Starter:
+    """Makes services with the flags that `millstream up --engine simulated` gives them."""
+
+    folder: Path
+    model: Path
+    step_ms: float
+    env: Mapping[str, str]
+
+    def processor(self, workers: Iterable[ServiceProcess]) -> ServiceProcess:
+        addresses = ",".join(worker.address for worker in workers)
+        flags = {"workers": addresses, "models": f"tiny={self.model}", "policy": "least_loaded"}
+        return self._service("processor", flags)
+
+    def prefill(self) -> ServiceProcess:
+        return self._service("prefill", {**self._engine(), "bootstrap_port": free_port()})
+
+    def decode(self, mode: str) -> ServiceProcess:
+        return self._service("decode", {**self._engine(), "mode": mode})
+
+    def _engine(self) -> dict[str, object]:
+        return {
+            "engine": "simulated",
+            "model_path": self.model,
+            "model_name": "tiny",
+            "simulated_vocab_size": VOCAB_SIZE,
+            "simulated_step_s": self.step_ms / 1000,
+            "context_length": _CONTEXT_LENGTH,
+        }
+
+    def _service(self, role: str, flags: Mapping[str, object]) -> ServiceProcess:
+        loopback = {
+            "metrics_listen": f"127.0.0.1:{free_port()}",
+            "admin_listen": f"127.0.0.1:{free_port()}",
+            "log_format": "text",
+        }
+        log = self.folder / f"{role}.log"
+        return ServiceProcess(f"millstream_server.{role}", {**loopback, **flags}, log, env=self.env)
+
+
+# ---- output --------------------------------------------------------------------------------------
+
+
+def _line(figures: Figures) -> str:
+    return ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
+
+
+_COLUMNS = {
+    "chats_per_s": "chats/s",
+    "busy_cores": "busy",
+    "processor_ms_per_chat": "processor ms",
+    "prefill_ms_per_chat": "prefill ms",
+    "decode_ms_per_chat": "decode ms",
+    "bare_ms_per_chat": "bare ms",
+    "client_ms_per_chat": "client ms",
+    "ttft_ms_p50": "TTFT p50",
+    "ttft_ms_p99": "p99",
+    "direct_ttft_ms_p50": "direct p50",
+    "above_direct_ms": "above",
+}
+
+
+def _table(run: Run) -> str:
+    """Lay out medians, and below each pair their ratios: median, least and most of the rounds."""
+    lines = [["topology", "case", "", *_COLUMNS.values()]]
+    for row in run.rows():
+        for side in ("here", "there", "ratio"):
+            if side in row:
+                cells = [_cell(row[side].get(name), side) for name in _COLUMNS]
+                lines.append([row["topology"], row["case"], side, *cells])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+        for line in lines
+    )
+
+
+def _cell(values: Mapping[str, float] | None, side: str) -> str:
+    if values is None:
+        return ""
+    if side == "ratio":
+        return f"{values['median']:.2f} ({values['min']:.2f}-{values['max']:.2f})"
+    return f"{values['median']:,.0f}" if values["median"] >= 100 else f"{values['median']:.2f}"
+
+
+def _some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        if unknown := {*text.split(",")} - {*known}:
+            message = f"{', '.join(sorted(unknown))}: not one of {', '.join(known)}"
+            raise argparse.ArgumentTypeError(message)
+        return text.split(",")
+
+    return parse
+
+
+def main() -> None:
+    """Parse arguments, measure, print."""
+    parser = parser_of("requests", __doc__)
+    topologies = (_AGGREGATED, _DISAGGREGATED)
+    parser.add_argument(
+        "--topologies", type=_some_of(topologies), default=topologies, help="comma-separated"
+    )
+    parser.add_argument(
+        "--cases", type=_some_of([*_CASES]), default=[*_CASES], help="comma-separated"
+    )
+    parser.add_argument("--seconds", type=float, default=5.0, help="about how long each takes (5)")
+    parser.add_argument("--rounds", type=int, default=1, help="how often each is measured (1)")
+    parser.add_argument("--against", type=Path, help="directory of another checkout to compare")
+    arguments = parser.parse_args()
+    with folder_for(arguments) as folder:
+        run = Run(arguments, folder)
+        run.measure()
+    print(json.dumps({"rows": run.rows()}) if arguments.json else _table(run))  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

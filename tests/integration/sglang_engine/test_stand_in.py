@@ -1,0 +1,148 @@
+"""The names of SGLang that we use, and the CPU stand-in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.sglang_requests import (
+    child,
+)
+
+pytestmark = [
+    pytest.mark.sglang,
+    # Importing SGLang takes seconds, and half a minute on a busy machine.
+    pytest.mark.timeout(240),
+]
+
+
+async def test_the_names_we_use_are_there() -> None:
+    """Fails first, and by name, when SGLang moves on."""
+    names = await child("tests.support.bare_sglang", "names")
+    assert names["version"] == "0.5.23"
+    assert set(names["async_generate"]) >= {
+        "input_ids", "sampling_params", "rid", "stream", "return_logprob", "top_logprobs_num",
+        "logprob_start_len", "bootstrap_host", "bootstrap_port", "bootstrap_room",
+        "routed_dp_rank", "disagg_prefill_dp_rank", "external_trace_header",
+    }  # fmt: skip
+    assert set(names["server_args"]) >= {
+        "model_path", "device", "dtype", "log_level", "host", "skip_tokenizer_init",
+        "incremental_streaming_output", "enable_deterministic_inference", "max_total_tokens",
+        "max_running_requests", "context_length", "disaggregation_mode", "sleep_on_idle",
+        "disaggregation_transfer_backend", "disaggregation_bootstrap_port", "page_size",
+        "disaggregation_decode_retraction_backup", "attention_backend", "sampling_backend",
+        "disable_cuda_graph", "dp_size", "weight_version", "enable_metrics", "served_model_name",
+        "enable_trace", "otlp_traces_endpoint",
+    }  # fmt: skip
+    assert set(names["sampling"]) >= {
+        "max_new_tokens", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
+        "presence_penalty", "repetition_penalty", "ignore_eos", "min_new_tokens",
+        "stop_token_ids", "sampling_seed", "logit_bias", "json_schema", "regex", "ebnf",
+    }  # fmt: skip
+    assert len(names["engine_attributes"]) == 4
+    assert {"shutdown", "get_all_child_pids", "async_generate"} <= set(names["engine_methods"])
+    assert {"configure_logger", "kill_process_tree"} <= set(names["engine_module"])
+    assert {"handle_loop", "abort_request", "get_loads"} <= set(names["manager_methods"])
+    assert "dispatched" in names["request_state"]
+    assert "if self.event_loop is not None:\n            return" in names["handle_loop_guard"]
+    assert set(names["load"]) >= {
+        "num_running_reqs", "num_waiting_reqs", "num_used_tokens", "max_running_requests",
+        "disaggregation", "queues",
+    }  # fmt: skip
+    assert "prefill_inflight_queue_reqs" in names["load_disaggregation"]
+    assert "grammar" in names["load_queues"]
+    assert names["fake_host"] == "2.2.2.2"
+    assert set(names["environment"]) >= {
+        "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT",
+        "SGLANG_DISAGGREGATION_WAITING_TIMEOUT",
+    }
+
+
+def _python(program: str) -> subprocess.CompletedProcess[str]:
+    environment = {key: value for key, value in os.environ.items() if "SGLANG" not in key}
+    return subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def test_importing_the_adapter_changes_nothing() -> None:
+    program = """
+import os, sys
+before = dict(os.environ), list(sys.path), list(sys.meta_path)
+import millstream_server.engines.sglang.cpu as stand_in
+import millstream_server.engines.sglang.engine
+assert (dict(os.environ), list(sys.path), list(sys.meta_path)) == before
+assert not stand_in.is_active()
+assert not {"sglang", "torch", "triton", "sgl_kernel"} & set(sys.modules)
+for name in ("sgl_kernel", "triton", "millstream_sglang_cpu_plugin"):
+    try:
+        __import__(name)
+    except ImportError:
+        continue
+    raise AssertionError(name)
+"""
+    done = _python(program)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_stand_in_refuses_a_machine_with_a_gpu() -> None:
+    program = """
+import pathlib, sys
+from millstream_server.engines.sglang import cpu as sglang_cpu
+sglang_cpu._GPU_DEVICES = (pathlib.Path("/dev/null"),)
+try:
+    sglang_cpu.activate()
+except RuntimeError as error:
+    assert "GPU" in str(error)
+    assert not sglang_cpu.is_active()
+else:
+    raise AssertionError
+"""
+    done = _python(program)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_kernel_that_is_missing_fails_loudly() -> None:
+    program = """
+from millstream_server.engines.sglang import cpu as sglang_cpu
+sglang_cpu.activate()
+import triton, triton.language as tl, sgl_kernel
+@triton.jit
+def kernel(x: tl.constexpr): pass
+for launch in (lambda: kernel[(1,)](1), lambda: sgl_kernel.awq_dequantize()):
+    try:
+        launch()
+    except NotImplementedError:
+        continue
+    raise AssertionError
+"""
+    done = _python(program)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_patch_that_no_longer_fits_ends_the_process() -> None:
+    program = """
+from millstream_server.engines.sglang import cpu as sglang_cpu
+sglang_cpu.activate()
+import sglang.srt.batch_invariant_ops as changed
+del changed.enable_batch_invariant_mode
+try:
+    sglang_cpu.patch_sglang()
+except RuntimeError as error:
+    assert "enable_batch_invariant_mode" in str(error)
+else:
+    raise AssertionError
+from sglang.srt.plugins import load_plugins  # what SGLang's own processes call
+load_plugins()
+"""
+    done = _python(program)
+    assert done.returncode == 1
+    assert "cannot be applied" in done.stderr

@@ -1,0 +1,55 @@
+"""The benchmark of requests runs each case, alone and in pairs; its figures are not checked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)  # ten suites of services, one after the other
+ROOT = Path(__file__).parents[2]
+CPU = {"processor_ms_per_chat", "decode_ms_per_chat", "client_ms_per_chat"}
+RATES = {"chats_per_s", "busy_cores"}
+TIMES = {"ttft_ms_p50", "ttft_ms_p99"}
+
+
+async def _rows(*arguments: str) -> list[dict[str, Any]]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.benchmarks.requests", "--json", "--seconds", "0.3"),
+        *arguments,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, progress = await process.communicate()
+    assert process.returncode == 0, progress.decode()[-4000:]
+    rows: list[dict[str, Any]] = json.loads(output)["rows"]
+    return rows
+
+
+async def test_each_case_gives_its_figures() -> None:
+    rows = await _rows("--topologies", "aggregated")
+    assert {row["case"]: {*row["here"]} for row in rows} == {
+        "chats": CPU | RATES | TIMES,
+        "chats-10ms": CPU | RATES | TIMES,
+        "burst": CPU | RATES | TIMES,
+        "starvation": TIMES,
+        "one-stream": TIMES | {"direct_ttft_ms_p50", "above_direct_ms"},
+        "bare": {"bare_ms_per_chat", "client_ms_per_chat"} | RATES | TIMES,
+    }
+    for row in rows:
+        measured = row["here"].items()
+        assert all(of["median"] > 0 for name, of in measured if name != "above_direct_ms")
+
+
+async def test_two_checkouts_are_measured_in_pairs() -> None:
+    (row,) = await _rows(
+        *("--topologies", "disaggregated", "--cases", "chats"),
+        *("--against", str(ROOT)),
+    )
+    names = CPU | RATES | TIMES | {"prefill_ms_per_chat"}
+    assert {*row["here"]} == {*row["there"]} == {*row["ratio"]} == names
+    assert 0 < row["ratio"]["chats_per_s"]["min"] <= row["ratio"]["chats_per_s"]["max"]

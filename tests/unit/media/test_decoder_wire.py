@@ -1,0 +1,71 @@
+"""What a decoder process may return: it has read a stranger's file, so it is not trusted."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+
+import pytest
+
+from millstream_server.media.decoding import child
+from millstream_server.media.decoding.sampling import FrameSampling
+from millstream_server.media.decoding.wire import (
+    RESPONSE_BYTES,
+    Outcome,
+    Request,
+    Response,
+    pack_indices,
+    unpack_indices,
+)
+from millstream_server.media.limits import MediaLimits
+from millstream_server.media.sniff import MediaFormat
+
+REQUEST = Request(
+    media_format=MediaFormat.MP4,
+    sampling=FrameSampling.ARANGE,
+    limits=MediaLimits(
+        max_pixels=1, max_frames=2, max_video_frames=3, max_video_s=4, fps=5, max_decoded_bytes=600
+    ),
+    nbytes=7,
+)
+RESPONSE = Response(
+    outcome=Outcome.DECODED, width=5, height=4, count=2, total_frames=9, fps=2.5, nbytes=120
+)
+
+
+def test_a_request_arrives_as_it_was() -> None:
+    assert Request.unpack(REQUEST.pack()) == REQUEST
+
+
+def test_a_response_arrives_as_it_was() -> None:
+    assert len(RESPONSE.pack()) == RESPONSE_BYTES
+    assert Response.unpack(RESPONSE.pack(), REQUEST) == RESPONSE
+    assert unpack_indices(pack_indices((0, 7, 2**32 - 1))) == (0, 7, 2**32 - 1)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        replace(RESPONSE, nbytes=119),
+        replace(RESPONSE, width=0, nbytes=0),
+        replace(RESPONSE, count=3, nbytes=180),
+        replace(RESPONSE, width=5000, height=4000, nbytes=5000 * 4000 * 6),
+        Response(outcome=Outcome.REFUSED, nbytes=2001),
+        Response(outcome=Outcome.REFUSED, count=1),
+    ],
+)
+def test_a_response_that_cannot_be(lie: Response) -> None:
+    with pytest.raises(ValueError, match="a decoder process returned"):
+        Response.unpack(lie.pack(), REQUEST)
+
+
+def test_an_outcome_that_cannot_be() -> None:
+    with pytest.raises(ValueError, match="77 is not a valid Outcome"):
+        Response.unpack(struct.pack("<B", 77) + RESPONSE.pack()[1:], REQUEST)
+
+
+def test_a_bug_of_ours_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millstream_server.media.decoding.videos.decode_video", None)
+    reply = child._decode(memoryview(b"junk"), REQUEST)
+    assert reply.response.outcome is Outcome.FAILED
+    assert reply.parts == (b"TypeError(\"'NoneType' object is not callable\")",)

@@ -1,0 +1,144 @@
+"""Where the workers are."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream_server.routing.discovery import (
+    Addresses,
+    DnsDiscovery,
+    FileDiscovery,
+    StaticDiscovery,
+    make_discovery,
+)
+from millstream_server.runtime.settings import SettingsError
+from tests.support.waiting import until
+
+
+async def _next(watch: AsyncIterator[Addresses]) -> Addresses:
+    return await asyncio.wait_for(anext(watch), 5)
+
+
+async def test_a_list_is_named_once_and_never_changes() -> None:
+    discovery = make_discovery(["a:1", "[::1]:2", "a:1"])
+    assert isinstance(discovery, StaticDiscovery)
+    assert [found async for found in discovery.watch()] == [{"a:1", "[::1]:2"}]
+
+
+def _reasons(caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join(record.__dict__["fields"]["reason"] for record in caplog.records)
+
+
+# ---- DNS
+
+
+class Resolver:
+    """Stands in for the system's: resolves every name to what the test sets."""
+
+    def __init__(self, *hosts: str) -> None:
+        self.hosts = hosts
+        self.fails = False
+        self.asked = 0
+
+    def __call__(self, host: str, port: int, *args: Any, **kwargs: Any) -> list[Any]:
+        assert (host, port) == ("workers", 50061)
+        self.asked += 1
+        if self.fails:
+            raise socket.gaierror(socket.EAI_AGAIN, "try again")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in self.hosts]
+
+
+async def test_changes_of_a_name_are_followed_and_a_failed_look_up_keeps_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resolver = Resolver("10.0.0.1", "fd00::1")
+    monkeypatch.setattr(socket, "getaddrinfo", resolver)
+    watch = DnsDiscovery("workers", 50061, interval_s=0.01).watch()
+    assert await _next(watch) == {"10.0.0.1:50061", "[fd00::1]:50061"}
+    change = asyncio.ensure_future(_next(watch))
+    for fails in (False, True):
+        resolver.fails, asked = fails, resolver.asked
+        await until(lambda before=asked: resolver.asked >= before + 3)  # type: ignore[misc]
+        assert not change.done()
+    resolver.hosts, resolver.fails = ("10.0.0.2",), False
+    assert await change == {"10.0.0.2:50061"}
+
+
+async def test_a_failed_first_look_up_names_nobody_and_is_repeated(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    resolver = Resolver("10.0.0.1")
+    resolver.fails = True
+    monkeypatch.setattr(socket, "getaddrinfo", resolver)
+    found = asyncio.ensure_future(_next(DnsDiscovery("workers", 50061, interval_s=0.01).watch()))
+    await until(lambda: resolver.asked >= 3)
+    assert not found.done()
+    assert caplog.text.count("not resolved") == 1, "logged once, not at each attempt"
+    resolver.fails = False
+    assert await found == {"10.0.0.1:50061"}
+
+
+async def test_a_real_name_is_resolved() -> None:
+    assert "127.0.0.1:7" in await _next(DnsDiscovery("localhost", 7).watch())
+
+
+# ---- file
+
+
+async def test_changes_of_a_file_are_followed_and_what_cannot_be_read_keeps_the_last(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "workers"
+    path.write_text("# prefill\na:1\n\n  b:2  \n")
+    watch = FileDiscovery(path, interval_s=0.01).watch()
+    assert await _next(watch) == {"a:1", "b:2"}
+    change = asyncio.ensure_future(_next(watch))
+    path.write_text("a:1\nnonsense\n")
+    await until(lambda: "line 2: 'nonsense' is not HOST:PORT" in _reasons(caplog))
+    path.unlink()
+    await until(lambda: "No such file" in _reasons(caplog))
+    assert not change.done()
+    replaced = tmp_path / "new"
+    replaced.write_text("c:3\n")
+    replaced.rename(path)
+    assert await change == {"c:3"}
+
+
+# ---- the setting
+
+
+@pytest.mark.parametrize(
+    ("workers", "sentence"),
+    [
+        ([], "name at least one worker"),
+        (["a"], "'a' is not HOST:PORT"),
+        (["a:1", ":2"], "':2' is not HOST:PORT"),
+        (["a:0"], "'a:0' is not HOST:PORT"),
+        (["a:65536"], "'a:65536' is not HOST:PORT"),
+        (["dns:workers"], "'dns:workers' is not dns:NAME:PORT"),
+        (["dns:workers:x"], "'dns:workers:x' is not dns:NAME:PORT"),
+        (["dns:///workers:1"], "is not dns:NAME:PORT"),
+        (["dns:workers:1", "a:1"], "'dns:workers:1' stands alone"),
+        (["a:1", "file:/x"], "'file:/x' stands alone"),
+        (["file:"], "needs a path"),
+        (["file:/no/such/file"], "can't read /no/such/file: No such file or directory"),
+    ],
+)
+def test_a_wrong_setting_is_refused_in_a_sentence(workers: list[str], sentence: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        make_discovery(workers)
+    assert str(refused.value).startswith("--workers: ")
+    assert sentence in str(refused.value)
+
+
+def test_the_setting_makes_each_kind(tmp_path: Path) -> None:
+    path = tmp_path / "workers"
+    path.write_text("a:1")
+    assert isinstance(make_discovery(["dns:workers.default.svc:50061"]), DnsDiscovery)
+    assert isinstance(make_discovery([f"file:{path}"]), FileDiscovery)

@@ -1,0 +1,124 @@
+"""Links follow what discovery names."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+
+from millstream_server.engines.base import Role
+from millstream_server.generation.output import Finish
+from millstream_server.links.fleet import Fleet
+from millstream_server.routing.discovery import Addresses, Discovery
+from millstream_server.routing.policy import PolicyName, make_policy
+from millstream_server.routing.request import RoutingRequest
+from millstream_server.routing.router import Router
+from millstream_server.runtime.errors import NoWorkerError, WorkerLostError
+from tests.support.played_worker import REQUEST, PlayedWorker, Sink, finish, serving
+from tests.support.waiting import until
+
+ROUTED = RoutingRequest(model="m")
+
+
+class ToldDiscovery:
+    """Finds what the test names."""
+
+    def __init__(self, *addresses: str) -> None:
+        self._found: asyncio.Queue[Addresses] = asyncio.Queue()
+        self.name(*addresses)
+
+    def name(self, *addresses: str) -> None:
+        self._found.put_nowait(frozenset(addresses))
+
+    async def watch(self) -> AsyncIterator[Addresses]:
+        while True:
+            yield await self._found.get()
+
+
+@contextlib.asynccontextmanager
+async def fleet_of(discovery: Discovery) -> AsyncIterator[tuple[Fleet, Router]]:
+    router = Router(lambda: make_policy(PolicyName.LEAST_LOADED))
+    fleet = Fleet(discovery, router)
+    fleet.open()
+    try:
+        yield fleet, router
+    finally:
+        await fleet.close()
+        with pytest.raises(NoWorkerError):
+            router.require("m")
+
+
+async def test_a_worker_that_is_no_longer_named_ends_what_it_runs_and_gets_nothing_new() -> None:
+    old, new = PlayedWorker(), PlayedWorker()
+    async with serving(old) as first, serving(new) as second:
+        discovery = ToldDiscovery(first)
+        async with fleet_of(discovery) as (fleet, router):
+            await until(lambda: router.ready("m"))
+            running = Sink()
+            fleet.generate(first, REQUEST, running)
+            discovery.name(second)
+            await until(lambda: router.ready("m") and router.plan(ROUTED).addresses == (second,))
+            assert router.connected("m") == {Role.AGGREGATED: 1}
+            assert router.capacity("m") == 4 + 1, "and what still runs on the old one"
+            with pytest.raises(WorkerLostError):
+                fleet.generate(first, REQUEST, Sink())
+            assert not old.half_closed.is_set()
+            old.send(slots=[0], token_ids=[3], finishes=[finish(0)])
+            await until(lambda: bool(running.ends))
+            assert isinstance(running.ends[0], Finish)
+            assert running.token_ids == [3]
+            await until(old.half_closed.is_set)
+            old.frames.put_nowait(None)
+            await until(lambda: router.capacity("m") == 4)
+            assert old.connections == 1, "it is not tried again"
+
+
+async def test_a_worker_that_is_named_again_is_used_again_while_its_old_link_ends() -> None:
+    worker = PlayedWorker()
+    async with serving(worker) as address:
+        discovery = ToldDiscovery(address)
+        async with fleet_of(discovery) as (fleet, router):
+            await until(lambda: router.ready("m"))
+            running = Sink()
+            fleet.generate(address, REQUEST, running)
+            discovery.name()
+            await until(lambda: not router.ready("m"))
+            discovery.name(address)
+            await until(lambda: router.ready("m"))
+            assert worker.connections == 2
+            again = Sink()
+            fleet.generate(address, REQUEST, again)
+            await until(lambda: len(worker.controls) == 2)
+            assert not running.ends
+
+
+async def test_closing_fails_what_is_open() -> None:
+    async with serving(PlayedWorker()) as address:
+        lost = Sink()
+        async with fleet_of(ToldDiscovery(address)) as (fleet, router):
+            await until(lambda: router.ready("m"))
+            fleet.generate(address, REQUEST, lost)
+        assert [type(end) for end in lost.ends] == [WorkerLostError]
+        with pytest.raises(WorkerLostError):
+            fleet.generate("other:1", REQUEST, Sink())
+
+
+class BrokenDiscovery:
+    """Names a worker and breaks."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    async def watch(self) -> AsyncIterator[Addresses]:
+        yield frozenset({self._address})
+        raise RuntimeError
+
+
+async def test_a_discovery_that_breaks_leaves_the_workers_it_named() -> None:
+    async with (
+        serving(PlayedWorker()) as address,
+        fleet_of(BrokenDiscovery(address)) as (_, router),
+    ):
+        await until(lambda: router.ready("m"))

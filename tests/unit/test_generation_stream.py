@@ -1,0 +1,213 @@
+"""Requests on a stream to a worker that the test controls."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from millstream.v1 import errors_pb2, generation_pb2
+from millstream_server.generation.output import Finish, FinishReason
+from millstream_server.generation.request import Prompt
+from millstream_server.runtime.errors import (
+    KvTransferError,
+    ServingError,
+    UnavailableError,
+    WorkerLostError,
+)
+from tests.support.played_worker import REQUEST, Sink, finish, linked, start
+from tests.support.waiting import until
+
+
+async def test_tokens_go_to_the_slot_they_are_for_in_order() -> None:
+    async with linked() as (worker, link):
+        a, b, c = Sink(), Sink(), Sink()
+        for sink in (a, b, c):
+            start(link, sink)
+        assert link.view.in_flight == 3
+        worker.send(slots=[2, 0], token_ids=[7, 8])
+        worker.send(
+            slots=[0, 1, 0], token_counts=[2, 1, 1], token_ids=[1, 2, 3, 4], finishes=[finish(0)]
+        )
+        await until(lambda: bool(a.ends))
+        assert (a.token_ids, b.token_ids, c.token_ids) == ([8, 1, 2, 4], [3], [7])
+        (end,) = a.ends
+        assert end == Finish(reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=2)
+        assert link.view.in_flight == 2
+
+
+async def test_logprobs_go_with_their_tokens_when_a_slot_has_several_entries() -> None:
+    def columns(*ids: int) -> generation_pb2.TokenLogprobs:
+        return generation_pb2.TokenLogprobs(token_ids=ids, logprobs=[-0.5] * len(ids))
+
+    async with linked() as (worker, link):
+        a, b = Sink(), Sink()
+        for sink in (a, b):
+            start(link, sink)
+        worker.send(
+            slots=[0, 1, 0],
+            token_counts=[1, 1, 2],
+            token_ids=[1, 2, 3, 4],
+            logprobs=[
+                generation_pb2.SlotLogprobs(slot=0, tokens=columns(1)),
+                generation_pb2.SlotLogprobs(slot=0, tokens=columns(3, 4)),
+            ],
+        )
+        await until(lambda: len(a.token_ids) == 3)
+        assert [entry.token_id for entry in a.logprobs] == a.token_ids == [1, 3, 4]
+        assert b.token_ids == [2]
+        assert b.logprobs == []
+
+
+async def test_a_slot_is_used_again_only_after_its_end() -> None:
+    async with linked() as (worker, link):
+        first, second, third = Sink(), Sink(), Sink()
+        start(link, first)
+        start(link, second)
+        error = errors_pb2.RequestError(
+            code=14, reason=errors_pb2.ERROR_REASON_KV_TRANSFER_FAILED, message="m", retryable=True
+        )
+        worker.send(errors=[generation_pb2.SlotError(slot=0, error=error)])
+        await until(lambda: bool(first.ends))
+        assert isinstance(first.ends[0], KvTransferError)
+        start(link, third)
+        await until(lambda: len(worker.controls) == 3)
+        assert [control.start.slot for control in worker.controls] == [0, 1, 0]
+
+
+async def test_cancel_is_sent_while_the_request_is_open_and_never_for_its_successor() -> None:
+    async with linked() as (worker, link):
+        first, second = Sink(), Sink()
+        cancel_first = start(link, first)
+        assert link.view.in_use == 1
+        for _ in range(20):
+            cancel_first()
+        assert (link.view.in_flight, link.view.in_use) == (1, 0)
+        worker.send(finishes=[finish(0)])
+        await until(lambda: bool(first.ends))
+        start(link, second)
+        cancel_first()
+        start(link, Sink())
+        await until(lambda: len(worker.controls) == 4)
+        kinds = [control.WhichOneof("control") for control in worker.controls]
+        assert kinds == ["start", "cancel", "start", "start"]
+        assert link.view.in_use == 2
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"finishes": [finish(5)]},
+        {"slots": [5], "token_ids": [1]},
+        {"slots": [0], "token_ids": [1, 2]},
+        {"slots": [0], "token_ids": [1], "token_counts": [1, 1]},
+        {"finishes": [generation_pb2.SlotFinish(slot=0)]},
+    ],
+)
+async def test_a_worker_that_breaks_the_rules_loses_its_requests_and_is_tried_again(
+    broken: dict[str, Any],
+) -> None:
+    async with linked() as (worker, link):
+        lost = Sink()
+        start(link, lost)
+        worker.send(**broken)
+        await until(lambda: worker.connections == 2)
+        (end,) = lost.ends
+        assert isinstance(end, WorkerLostError)
+        await until(lambda: link.view.description is not None)
+        assert link.view.in_flight == 0
+        again = Sink()
+        start(link, again)
+        worker.send(slots=[0], token_ids=[3])
+        await until(lambda: again.token_ids == [3])
+
+
+async def test_a_draining_worker_gets_no_new_requests_and_finishes_its_own() -> None:
+    async with linked() as (worker, link):
+        running = Sink()
+        start(link, running)
+        worker.send(draining=True)
+        await until(lambda: link.view.description is None)
+        with pytest.raises(WorkerLostError):
+            start(link, Sink())
+        worker.send(slots=[0], token_ids=[3], finishes=[finish(0)])
+        await until(lambda: bool(running.ends))
+        assert running.token_ids == [3]
+        assert isinstance(running.ends[0], Finish)
+        await until(worker.half_closed.is_set)
+
+
+async def test_a_stream_that_ends_loses_its_requests() -> None:
+    async with linked() as (worker, link):
+        sinks = [Sink() for _ in range(3)]
+        for sink in sinks:
+            start(link, sink)
+        worker.frames.put_nowait(None)
+        await until(lambda: all(sink.ends for sink in sinks))
+        assert link.view.description is None
+        assert all(isinstance(sink.ends[0], WorkerLostError) for sink in sinks)
+        with pytest.raises(UnavailableError):
+            start(link, Sink())
+        await until(lambda: worker.connections == 2)
+        assert [len(sink.ends) for sink in sinks] == [1, 1, 1]
+
+
+async def test_slots_are_counted_afresh_after_a_loss() -> None:
+    async with linked() as (worker, link):
+        for _ in range(3):
+            start(link, Sink())
+        worker.send(finishes=[finish(1)])
+        await until(lambda: link.view.in_flight == 2)
+        worker.frames.put_nowait(None)
+        await until(lambda: worker.connections == 2 and link.view.description is not None)
+        sent = len(worker.controls)
+        for _ in range(3):
+            start(link, Sink())
+        await until(lambda: len(worker.controls) == sent + 3)
+        assert [control.start.slot for control in worker.controls[sent:]] == [0, 1, 2]
+
+
+# ---- accidents
+
+
+class Clumsy(Sink):
+    """Fails to take its end."""
+
+    def finish(self, finish: Finish) -> None:
+        super().finish(finish)
+        raise RuntimeError
+
+    def fail(self, error: ServingError) -> None:
+        super().fail(error)
+        raise RuntimeError
+
+
+async def test_a_sink_that_breaks_costs_the_others_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with linked() as (worker, link):
+        ended, lost, other = Clumsy(), Clumsy(), Sink()
+        for sink in (ended, lost, other):
+            start(link, sink)
+        worker.send(slots=[2], token_ids=[7], finishes=[finish(0)])
+        await until(lambda: bool(ended.ends))
+        assert link.view.description is not None
+        worker.frames.put_nowait(None)
+        await until(lambda: bool(other.ends))
+        assert isinstance(lost.ends[0], WorkerLostError)
+        assert isinstance(other.ends[0], WorkerLostError)
+        assert caplog.text.count("a request's end failed") == 2
+
+
+async def test_a_request_that_cannot_be_written_takes_no_slot() -> None:
+    async with linked() as (worker, link):
+        with pytest.raises(TypeError):
+            start(link, Sink(), replace(REQUEST, prompt=Prompt(cast("Any", ["x"]))))
+        assert (link.view.in_flight, link.view.in_use) == (0, 0)
+        sink = Sink()
+        start(link, sink)
+        await until(lambda: bool(worker.controls))
+        assert [control.start.slot for control in worker.controls] == [0]
+        worker.frames.put_nowait(None)
+        await until(lambda: bool(sink.ends))

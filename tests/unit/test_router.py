@@ -1,0 +1,208 @@
+"""What a router knows of a model's workers, and the plans it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from millstream_server.engines.base import Role
+from millstream_server.generation.sampling import Ability
+from millstream_server.routing.handoff import HandoffDecider, NeverHandOff
+from millstream_server.routing.plan import Plan
+from millstream_server.routing.policy import (
+    BestInRotation,
+    Policy,
+    PolicyName,
+    make_policy,
+    score_by_load,
+)
+from millstream_server.routing.request import RoutingRequest
+from millstream_server.routing.router import Router
+from millstream_server.routing.workers import WorkerView
+from millstream_server.runtime.errors import NoWorkerError
+from tests.support.views import view
+
+REQUEST = RoutingRequest(model="m")
+
+
+def _router(
+    *views: WorkerView, handoff: HandoffDecider | None = None, policy: Policy | None = None
+) -> Router:
+    router = Router(lambda: policy or make_policy(PolicyName.LEAST_LOADED), handoff)
+    for one in views:
+        router.add(one)
+    return router
+
+
+def _lose(router: Router, *views: WorkerView) -> None:
+    for one in views:
+        one.description = None
+    router.changed()
+
+
+def _roles(plan: Plan) -> Sequence[Role]:
+    return [leg.role for leg in plan.legs]
+
+
+# ---- capacity
+
+
+def test_a_request_that_was_cancelled_on_a_wedged_worker_is_no_capacity() -> None:
+    """Its place is given back, so what it still fills there would let one more run elsewhere."""
+    one, two = view("a:1"), view("b:1")
+    router = _router(one, two)
+    assert router.capacity("m") == 8
+    two.in_flight = two.in_use = 3
+    _lose(router, two)
+    assert router.capacity("m") == 4 + 3
+    two.in_use = 1
+    assert router.capacity("m") == 4 + 1
+
+
+def test_capacity_is_that_of_the_workers_tokens_come_from() -> None:
+    prefill, decode = view("p:1", Role.PREFILL), view("d:1", Role.DECODE, max_running_requests=7)
+    router = _router(prefill, decode, view("a:1"))
+    assert router.capacity("m") == 7
+    prefill.in_use = 2
+    _lose(router, prefill)
+    assert router.capacity("m") == 4, "aggregated workers take over; prefill holds no place"
+    decode.in_use = 3
+    _lose(router, decode)
+    assert router.capacity("m") == 4 + 3
+
+
+def test_items_open_on_an_encode_worker_that_leaves_are_no_capacity() -> None:
+    encode = view("e:1", Role.ENCODE)
+    router = _router(view("a:1"), encode)
+    encode.in_use = 3
+    _lose(router, encode)
+    assert router.capacity("m") == 4
+
+
+def test_without_a_needed_role_there_is_no_capacity_whatever_still_runs() -> None:
+    prefill, decode = view("p:1", Role.PREFILL), view("d:1", Role.DECODE)
+    router = _router(prefill, decode)
+    decode.in_use = 2
+    _lose(router, decode)
+    assert not router.ready("m")
+    assert router.capacity("m") == 0
+    router.remove(decode)
+    assert router.capacity("m") == 0
+    assert router.connected("m") == {Role.PREFILL: 1}
+
+
+def test_a_worker_counts_for_its_own_model_alone() -> None:
+    router = _router(view("a:1"), view("b:1", model="other"))
+    assert router.connected("m") == {Role.AGGREGATED: 1}
+    assert router.connected("other") == {Role.AGGREGATED: 1}
+    assert not router.ready("third")
+    assert router.limits("third") is None
+
+
+# ---- plans
+
+
+def test_prefill_and_decode_workers_share_a_request() -> None:
+    router = _router(view("p:1", Role.PREFILL), view("d:1", Role.DECODE), view("a:1"))
+    plan = router.plan(REQUEST)
+    assert _roles(plan) == [Role.PREFILL, Role.DECODE]
+    assert plan.addresses == ("p:1", "d:1")
+    assert plan.concurrent
+
+
+def test_an_engine_that_decodes_only_after_prefill_gets_legs_in_sequence() -> None:
+    router = Router(lambda: make_policy(PolicyName.LEAST_LOADED), concurrent_legs=False)
+    router.add(view("p:1", Role.PREFILL))
+    router.add(view("d:1", Role.DECODE))
+    assert not router.plan(REQUEST).concurrent
+
+
+def test_a_conversation_stays_with_both_its_workers() -> None:
+    prefills = [view(f"p:{n}", Role.PREFILL) for n in range(3)]
+    decodes = [view(f"d:{n}", Role.DECODE) for n in range(3)]
+    router = _router(*prefills, *decodes)
+    first = router.plan(REQUEST)
+    follow_up = RoutingRequest(model="m", session=first.addresses)
+    assert {router.plan(follow_up).addresses for _ in range(9)} == {first.addresses}
+    assert len({router.plan(REQUEST).addresses for _ in range(9)}) > 1
+
+
+def test_never_handing_off_takes_the_aggregated_workers() -> None:
+    never = NeverHandOff()
+    router = _router(
+        view("p:1", Role.PREFILL), view("d:1", Role.DECODE), view("a:1"), handoff=never
+    )
+    assert _roles(router.plan(REQUEST)) == [Role.AGGREGATED]
+    assert router.capacity("m") == 4
+    only = _router(view("p:1", Role.PREFILL), view("d:1", Role.DECODE), handoff=never)
+    assert _roles(only.plan(REQUEST)) == [Role.PREFILL, Role.DECODE], "there is no other way"
+
+
+class LongPrompts:
+    """Hands off only prompts that are worth it."""
+
+    constant = None
+
+    def hands_off(self, request: RoutingRequest) -> bool:
+        return len(request.token_ids) > 3
+
+
+def test_handing_off_can_be_decided_for_each_request() -> None:
+    prefill, decode = view("p:1", Role.PREFILL), view("d:1", Role.DECODE)
+    router = _router(prefill, decode, view("a:1"), handoff=LongPrompts())
+    short, long = (RoutingRequest(model="m", token_ids=range(n)) for n in (3, 4))
+    assert _roles(router.plan(short)) == [Role.AGGREGATED]
+    assert _roles(router.plan(long)) == [Role.PREFILL, Role.DECODE]
+    assert router.capacity("m") == 8
+
+
+def test_a_missing_role_is_named() -> None:
+    router = _router(view("p:1", Role.PREFILL))
+    with pytest.raises(NoWorkerError, match=r"no decode worker .* is connected") as refused:
+        router.plan(REQUEST)
+    assert refused.value.retry_delay_s == 1.0
+    router = _router(view("d:1", Role.DECODE))
+    with pytest.raises(NoWorkerError, match="no prefill worker"):
+        router.require("m")
+    router.add(view("p:1", Role.PREFILL))
+    router.require("m")
+
+
+def test_a_request_that_every_worker_is_filtered_out_for_is_refused() -> None:
+    excluding = Policy(score_by_load, BestInRotation(), (lambda _request, _view: False,))
+    router = _router(view("a:1"), policy=excluding)
+    with pytest.raises(NoWorkerError, match=r"no aggregated worker .* can take this request"):
+        router.plan(REQUEST)
+
+
+def test_plans_follow_workers_that_come_and_go() -> None:
+    a, b = view("a:1"), view("b:1")
+    router = _router(a)
+    told: list[bool] = []
+    router.watch(lambda: told.append(router.ready("m")))
+    assert router.plan(REQUEST).addresses == ("a:1",)
+    router.add(b)
+    _lose(router, a)
+    assert router.plan(REQUEST).addresses == ("b:1",)
+    router.remove(b)
+    assert told == [True, True, False]
+    a.description = a.last_description
+    router.changed()
+    assert router.plan(REQUEST).addresses == ("a:1",)
+
+
+# ---- limits
+
+
+def test_limits_are_the_least_that_all_workers_can() -> None:
+    seed, bias, prompts = Ability.SEED, Ability.LOGIT_BIAS, Ability.PROMPT_LOGPROBS
+    router = _router(
+        view("p:1", Role.PREFILL, context_length=5, abilities=frozenset({prompts})),
+        view("d:1", Role.DECODE, context_length=9, abilities=frozenset({seed, bias})),
+        view("d:2", Role.DECODE, context_length=8, abilities=frozenset({bias})),
+    )
+    limits = router.limits("m")
+    assert limits
+    assert limits.context_length == 5
+    assert limits.abilities == {bias, prompts}
