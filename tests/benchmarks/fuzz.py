@@ -39,9 +39,9 @@ from millstream.v1 import processor_pb2_grpc
 from tests.benchmarks.fuzzing.scripts import Script, make_script, play
 from tests.benchmarks.fuzzing.targets import Target, discover
 from tests.benchmarks.outcomes import Plan, chat
+from tests.support.ports import free_port
 from tests.support.processes import Sampler, kind_of
 from tests.support.simulated_suite import SimulatedSuite
-from tests.support.suite import free_port
 from tests.support.verdict import Verdict, folder_for, parser_of, progress
 
 _AT_ONCE = 16

@@ -40,8 +40,9 @@ from typing import Any
 from tests.support.chat_load import ChatLoad, Loaded
 from tests.support.checkouts import environment_of, spread
 from tests.support.models import VOCAB_SIZE, make_random_model
+from tests.support.ports import free_port
 from tests.support.processes import cpu_s
-from tests.support.suite import ServiceProcess, free_port, running
+from tests.support.suite import ServiceProcess, running
 from tests.support.verdict import folder_for, parser_of, progress
 
 _AGGREGATED, _DISAGGREGATED = "aggregated", "disaggregated"

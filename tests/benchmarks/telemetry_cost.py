@@ -40,7 +40,8 @@ import uvloop
 from tests.benchmarks.token_cost import Spent, chat, services, spend, stubs_for, tokens_each
 from tests.support.checkouts import environment_of, spread
 from tests.support.models import make_random_model
-from tests.support.suite import ServiceProcess, free_port, running
+from tests.support.ports import free_port
+from tests.support.suite import ServiceProcess, running
 from tests.support.verdict import Verdict, folder_for, parser_of, progress
 
 _OFF, _METRICS, _TRACING, _CHECKOUT = "off", "metrics", "tracing", "checkout"

@@ -28,7 +28,7 @@ from millstream_server.runtime.rpc.limits import RpcLimits
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.telemetry.load_meter import LoadMeter
 from tests.support.failures import refusal
-from tests.support.suite import free_port
+from tests.support.ports import free_port
 from tests.support.vendor import trap
 from tests.support.waiting import until
 

@@ -22,7 +22,7 @@ from millstream_server.runtime.telemetry.load_meter import LoadMeter
 from tests.support.certificates import Authority, SecretMount
 from tests.support.echo_service import raw_call
 from tests.support.failures import refusal
-from tests.support.suite import free_port
+from tests.support.ports import free_port
 
 NAME = "millstream.v1.WorkerService"
 PLAIN = ServiceSettings(listen="127.0.0.1:0", metrics_listen="")

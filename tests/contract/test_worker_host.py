@@ -42,8 +42,8 @@ from tests.support.long_streams import (
     watched_health,
 )
 from tests.support.otlp_collector import collecting
+from tests.support.ports import free_port
 from tests.support.scraping import scrape
-from tests.support.suite import free_port
 from tests.support.waiting import until
 
 SERVICE = "millstream.test.EmbeddingService"

@@ -10,7 +10,8 @@ import pytest
 
 from millstream_server.transfer.ticket import Ticket, TicketKey
 from tests.support.models import make_random_model
-from tests.support.suite import TICKET_KEY, ServiceProcess, free_port, stop_all
+from tests.support.ports import free_port
+from tests.support.suite import TICKET_KEY, ServiceProcess, stop_all
 
 # A prompt of some 1,900 tokens takes a second of prefill then: time enough to cancel in.
 _SLOW_PREFILL = '{"chunked_prefill_size": 16, "disable_radix_cache": true}'

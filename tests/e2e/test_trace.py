@@ -12,8 +12,9 @@ import pytest
 from millstream.v1 import processor_pb2_grpc
 from tests.support.chats import Conversation, options, start
 from tests.support.otlp_collector import Collector, Received, collecting
+from tests.support.ports import free_port
 from tests.support.spans import INCOMING, SPAN_ID, TRACE_ID
-from tests.support.suite import ServiceProcess, free_port, running
+from tests.support.suite import ServiceProcess, running
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.sglang

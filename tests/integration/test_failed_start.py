@@ -12,8 +12,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import decode_pb2_grpc
 from millstream_server.runtime.lifecycle.signals import DRAINED, FAILED
+from tests.support.ports import free_port
 from tests.support.simulated_suite import SimulatedSuite
-from tests.support.suite import ServiceProcess, free_port
+from tests.support.suite import ServiceProcess
 from tests.support.waiting import until
 from tests.support.worker_streams import decode_stream
 

@@ -21,9 +21,10 @@ from millstream_server.transfer.ticket import TicketKey
 from tests.support.chats import Conversation, completion, gather, options, start
 from tests.support.media_files import sha256, solid
 from tests.support.media_suite import image, user
+from tests.support.ports import free_port
 from tests.support.scraping import documented, scrape
 from tests.support.simulated_suite import MODEL, SimulatedSuite
-from tests.support.suite import ServiceProcess, free_port
+from tests.support.suite import ServiceProcess
 from tests.support.vision_models import make_vision_model
 from tests.support.waiting import until
 from tests.support.worker_streams import decode_stream

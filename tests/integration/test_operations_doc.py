@@ -17,7 +17,7 @@ import pytest
 from millstream_client import Options
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
 from millstream_server.runtime.rpc import channel
-from tests.support.suite import free_port
+from tests.support.ports import free_port
 
 _ROOT = Path(__file__).parents[2]
 _PAGE = (_ROOT / "docs" / "operations.md").read_text(encoding="utf-8")

@@ -18,9 +18,10 @@ from millstream_client.errors import MillstreamError
 from tests.support.certificates import Authority, Issued, SecretMount
 from tests.support.failures import Failure, refusal
 from tests.support.long_streams import server_status
+from tests.support.ports import free_port
 from tests.support.processes import complaints
 from tests.support.simulated_suite import ALPHABET, SimulatedSuite
-from tests.support.suite import ServiceProcess, free_port
+from tests.support.suite import ServiceProcess
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(120)

@@ -29,10 +29,11 @@ from tests.support.long_streams import (
     standing_streams,
     watched_health,
 )
+from tests.support.ports import free_port
 from tests.support.processes import complaints
 from tests.support.scraping import scrape
 from tests.support.simulated_suite import ALPHABET, SimulatedSuite
-from tests.support.suite import TICKET_KEY, ServiceProcess, free_port
+from tests.support.suite import TICKET_KEY, ServiceProcess
 from tests.support.waiting import until
 from tests.support.worker_streams import Stream, decode_stream, prefill_stream
 

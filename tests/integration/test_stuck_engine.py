@@ -34,8 +34,8 @@ from tests.support.in_process import (
 )
 from tests.support.logged import events
 from tests.support.long_streams import NOT_SERVING, SERVING, HealthWatch, watched_health
+from tests.support.ports import free_port
 from tests.support.scraping import scrape
-from tests.support.suite import free_port
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(60)

@@ -31,7 +31,7 @@ from millstream_server.worker.encoding.service import Serving, make_plan
 from millstream_server.worker.encoding.servicer import SERVICE
 from millstream_server.worker.host_settings import HostSettings
 from tests.support.long_streams import SERVING, HealthWatch, server_status, watched_health
-from tests.support.suite import free_port
+from tests.support.ports import free_port
 from tests.support.waiting import EOF, until
 
 MODEL = "tiny-vision"

@@ -14,8 +14,9 @@ from millstream.v1 import processor_pb2, processor_pb2_grpc, worker_pb2, worker_
 from millstream_client import writing
 from tests.support.chats import Conversation, options, start
 from tests.support.media_suite import chunk
+from tests.support.ports import free_port
 from tests.support.scraping import scrape
-from tests.support.suite import ServiceProcess, free_port, running
+from tests.support.suite import ServiceProcess, running
 from tests.support.waiting import until
 
 MODEL = "tiny"

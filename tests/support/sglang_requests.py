@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -96,13 +95,6 @@ async def aborted(engine: EngineProcess, request: GenerationRequest, sink: Colle
     assert finish.completion_tokens == len(sink.token_ids)
     await released(engine)
     assert time.monotonic() - began < RELEASE_LIMIT_S
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 async def child(*arguments: str) -> Any:

@@ -15,8 +15,9 @@ from millstream.v1 import processor_pb2, processor_pb2_grpc
 from tests.conftest import ALPHABET_TEMPLATE
 from tests.support.long_streams import load_of
 from tests.support.models import byte_level_model
+from tests.support.ports import free_port
 from tests.support.processes import Footprint, complaints
-from tests.support.suite import ServiceProcess, free_port, running
+from tests.support.suite import ServiceProcess, running
 from tests.support.verdict import Verdict
 from tests.support.vision_models import VOCAB_SIZE
 from tests.support.waiting import until

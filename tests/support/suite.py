@@ -7,7 +7,6 @@ import contextlib
 import os
 import secrets
 import signal
-import socket
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,17 +16,11 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.support import forked
+from tests.support.ports import free_port
 
 TICKET_KEY = secrets.token_hex(32)
 # Many services on one machine: the port that metrics have by default would be the first one's only.
 _DEFAULT_FLAGS: dict[str, object] = {"metrics_listen": ""}
-
-
-def free_port() -> int:
-    """Find a port nobody uses just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

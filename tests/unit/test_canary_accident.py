@@ -24,7 +24,7 @@ from millstream_server.worker.generation import app
 from millstream_server.worker.settings import EngineKind
 from tests.support.logged import events
 from tests.support.long_streams import SERVING, watched_health
-from tests.support.suite import free_port
+from tests.support.ports import free_port
 from tests.support.waiting import until
 
 DECODE = "millstream.v1.DecodeService"

@@ -28,7 +28,7 @@ from tests.support.played_worker import (
     serving,
     start,
 )
-from tests.support.suite import free_port
+from tests.support.ports import free_port
 from tests.support.views import description
 from tests.support.waiting import until
 

@@ -44,8 +44,8 @@ from tests.support.failures import refusal
 from tests.support.long_streams import NOT_SERVING, SERVING
 from tests.support.media_files import solid
 from tests.support.otlp_collector import collecting
+from tests.support.ports import free_port
 from tests.support.scraping import scrape
-from tests.support.suite import free_port
 from tests.support.waiting import until
 
 PNG = solid(size=(56, 56), color="#0a141e")

@@ -13,8 +13,9 @@ import pytest
 
 from millstream.v1 import processor_pb2_grpc
 from tests.support.otlp_collector import Collector, collecting
+from tests.support.ports import free_port
 from tests.support.scraping import Scrape, scrape
-from tests.support.suite import ServiceProcess, free_port, running
+from tests.support.suite import ServiceProcess, running
 from tests.support.vision_models import make_vision_model
 
 NAME = "tiny"

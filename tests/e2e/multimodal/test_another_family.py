@@ -14,7 +14,8 @@ import pytest
 
 from tests.e2e.multimodal.conftest import talking
 from tests.support import media_files
-from tests.support.suite import ServiceProcess, free_port, running
+from tests.support.ports import free_port
+from tests.support.suite import ServiceProcess, running
 from tests.support.vision_chats import Question, ask, check, film, photo, picture_questions
 from tests.support.vision_models import FamilyName, make_vision_model
 

@@ -23,11 +23,11 @@ from millstream_server.media.items import Content, Modality
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.transfer.ticket import Ticket
 from tests.support.engine_process import EngineProcess
+from tests.support.ports import free_port
 from tests.support.reference_media import Case, make_case
 from tests.support.sglang_requests import (
     LONG,
     aborted,
-    free_port,
     generation,
     released,
     result,

@@ -23,12 +23,12 @@ from millstream_server.runtime.errors import (
 from millstream_server.transfer.ticket import Ticket
 from tests.support.bare_sglang import NEW_TOKENS
 from tests.support.engine_process import EngineProcess
+from tests.support.ports import free_port
 from tests.support.sglang_requests import (
     LONG,
     PROMPTS,
     aborted,
     answer,
-    free_port,
     generation,
     prompt,
     released,
