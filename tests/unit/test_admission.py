@@ -12,7 +12,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from millstream_server.generation.request import Priority
 from millstream_server.processor.queue.admission import Admission, AdmissionRequest
 from millstream_server.processor.queue.admission_queue import (
     MAX_OVERTAKEN,
@@ -25,6 +24,7 @@ from millstream_server.runtime.errors import (
     NoWorkerError,
     OverloadedError,
 )
+from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.retry_delay import jittered
 from millstream_server.runtime.telemetry import metrics
 

@@ -24,6 +24,10 @@ class Role(enum.Enum):
     DECODE = "decode"
     ENCODE = "encode"
     """Images and videos to embeddings."""
+    DIFFUSION = "diffusion"
+    """Prompts to text, images or videos."""
+    EMBEDDING = "embedding"
+    """Texts to vectors and scores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

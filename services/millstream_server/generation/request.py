@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import secrets
 import time
 from collections.abc import Sequence
@@ -10,18 +9,11 @@ from dataclasses import dataclass, field
 
 from millstream_server.generation.sampling import Sampling
 from millstream_server.media.items import MediaInput
+from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
 from millstream_server.transfer.ticket import Ticket
 
 MAX_REQUEST_ID_BYTES = 128
-
-
-class Priority(enum.IntEnum):
-    """Higher values go first."""
-
-    LOW = 0
-    NORMAL = 1
-    HIGH = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from google.protobuf.message import Message
 
 from millstream.v1 import chat_pb2, media_pb2, processor_pb2, usage_pb2
 from millstream_server.generation.output import TokenLogprob
-from millstream_server.generation.request import Priority
 from millstream_server.media.items import Modality
 from millstream_server.processor.choice import Delta
 from millstream_server.processor.conversation import Conversation, Turn
@@ -26,6 +25,7 @@ from millstream_server.protobuf import generation as from_worker
 from millstream_server.protobuf.media import MODALITIES_TO_PROTO
 from millstream_server.protobuf.worker import ROLES_TO_PROTO
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from millstream_server.runtime.priority import Priority
 
 _ROLES = {
     chat_pb2.ROLE_SYSTEM: ChatRole.SYSTEM,

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from millstream_server.generation.request import LogprobOptions, Priority
+from millstream_server.generation.request import (
+    LogprobOptions,
+)
 from millstream_server.generation.sampling import Sampling
 from millstream_server.processor.text.model_files import GenerationDefaults
+from millstream_server.runtime.priority import Priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

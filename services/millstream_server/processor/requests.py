@@ -9,7 +9,6 @@ from millstream_server.engines.base import Role
 from millstream_server.generation.request import (
     MAX_REQUEST_ID_BYTES,
     GenerationRequest,
-    Priority,
     Prompt,
 )
 from millstream_server.generation.validation import FieldPaths, check_request
@@ -26,6 +25,7 @@ from millstream_server.processor.text.stops import check_stops
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.routing.model_workers import no_worker
 from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
+from millstream_server.runtime.priority import Priority
 
 MAX_CHOICES = 16
 MAX_MIN_INTERVAL_S = 10.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from millstream_server.generation.request import Priority
+from millstream_server.runtime.priority import Priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

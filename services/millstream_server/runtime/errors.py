@@ -233,6 +233,12 @@ class MediaFetchError(UnavailableError):
     reason = "MEDIA_FETCH_FAILED"
 
 
+class StorageError(UnavailableError):
+    """An output couldn't be written to the worker's storage; nothing is left there."""
+
+    reason = "STORAGE_FAILED"
+
+
 class InternalError(ServingError):
     """A bug or defect of the server."""
 

@@ -66,6 +66,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAVAILABLE: an image's or a video's embedding did not reach the worker that needed it; retry."""
     ERROR_REASON_MEDIA_FETCH_FAILED: _ErrorReason.ValueType  # 18
     """UNAVAILABLE: the server that an image's or a video's URL names did not deliver it; retry."""
+    ERROR_REASON_STORAGE_FAILED: _ErrorReason.ValueType  # 19
+    """UNAVAILABLE: the worker could not write an output to its storage; nothing is left there; retry."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the stable, machine-readable cause of a failure. It travels as
@@ -114,6 +116,8 @@ ERROR_REASON_EMBEDDING_TRANSFER_FAILED: ErrorReason.ValueType  # 17
 """UNAVAILABLE: an image's or a video's embedding did not reach the worker that needed it; retry."""
 ERROR_REASON_MEDIA_FETCH_FAILED: ErrorReason.ValueType  # 18
 """UNAVAILABLE: the server that an image's or a video's URL names did not deliver it; retry."""
+ERROR_REASON_STORAGE_FAILED: ErrorReason.ValueType  # 19
+"""UNAVAILABLE: the worker could not write an output to its storage; nothing is left there; retry."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

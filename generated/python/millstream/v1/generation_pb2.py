@@ -30,7 +30,7 @@ from millstream.v1 import sampling_pb2 as millstream_dot_v1_dot_sampling__pb2
 from millstream.v1 import usage_pb2 as millstream_dot_v1_dot_usage__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1emillstream/v1/generation.proto\x12\rmillstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1amillstream/v1/errors.proto\x1a\x1fmillstream/v1/kv_transfer.proto\x1a\x19millstream/v1/media.proto\x1a\x1cmillstream/v1/sampling.proto\x1a\x19millstream/v1/usage.proto\"H\n\x0bMatchedStop\x12\x1b\n\x08token_id\x18\x01 \x01(\rH\x00R\x07tokenId\x12\x14\n\x04text\x18\x02 \x01(\tH\x00R\x04textB\x06\n\x04stop\"j\n\x0cTraceContext\x12 \n\x0btraceparent\x18\x01 \x01(\tR\x0btraceparent\x12\x1e\n\ntracestate\x18\x02 \x01(\tR\ntracestate\x12\x18\n\x07\x62\x61ggage\x18\x03 \x01(\tR\x07\x62\x61ggage\"\xa7\x03\n\x0fStartGeneration\x12\x12\n\x04slot\x18\x01 \x01(\rR\x04slot\x12\x1d\n\nrequest_id\x18\x02 \x01(\tR\trequestId\x12\x1b\n\ttoken_ids\x18\x03 \x03(\rR\x08tokenIds\x12\x39\n\x08sampling\x18\x04 \x01(\x0b\x32\x1d.millstream.v1.SamplingParamsR\x08sampling\x12\x39\n\x08logprobs\x18\x05 \x01(\x0b\x32\x1d.millstream.v1.LogprobOptionsR\x08logprobs\x12\x36\n\x06ticket\x18\x06 \x01(\x0b\x32\x1e.millstream.v1.KvHandoffTicketR\x06ticket\x12\x31\n\x05trace\x18\x07 \x01(\x0b\x32\x1b.millstream.v1.TraceContextR\x05trace\x12\x33\n\x07timeout\x18\x08 \x01(\x0b\x32\x19.google.protobuf.DurationR\x07timeout\x12.\n\x05media\x18\t \x03(\x0b\x32\x18.millstream.v1.MediaItemR\x05media\"&\n\x10\x43\x61ncelGeneration\x12\x12\n\x04slot\x18\x01 \x01(\rR\x04slot\"\x91\x01\n\x11GenerationControl\x12\x36\n\x05start\x18\x01 \x01(\x0b\x32\x1e.millstream.v1.StartGenerationH\x00R\x05start\x12\x39\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1f.millstream.v1.CancelGenerationH\x00R\x06\x63\x61ncelB\t\n\x07\x63ontrol\"\xbb\x02\n\tStepFrame\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12\x14\n\x05slots\x18\x02 \x03(\rR\x05slots\x12!\n\x0ctoken_counts\x18\x03 \x03(\rR\x0btokenCounts\x12\x1b\n\ttoken_ids\x18\x04 \x03(\rR\x08tokenIds\x12\x37\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1b.millstream.v1.SlotLogprobsR\x08logprobs\x12\x35\n\x08\x66inishes\x18\x06 \x03(\x0b\x32\x19.millstream.v1.SlotFinishR\x08\x66inishes\x12\x30\n\x06\x65rrors\x18\x07 \x03(\x0b\x32\x18.millstream.v1.SlotErrorR\x06\x65rrors\x12\x1a\n\x08\x64raining\x18\x08 \x01(\x08R\x08\x64raining\"\x8c\x02\n\nSlotFinish\x12\x12\n\x04slot\x18\x01 \x01(\rR\x04slot\x12\x33\n\x06reason\x18\x02 \x01(\x0e\x32\x1b.millstream.v1.FinishReasonR\x06reason\x12-\n\x10matched_token_id\x18\x03 \x01(\rH\x00R\x0ematchedTokenId\x88\x01\x01\x12*\n\x05usage\x18\x04 \x01(\x0b\x32\x14.millstream.v1.UsageR\x05usage\x12\x45\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\x1c.millstream.v1.TokenLogprobsR\x0epromptLogprobsB\x13\n\x11_matched_token_id\"R\n\tSlotError\x12\x12\n\x04slot\x18\x01 \x01(\rR\x04slot\x12\x31\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1b.millstream.v1.RequestErrorR\x05\x65rror\"X\n\x0cSlotLogprobs\x12\x12\n\x04slot\x18\x01 \x01(\rR\x04slot\x12\x34\n\x06tokens\x18\x02 \x01(\x0b\x32\x1c.millstream.v1.TokenLogprobsR\x06tokens\"\xae\x01\n\rTokenLogprobs\x12\x1b\n\ttoken_ids\x18\x01 \x03(\rR\x08tokenIds\x12\x1a\n\x08logprobs\x18\x02 \x03(\x02R\x08logprobs\x12\x1d\n\ntop_counts\x18\x03 \x03(\rR\ttopCounts\x12\"\n\rtop_token_ids\x18\x04 \x03(\rR\x0btopTokenIds\x12!\n\x0ctop_logprobs\x18\x05 \x03(\x02R\x0btopLogprobs*\xbc\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x03\x12 \n\x1c\x46INISH_REASON_CONTENT_FILTER\x10\x04\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x05\x42^\n\x10io.millstream.v1P\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1emillstream/v1/generation.proto\x12\rmillstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1amillstream/v1/errors.proto\x1a\x1fmillstream/v1/kv_transfer.proto\x1a\x19millstream/v1/media.proto\x1a\x1cmillstream/v1/sampling.proto\x1a\x19millstream/v1/usage.proto\"H\n\x0bMatchedStop\x12\x1b\n\x08token_id\x18\x01 \x01(\rH\x00R\x07tokenId\x12\x14\n\x04text\x18\x02 \x01(\tH\x00R\x04textB\x06\n\x04stop\"j\n\x0cTraceContext\x12 \n\x0btraceparent\x18\x01 \x01(\tR\x0btraceparent\x12\x1e\n\ntracestate\x18\x02 \x01(\tR\ntracestate\x12\x18\n\x07\x62\x61ggage\x18\x03 \x01(\tR\x07\x62\x61ggage\"\xbd\x03\n\x0fStartGeneration\x12\x12\n\x04slot\x18\x01 \x01(\rR\x04slot\x12\x1d\n\nrequest_id\x18\x02 \x01(\tR\trequestId\x12\x1b\n\ttoken_ids\x18\x03 \x03(\rR\x08tokenIds\x12\x39\n\x08sampling\x18\x04 \x01(\x0b\x32\x1d.millstream.v1.SamplingParamsR\x08sampling\x12\x39\n\x08logprobs\x18\x05 \x01(\x0b\x32\x1d.millstream.v1.LogprobOptionsR\x08logprobs\x12\x36\n\x06ticket\x18\x06 \x01(\x0b\x32\x1e.millstream.v1.KvHandoffTicketR\x06ticket\x12\x31\n\x05trace\x18\x07 \x01(\x0b\x32\x1b.millstream.v1.TraceContextR\x05trace\x12\x33\n\x07timeout\x18\x08 \x01(\x0b\x32\x19.google.protobuf.DurationR\x07timeout\x12.\n\x05media\x18\t \x03(\x0b\x32\x18.millstream.v1.MediaItemR\x05media\x12\x14\n\x05model\x18\n \x01(\tR\x05model\"&\n\x10\x43\x61ncelGeneration\x12\x12\n\x04slot\x18\x01 \x01(\rR\x04slot\"\x91\x01\n\x11GenerationControl\x12\x36\n\x05start\x18\x01 \x01(\x0b\x32\x1e.millstream.v1.StartGenerationH\x00R\x05start\x12\x39\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1f.millstream.v1.CancelGenerationH\x00R\x06\x63\x61ncelB\t\n\x07\x63ontrol\"\xbb\x02\n\tStepFrame\x12\x1a\n\x08sequence\x18\x01 \x01(\x04R\x08sequence\x12\x14\n\x05slots\x18\x02 \x03(\rR\x05slots\x12!\n\x0ctoken_counts\x18\x03 \x03(\rR\x0btokenCounts\x12\x1b\n\ttoken_ids\x18\x04 \x03(\rR\x08tokenIds\x12\x37\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1b.millstream.v1.SlotLogprobsR\x08logprobs\x12\x35\n\x08\x66inishes\x18\x06 \x03(\x0b\x32\x19.millstream.v1.SlotFinishR\x08\x66inishes\x12\x30\n\x06\x65rrors\x18\x07 \x03(\x0b\x32\x18.millstream.v1.SlotErrorR\x06\x65rrors\x12\x1a\n\x08\x64raining\x18\x08 \x01(\x08R\x08\x64raining\"\x8c\x02\n\nSlotFinish\x12\x12\n\x04slot\x18\x01 \x01(\rR\x04slot\x12\x33\n\x06reason\x18\x02 \x01(\x0e\x32\x1b.millstream.v1.FinishReasonR\x06reason\x12-\n\x10matched_token_id\x18\x03 \x01(\rH\x00R\x0ematchedTokenId\x88\x01\x01\x12*\n\x05usage\x18\x04 \x01(\x0b\x32\x14.millstream.v1.UsageR\x05usage\x12\x45\n\x0fprompt_logprobs\x18\x05 \x01(\x0b\x32\x1c.millstream.v1.TokenLogprobsR\x0epromptLogprobsB\x13\n\x11_matched_token_id\"R\n\tSlotError\x12\x12\n\x04slot\x18\x01 \x01(\rR\x04slot\x12\x31\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x1b.millstream.v1.RequestErrorR\x05\x65rror\"X\n\x0cSlotLogprobs\x12\x12\n\x04slot\x18\x01 \x01(\rR\x04slot\x12\x34\n\x06tokens\x18\x02 \x01(\x0b\x32\x1c.millstream.v1.TokenLogprobsR\x06tokens\"\xae\x01\n\rTokenLogprobs\x12\x1b\n\ttoken_ids\x18\x01 \x03(\rR\x08tokenIds\x12\x1a\n\x08logprobs\x18\x02 \x03(\x02R\x08logprobs\x12\x1d\n\ntop_counts\x18\x03 \x03(\rR\ttopCounts\x12\"\n\rtop_token_ids\x18\x04 \x03(\rR\x0btopTokenIds\x12!\n\x0ctop_logprobs\x18\x05 \x03(\x02R\x0btopLogprobs*\xbc\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x1c\n\x18\x46INISH_REASON_TOOL_CALLS\x10\x03\x12 \n\x1c\x46INISH_REASON_CONTENT_FILTER\x10\x04\x12\x1b\n\x17\x46INISH_REASON_CANCELLED\x10\x05\x42^\n\x10io.millstream.v1P\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,26 +38,26 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'millstream.v1.generation_pb
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020io.millstream.v1P\001ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1'
-  _globals['_FINISHREASON']._serialized_start=1963
-  _globals['_FINISHREASON']._serialized_end=2151
+  _globals['_FINISHREASON']._serialized_start=1985
+  _globals['_FINISHREASON']._serialized_end=2173
   _globals['_MATCHEDSTOP']._serialized_start=226
   _globals['_MATCHEDSTOP']._serialized_end=298
   _globals['_TRACECONTEXT']._serialized_start=300
   _globals['_TRACECONTEXT']._serialized_end=406
   _globals['_STARTGENERATION']._serialized_start=409
-  _globals['_STARTGENERATION']._serialized_end=832
-  _globals['_CANCELGENERATION']._serialized_start=834
-  _globals['_CANCELGENERATION']._serialized_end=872
-  _globals['_GENERATIONCONTROL']._serialized_start=875
-  _globals['_GENERATIONCONTROL']._serialized_end=1020
-  _globals['_STEPFRAME']._serialized_start=1023
-  _globals['_STEPFRAME']._serialized_end=1338
-  _globals['_SLOTFINISH']._serialized_start=1341
-  _globals['_SLOTFINISH']._serialized_end=1609
-  _globals['_SLOTERROR']._serialized_start=1611
-  _globals['_SLOTERROR']._serialized_end=1693
-  _globals['_SLOTLOGPROBS']._serialized_start=1695
-  _globals['_SLOTLOGPROBS']._serialized_end=1783
-  _globals['_TOKENLOGPROBS']._serialized_start=1786
-  _globals['_TOKENLOGPROBS']._serialized_end=1960
+  _globals['_STARTGENERATION']._serialized_end=854
+  _globals['_CANCELGENERATION']._serialized_start=856
+  _globals['_CANCELGENERATION']._serialized_end=894
+  _globals['_GENERATIONCONTROL']._serialized_start=897
+  _globals['_GENERATIONCONTROL']._serialized_end=1042
+  _globals['_STEPFRAME']._serialized_start=1045
+  _globals['_STEPFRAME']._serialized_end=1360
+  _globals['_SLOTFINISH']._serialized_start=1363
+  _globals['_SLOTFINISH']._serialized_end=1631
+  _globals['_SLOTERROR']._serialized_start=1633
+  _globals['_SLOTERROR']._serialized_end=1715
+  _globals['_SLOTLOGPROBS']._serialized_start=1717
+  _globals['_SLOTLOGPROBS']._serialized_end=1805
+  _globals['_TOKENLOGPROBS']._serialized_start=1808
+  _globals['_TOKENLOGPROBS']._serialized_end=1982
 # @@protoc_insertion_point(module_scope)

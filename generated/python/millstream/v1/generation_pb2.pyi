@@ -145,10 +145,15 @@ class StartGeneration(_message.Message):
     TRACE_FIELD_NUMBER: _builtins.int
     TIMEOUT_FIELD_NUMBER: _builtins.int
     MEDIA_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """Slot, below 1,048,576, not in use on this stream."""
     request_id: _builtins.str
     """The caller's id for logs and traces; any text up to 128 bytes; need not be unique."""
+    model: _builtins.str
+    """DiffusionService.GenerateText at a Processor: the model; may be left empty when only one such model
+    is served. Workers ignore it.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt, at least one token, each below WorkerInfo.vocab_size."""
@@ -195,10 +200,11 @@ class StartGeneration(_message.Message):
         trace: Global___TraceContext | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
         media: _abc.Iterable[_media_pb2.MediaItem] | None = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "sampling", b"sampling", "ticket", b"ticket", "timeout", b"timeout", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "media", b"media", "request_id", b"request_id", "sampling", b"sampling", "slot", b"slot", "ticket", b"ticket", "timeout", b"timeout", "token_ids", b"token_ids", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "media", b"media", "model", b"model", "request_id", b"request_id", "sampling", b"sampling", "slot", b"slot", "ticket", b"ticket", "timeout", b"timeout", "token_ids", b"token_ids", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

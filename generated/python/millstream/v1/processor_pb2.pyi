@@ -59,6 +59,50 @@ PRIORITY_HIGH: Priority.ValueType  # 3
 """Before all others, for users who wait. The server doesn't restrict who may use it."""
 Global___Priority: _TypeAlias = Priority  # noqa: Y015
 
+class _ModelTask:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ModelTaskEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ModelTask.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    MODEL_TASK_UNSPECIFIED: _ModelTask.ValueType  # 0
+    """Not set; never sent."""
+    MODEL_TASK_CHAT: _ModelTask.ValueType  # 1
+    """ProcessorService.Chat."""
+    MODEL_TASK_COMPLETE: _ModelTask.ValueType  # 2
+    """ProcessorService.Complete."""
+    MODEL_TASK_EMBED: _ModelTask.ValueType  # 3
+    """EmbeddingService.Embed."""
+    MODEL_TASK_RERANK: _ModelTask.ValueType  # 4
+    """EmbeddingService.Rerank."""
+    MODEL_TASK_GENERATE_IMAGE: _ModelTask.ValueType  # 5
+    """DiffusionService.GenerateImage."""
+    MODEL_TASK_GENERATE_VIDEO: _ModelTask.ValueType  # 6
+    """DiffusionService.GenerateVideo."""
+    MODEL_TASK_GENERATE_TEXT: _ModelTask.ValueType  # 7
+    """DiffusionService.GenerateText."""
+
+class ModelTask(_ModelTask, metaclass=_ModelTaskEnumTypeWrapper):
+    """ModelTask is something that a model can do."""
+
+MODEL_TASK_UNSPECIFIED: ModelTask.ValueType  # 0
+"""Not set; never sent."""
+MODEL_TASK_CHAT: ModelTask.ValueType  # 1
+"""ProcessorService.Chat."""
+MODEL_TASK_COMPLETE: ModelTask.ValueType  # 2
+"""ProcessorService.Complete."""
+MODEL_TASK_EMBED: ModelTask.ValueType  # 3
+"""EmbeddingService.Embed."""
+MODEL_TASK_RERANK: ModelTask.ValueType  # 4
+"""EmbeddingService.Rerank."""
+MODEL_TASK_GENERATE_IMAGE: ModelTask.ValueType  # 5
+"""DiffusionService.GenerateImage."""
+MODEL_TASK_GENERATE_VIDEO: ModelTask.ValueType  # 6
+"""DiffusionService.GenerateVideo."""
+MODEL_TASK_GENERATE_TEXT: ModelTask.ValueType  # 7
+"""DiffusionService.GenerateText."""
+Global___ModelTask: _TypeAlias = ModelTask  # noqa: Y015
+
 @_typing.final
 class GenerationOptions(_message.Message):
     """GenerationOptions are the knobs of one generation, the same for Chat and Complete."""
@@ -811,6 +855,9 @@ class Model(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
     MODALITIES_FIELD_NUMBER: _builtins.int
+    TASKS_FIELD_NUMBER: _builtins.int
+    DIFFUSION_FIELD_NUMBER: _builtins.int
+    EMBEDDING_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name to use in requests."""
     ready: _builtins.bool
@@ -827,6 +874,18 @@ class Model(_message.Message):
     def modalities(self) -> _containers.RepeatedScalarFieldContainer[_media_pb2.Modality.ValueType]:
         """Kinds of media that its prompts may have now."""
 
+    @_builtins.property
+    def tasks(self) -> _containers.RepeatedScalarFieldContainer[Global___ModelTask.ValueType]:
+        """What it can do now."""
+
+    @_builtins.property
+    def diffusion(self) -> _worker_pb2.DiffusionModelInfo:
+        """Models that make images or videos: what they take."""
+
+    @_builtins.property
+    def embedding(self) -> _worker_pb2.EmbeddingModelInfo:
+        """Models that embed or rank: what they take."""
+
     def __init__(
         self,
         *,
@@ -836,10 +895,13 @@ class Model(_message.Message):
         workers: _abc.Iterable[Global___ModelWorkers] | None = ...,
         chat: _builtins.bool = ...,
         modalities: _abc.Iterable[_media_pb2.Modality.ValueType] | None = ...,
+        tasks: _abc.Iterable[Global___ModelTask.ValueType] | None = ...,
+        diffusion: _worker_pb2.DiffusionModelInfo | None = ...,
+        embedding: _worker_pb2.EmbeddingModelInfo | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["diffusion", b"diffusion", "embedding", b"embedding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "context_length", b"context_length", "modalities", b"modalities", "name", b"name", "ready", b"ready", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "context_length", b"context_length", "diffusion", b"diffusion", "embedding", b"embedding", "modalities", b"modalities", "name", b"name", "ready", b"ready", "tasks", b"tasks", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

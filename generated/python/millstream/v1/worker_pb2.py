@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from millstream.v1 import media_pb2 as millstream_dot_v1_dot_media__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1amillstream/v1/worker.proto\x12\rmillstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19millstream/v1/media.proto\"\x81\x06\n\nWorkerInfo\x12\x1b\n\tworker_id\x18\x01 \x01(\tR\x08workerId\x12-\n\x04role\x18\x02 \x01(\x0e\x32\x19.millstream.v1.WorkerRoleR\x04role\x12\x14\n\x05model\x18\x03 \x01(\tR\x05model\x12%\n\x0eweight_version\x18\x04 \x01(\tR\rweightVersion\x12\x16\n\x06\x65ngine\x18\x05 \x01(\tR\x06\x65ngine\x12%\n\x0e\x65ngine_version\x18\x06 \x01(\tR\rengineVersion\x12\x1d\n\nvocab_size\x18\x07 \x01(\rR\tvocabSize\x12%\n\x0e\x63ontext_length\x18\x08 \x01(\rR\rcontextLength\x12\x1d\n\nblock_size\x18\t \x01(\rR\tblockSize\x12!\n\x0ctotal_blocks\x18\n \x01(\x04R\x0btotalBlocks\x12\x30\n\x14max_running_requests\x18\x0b \x01(\rR\x12maxRunningRequests\x12\x17\n\x07\x64p_size\x18\x0c \x01(\rR\x06\x64pSize\x12:\n\tabilities\x18\r \x03(\x0e\x32\x1c.millstream.v1.EngineAbilityR\tabilities\x12%\n\x0e\x62ootstrap_host\x18\x0e \x01(\tR\rbootstrapHost\x12%\n\x0e\x62ootstrap_port\x18\x0f \x01(\rR\rbootstrapPort\x12-\n\x12millstream_version\x18\x10 \x01(\tR\x11millstreamVersion\x12)\n\x10\x62\x61tched_controls\x18\x11 \x01(\x08R\x0f\x62\x61tchedControls\x12\x34\n\x07\x65ncoder\x18\x12 \x01(\x0b\x32\x1a.millstream.v1.EncoderInfoR\x07\x65ncoder\x12>\n\x0bmedia_model\x18\x13 \x01(\x0b\x32\x1d.millstream.v1.MediaModelInfoR\nmediaModel\"\xc5\x02\n\x0b\x45ncoderInfo\x12\x37\n\nmodalities\x18\x01 \x03(\x0e\x32\x17.millstream.v1.ModalityR\nmodalities\x12$\n\x0emax_item_bytes\x18\x02 \x01(\x04R\x0cmaxItemBytes\x12\x1d\n\nmax_pixels\x18\x03 \x01(\x04R\tmaxPixels\x12\x1d\n\nmax_frames\x18\x04 \x01(\rR\tmaxFrames\x12\x36\n\tmax_video\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationR\x08maxVideo\x12&\n\x0fmax_item_tokens\x18\x06 \x01(\rR\rmaxItemTokens\x12\x39\n\x07\x63ontent\x18\x07 \x01(\x0e\x32\x1f.millstream.v1.EmbeddingContentR\x07\x63ontent\"\xad\x01\n\x0eMediaModelInfo\x12\x37\n\nmodalities\x18\x01 \x03(\x0e\x32\x17.millstream.v1.ModalityR\nmodalities\x12\x16\n\x06\x66\x61mily\x18\x02 \x01(\tR\x06\x66\x61mily\x12\'\n\x0f\x65mbedding_width\x18\x03 \x01(\rR\x0e\x65mbeddingWidth\x12!\n\x0ctakes_pixels\x18\x04 \x01(\x08R\x0btakesPixels\"\xa4\x01\n\nLoadReport\x12)\n\x10running_requests\x18\x01 \x01(\rR\x0frunningRequests\x12\'\n\x0fqueued_requests\x18\x02 \x01(\rR\x0equeuedRequests\x12\x1f\n\x0bused_blocks\x18\x03 \x01(\x04R\nusedBlocks\x12!\n\x0ctotal_blocks\x18\x04 \x01(\x04R\x0btotalBlocks\"\x16\n\x14GetWorkerInfoRequest\"F\n\x15GetWorkerInfoResponse\x12-\n\x04info\x18\x01 \x01(\x0b\x32\x19.millstream.v1.WorkerInfoR\x04info\"\x18\n\x16WatchWorkerInfoRequest\"H\n\x17WatchWorkerInfoResponse\x12-\n\x04info\x18\x01 \x01(\x0b\x32\x19.millstream.v1.WorkerInfoR\x04info\"I\n\x10WatchLoadRequest\x12\x35\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.DurationR\x08interval\"B\n\x11WatchLoadResponse\x12-\n\x04load\x18\x01 \x01(\x0b\x32\x19.millstream.v1.LoadReportR\x04load*\x8e\x01\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x1a\n\x16WORKER_ROLE_AGGREGATED\x10\x01\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x02\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x03\x12\x16\n\x12WORKER_ROLE_ENCODE\x10\x04*\xce\x01\n\rEngineAbility\x12\x1e\n\x1a\x45NGINE_ABILITY_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45NGINE_ABILITY_SEED\x10\x01\x12!\n\x1d\x45NGINE_ABILITY_MIN_NEW_TOKENS\x10\x02\x12\x1e\n\x1a\x45NGINE_ABILITY_CONSTRAINTS\x10\x03\x12\x1d\n\x19\x45NGINE_ABILITY_LOGIT_BIAS\x10\x04\x12\"\n\x1e\x45NGINE_ABILITY_PROMPT_LOGPROBS\x10\x05\x32\xa1\x02\n\rWorkerService\x12Z\n\rGetWorkerInfo\x12#.millstream.v1.GetWorkerInfoRequest\x1a$.millstream.v1.GetWorkerInfoResponse\x12\x62\n\x0fWatchWorkerInfo\x12%.millstream.v1.WatchWorkerInfoRequest\x1a&.millstream.v1.WatchWorkerInfoResponse0\x01\x12P\n\tWatchLoad\x12\x1f.millstream.v1.WatchLoadRequest\x1a .millstream.v1.WatchLoadResponse0\x01\x42^\n\x10io.millstream.v1P\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1amillstream/v1/worker.proto\x12\rmillstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x19millstream/v1/media.proto\"\xc0\x07\n\nWorkerInfo\x12\x1b\n\tworker_id\x18\x01 \x01(\tR\x08workerId\x12-\n\x04role\x18\x02 \x01(\x0e\x32\x19.millstream.v1.WorkerRoleR\x04role\x12\x14\n\x05model\x18\x03 \x01(\tR\x05model\x12%\n\x0eweight_version\x18\x04 \x01(\tR\rweightVersion\x12\x16\n\x06\x65ngine\x18\x05 \x01(\tR\x06\x65ngine\x12%\n\x0e\x65ngine_version\x18\x06 \x01(\tR\rengineVersion\x12\x1d\n\nvocab_size\x18\x07 \x01(\rR\tvocabSize\x12%\n\x0e\x63ontext_length\x18\x08 \x01(\rR\rcontextLength\x12\x1d\n\nblock_size\x18\t \x01(\rR\tblockSize\x12!\n\x0ctotal_blocks\x18\n \x01(\x04R\x0btotalBlocks\x12\x30\n\x14max_running_requests\x18\x0b \x01(\rR\x12maxRunningRequests\x12\x17\n\x07\x64p_size\x18\x0c \x01(\rR\x06\x64pSize\x12:\n\tabilities\x18\r \x03(\x0e\x32\x1c.millstream.v1.EngineAbilityR\tabilities\x12%\n\x0e\x62ootstrap_host\x18\x0e \x01(\tR\rbootstrapHost\x12%\n\x0e\x62ootstrap_port\x18\x0f \x01(\rR\rbootstrapPort\x12-\n\x12millstream_version\x18\x10 \x01(\tR\x11millstreamVersion\x12)\n\x10\x62\x61tched_controls\x18\x11 \x01(\x08R\x0f\x62\x61tchedControls\x12\x34\n\x07\x65ncoder\x18\x12 \x01(\x0b\x32\x1a.millstream.v1.EncoderInfoR\x07\x65ncoder\x12>\n\x0bmedia_model\x18\x13 \x01(\x0b\x32\x1d.millstream.v1.MediaModelInfoR\nmediaModel\x12J\n\x0f\x64iffusion_model\x18\x14 \x01(\x0b\x32!.millstream.v1.DiffusionModelInfoR\x0e\x64iffusionModel\x12J\n\x0f\x65mbedding_model\x18\x15 \x01(\x0b\x32!.millstream.v1.EmbeddingModelInfoR\x0e\x65mbeddingModel\x12%\n\x0erefused_fields\x18\x16 \x03(\tR\rrefusedFields\"\xb7\x05\n\x12\x44iffusionModelInfo\x12\x16\n\x06images\x18\x01 \x01(\x08R\x06images\x12\x16\n\x06videos\x18\x02 \x01(\x08R\x06videos\x12#\n\rdefault_width\x18\x03 \x01(\rR\x0c\x64\x65\x66\x61ultWidth\x12%\n\x0e\x64\x65\x66\x61ult_height\x18\x04 \x01(\rR\rdefaultHeight\x12\x1b\n\tsize_step\x18\x05 \x01(\rR\x08sizeStep\x12\x19\n\x08min_size\x18\x06 \x01(\rR\x07minSize\x12\x1d\n\nmax_pixels\x18\x07 \x01(\x04R\tmaxPixels\x12#\n\rdefault_steps\x18\x08 \x01(\rR\x0c\x64\x65\x66\x61ultSteps\x12\x1b\n\tmax_steps\x18\t \x01(\rR\x08maxSteps\x12\x34\n\x16\x64\x65\x66\x61ult_guidance_scale\x18\n \x01(\x02R\x14\x64\x65\x66\x61ultGuidanceScale\x12\x1f\n\x0bmax_outputs\x18\x0b \x01(\rR\nmaxOutputs\x12*\n\x11max_prompt_tokens\x18\x0c \x01(\rR\x0fmaxPromptTokens\x12\x1e\n\nschedulers\x18\r \x03(\tR\nschedulers\x12$\n\x0eimage_to_image\x18\x0e \x01(\x08R\x0cimageToImage\x12)\n\x10negative_prompts\x18\x0f \x01(\x08R\x0fnegativePrompts\x12\x12\n\x04urls\x18\x10 \x01(\x08R\x04urls\x12%\n\x0e\x64\x65\x66\x61ult_frames\x18\x11 \x01(\rR\rdefaultFrames\x12\x1d\n\nmax_frames\x18\x12 \x01(\rR\tmaxFrames\x12\x1d\n\nframe_step\x18\x13 \x01(\rR\tframeStep\x12\x1f\n\x0b\x64\x65\x66\x61ult_fps\x18\x14 \x01(\rR\ndefaultFps\"\xa2\x01\n\x12\x45mbeddingModelInfo\x12\x16\n\x06\x65mbeds\x18\x01 \x01(\x08R\x06\x65mbeds\x12\x14\n\x05ranks\x18\x02 \x01(\x08R\x05ranks\x12\x14\n\x05width\x18\x03 \x01(\rR\x05width\x12\x1e\n\ndimensions\x18\x04 \x03(\rR\ndimensions\x12(\n\x10max_input_tokens\x18\x05 \x01(\rR\x0emaxInputTokens\"\xc5\x02\n\x0b\x45ncoderInfo\x12\x37\n\nmodalities\x18\x01 \x03(\x0e\x32\x17.millstream.v1.ModalityR\nmodalities\x12$\n\x0emax_item_bytes\x18\x02 \x01(\x04R\x0cmaxItemBytes\x12\x1d\n\nmax_pixels\x18\x03 \x01(\x04R\tmaxPixels\x12\x1d\n\nmax_frames\x18\x04 \x01(\rR\tmaxFrames\x12\x36\n\tmax_video\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationR\x08maxVideo\x12&\n\x0fmax_item_tokens\x18\x06 \x01(\rR\rmaxItemTokens\x12\x39\n\x07\x63ontent\x18\x07 \x01(\x0e\x32\x1f.millstream.v1.EmbeddingContentR\x07\x63ontent\"\xad\x01\n\x0eMediaModelInfo\x12\x37\n\nmodalities\x18\x01 \x03(\x0e\x32\x17.millstream.v1.ModalityR\nmodalities\x12\x16\n\x06\x66\x61mily\x18\x02 \x01(\tR\x06\x66\x61mily\x12\'\n\x0f\x65mbedding_width\x18\x03 \x01(\rR\x0e\x65mbeddingWidth\x12!\n\x0ctakes_pixels\x18\x04 \x01(\x08R\x0btakesPixels\"\xa4\x01\n\nLoadReport\x12)\n\x10running_requests\x18\x01 \x01(\rR\x0frunningRequests\x12\'\n\x0fqueued_requests\x18\x02 \x01(\rR\x0equeuedRequests\x12\x1f\n\x0bused_blocks\x18\x03 \x01(\x04R\nusedBlocks\x12!\n\x0ctotal_blocks\x18\x04 \x01(\x04R\x0btotalBlocks\"\x16\n\x14GetWorkerInfoRequest\"F\n\x15GetWorkerInfoResponse\x12-\n\x04info\x18\x01 \x01(\x0b\x32\x19.millstream.v1.WorkerInfoR\x04info\"\x18\n\x16WatchWorkerInfoRequest\"H\n\x17WatchWorkerInfoResponse\x12-\n\x04info\x18\x01 \x01(\x0b\x32\x19.millstream.v1.WorkerInfoR\x04info\"I\n\x10WatchLoadRequest\x12\x35\n\x08interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.DurationR\x08interval\"B\n\x11WatchLoadResponse\x12-\n\x04load\x18\x01 \x01(\x0b\x32\x19.millstream.v1.LoadReportR\x04load*\xc4\x01\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x1a\n\x16WORKER_ROLE_AGGREGATED\x10\x01\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x02\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x03\x12\x16\n\x12WORKER_ROLE_ENCODE\x10\x04\x12\x19\n\x15WORKER_ROLE_DIFFUSION\x10\x05\x12\x19\n\x15WORKER_ROLE_EMBEDDING\x10\x06*\xce\x01\n\rEngineAbility\x12\x1e\n\x1a\x45NGINE_ABILITY_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45NGINE_ABILITY_SEED\x10\x01\x12!\n\x1d\x45NGINE_ABILITY_MIN_NEW_TOKENS\x10\x02\x12\x1e\n\x1a\x45NGINE_ABILITY_CONSTRAINTS\x10\x03\x12\x1d\n\x19\x45NGINE_ABILITY_LOGIT_BIAS\x10\x04\x12\"\n\x1e\x45NGINE_ABILITY_PROMPT_LOGPROBS\x10\x05\x32\xa1\x02\n\rWorkerService\x12Z\n\rGetWorkerInfo\x12#.millstream.v1.GetWorkerInfoRequest\x1a$.millstream.v1.GetWorkerInfoResponse\x12\x62\n\x0fWatchWorkerInfo\x12%.millstream.v1.WatchWorkerInfoRequest\x1a&.millstream.v1.WatchWorkerInfoResponse0\x01\x12P\n\tWatchLoad\x12\x1f.millstream.v1.WatchLoadRequest\x1a .millstream.v1.WatchLoadResponse0\x01\x42^\n\x10io.millstream.v1P\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,30 +34,34 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'millstream.v1.worker_pb2', 
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020io.millstream.v1P\001ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1'
-  _globals['_WORKERROLE']._serialized_start=1887
-  _globals['_WORKERROLE']._serialized_end=2029
-  _globals['_ENGINEABILITY']._serialized_start=2032
-  _globals['_ENGINEABILITY']._serialized_end=2238
+  _globals['_WORKERROLE']._serialized_start=2941
+  _globals['_WORKERROLE']._serialized_end=3137
+  _globals['_ENGINEABILITY']._serialized_start=3140
+  _globals['_ENGINEABILITY']._serialized_end=3346
   _globals['_WORKERINFO']._serialized_start=105
-  _globals['_WORKERINFO']._serialized_end=874
-  _globals['_ENCODERINFO']._serialized_start=877
-  _globals['_ENCODERINFO']._serialized_end=1202
-  _globals['_MEDIAMODELINFO']._serialized_start=1205
-  _globals['_MEDIAMODELINFO']._serialized_end=1378
-  _globals['_LOADREPORT']._serialized_start=1381
-  _globals['_LOADREPORT']._serialized_end=1545
-  _globals['_GETWORKERINFOREQUEST']._serialized_start=1547
-  _globals['_GETWORKERINFOREQUEST']._serialized_end=1569
-  _globals['_GETWORKERINFORESPONSE']._serialized_start=1571
-  _globals['_GETWORKERINFORESPONSE']._serialized_end=1641
-  _globals['_WATCHWORKERINFOREQUEST']._serialized_start=1643
-  _globals['_WATCHWORKERINFOREQUEST']._serialized_end=1667
-  _globals['_WATCHWORKERINFORESPONSE']._serialized_start=1669
-  _globals['_WATCHWORKERINFORESPONSE']._serialized_end=1741
-  _globals['_WATCHLOADREQUEST']._serialized_start=1743
-  _globals['_WATCHLOADREQUEST']._serialized_end=1816
-  _globals['_WATCHLOADRESPONSE']._serialized_start=1818
-  _globals['_WATCHLOADRESPONSE']._serialized_end=1884
-  _globals['_WORKERSERVICE']._serialized_start=2241
-  _globals['_WORKERSERVICE']._serialized_end=2530
+  _globals['_WORKERINFO']._serialized_end=1065
+  _globals['_DIFFUSIONMODELINFO']._serialized_start=1068
+  _globals['_DIFFUSIONMODELINFO']._serialized_end=1763
+  _globals['_EMBEDDINGMODELINFO']._serialized_start=1766
+  _globals['_EMBEDDINGMODELINFO']._serialized_end=1928
+  _globals['_ENCODERINFO']._serialized_start=1931
+  _globals['_ENCODERINFO']._serialized_end=2256
+  _globals['_MEDIAMODELINFO']._serialized_start=2259
+  _globals['_MEDIAMODELINFO']._serialized_end=2432
+  _globals['_LOADREPORT']._serialized_start=2435
+  _globals['_LOADREPORT']._serialized_end=2599
+  _globals['_GETWORKERINFOREQUEST']._serialized_start=2601
+  _globals['_GETWORKERINFOREQUEST']._serialized_end=2623
+  _globals['_GETWORKERINFORESPONSE']._serialized_start=2625
+  _globals['_GETWORKERINFORESPONSE']._serialized_end=2695
+  _globals['_WATCHWORKERINFOREQUEST']._serialized_start=2697
+  _globals['_WATCHWORKERINFOREQUEST']._serialized_end=2721
+  _globals['_WATCHWORKERINFORESPONSE']._serialized_start=2723
+  _globals['_WATCHWORKERINFORESPONSE']._serialized_end=2795
+  _globals['_WATCHLOADREQUEST']._serialized_start=2797
+  _globals['_WATCHLOADREQUEST']._serialized_end=2870
+  _globals['_WATCHLOADRESPONSE']._serialized_start=2872
+  _globals['_WATCHLOADRESPONSE']._serialized_end=2938
+  _globals['_WORKERSERVICE']._serialized_start=3349
+  _globals['_WORKERSERVICE']._serialized_end=3638
 # @@protoc_insertion_point(module_scope)

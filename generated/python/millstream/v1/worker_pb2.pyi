@@ -37,6 +37,10 @@ class _WorkerRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WorkerRole
     """KV cache to tokens: serves DecodeService and requires a ticket."""
     WORKER_ROLE_ENCODE: _WorkerRole.ValueType  # 4
     """Images and videos to embeddings: serves EncodeService."""
+    WORKER_ROLE_DIFFUSION: _WorkerRole.ValueType  # 5
+    """Prompts to text, images or videos by diffusion: serves DiffusionService."""
+    WORKER_ROLE_EMBEDDING: _WorkerRole.ValueType  # 6
+    """Texts to vectors and scores: serves EmbeddingService."""
 
 class WorkerRole(_WorkerRole, metaclass=_WorkerRoleEnumTypeWrapper):
     """WorkerRole is the part of a generation that a worker runs."""
@@ -51,6 +55,10 @@ WORKER_ROLE_DECODE: WorkerRole.ValueType  # 3
 """KV cache to tokens: serves DecodeService and requires a ticket."""
 WORKER_ROLE_ENCODE: WorkerRole.ValueType  # 4
 """Images and videos to embeddings: serves EncodeService."""
+WORKER_ROLE_DIFFUSION: WorkerRole.ValueType  # 5
+"""Prompts to text, images or videos by diffusion: serves DiffusionService."""
+WORKER_ROLE_EMBEDDING: WorkerRole.ValueType  # 6
+"""Texts to vectors and scores: serves EmbeddingService."""
 Global___WorkerRole: _TypeAlias = WorkerRole  # noqa: Y015
 
 class _EngineAbility:
@@ -116,6 +124,9 @@ class WorkerInfo(_message.Message):
     BATCHED_CONTROLS_FIELD_NUMBER: _builtins.int
     ENCODER_FIELD_NUMBER: _builtins.int
     MEDIA_MODEL_FIELD_NUMBER: _builtins.int
+    DIFFUSION_MODEL_FIELD_NUMBER: _builtins.int
+    EMBEDDING_MODEL_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELDS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Random id of the process; a restarted worker has another."""
     role: Global___WorkerRole.ValueType
@@ -160,6 +171,20 @@ class WorkerInfo(_message.Message):
     def media_model(self) -> Global___MediaModelInfo:
         """Workers that generate: what their model takes besides text; unset: nothing."""
 
+    @_builtins.property
+    def diffusion_model(self) -> Global___DiffusionModelInfo:
+        """Workers that make images or videos: what they make."""
+
+    @_builtins.property
+    def embedding_model(self) -> Global___EmbeddingModelInfo:
+        """Workers that embed or rank: what they take."""
+
+    @_builtins.property
+    def refused_fields(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Workers that generate text: fields of StartGeneration that their engine would ignore, and that are
+        refused, such as "logprobs" or "sampling.seed".
+        """
+
     def __init__(
         self,
         *,
@@ -182,14 +207,157 @@ class WorkerInfo(_message.Message):
         batched_controls: _builtins.bool = ...,
         encoder: Global___EncoderInfo | None = ...,
         media_model: Global___MediaModelInfo | None = ...,
+        diffusion_model: Global___DiffusionModelInfo | None = ...,
+        embedding_model: Global___EmbeddingModelInfo | None = ...,
+        refused_fields: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["encoder", b"encoder", "media_model", b"media_model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["diffusion_model", b"diffusion_model", "embedding_model", b"embedding_model", "encoder", b"encoder", "media_model", b"media_model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "batched_controls", b"batched_controls", "block_size", b"block_size", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "context_length", b"context_length", "dp_size", b"dp_size", "encoder", b"encoder", "engine", b"engine", "engine_version", b"engine_version", "max_running_requests", b"max_running_requests", "media_model", b"media_model", "millstream_version", b"millstream_version", "model", b"model", "role", b"role", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "batched_controls", b"batched_controls", "block_size", b"block_size", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "context_length", b"context_length", "diffusion_model", b"diffusion_model", "dp_size", b"dp_size", "embedding_model", b"embedding_model", "encoder", b"encoder", "engine", b"engine", "engine_version", b"engine_version", "max_running_requests", b"max_running_requests", "media_model", b"media_model", "millstream_version", b"millstream_version", "model", b"model", "refused_fields", b"refused_fields", "role", b"role", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerInfo: _TypeAlias = WorkerInfo  # noqa: Y015
+
+@_typing.final
+class DiffusionModelInfo(_message.Message):
+    """DiffusionModelInfo is what a worker makes images or videos of. A request beyond it is refused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IMAGES_FIELD_NUMBER: _builtins.int
+    VIDEOS_FIELD_NUMBER: _builtins.int
+    DEFAULT_WIDTH_FIELD_NUMBER: _builtins.int
+    DEFAULT_HEIGHT_FIELD_NUMBER: _builtins.int
+    SIZE_STEP_FIELD_NUMBER: _builtins.int
+    MIN_SIZE_FIELD_NUMBER: _builtins.int
+    MAX_PIXELS_FIELD_NUMBER: _builtins.int
+    DEFAULT_STEPS_FIELD_NUMBER: _builtins.int
+    MAX_STEPS_FIELD_NUMBER: _builtins.int
+    DEFAULT_GUIDANCE_SCALE_FIELD_NUMBER: _builtins.int
+    MAX_OUTPUTS_FIELD_NUMBER: _builtins.int
+    MAX_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    SCHEDULERS_FIELD_NUMBER: _builtins.int
+    IMAGE_TO_IMAGE_FIELD_NUMBER: _builtins.int
+    NEGATIVE_PROMPTS_FIELD_NUMBER: _builtins.int
+    URLS_FIELD_NUMBER: _builtins.int
+    DEFAULT_FRAMES_FIELD_NUMBER: _builtins.int
+    MAX_FRAMES_FIELD_NUMBER: _builtins.int
+    FRAME_STEP_FIELD_NUMBER: _builtins.int
+    DEFAULT_FPS_FIELD_NUMBER: _builtins.int
+    images: _builtins.bool
+    """Whether it makes images."""
+    videos: _builtins.bool
+    """Whether it makes videos."""
+    default_width: _builtins.int
+    """Width when a request names none, in pixels."""
+    default_height: _builtins.int
+    """Height when a request names none."""
+    size_step: _builtins.int
+    """Width and height are multiples of this."""
+    min_size: _builtins.int
+    """Least width and height."""
+    max_pixels: _builtins.int
+    """Most pixels, as width x height."""
+    default_steps: _builtins.int
+    """Steps when a request names none."""
+    max_steps: _builtins.int
+    """Most steps."""
+    default_guidance_scale: _builtins.float
+    """Guidance when a request names none."""
+    max_outputs: _builtins.int
+    """Most outputs of a request."""
+    max_prompt_tokens: _builtins.int
+    """Most tokens of a prompt."""
+    image_to_image: _builtins.bool
+    """Whether a request may have an input image."""
+    negative_prompts: _builtins.bool
+    """Whether a request may have a negative prompt."""
+    urls: _builtins.bool
+    """Whether it can write files to storage and return URLs."""
+    default_frames: _builtins.int
+    """Videos: frames when a request names none."""
+    max_frames: _builtins.int
+    """Videos: most frames."""
+    frame_step: _builtins.int
+    """Videos: frames are one more than a multiple of this."""
+    default_fps: _builtins.int
+    """Videos: frames per second when a request names none."""
+    @_builtins.property
+    def schedulers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Schedulers that a request may name, the model's own first."""
+
+    def __init__(
+        self,
+        *,
+        images: _builtins.bool = ...,
+        videos: _builtins.bool = ...,
+        default_width: _builtins.int = ...,
+        default_height: _builtins.int = ...,
+        size_step: _builtins.int = ...,
+        min_size: _builtins.int = ...,
+        max_pixels: _builtins.int = ...,
+        default_steps: _builtins.int = ...,
+        max_steps: _builtins.int = ...,
+        default_guidance_scale: _builtins.float = ...,
+        max_outputs: _builtins.int = ...,
+        max_prompt_tokens: _builtins.int = ...,
+        schedulers: _abc.Iterable[_builtins.str] | None = ...,
+        image_to_image: _builtins.bool = ...,
+        negative_prompts: _builtins.bool = ...,
+        urls: _builtins.bool = ...,
+        default_frames: _builtins.int = ...,
+        max_frames: _builtins.int = ...,
+        frame_step: _builtins.int = ...,
+        default_fps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_fps", b"default_fps", "default_frames", b"default_frames", "default_guidance_scale", b"default_guidance_scale", "default_height", b"default_height", "default_steps", b"default_steps", "default_width", b"default_width", "frame_step", b"frame_step", "image_to_image", b"image_to_image", "images", b"images", "max_frames", b"max_frames", "max_outputs", b"max_outputs", "max_pixels", b"max_pixels", "max_prompt_tokens", b"max_prompt_tokens", "max_steps", b"max_steps", "min_size", b"min_size", "negative_prompts", b"negative_prompts", "schedulers", b"schedulers", "size_step", b"size_step", "urls", b"urls", "videos", b"videos"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DiffusionModelInfo: _TypeAlias = DiffusionModelInfo  # noqa: Y015
+
+@_typing.final
+class EmbeddingModelInfo(_message.Message):
+    """EmbeddingModelInfo is what a worker embeds or ranks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    EMBEDS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    DIMENSIONS_FIELD_NUMBER: _builtins.int
+    MAX_INPUT_TOKENS_FIELD_NUMBER: _builtins.int
+    embeds: _builtins.bool
+    """Whether it embeds."""
+    ranks: _builtins.bool
+    """Whether it ranks."""
+    width: _builtins.int
+    """Numbers of a vector."""
+    max_input_tokens: _builtins.int
+    """Most tokens of an input, or of a query and a document together."""
+    @_builtins.property
+    def dimensions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Dimensions that a request may cut vectors to, rising; empty: none but the width."""
+
+    def __init__(
+        self,
+        *,
+        embeds: _builtins.bool = ...,
+        ranks: _builtins.bool = ...,
+        width: _builtins.int = ...,
+        dimensions: _abc.Iterable[_builtins.int] | None = ...,
+        max_input_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dimensions", b"dimensions", "embeds", b"embeds", "max_input_tokens", b"max_input_tokens", "ranks", b"ranks", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EmbeddingModelInfo: _TypeAlias = EmbeddingModelInfo  # noqa: Y015
 
 @_typing.final
 class EncoderInfo(_message.Message):

@@ -7,8 +7,8 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from millstream_server.generation.request import Priority
 from millstream_server.runtime.errors import DeadlinePassedError, ServingError
+from millstream_server.runtime.priority import Priority
 
 
 class State(enum.Enum):

@@ -25,10 +25,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from millstream_server.generation.request import Priority
 from millstream_server.processor.queue.admission import Admission, AdmissionRequest, State
 from millstream_server.processor.queue.held_time import HeldTime
 from millstream_server.runtime.errors import NoWorkerError, OverloadedError
+from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.retry_delay import jittered
 from millstream_server.runtime.telemetry import metrics
 

@@ -1,0 +1,1 @@
+"""The Diffusion service: text, images and videos by diffusion models."""

@@ -1,0 +1,1 @@
+"""The Embedding service: texts to vectors and scores."""

@@ -1,0 +1,1 @@
+"""Images and videos with pipelines of diffusers."""
