@@ -25,6 +25,7 @@ _ERRORS_BY_REASON: dict[int, type[ServingError]] = {
         errors.KvTransferError,
         errors.EmbeddingTransferError,
         errors.MediaFetchError,
+        errors.StorageError,
         errors.InternalError,
         errors.UnauthenticatedError,
         errors.PermissionDeniedError,

@@ -17,7 +17,8 @@ ServingError
 │   ├── EngineFailedError                          the engine behind the worker died
 │   ├── KvTransferError                            the KV cache was not transferred
 │   ├── EmbeddingTransferError                     an embedding was not transferred
-│   └── MediaFetchError                            a client's URL was not delivered
+│   ├── MediaFetchError                            a client's URL was not delivered
+│   └── StorageError                               an output was not written to storage
 └── InternalError             INTERNAL             a bug or defect here; the client gets an id
 
 ``reason`` is the name of a value of ``millstream.v1.ErrorReason`` without its prefix. Which bytes

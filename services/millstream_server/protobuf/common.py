@@ -1,0 +1,89 @@
+"""Conversion of what requests of several services have."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, TypeVar
+
+from google.protobuf.duration_pb2 import Duration
+
+from millstream.v1 import generation_pb2, processor_pb2
+from millstream_server.runtime.errors import InvalidRequestError
+from millstream_server.runtime.priority import Priority
+from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
+
+PRIORITIES = {
+    processor_pb2.PRIORITY_UNSPECIFIED: Priority.NORMAL,
+    processor_pb2.PRIORITY_LOW: Priority.LOW,
+    processor_pb2.PRIORITY_NORMAL: Priority.NORMAL,
+    processor_pb2.PRIORITY_HIGH: Priority.HIGH,
+}
+_PRIORITIES_TO_PROTO = {
+    Priority.LOW: processor_pb2.PRIORITY_LOW,
+    Priority.NORMAL: processor_pb2.PRIORITY_NORMAL,
+    Priority.HIGH: processor_pb2.PRIORITY_HIGH,
+}
+KeyT = TypeVar("KeyT")
+ValueT = TypeVar("ValueT")
+
+
+def known(field: str, values: dict[KeyT, ValueT], value: Any) -> ValueT:
+    """Look an enum's value up.
+
+    Raises:
+        InvalidRequestError: it is not a known one.
+    """
+    found = values.get(value)
+    if found is None:
+        raise InvalidRequestError.of(field, f"{value} is not a value that this server knows")
+    return found
+
+
+def optional(message: Any, field: str) -> Any:
+    """Return an optional field's value; None if it isn't set."""
+    return getattr(message, field) if message.HasField(field) else None
+
+
+def write_common(message: Any, request: Any) -> None:
+    """Write trace, timeout and priority into a start; both have fields of these names."""
+    message.priority = _PRIORITIES_TO_PROTO[request.priority]
+    write_trace(message.trace, request.trace)
+    if request.deadline_s is not None:
+        left_s = max(0.0, request.deadline_s - time.monotonic())
+        message.timeout.FromNanoseconds(int(left_s * 1e9))
+
+
+def write_trace(message: generation_pb2.TraceContext, trace: TraceContext) -> None:
+    """Write a trace context into an empty message; of an untraced request nothing is written."""
+    if trace is not NOT_TRACED and trace != NOT_TRACED:  # also baggage without a traceparent
+        message.traceparent = trace.traceparent
+        message.tracestate = trace.tracestate
+        message.baggage = trace.baggage
+
+
+def trace_of(message: Any, stream: TraceContext) -> TraceContext:
+    """Return a start's own trace context, else the stream's."""
+    if not message.HasField("trace") or not message.trace.traceparent:
+        return stream
+    trace = message.trace
+    return TraceContext(trace.traceparent, trace.tracestate, trace.baggage)
+
+
+def deadline_of(message: Any) -> float | None:
+    """Return a start's deadline, on the clock of `time.monotonic`."""
+    if not message.HasField("timeout"):
+        return None
+    seconds: float = message.timeout.ToNanoseconds() / 1e9
+    return time.monotonic() + seconds
+
+
+def duration(seconds: float) -> Duration:
+    """Make a duration."""
+    message = Duration()
+    message.FromNanoseconds(int(seconds * 1e9))
+    return message
+
+
+def seconds(message: Duration) -> float:
+    """Return a duration in seconds."""
+    return message.ToNanoseconds() / 1e9
