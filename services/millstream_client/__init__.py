@@ -1,6 +1,8 @@
-"""Millstream's client library: chat, complete, tokenize; with asyncio or without."""
+"""Millstream's client library: chat, complete, make images, embed; with asyncio or without."""
 
 from millstream.v1.chat_pb2 import Message, Tool
+from millstream.v1.diffusion_pb2 import DiffusionProgress, ImageFormat, OutputDelivery
+from millstream.v1.embedding_pb2 import RankedDocument
 from millstream.v1.generation_pb2 import FinishReason
 from millstream.v1.processor_pb2 import ChoiceDelta, Model
 from millstream.v1.sampling_pb2 import LogprobOptions, SamplingParams
@@ -24,13 +26,15 @@ from millstream_client.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
+from millstream_client.generated_media import GeneratedFile, GeneratedMedia, MediaStream
 from millstream_client.media import Image, Video
 from millstream_client.requests import MediaMessage, assistant, system, tool_result, user
 from millstream_client.retry import NO_RETRY, Retry
 from millstream_client.streams import AnswerStream
 from millstream_client.sync_client import SyncClient, SyncConversation
-from millstream_client.sync_streams import SyncAnswerStream
+from millstream_client.sync_streams import SyncAnswerStream, SyncMediaStream
 from millstream_client.transport import Options, Tls
+from millstream_client.vectors import Embeddings
 
 __all__ = [
     "NO_RETRY",
@@ -41,29 +45,38 @@ __all__ = [
     "Client",
     "Conversation",
     "DeadlineExceededError",
+    "DiffusionProgress",
+    "Embeddings",
     "FieldViolation",
     "FinishReason",
+    "GeneratedFile",
+    "GeneratedMedia",
     "Image",
+    "ImageFormat",
     "IncompleteAnswerError",
     "InternalError",
     "InvalidRequestError",
     "LogprobOptions",
     "MediaFileError",
     "MediaMessage",
+    "MediaStream",
     "Message",
     "MessageTooLargeError",
     "MillstreamError",
     "Model",
     "NotFoundError",
     "Options",
+    "OutputDelivery",
     "OverloadedError",
     "PermissionDeniedError",
+    "RankedDocument",
     "RequestCancelledError",
     "Retry",
     "SamplingParams",
     "SyncAnswerStream",
     "SyncClient",
     "SyncConversation",
+    "SyncMediaStream",
     "Tls",
     "Tool",
     "UnauthenticatedError",

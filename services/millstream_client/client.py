@@ -8,19 +8,33 @@ from typing import TYPE_CHECKING, Self
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from millstream.v1 import chat_pb2, processor_pb2, processor_pb2_grpc
+from millstream.v1 import (
+    chat_pb2,
+    diffusion_pb2,
+    embedding_pb2,
+    embedding_pb2_grpc,
+    processor_pb2,
+    processor_pb2_grpc,
+)
 from millstream_client import requests
 from millstream_client.connection import Connection
 from millstream_client.conversation import Conversation
 from millstream_client.errors import DeadlineExceededError, UnavailableError
+from millstream_client.generated_media import (
+    DiffusionKnobs,
+    MediaStream,
+    diffusion_options,
+    start_image,
+)
 from millstream_client.history import History, Turn
 from millstream_client.knobs import Knobs, generation_options
-from millstream_client.media import ImageInput, VideoInput, attached
+from millstream_client.media import ImageInput, MediaSource, VideoInput, attached
 from millstream_client.requests import AnyMessage, ChatInput, TextInput
 from millstream_client.retry import NO_RETRY, Retry
 from millstream_client.service_config import SERVICE
 from millstream_client.streams import AnswerStream
 from millstream_client.transport import Metadata, Options, Tls, plan_transport
+from millstream_client.vectors import Embeddings, EmbedText, embed_requests
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -184,6 +198,116 @@ class Client:
         response = await self.connection.call(lambda: self.stub.Detokenize, request, timeout_s)
         return str(response.text)
 
+    def generate_image(
+        self,
+        prompt: str,
+        *,
+        image: MediaSource | None = None,
+        strength: float | None = None,
+        format: diffusion_pb2.ImageFormat.ValueType = diffusion_pb2.IMAGE_FORMAT_PNG,  # noqa: A002
+        model: str = "",
+        request_id: str = "",
+        priority: processor_pb2.Priority.ValueType = processor_pb2.PRIORITY_UNSPECIFIED,
+        timeout_s: float | None = None,
+        **knobs: Unpack[DiffusionKnobs],
+    ) -> MediaStream:
+        """Make images from words, or from an image, a path or bytes, and words.
+
+        Raises:
+            MediaFileError: the input image can't be read.
+        """
+        request = start_image(
+            diffusion_options(prompt, **knobs),
+            model=model,
+            image=image,
+            strength=strength,
+            format=format,
+            request_id=request_id,
+            priority=priority,
+        )
+        return self.connection.media(diffusion_pb2.GenerateImageResponse, request, timeout_s)
+
+    def generate_video(
+        self,
+        prompt: str,
+        *,
+        frames: int | None = None,
+        fps: int | None = None,
+        model: str = "",
+        request_id: str = "",
+        priority: processor_pb2.Priority.ValueType = processor_pb2.PRIORITY_UNSPECIFIED,
+        timeout_s: float | None = None,
+        **knobs: Unpack[DiffusionKnobs],
+    ) -> MediaStream:
+        """Make videos from words."""
+        start = diffusion_pb2.StartVideo(
+            model=model,
+            request_id=request_id,
+            options=diffusion_options(prompt, **knobs),
+            frames=frames,
+            fps=fps,
+            priority=priority,
+        )
+        request = diffusion_pb2.GenerateVideoRequest(start=start)
+        return self.connection.media(diffusion_pb2.GenerateVideoResponse, request, timeout_s)
+
+    async def embed(
+        self,
+        texts: EmbedText | Sequence[EmbedText],
+        *,
+        dimensions: int | None = None,
+        normalize: bool | None = None,
+        model: str = "",
+        request_id: str = "",
+        priority: processor_pb2.Priority.ValueType | None = None,
+        timeout_s: float | None = None,
+    ) -> Embeddings:
+        """Turn texts, or their token ids, into vectors; a single text gives one vector.
+
+        More texts than fit in one request are sent in several, one after another.
+        """
+        requests_ = embed_requests(
+            [texts] if isinstance(texts, str) else _listed(texts),
+            dimensions=dimensions,
+            normalize=normalize,
+            model=model,
+            request_id=request_id,
+            priority=priority,
+        )
+        result = Embeddings()
+        for request in requests_:
+            found = await self.connection.embed(request, timeout_s)
+            result.vectors += [found.found[i] for i in range(found.count)]
+            result.model, result.request_id = found.model, found.request_id
+            result.input_tokens += found.input_tokens
+        return result
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_n: int | None = None,
+        return_documents: bool = False,
+        model: str = "",
+        request_id: str = "",
+        priority: processor_pb2.Priority.ValueType = processor_pb2.PRIORITY_UNSPECIFIED,
+        timeout_s: float | None = None,
+    ) -> list[embedding_pb2.RankedDocument]:
+        """Score documents by how well they answer a query; return them best first."""
+        request = embedding_pb2.RerankRequest(
+            model=model,
+            query=query,
+            documents=documents,
+            top_n=top_n,
+            return_documents=return_documents,
+            request_id=request_id,
+            priority=priority,
+        )
+        stub = embedding_pb2_grpc.EmbeddingServiceStub
+        response = await self.connection.call(lambda: stub(self.channel).Rerank, request, timeout_s)
+        return list(response.results)
+
     async def models(self, *, timeout_s: float | None = None) -> list[processor_pb2.Model]:
         """Return the models that are served."""
         request = processor_pb2.ListModelsRequest()
@@ -200,3 +324,10 @@ class Client:
         except (UnavailableError, DeadlineExceededError):
             return False
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _listed(texts: Sequence[EmbedText] | Sequence[int]) -> Sequence[EmbedText]:
+    """Return a list of inputs; the token ids of one text are one input."""
+    if texts and isinstance(texts[0], int):
+        return [texts]  # type: ignore[list-item]
+    return texts  # type: ignore[return-value]

@@ -8,14 +8,16 @@ from typing import Any
 
 import grpc
 
-from millstream.v1 import processor_pb2, processor_pb2_grpc
+from millstream.v1 import embedding_pb2, processor_pb2, processor_pb2_grpc
+from millstream_client.generated_media import GeneratedMedia, MediaStream
 from millstream_client.history import History, Turn
 from millstream_client.request import Adapt, Request, client_closed
 from millstream_client.retry import Retry
-from millstream_client.service_config import SERVICE
+from millstream_client.service_config import DIFFUSION_SERVICE, EMBEDDING_SERVICE, SERVICE
 from millstream_client.streams import AnswerStream
 from millstream_client.transport import Metadata, Transport
 from millstream_client.uploads import take_uploads
+from millstream_client.vectors import CollectedVectors
 from millstream_client.writing import half_close, write, write_uploads
 
 
@@ -147,6 +149,49 @@ class Connection:
                 call.cancel()
 
         return AnswerStream(request, request.messages(attempt))
+
+    def media(self, response: type[Any], message: Any, timeout_s: float | None) -> MediaStream:
+        """Prepare a request for images or videos; ``response`` is the type of its messages."""
+        method = response.__name__.removesuffix("Response")
+        media = GeneratedMedia()
+        request = Request(self, self.retry, timeout_s, message.start.request_id, collected=media)
+
+        async def attempt() -> AsyncGenerator[Any, None]:
+            rpc = f"/{DIFFUSION_SERVICE}/{method}"
+            call = self._begin(request, lambda: self._one_message(rpc, response), message)
+            try:
+                async for part in call:
+                    media.add(part)
+                    yield part
+            finally:
+                call.cancel()
+
+        return MediaStream(request, media, request.messages(attempt))
+
+    async def embed(self, message: Any, timeout_s: float | None) -> CollectedVectors:
+        """Send a batch of inputs, with retries; return its vectors."""
+        found = CollectedVectors(len(message.start.inputs))
+        request = Request(self, self.retry, timeout_s, message.start.request_id, collected=found)
+
+        async def attempt() -> AsyncGenerator[Any, None]:
+            rpc, response = f"/{EMBEDDING_SERVICE}/Embed", embedding_pb2.EmbedResponse
+            call = self._begin(request, lambda: self._one_message(rpc, response), message)
+            try:
+                async for part in call:
+                    found.add(part)
+                    yield part
+            finally:
+                call.cancel()
+
+        async for _ in request.messages(attempt):
+            pass
+        return found
+
+    def _one_message(self, rpc: str, response: type[Any]) -> Any:
+        """Return a method that takes a stream as a call with a single message; see `chat_once`."""
+        return self.channel.unary_stream(
+            rpc, lambda message: message.SerializeToString(), response.FromString
+        )
 
     async def call(
         self,

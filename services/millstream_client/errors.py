@@ -27,6 +27,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
+from millstream.v1 import errors_pb2
 from millstream_client.answers import Answer
 
 _DOMAIN = "millstream.io"
@@ -179,6 +180,10 @@ _CLASSES: dict[grpc.StatusCode, type[MillstreamError]] = {
 }
 
 
+_CODES: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
+_REASONS = frozenset(errors_pb2.ErrorReason.values())
+
+
 def from_rpc_error(error: Any) -> MillstreamError:
     """Convert a failed RPC, asyncio or sync, with the rich status in its trailers."""
     code: grpc.StatusCode = error.code() or grpc.StatusCode.UNKNOWN
@@ -202,6 +207,22 @@ def from_rpc_error(error: Any) -> MillstreamError:
     failed = kind(message, details, code=code)
     failed.__cause__ = error
     return failed
+
+
+def from_request_error(message: errors_pb2.RequestError) -> MillstreamError:
+    """Convert the failure of one request on a stream."""
+    code = _CODES.get(message.code, grpc.StatusCode.UNKNOWN)
+    name = errors_pb2.ErrorReason.Name(message.reason) if message.reason in _REASONS else ""
+    details = Details(
+        reason=name.removeprefix("ERROR_REASON_"),
+        violations=tuple(FieldViolation(v.field, v.description) for v in message.violations),
+        retry_delay_s=message.retry_delay.ToNanoseconds() / 1e9
+        if message.HasField("retry_delay")
+        else None,
+        retryable=message.retryable,
+        error_id=message.error_id,
+    )
+    return _CLASSES.get(code, MillstreamError)(message.message, details, code=code)
 
 
 def _packed(error: Any, code: grpc.StatusCode, text: str) -> dict[type[Any], Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 
@@ -27,6 +27,25 @@ Adapt = Callable[[MillstreamError], bool]
 """Called with a failure; may change the request; returns whether to send it again."""
 
 
+class Collected(Protocol):
+    """What has come of a request's result so far."""
+
+    @property
+    def request_id(self) -> str:
+        """The id from the server; empty before it came."""
+        ...
+
+    @property
+    def begun(self) -> bool:
+        """Whether a part of the result has come, so that the request can't be sent again."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """Whether the whole result has come."""
+        ...
+
+
 def client_closed() -> RequestCancelledError:
     """Make the error of calls that run when the client is closed, or that come later."""
     return RequestCancelledError("the client was closed")
@@ -42,21 +61,24 @@ class Request:
         timeout_s: float | None,
         request_id: str = "",
         adapt: Adapt = lambda _: False,
+        *,
+        collected: Collected | None = None,
     ) -> None:
-        """Prepare; the time-out starts now."""
+        """Prepare; the time-out starts now. ``collected``: a result that is no `Answer`."""
         self._connection = connection
         self._attempts = Attempts(retry, timeout_s)
         self._request_id = request_id
         self._adapt = adapt
         self.answer = Answer()
-        """The answer so far; empty for a call without a response stream."""
+        """The answer so far; empty for other calls."""
+        self._collected: Collected = collected or self.answer
         self._call: Any = None
         self._ended: MillstreamError | None = None
 
     @property
     def request_id(self) -> str:
         """The id from the server, else the one that was sent."""
-        return self.answer.request_id or self._request_id
+        return self._collected.request_id or self._request_id
 
     def timeout_s(self) -> float | None:
         """Return the seconds left; None without a limit."""
@@ -79,12 +101,12 @@ class Request:
                     async with contextlib.aclosing(attempt()) as messages:
                         async for message in messages:
                             yield message
-                    if not self.answer.complete:
+                    if not self._collected.complete:
                         raise incomplete()
-                except (grpc.RpcError, IncompleteAnswerError, asyncio.CancelledError) as error:
+                except (grpc.RpcError, MillstreamError, asyncio.CancelledError) as error:
                     if is_task_cancelled(error):
                         raise
-                    if self.answer.complete:
+                    if self._collected.complete:
                         return  # the answer is complete, only the stream's end failed
                     failed = self._failure(error)
                     pause_s = self._pause_s(failed)
@@ -134,7 +156,7 @@ class Request:
 
     def _pause_s(self, failed: MillstreamError) -> float | None:
         """Return the pause before the next attempt in seconds; None if this failure is final."""
-        if self._ended is not None or self.answer.begun:
+        if self._ended is not None or self._collected.begun:
             return None
         return 0.0 if self._adapt(failed) else self._attempts.pause_s(failed)
 

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from millstream.v1 import processor_pb2
 from millstream_client.answers import Answer
 from millstream_client.request import Request
 
 Response = processor_pb2.ChatResponse | processor_pb2.CompleteResponse
+
+
+class ReadStream(Protocol):
+    """A stream of the server's messages, read one after another."""
+
+    async def read(self) -> Any:
+        """Wait for the server's next message; return None at the end."""
+        ...
+
+    def cancel(self) -> None:
+        """End the call while another task reads."""
+        ...
+
+    async def aclose(self) -> None:
+        """End the call; no task may be reading."""
+        ...
 
 
 class AnswerStream(AsyncIterator[processor_pb2.ChoiceDelta]):

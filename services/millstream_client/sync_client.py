@@ -15,9 +15,10 @@ from millstream_client.background import Background
 from millstream_client.client import Client
 from millstream_client.conversation import Conversation
 from millstream_client.errors import RequestCancelledError
+from millstream_client.generated_media import MediaStream
 from millstream_client.retry import Retry
 from millstream_client.streams import AnswerStream
-from millstream_client.sync_streams import SyncAnswerStream
+from millstream_client.sync_streams import SyncAnswerStream, SyncMediaStream
 from millstream_client.transport import Metadata, Options, Tls
 
 P = ParamSpec("P")
@@ -48,6 +49,10 @@ def _forward(
 
 def _stream(background: Background, stream: AnswerStream) -> SyncAnswerStream:
     return SyncAnswerStream(stream, background)
+
+
+def _media(background: Background, stream: MediaStream) -> SyncMediaStream:
+    return SyncMediaStream(stream, background)
 
 
 def _converse(background: Background, conversation: Conversation) -> SyncConversation:
@@ -86,6 +91,10 @@ class SyncClient(_Facade[Client]):
     conversation = _forward(Client.conversation, _converse)
     tokenize = _forward(Client.tokenize, Background.run)
     detokenize = _forward(Client.detokenize, Background.run)
+    generate_image = _forward(Client.generate_image, _media)
+    generate_video = _forward(Client.generate_video, _media)
+    embed = _forward(Client.embed, Background.run)
+    rerank = _forward(Client.rerank, Background.run)
     models = _forward(Client.models, Background.run)
     health = _forward(Client.health, Background.run)
 

@@ -26,9 +26,11 @@ from collections.abc import Mapping
 from typing import Any
 
 SERVICE = "millstream.v1.ProcessorService"
+DIFFUSION_SERVICE = "millstream.v1.DiffusionService"
+EMBEDDING_SERVICE = "millstream.v1.EmbeddingService"
 
 _METHODS: dict[str, Any] = {
-    "name": [{"service": SERVICE}],
+    "name": [{"service": name} for name in (SERVICE, DIFFUSION_SERVICE, EMBEDDING_SERVICE)],
     "waitForReady": True,
     "retryPolicy": {
         "maxAttempts": 5,
