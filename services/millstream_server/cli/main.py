@@ -8,12 +8,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias
 
-from millstream_client import Image, Video
-from millstream_server.cli import chat, complete, doctor, models, up
-from millstream_server.cli.client import DEFAULT_ADDRESS, INTERRUPTED
-from millstream_server.cli.sampling import add_sampling_flags, whole_number
+from millstream_server.cli import doctor, models, up
+from millstream_server.cli.client import INTERRUPTED
+from millstream_server.cli.flags import Commands, add_address, add_model_dir, command, list_examples
+from millstream_server.cli.requests import add_requests
+from millstream_server.cli.sampling import whole_number
 from millstream_server.routing.policy import PolicyName
 from millstream_server.worker.settings import EngineKind
 
@@ -22,12 +22,6 @@ Every service has its own log file. The phases of its start are shown here, and 
 it ends. Ctrl-C lets running requests finish; a second Ctrl-C kills. Set further settings of
 services in the environment, for example MILLSTREAM_LOG_LEVEL=debug or MILLSTREAM_DTYPE=float32.
 --engine simulated needs no GPU stack.
-"""
-_CHAT_NOTES = """\
-One chat is one gRPC stream, so the conversation keeps its worker and its KV cache. Ctrl-C stops an
-answer and keeps the conversation; Ctrl-D ends the chat. Inside a chat /image FILE attaches a
-picture to the next message; /help lists all commands. `--once -` reads the text from stdin:
-git diff | millstream chat --system 'Summarise this change.' --once -
 """
 
 
@@ -55,7 +49,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="millstream",
         description="Serve large language models as a suite of gRPC services, and chat with them.",
-        epilog=_examples(
+        epilog=list_examples(
             "millstream doctor                            # is this machine ready?",
             "millstream up                                # start a suite",
             'millstream chat --once "What is Millstream?" # ask it',
@@ -67,42 +61,14 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"millstream {version}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_up(commands)
-    _add_chat(commands)
-    _add_complete(commands)
+    add_requests(commands)
     _add_models(commands)
     _add_doctor(commands)
     return parser
 
 
-_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - it has no public name
-
-
-def _examples(*lines: str) -> str:
-    return "examples:\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def _command(
-    commands: _Commands,
-    name: str,
-    run: Callable[[argparse.Namespace], int],
-    sentence: str,
-    notes: str,
-    *examples: str,
-) -> argparse.ArgumentParser:
-    parser = commands.add_parser(
-        name,
-        help=sentence,
-        description=f"{sentence}\n\n{notes}",
-        epilog=_examples(*examples),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.set_defaults(run=run)
-    return parser
-
-
-def _add_up(commands: _Commands) -> None:
-    parser = _command(
+def _add_up(commands: Commands) -> None:
+    parser = command(
         commands,
         "up",
         up.run,
@@ -110,9 +76,9 @@ def _add_up(commands: _Commands) -> None:
         _UP_NOTES,
         "millstream up",
         "millstream up --model ~/models/Qwen3-0.6B --topology aggregated",
-        "millstream up --multimodal                                # chat about pictures",
+        "millstream up --all            # images in chats, images from words, vectors, ranking",
     )
-    _add_model_dir(parser)
+    add_model_dir(parser)
     parser.add_argument(
         "--model-name", default="", metavar="NAME", help="name to serve it under (default: DIR's)"
     )
@@ -134,6 +100,7 @@ def _add_up(commands: _Commands) -> None:
         help="take images and videos: adds an encode worker (default model: demo/vision/model)",
     )
     _add_workers(parser)
+    _add_further(parser)
     parser.add_argument(
         "--policy",
         choices=[policy.value for policy in PolicyName],
@@ -154,6 +121,23 @@ def _add_workers(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{role}", type=int, default=1, metavar="N", help=f"{role} workers (default: 1)"
         )
+
+
+def _add_further(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("further models", "each gets one worker of its own")
+    group.add_argument(
+        "--all",
+        action="store_true",
+        help="every service: --multimodal, and the demo models for images, vectors, ranking and "
+        "text by diffusion",
+    )
+    for flag, help_ in {
+        "--image-model": "makes images: a folder with model_index.json",
+        "--embedding-model": "turns texts into vectors",
+        "--rerank-model": "ranks documents: a cross-encoder",
+        "--dllm-model": "a diffusion language model",
+    }.items():
+        group.add_argument(flag, type=Path, metavar="DIR", help=help_)
 
 
 def _add_places(parser: argparse.ArgumentParser) -> None:
@@ -177,60 +161,8 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_chat(commands: _Commands) -> None:
-    parser = _command(
-        commands,
-        "chat",
-        chat.run,
-        "Chat with a model; answers stream.",
-        _CHAT_NOTES,
-        "millstream chat",
-        'millstream chat --once "What is Millstream?" --temperature 0',
-        'millstream chat --image cat.png --once "What is it?"',
-    )
-    _add_target(parser)
-    parser.add_argument("--system", metavar="TEXT", help="instructions to the model")
-    parser.add_argument(
-        "--once", metavar="TEXT", help="print one answer and exit; - reads the text from stdin"
-    )
-    _add_media(parser)
-    add_sampling_flags(parser)
-
-
-def _add_media(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group(
-        "images and videos", "for models that take them; `millstream models` shows which do"
-    )
-    formats = {Image: "PNG, JPEG, WebP, GIF", Video: "MP4, MOV, WebM, MKV"}
-    for kind, names in formats.items():
-        group.add_argument(
-            f"--{kind.kind}",
-            dest="media",
-            action="append",
-            type=kind,
-            default=[],
-            metavar="FILE",
-            help=f"send this {kind.kind} with the first message: {names}; may be repeated",
-        )
-
-
-def _add_complete(commands: _Commands) -> None:
-    parser = _command(
-        commands,
-        "complete",
-        complete.run,
-        "Continue a raw prompt, without the model's chat template.",
-        "",
-        'millstream complete "Millstream is" --max-new-tokens 40',
-        "millstream complete - --temperature 0 --show-usage < prompt.txt",
-    )
-    parser.add_argument("prompt", metavar="PROMPT", help="text to continue; - reads it from stdin")
-    _add_target(parser)
-    add_sampling_flags(parser)
-
-
-def _add_models(commands: _Commands) -> None:
-    parser = _command(
+def _add_models(commands: Commands) -> None:
+    parser = command(
         commands,
         "models",
         models.run,
@@ -239,11 +171,11 @@ def _add_models(commands: _Commands) -> None:
         "millstream models",
         "millstream models --address processor.example:50051",
     )
-    _add_address(parser)
+    add_address(parser)
 
 
-def _add_doctor(commands: _Commands) -> None:
-    parser = _command(
+def _add_doctor(commands: Commands) -> None:
+    parser = command(
         commands,
         "doctor",
         doctor.run,
@@ -253,30 +185,5 @@ def _add_doctor(commands: _Commands) -> None:
         "millstream doctor",
         "millstream doctor --model ~/models/Qwen3-0.6B",
     )
-    _add_model_dir(parser)
-    _add_address(parser)
-
-
-def _add_model_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", type=Path, metavar="DIR", help="model directory (default: demo/model)"
-    )
-
-
-def _add_address(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--address",
-        default=DEFAULT_ADDRESS,
-        metavar="HOST:PORT",
-        help="the suite's Processor (default: %(default)s)",
-    )
-
-
-def _add_target(parser: argparse.ArgumentParser) -> None:
-    _add_address(parser)
-    parser.add_argument(
-        "--model", default="", metavar="NAME", help="model to ask (default: the only one served)"
-    )
-    parser.add_argument(
-        "--show-usage", action="store_true", help="print times and token counts to stderr"
-    )
+    add_model_dir(parser)
+    add_address(parser)

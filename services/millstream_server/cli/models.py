@@ -8,7 +8,7 @@ import asyncio
 from rich import box
 from rich.table import Table
 
-from millstream.v1 import media_pb2, worker_pb2
+from millstream.v1 import media_pb2, processor_pb2, worker_pb2
 from millstream_client import Client
 from millstream_server.cli.client import call_processor
 from millstream_server.cli.console import open_console
@@ -18,8 +18,18 @@ _ROLES = {
     worker_pb2.WORKER_ROLE_PREFILL: "prefill",
     worker_pb2.WORKER_ROLE_DECODE: "decode",
     worker_pb2.WORKER_ROLE_ENCODE: "encode",
+    worker_pb2.WORKER_ROLE_DIFFUSION: "diffusion",
+    worker_pb2.WORKER_ROLE_EMBEDDING: "embedding",
 }
 
+_TASKS = {
+    processor_pb2.MODEL_TASK_CHAT: "chat",
+    processor_pb2.MODEL_TASK_COMPLETE: "complete",
+    processor_pb2.MODEL_TASK_EMBED: "embed",
+    processor_pb2.MODEL_TASK_RERANK: "rerank",
+    processor_pb2.MODEL_TASK_GENERATE_IMAGE: "image",
+    processor_pb2.MODEL_TASK_GENERATE_VIDEO: "video",
+}
 _MEDIA = {media_pb2.MODALITY_IMAGE: "images", media_pb2.MODALITY_VIDEO: "videos"}
 
 
@@ -29,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _list(client: Client) -> int:
-    table = Table("model", "ready", "context", "chat", "takes", "workers", box=box.SIMPLE_HEAD)
+    table = Table("model", "ready", "does", "context", "takes", "workers", box=box.SIMPLE_HEAD)
     for model in await client.models():
         workers = ", ".join(
             f"{pool.connected} {_ROLES.get(pool.role, 'unknown')}" for pool in model.workers
@@ -37,8 +47,8 @@ async def _list(client: Client) -> int:
         table.add_row(
             model.name,
             "yes" if model.ready else "no, lacks workers",
-            f"{model.context_length} tokens" if model.context_length else "unknown",
-            "yes" if model.chat else "no template",
+            ", ".join(_TASKS[task] for task in model.tasks if task in _TASKS) or "unknown",
+            f"{model.context_length} tokens" if model.context_length else "",
             ", ".join(["text", *(_MEDIA.get(kind, "unknown") for kind in model.modalities)]),
             workers or "none connected",
         )

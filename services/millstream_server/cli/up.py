@@ -21,11 +21,13 @@ from rich.table import Table
 from millstream_server.cli import packages
 from millstream_server.cli.console import open_console
 from millstream_server.cli.suite.examples import examples
+from millstream_server.cli.suite.further import FurtherModel, Task
 from millstream_server.cli.suite.plan import (
     PlanError,
     PlannedService,
     SuitePlan,
     UpOptions,
+    choose_further,
     choose_model,
     make_plan,
 )
@@ -62,7 +64,7 @@ def up_options(args: argparse.Namespace) -> UpOptions:
     Raises:
         PlanError: there is no such model.
     """
-    encode = args.encode or (1 if args.multimodal else 0)
+    encode = args.encode or (1 if args.multimodal or args.all else 0)
     model, name = choose_model(args.model, args.model_name, multimodal=encode > 0)
     return UpOptions(
         model=model,
@@ -77,6 +79,20 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         port=args.port,
         log_dir=args.log_dir,
         policy=PolicyName(args.policy),
+        further=_further(args),
+    )
+
+
+def _further(args: argparse.Namespace) -> tuple[FurtherModel, ...]:
+    """Return the models for other tasks than chats."""
+    given: dict[Task, Path | None] = {
+        Task.IMAGE: args.image_model,
+        Task.TEXT_DIFFUSION: args.dllm_model,
+        Task.EMBEDDING: args.embedding_model,
+        Task.RERANK: args.rerank_model,
+    }
+    return tuple(
+        choose_further(task, path) for task, path in given.items() if path is not None or args.all
     )
 
 
@@ -204,16 +220,19 @@ def _print_ready(console: Console, plan: SuitePlan, suite: Suite, took_s: float)
         table.add_column(title, no_wrap=True)
     table.add_column("log", overflow="fold")
     for child in suite.children:
+        further = child.service.further
         engine = {"processor": "", "encode": "vision tower, "}.get(
-            child.service.role, f"{plan.options.engine.value}, "
+            child.service.role,
+            f"{further.engine(plan.options.engine) if further else plan.options.engine.value}, ",
         )
+        model = further.name if further else plan.options.model_name
         table.add_row(
             child.service.name,
             child.service.address,
             f":{child.service.metrics_port}",
             f":{child.service.admin_port}",
             str(child.pid),
-            f"{engine}{plan.options.model_name}",
+            f"{engine}{model}",
             str(child.log),
         )
     console.print()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from millstream_server.cli.client import DEFAULT_ADDRESS
+from millstream_server.cli.suite.further import FurtherModel, Task
 from millstream_server.cli.suite.plan import SuitePlan, demo_picture
 
 _BUF_FLAGS = "--http2-prior-knowledge --reflect-protocol grpc-v1 --protocol grpc"
@@ -32,10 +33,14 @@ def examples(plan: SuitePlan) -> list[str]:
         content = f'{{"image":{{"data":"{_RED_CIRCLE}"}}}},{{"text":"What is in this picture?"}}'
     else:
         once, content = '--once "What is Millstream?"', '{"text":"What is Millstream?"}'
-    chat = f'{{"messages":[{{"role":"ROLE_USER","content":[{content}]}}]}}'
+    named = f'"model":"{plan.options.model_name}",' if plan.options.further else ""
+    chat = f'{{{named}"messages":[{{"role":"ROLE_USER","content":[{content}]}}]}}'
+    several = any(further.task is Task.TEXT_DIFFUSION for further in plan.options.further)
+    to = f"{where} --model {plan.options.model_name}" if several else where
     lines = [
-        f"{millstream} chat {once}{where}",
-        f"{millstream} chat{where}",
+        f"{millstream} chat {once}{to}",
+        f"{millstream} chat{to}",
+        *(_further(further, millstream, where) for further in plan.options.further),
         _curl(address, "ProcessorService/Chat", chat),
     ]
     if (encode := plan.first("encode")) is not None:
@@ -49,6 +54,21 @@ def examples(plan: SuitePlan) -> list[str]:
     if decode is not None and plan.options.topology == "aggregated":  # else it needs a ticket
         lines.append(_curl(decode.address, "DecodeService/Decode", _START))
     return lines
+
+
+def _further(model: FurtherModel, millstream: str, where: str) -> str:
+    """Return the command that tries a further model."""
+    match model.task:
+        case Task.IMAGE:
+            words = '"a red circle on a white background" -o circle.png'
+            return f"{millstream} image {words}{where}"
+        case Task.TEXT_DIFFUSION:
+            return f'{millstream} chat --once "What is prefill?"{where} --model {model.name}'
+        case Task.EMBEDDING:
+            return f'{millstream} embed --compare "a cat" "a kitten" "a database"{where}'
+        case _:
+            documents = '"Mix flour and water." "A GPU has many cores."'
+            return f'{millstream} rerank "How do I bake bread?" {documents}{where}'
 
 
 def _curl(address: str, method: str, start: str) -> str:

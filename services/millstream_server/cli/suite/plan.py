@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from millstream_server.cli.suite.further import DEMOS, FurtherModel, Task, marker
 from millstream_server.cli.suite.ports import NoPortError, PortClaims
 from millstream_server.media import families
 from millstream_server.media.families.family import Family
@@ -17,6 +18,8 @@ PROCESSOR_PORT = 50051
 PREFILL_PORT = 50061
 DECODE_PORT = 50071
 ENCODE_PORT = 50081
+DIFFUSION_PORT = 50091
+EMBEDDING_PORT = 50101
 BOOTSTRAP_PORT = 8998
 METRICS_PORT = 9464
 ADMIN_PORT = 9564
@@ -26,7 +29,13 @@ LOOPBACK = "127.0.0.1"
 _DEMO_MODEL = Path("demo") / "model"
 _DEMO_VISION_MODEL = Path("demo") / "vision" / "model"
 _DEMO_PICTURE = Path("demo") / "vision" / "pictures" / "red-circle.png"
-_PORTS = {"encode": ENCODE_PORT, "prefill": PREFILL_PORT, "decode": DECODE_PORT}
+_PORTS = {
+    "encode": ENCODE_PORT,
+    "prefill": PREFILL_PORT,
+    "decode": DECODE_PORT,
+    "diffusion": DIFFUSION_PORT,
+    "embedding": EMBEDDING_PORT,
+}
 _ALL_INTERFACES = ("0.0.0.0", "[::]")  # noqa: S104 - compared with, not bound
 
 
@@ -50,6 +59,8 @@ class UpOptions:
     port: int | None = None
     log_dir: Path = Path(".millstream/logs")
     policy: PolicyName = PolicyName.LEAST_LOADED
+    further: tuple[FurtherModel, ...] = ()
+    """Models for other tasks than chats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +74,8 @@ class PlannedService:
     admin_port: int
     bootstrap_port: int | None = None
     gpu: int | None = None
+    further: FurtherModel | None = None
+    """Its model, if that isn't the one for chats."""
 
     @property
     def client_address(self) -> str:
@@ -108,13 +121,17 @@ class SuitePlan:
             return module + self._processor_flags()
         if service.role == "encode":
             return module + self._encode_flags(service)
+        if service.further is not None:
+            return module + service.flags() + service.further.flags(self.options.engine)
         return module + self._worker_flags(service)
 
     def _processor_flags(self) -> list[str]:
+        models = [f"{self.options.model_name}={self.options.model}"]
+        models += [further.processor_entry for further in self.options.further]
         return [
             *self.processor.flags(),
             *("--workers", ",".join(worker.address for worker in self.workers)),
-            *("--models", f"{self.options.model_name}={self.options.model}"),
+            *("--models", ",".join(models)),
             *("--policy", self.options.policy.value),
         ]
 
@@ -169,6 +186,10 @@ def make_plan(options: UpOptions, ports: PortClaims, gpus: int = 0) -> SuitePlan
             _worker(role, roles[:i].count(role) + 1, ports, i % gpus if gpus > 1 else None)
             for i, role in enumerate(roles)
         ]
+        for further in options.further:
+            number = [other.task for other in options.further[: options.further.index(further)]]
+            gpu = len(workers) % gpus if gpus > 1 else None
+            workers.append(_further(further, number.count(further.task) + 1, ports, gpu))
     except NoPortError as error:
         raise PlanError(str(error)) from error
     return SuitePlan(options, (*workers, front))
@@ -185,6 +206,13 @@ def _worker(role: str, number: int, ports: PortClaims, gpu: int | None) -> Plann
         bootstrap_port=ports.next_free(LOOPBACK, BOOTSTRAP_PORT) if role == "prefill" else None,
         gpu=gpu,
     )
+
+
+def _further(
+    model: FurtherModel, number: int, ports: PortClaims, gpu: int | None
+) -> PlannedService:
+    service = _worker(model.task.role, number, ports, gpu)
+    return replace(service, name=f"{model.task.value}-{number}", further=model)
 
 
 def _processor(options: UpOptions, ports: PortClaims) -> PlannedService:
@@ -238,6 +266,24 @@ def choose_model(given: Path | None, name: str, *, multimodal: bool = False) -> 
         )
     model = model.resolve()
     return model, name or _name(model)
+
+
+def choose_further(task: Task, given: Path | None) -> FurtherModel:
+    """Return a further model; ``given`` None: the demo model.
+
+    Raises:
+        PlanError: there is no such model; the text has advice.
+    """
+    needed = marker(task)
+    found = given / needed if given is not None else _find(DEMOS[task] / needed)
+    if found is None or not found.is_file():
+        where = given if given is not None else DEMOS[task]
+        raise PlanError(f"{where} is no model directory: it has no {needed}")
+    model = found.parent.resolve()
+    if "," in str(model):
+        raise PlanError(f"the directory {model} may not have a comma in its name")
+    is_demo = model.parts[-3:] == DEMOS[task].parts
+    return FurtherModel(task, model, f"demo-{model.parts[-2]}" if is_demo else model.name)
 
 
 def _name(model: Path) -> str:

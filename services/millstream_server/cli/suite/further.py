@@ -1,0 +1,75 @@
+"""The models that `millstream up` serves beside the one for chats."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream_server.worker.settings import EngineKind
+
+
+class Task(enum.Enum):
+    """What a further model is for; the values name its services."""
+
+    IMAGE = "image"
+    TEXT_DIFFUSION = "dllm"
+    EMBEDDING = "embedding"
+    RERANK = "reranker"
+
+    @property
+    def role(self) -> str:
+        """The role of its workers."""
+        return "diffusion" if self in (Task.IMAGE, Task.TEXT_DIFFUSION) else "embedding"
+
+
+DEMOS: Mapping[Task, Path] = {
+    Task.IMAGE: Path("demo", "drawing", "model"),
+    Task.TEXT_DIFFUSION: Path("demo", "dllm", "model"),
+    Task.EMBEDDING: Path("demo", "embedder", "model"),
+    Task.RERANK: Path("demo", "reranker", "model"),
+}
+_FILES = {Task.IMAGE: "model_index.json"}
+
+
+@dataclass(frozen=True, slots=True)
+class FurtherModel:
+    """A further model; it has one worker."""
+
+    task: Task
+    path: Path
+    name: str
+
+    @property
+    def processor_entry(self) -> str:
+        """Its entry in the Processor's --models: one that makes images needs no tokenizer there."""
+        return self.name if self.task is Task.IMAGE else f"{self.name}={self.path}"
+
+    def engine(self, kind: EngineKind) -> str:
+        """Return the name of its engine, in a suite whose other engines are of ``kind``."""
+        if self.task is Task.IMAGE and kind is EngineKind.SGLANG:
+            return "diffusers"
+        return kind.value
+
+    def flags(self, engine: EngineKind) -> list[str]:
+        """Return its worker's own flags, in a suite whose other engines are of a kind."""
+        simulated = engine is EngineKind.SIMULATED
+        flags = ["--model-path", str(self.path), "--model-name", self.name]
+        match self.task:
+            case Task.IMAGE:
+                return ["--kind", "image", "--engine", self.engine(engine), *flags]
+            case Task.TEXT_DIFFUSION:
+                return [
+                    *("--kind", "text"),
+                    *("--engine", engine.value),
+                    *flags,
+                    *([] if simulated else ["--dllm-algorithm", "LowConfidence"]),
+                ]
+            case _:
+                return ["--engine", engine.value, *flags]
+
+
+def marker(task: Task) -> str:
+    """Return the file that a model's directory must have."""
+    return _FILES.get(task, "config.json")
