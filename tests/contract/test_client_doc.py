@@ -13,6 +13,7 @@ import pytest
 
 from millstream_client.service_config import RECOMMENDED
 from millstream_server.processor.text.tokenizer import TextModel
+from tests.support.fake_generators import FakeDiffusion, FakeEmbedding, generators
 from tests.support.fake_processor import FakeServer
 from tests.support.in_process import suite
 
@@ -25,6 +26,8 @@ _SAYS = {
     "client.conversation": ["ABCDEFG", "5 messages"],
     "image=picture": ["You said: <image of 9 bytes>What is in", "4 of 10 prompt tokens are"],
     "Image(picture)": ["on the left:<image of 9 bytes>and on", "You said: What colour is it?"],
+    "generate_image": ["step 3 of 3", "circle.png made with seed 7"],
+    "client.embed": ["3 vectors of 2 numbers", "0.731 Mix flour and water", "0.500 A GPU"],
     "InvalidRequestError": ["start.options.sampling.top_p must be"],
     "client.models": ["healthy: True", "tiny True 512", "tokens of 'user:What is Millstream?"],
     "dns:///": [],
@@ -41,7 +44,7 @@ async def test_a_snippet_runs(text_model: TextModel, tmp_path: Path, word: str, 
     picture.parent.mkdir(parents=True)
     picture.write_bytes(b"a picture")
     async with contextlib.AsyncExitStack() as stack:
-        address = await _serve(stack, text_model, takes_images="picture" in word)
+        address = await _serve(stack, text_model, word)
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-W", "error", "-c", code.replace("127.0.0.1:50051", address)),
             cwd=tmp_path,
@@ -54,12 +57,12 @@ async def test_a_snippet_runs(text_model: TextModel, tmp_path: Path, word: str, 
             assert said in out.decode()
 
 
-async def _serve(
-    stack: contextlib.AsyncExitStack, text_model: TextModel, *, takes_images: bool
-) -> str:
-    """Serve text; or images, with a Processor that only tells what it got."""
-    if takes_images:
+async def _serve(stack: contextlib.AsyncExitStack, text_model: TextModel, word: str) -> str:
+    """Serve what a snippet needs: text, or one of the servers that are no models."""
+    if "picture" in word:
         return (await stack.enter_async_context(FakeServer())).address
+    if word in ("generate_image", "client.embed"):
+        return await stack.enter_async_context(generators(FakeDiffusion(), FakeEmbedding()))
     front, _ = await stack.enter_async_context(suite(text_model))
     return front.address
 
