@@ -25,7 +25,12 @@ from millstream.v1 import (
     processor_pb2_grpc,
 )
 from millstream_server.protobuf.errors import error_to_proto
-from millstream_server.runtime.errors import InvalidRequestError, ServingError, WorkerLostError
+from millstream_server.runtime.errors import (
+    InvalidRequestError,
+    ServingError,
+    UnsupportedFeatureError,
+    WorkerLostError,
+)
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from tests.support.clients import tell_serving
 from tests.support.fake_processor import FakeProcessor
@@ -39,6 +44,12 @@ class FakeDiffusion(diffusion_pb2_grpc.DiffusionServiceServicer):
     def __init__(self) -> None:
         self.starts: list[Any] = []
         self.open = 0
+
+    async def GenerateText(
+        self, request_iterator: AsyncIterator[diffusion_pb2.GenerateTextRequest], call: Any
+    ) -> AsyncIterator[diffusion_pb2.GenerateTextResponse]:
+        raise UnsupportedFeatureError("this server makes no text")
+        yield
 
     async def GenerateImage(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateImageRequest], call: Any

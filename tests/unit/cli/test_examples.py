@@ -20,6 +20,7 @@ from millstream.v1 import decode_pb2, encode_pb2, media_pb2, processor_pb2
 from millstream_client import Image
 from millstream_server.cli.main import make_parser
 from millstream_server.cli.suite.examples import examples
+from millstream_server.cli.suite.further import FurtherModel, Task
 from millstream_server.cli.suite.plan import SuitePlan, UpOptions, make_plan
 from millstream_server.cli.suite.ports import PortClaims
 from tests.support.stand_in import write_vision_config
@@ -90,3 +91,14 @@ def test_without_encode_workers_the_chat_is_text(plan: SuitePlan) -> None:
     methods = [method for _, method, _ in _requests(lines)]
     assert methods[0] == "ProcessorService/Chat"
     assert "EncodeService/Encode" not in methods
+
+
+def test_each_further_model_has_a_command(plan: SuitePlan, tmp_path: Path) -> None:
+    further = tuple(FurtherModel(task, tmp_path, f"demo-{task.value}") for task in Task)
+    lines = examples(SuitePlan(replace(plan.options, further=further), plan.services))
+    commands = [_flags(line).run.__name__ for line in lines if "curl" not in line]
+    assert commands == ["run", "run", "run_image", "run", "run_embed", "run_rerank"]
+    assert _flags(lines[0]).model == "m", "two models can chat, so one has to be named"
+    assert _flags(lines[3]).model == "demo-dllm"
+    (chat, *_) = (request for _, method, request in _requests(lines) if "Chat" in method)
+    assert chat.start.model == "m"

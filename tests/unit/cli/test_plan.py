@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from millstream_server.cli.main import make_parser
+from millstream_server.cli.suite.further import Task, marker
 from millstream_server.cli.suite.plan import (
     PlanError,
     PlannedService,
     UpOptions,
+    choose_further,
     choose_model,
     make_plan,
 )
@@ -70,6 +72,36 @@ def test_aggregated_has_no_prefill(options: UpOptions, ports: PortClaims) -> Non
     assert [service.name for service in plan.services] == ["decode-1", "decode-2", "processor"]
     command = plan.command(plan.services[0])
     assert command[command.index("--mode") + 1] == "aggregated"
+
+
+def test_further_models_have_workers_of_their_own(
+    options: UpOptions, ports: PortClaims, tmp_path: Path
+) -> None:
+    for task in Task:
+        (tmp_path / task.value).mkdir()
+        (tmp_path / task.value / marker(task)).write_text("{}")
+    further = tuple(choose_further(task, tmp_path / task.value) for task in Task)
+    plan = make_plan(replace(options, further=further), ports, gpus=2)
+    names = ["prefill-1", "decode-1", "image-1", "dllm-1", "embedding-1", "reranker-1", "processor"]
+    assert [service.name for service in plan.services] == names
+    assert [service.role for service in plan.services[2:6]] == ["diffusion"] * 2 + ["embedding"] * 2
+    assert [service.gpu for service in plan.services] == [0, 1, 0, 1, 0, 1, None]
+    commands = {service.name: plan.command(service) for service in plan.services}
+    models = commands["processor"][commands["processor"].index("--models") + 1].split(",")
+    assert models[:2] == [f"m={options.model}", "image"], "an image model has no tokenizer there"
+    assert models[2] == f"dllm={tmp_path / 'dllm'}"
+    for name, flags in {
+        "image-1": ["--kind", "image", "--engine", "diffusers", "--model-path"],
+        "dllm-1": ["--kind", "text", "--engine", "sglang", "--model-path"],
+        "reranker-1": ["--engine", "sglang", "--model-path"],
+    }.items():
+        at = commands[name].index(flags[0])
+        assert commands[name][at : at + len(flags)] == flags
+
+
+def test_a_further_model_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"it has no model_index\.json"):
+        choose_further(Task.IMAGE, tmp_path)
 
 
 def _with_vision(options: UpOptions) -> UpOptions:
