@@ -10,6 +10,7 @@ import pytest
 from millstream_server.processor.text.tokenizer import TextModel
 from tests.support import forked
 from tests.support.models import byte_level_model
+from tests.support.tiny_pipelines import TinyPipelines
 
 ALPHABET_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}:{{ message.content }}\n{% endfor %}"
@@ -30,6 +31,12 @@ def text_model(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
             tokenizer_config={"chat_template": ALPHABET_TEMPLATE},
         )
     )
+
+
+@pytest.fixture(scope="session")
+def tiny_pipelines(tmp_path_factory: pytest.TempPathFactory) -> TinyPipelines:
+    """Pipelines of diffusers for images and videos, with random weights."""
+    return TinyPipelines(tmp_path_factory.mktemp("pipelines"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,0 +1,260 @@
+"""Images and videos with a pipeline of diffusers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import traceback
+from collections.abc import Callable
+
+from millstream_server.engines.base import EngineLoad
+from millstream_server.engines.diffusers.config import DiffusersConfig
+from millstream_server.engines.diffusers.pipeline import LoadedPipeline, StoppedError, smallest
+from millstream_server.media.frames import Frames
+from millstream_server.runtime.errors import (
+    EngineFailedError,
+    InternalError,
+    OverloadedError,
+    ServingError,
+)
+from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.threads import DaemonThreads
+from millstream_server.synthesis.diffuser import DiffuserInfo, Job, Step
+from millstream_server.synthesis.model_defaults import ModelDefaultsError
+
+__all__ = ["DiffusersEngine"]
+
+log = get_log(__name__)
+
+_CLOSE_TIMEOUT_S = 10.0
+# The service makes outputs one after another: the engine has no limit of its own.
+_MAX_OUTPUTS = 64
+_OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
+_CPU_OUT_OF_MEMORY = "can't allocate memory"
+
+
+class DiffusersEngine:
+    """Satisfies `synthesis.diffuser.Diffuser`.
+
+    One thread loads and runs the pipeline; the event loop stays free.
+    """
+
+    def __init__(self, config: DiffusersConfig) -> None:
+        """Load nothing yet, import nothing of the vendors."""
+        self._config = config
+        self._thread = DaemonThreads(1, "diffusers")
+        self._pipeline: LoadedPipeline | None = None
+        self._on_failure: Callable[[ServingError], None] | None = None
+        self._fault: EngineFailedError | None = None
+        self._stop = threading.Event()
+        self._probe: asyncio.Future[Frames] | None = None
+        self._steps = 0
+        self._running = False
+        self._closed = False
+
+    async def start(self, on_failure: Callable[[ServingError], None]) -> DiffuserInfo:
+        """See `Diffuser.start`."""
+        self._on_failure = on_failure
+        self._pipeline = await asyncio.wrap_future(self._thread.submit(self._load))
+        return _info(self._pipeline)
+
+    def _load(self) -> LoadedPipeline:
+        try:
+            return LoadedPipeline(self._config)
+        except EngineFailedError:
+            raise
+        except ModelDefaultsError as error:
+            raise EngineFailedError(f"The pipeline could not be loaded: {error}.") from error
+        except Exception as error:  # the vendor's seam: anything may come
+            log.warning("the pipeline could not be loaded", error=error)
+            message = "The pipeline could not be loaded; the worker's log has the cause."
+            raise EngineFailedError(message) from error
+
+    async def warm_up(self) -> None:
+        """Run one step at the smallest size."""
+        limit_s = self._config.warm_up_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.probe(0)
+        except TimeoutError as error:
+            raise EngineFailedError(f"The warm-up took longer than {limit_s:g} s.") from error
+        except ServingError as error:
+            raise EngineFailedError(f"The warm-up failed: {error.message}") from error
+
+    def progress(self, dp_rank: int) -> int:
+        """Return the number of steps that the engine has run."""
+        return self._steps
+
+    async def probe(self, dp_rank: int) -> None:
+        """Run one step at the smallest size, and decode it.
+
+        A cancelled probe may go on in the thread of an engine that hangs; the next one waits for
+        it.
+        """
+        if self._probe is not None and not self._probe.done():
+            await asyncio.wait({self._probe})
+        pipeline, stop = self._started(), threading.Event()
+        job = smallest(pipeline.facts, pipeline.schedulers[0])
+        self._probe = self._submit(job, lambda _: None, stop)
+        self._probe.add_done_callback(self._ended)
+        try:
+            await asyncio.shield(self._probe)
+        except asyncio.CancelledError:
+            stop.set()
+            raise
+
+    async def load(self) -> EngineLoad:
+        """Return whether a job runs; what waits is the caller's, and it has no blocks."""
+        return EngineLoad(
+            running_requests=int(self._running), queued_requests=0, used_blocks=0, total_blocks=0
+        )
+
+    def count_tokens(self, prompt: str) -> int:
+        """See `Diffuser.count_tokens`."""
+        return self._started().count_tokens(prompt)
+
+    async def diffuse(self, job: Job, on_step: Callable[[Step], None]) -> Frames:
+        """See `Diffuser.diffuse`.
+
+        Raises:
+            InvalidRequestError: the model can't do this, such as a negative prompt without
+                guidance.
+            OverloadedError: there is too little memory for it now.
+            EngineFailedError: the device failed, or the engine was closed.
+            InternalError: anything else; the log has the cause.
+        """
+        loop, stop = asyncio.get_running_loop(), threading.Event()
+
+        def report(step: Step) -> None:
+            loop.call_soon_threadsafe(on_step, step)
+
+        made = self._submit(job, report, stop)
+        try:
+            return await asyncio.shield(made)
+        except asyncio.CancelledError:
+            stop.set()
+            await _settled(made)
+            raise
+        finally:
+            self._ended(made)
+
+    def _submit(
+        self, job: Job, report: Callable[[Step], None], stop: threading.Event
+    ) -> asyncio.Future[Frames]:
+        pipeline = self._started()
+        try:
+            return asyncio.wrap_future(self._thread.submit(self._run, pipeline, job, report, stop))
+        except RuntimeError as error:  # closed meanwhile
+            raise EngineFailedError("The engine was closed.") from error
+
+    def _run(
+        self,
+        pipeline: LoadedPipeline,
+        job: Job,
+        report: Callable[[Step], None],
+        stop: threading.Event,
+    ) -> Frames:
+        """Run a job, in the thread."""
+
+        def count(step: Step) -> None:
+            self._steps += 1
+            report(step)
+
+        self._stop, self._running = stop, True
+        try:
+            self._started()
+            return pipeline.run(job, count, stop)
+        except StoppedError as error:
+            raise EngineFailedError("The engine was closed.") from error
+        except ServingError:
+            raise
+        except Exception as error:  # the vendor's seam: anything may come
+            failure = self._translated(pipeline, job, error)
+            # The frames of the traceback hold tensors.
+            traceback.clear_frames(error.__traceback__)
+            pipeline.free_memory()
+            raise failure from error
+        finally:
+            self._running = False
+
+    def _translated(self, pipeline: LoadedPipeline, job: Job, error: Exception) -> ServingError:
+        if not pipeline.device_works():
+            log.error("the device failed", error=error)
+            self._fault = EngineFailedError("The worker's GPU failed.")
+            return self._fault
+        if type(error).__name__ in _OUT_OF_MEMORY or _CPU_OUT_OF_MEMORY in str(error):
+            log.warning("too little memory for a job", width=job.width, height=job.height)
+            size = f"{job.width} x {job.height} pixels"
+            if job.frames > 1:
+                size += f" and {job.frames} frames"
+            return OverloadedError(f"The worker has too little memory for {size} now.")
+        failure = InternalError.with_id()
+        log.error("the pipeline failed", error=error, error_id=failure.error_id)
+        return failure
+
+    def _ended(self, made: asyncio.Future[Frames]) -> None:
+        """Tell of a device that failed, once, whoever waits for the job."""
+        if not made.cancelled():
+            made.exception()  # it may be that nobody else reads it
+        if self._fault is not None and self._on_failure is not None:
+            on_failure, self._on_failure = self._on_failure, None
+            on_failure(self._fault)
+
+    def _started(self) -> LoadedPipeline:
+        if self._closed:
+            raise EngineFailedError("The engine was closed.")
+        if self._pipeline is None:
+            raise EngineFailedError("The engine has not started.")
+        return self._pipeline
+
+    async def close(self) -> None:
+        """Stop the running job, which fails, and release the pipeline."""
+        if self._closed:
+            return
+        self._closed = True
+        self._stop.set()
+        released = asyncio.wrap_future(self._thread.submit(self._release))
+        self._thread.close()
+        await asyncio.wait({released}, timeout=_CLOSE_TIMEOUT_S)
+        if not released.done():
+            log.warning("the pipeline hangs; it is left to the process's end")
+
+    def _release(self) -> None:
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is not None:
+            pipeline.free_memory()
+
+
+async def _settled(made: asyncio.Future[Frames]) -> None:
+    """Wait until it is done, through any number of cancels."""
+    while not made.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({made})
+
+
+def _info(pipeline: LoadedPipeline) -> DiffuserInfo:
+    facts = pipeline.facts
+    return DiffuserInfo(
+        engine="diffusers",
+        engine_version=pipeline.version,
+        max_running_requests=1,
+        kinds=frozenset({facts.kind}),
+        default_width=facts.width,
+        default_height=facts.height,
+        size_step=facts.size_step,
+        min_size=facts.size_step,
+        max_pixels=facts.max_pixels,
+        default_steps=facts.steps,
+        max_steps=facts.max_steps,
+        default_guidance_scale=facts.guidance_scale,
+        max_outputs=_MAX_OUTPUTS,
+        max_prompt_tokens=facts.max_prompt_tokens,
+        schedulers=pipeline.schedulers,
+        image_to_image=bool(pipeline.image_schedulers),
+        negative_prompts=facts.negative_prompts,
+        default_frames=facts.frames,
+        max_frames=facts.max_frames,
+        frame_step=facts.frame_step,
+        default_fps=facts.fps,
+    )

@@ -1,0 +1,129 @@
+"""What a loaded pipeline takes and makes: read from its class, its parts and `millstream.json`."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from millstream_server.runtime.errors import EngineFailedError
+from millstream_server.synthesis.model_defaults import ModelDefaults
+from millstream_server.synthesis.request import Kind
+
+_NEEDED = (
+    "prompt",
+    "height",
+    "width",
+    "num_inference_steps",
+    "guidance_scale",
+    "generator",
+    "output_type",
+    "callback_on_step_end",
+)
+# Pipelines of videos check this besides what their parts need.
+_VIDEO_SIZE_STEP = 16
+# For pipelines that name no default: Z-Image's own, and Wan's rate.
+_SIDE = 1024
+_FPS = 16
+_MAX_PIXELS = 2048 * 2048
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """A pipeline's facts and limits; see `DiffuserInfo`."""
+
+    kind: Kind
+    size_step: int
+    max_side: int | None
+    """Longest width or height that its position embeddings reach; None: no such limit."""
+    width: int
+    height: int
+    max_pixels: int
+    steps: int
+    max_steps: int
+    guidance_scale: float
+    max_prompt_tokens: int
+    passes_prompt_limit: bool
+    """Whether the pipeline is told the limit of a prompt."""
+    negative_prompts: bool
+    frames: int = 0
+    max_frames: int = 0
+    frame_step: int = 1
+    fps: int = 0
+
+
+def read_facts(pipe: Any, defaults: ModelDefaults) -> Facts:
+    """Read them.
+
+    Raises:
+        EngineFailedError: it doesn't make images or videos of a prompt alone.
+    """
+    parameters = inspect.signature(type(pipe).__call__).parameters
+    missing = [name for name in _NEEDED if name not in parameters]
+    name = type(pipe).__name__
+    if missing or "image" in parameters:
+        why = f"it takes no {missing[0]}" if missing else "it needs an image"
+        raise EngineFailedError(f"A {name} can't make images or videos of a prompt alone: {why}.")
+    given = {key: value.default for key, value in parameters.items()}
+    video = "num_frames" in parameters
+    size_step, reach = (_video_sizes if video else _image_sizes)(pipe)
+    width = defaults.width or given["width"] or min(_SIDE, reach or _SIDE)
+    height = defaults.height or given["height"] or min(_SIDE, reach or _SIDE)
+    return Facts(
+        kind=Kind.VIDEO if video else Kind.IMAGE,
+        size_step=size_step,
+        max_side=reach,
+        width=width,
+        height=height,
+        max_pixels=defaults.max_pixels or max(_MAX_PIXELS, width * height),
+        steps=defaults.steps or given["num_inference_steps"],
+        max_steps=defaults.max_steps or pipe.scheduler.config.num_train_timesteps,
+        guidance_scale=_first(defaults.guidance_scale, float(given["guidance_scale"])),
+        max_prompt_tokens=_prompt_limit(pipe, given, defaults),
+        passes_prompt_limit="max_sequence_length" in parameters,
+        negative_prompts="negative_prompt" in parameters,
+        **(_video_facts(pipe, given, defaults) if video else {}),
+    )
+
+
+def _first(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value
+
+
+def _image_sizes(pipe: Any) -> tuple[int, int | None]:
+    step = math.lcm(
+        pipe.image_processor.config.vae_scale_factor,
+        pipe.vae_scale_factor * getattr(pipe, "patch_size", 1),
+    )
+    # Z-Image: a table of positions for the text's axis, the height and the width.
+    lengths = getattr(getattr(pipe, "transformer", None), "config", {}).get("axes_lens")
+    return step, min(lengths[1:]) * step if lengths else None
+
+
+def _video_sizes(pipe: Any) -> tuple[int, int | None]:
+    config = (pipe.transformer or pipe.transformer_2).config
+    step = math.lcm(
+        _VIDEO_SIZE_STEP, *(pipe.vae_scale_factor_spatial * side for side in config.patch_size[1:])
+    )
+    positions = config.get("rope_max_seq_len")
+    return step, positions * step if positions else None
+
+
+def _video_facts(pipe: Any, given: dict[str, Any], defaults: ModelDefaults) -> dict[str, int]:
+    frames = defaults.frames or int(given["num_frames"])
+    return {
+        "frames": frames,
+        "max_frames": max(frames, defaults.max_frames or 0),
+        "frame_step": int(pipe.vae_scale_factor_temporal),
+        "fps": defaults.fps or _FPS,
+    }
+
+
+def _prompt_limit(pipe: Any, given: dict[str, Any], defaults: ModelDefaults) -> int:
+    limits = [
+        given.get("max_sequence_length", pipe.tokenizer.model_max_length),
+        getattr(pipe.text_encoder.config, "max_position_embeddings", None),
+        defaults.max_prompt_tokens,
+    ]
+    return int(min(limit for limit in limits if limit))

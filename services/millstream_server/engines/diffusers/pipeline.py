@@ -1,0 +1,240 @@
+"""A loaded pipeline of diffusers: runs one job at a time, all in the thread that loaded it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from millstream_server.engines.diffusers import latents, pixels
+from millstream_server.engines.diffusers.config import DiffusersConfig
+from millstream_server.engines.diffusers.facts import Facts, read_facts
+from millstream_server.engines.diffusers.prompts import PromptCounter
+from millstream_server.engines.diffusers.schedulers import Schedulers, works
+from millstream_server.media.frames import Frames
+from millstream_server.media.items import Modality
+from millstream_server.runtime.errors import EngineFailedError, InvalidRequestError
+from millstream_server.synthesis.diffuser import Job, Step
+from millstream_server.synthesis.model_defaults import read_model_defaults
+from millstream_server.synthesis.request import Kind
+
+INDEX = "model_index.json"
+# A scheduler of second order uses its formula from the second step on.
+_CHECKED_STEPS = 2
+
+
+class StoppedError(Exception):
+    """The job was stopped."""
+
+
+class LoadedPipeline:
+    """A pipeline in memory, its schedulers checked."""
+
+    def __init__(self, config: DiffusersConfig) -> None:
+        """Load it, and run each scheduler at the smallest size. Anything may be raised."""
+        self._torch: Any = importlib.import_module("torch")
+        diffusers: Any = importlib.import_module("diffusers")
+        self.version = str(diffusers.__version__)
+        self._device = _device(config, self._torch)
+        self._stop = threading.Event()
+        self._pipe = _load(config, self._torch, diffusers, self._device)
+        self.facts: Facts = read_facts(self._pipe, read_model_defaults(config.model_path))
+        self._prompts = PromptCounter(self._pipe)
+        self._watch_parts()
+        self._schedulers = Schedulers(self._pipe.scheduler)
+        self._schedulers.keep(lambda name: self._check(self._pipe, self._short(name)))
+        self._image_pipe = _with_input_image(diffusers, self._pipe)
+        self.image_schedulers: tuple[str, ...] = ()
+        """Schedulers that can start from an image."""
+        if self._image_pipe is not None:
+            self.image_schedulers = tuple(works(self.schedulers, self._check_with_image))
+
+    @property
+    def schedulers(self) -> tuple[str, ...]:
+        """Names of the schedulers that work, the model's own first."""
+        return self._schedulers.names
+
+    def count_tokens(self, prompt: str) -> int:
+        """See `Diffuser.count_tokens`; from any one thread."""
+        return self._prompts.count(prompt)
+
+    def run(self, job: Job, report: Callable[[Step], None], stop: threading.Event) -> Frames:
+        """Make one output.
+
+        Raises:
+            InvalidRequestError: the pipeline can't do this.
+            StoppedError: ``stop`` was set.
+            Exception: anything else is the vendor's.
+        """
+        self._stop = stop
+        pipe = self._pipe if job.input_image is None else self._image_pipe
+        if pipe is None:
+            raise InvalidRequestError.of("input_image", "this model starts from a prompt only")
+        self._check_job(pipe, job)
+
+        def on_step_end(pipe: Any, index: int, _: Any, tensors: dict[str, Any]) -> dict[str, Any]:
+            self._end_if_stopped()
+            done, every = index + 1, job.preview_every_steps
+            shown = None
+            if every and done % every == 0:
+                shown = latents.preview(pipe, tensors["latents"])
+            report(Step(done, pipe.num_timesteps, shown))
+            return {}
+
+        pipe.scheduler = self._schedulers.fresh(job.scheduler)
+        made = pipe(**self._arguments(job), output_type="np", callback_on_step_end=on_step_end)
+        if self.facts.kind is Kind.VIDEO:
+            return pixels.to_frames(made.frames[0], Modality.VIDEO)
+        return pixels.to_frames(made.images, Modality.IMAGE)
+
+    def _arguments(self, job: Job) -> dict[str, Any]:
+        facts = self.facts
+        generator = self._torch.Generator("cpu").manual_seed(job.seed)
+        arguments: dict[str, Any] = {
+            "prompt": job.prompt,
+            "height": job.height,
+            "width": job.width,
+            "num_inference_steps": job.steps,
+            "guidance_scale": job.guidance_scale,
+            "generator": generator,
+        }
+        if facts.passes_prompt_limit:
+            arguments["max_sequence_length"] = facts.max_prompt_tokens
+        if job.negative_prompt:
+            arguments["negative_prompt"] = job.negative_prompt
+        if facts.kind is Kind.VIDEO:
+            arguments["num_frames"] = job.frames
+        if job.input_image is not None:
+            arguments["image"] = pixels.from_frame(job.input_image)
+            arguments["strength"] = job.strength
+        return arguments
+
+    def _check_job(self, pipe: Any, job: Job) -> None:
+        """Refuse what a `DiffuserInfo` can't tell."""
+        longest = self.facts.max_side
+        for name, side in (("width", job.width), ("height", job.height)):
+            if longest is not None and side > longest:
+                sentence = f"{side} is above {longest}, the longest side that the model can make"
+                raise InvalidRequestError.of(name, sentence)
+        if job.input_image is not None and job.scheduler not in self.image_schedulers:
+            able = ", ".join(self.image_schedulers)
+            sentence = f"{job.scheduler} can't start from an image; use {able}"
+            raise InvalidRequestError.of("scheduler", sentence)
+        pipe._guidance_scale = job.guidance_scale  # noqa: SLF001 - its call sets the same
+        if job.negative_prompt and not getattr(pipe, "do_classifier_free_guidance", True):
+            sentence = f"has no effect with guidance_scale {job.guidance_scale:g}: raise that"
+            raise InvalidRequestError.of("negative_prompt", sentence)
+
+    def _short(self, scheduler: str) -> Job:
+        return smallest(self.facts, scheduler, steps=_CHECKED_STEPS)
+
+    def _check(self, pipe: Any, job: Job) -> None:
+        """Run a job without decoding. Anything may be raised."""
+        pipe.scheduler = self._schedulers.fresh(job.scheduler)
+        made = pipe(**self._arguments(job), output_type="latent", return_dict=False)[0]
+        if not self._torch.isfinite(made).all():
+            message = f"{job.scheduler} made values that are not numbers"
+            raise ArithmeticError(message)
+
+    def _check_with_image(self, scheduler: str) -> None:
+        job = self._short(scheduler)
+        blank = Frames(
+            modality=Modality.IMAGE,
+            width=job.width,
+            height=job.height,
+            data=memoryview(bytes(3 * job.width * job.height)),
+        )
+        self._check(self._image_pipe, dataclasses.replace(job, input_image=blank))
+
+    def _watch_parts(self) -> None:
+        """Let a stop take effect before each run of a part: between steps too, and in decoding."""
+        modules = [*self._pipe.components.values()]
+        modules += [getattr(self._pipe.vae, part, None) for part in ("encoder", "decoder")]
+        for module in modules:
+            if isinstance(module, self._torch.nn.Module):
+                module.register_forward_pre_hook(lambda *_: self._end_if_stopped())
+
+    def _end_if_stopped(self) -> None:
+        if self._stop.is_set():
+            raise StoppedError
+
+    def device_works(self) -> bool:
+        """Return whether the device runs anything: after a fault of CUDA nothing does."""
+        if self._device == "cpu":
+            return True
+        try:
+            self._torch.zeros(1, device=self._device).add_(1).item()
+            self._torch.cuda.synchronize()
+        except Exception:  # noqa: BLE001 - the vendor's seam: anything may come
+            return False
+        return True
+
+    def free_memory(self) -> None:
+        """Return what torch keeps for later to the device."""
+        if self._device != "cpu":
+            self._torch.cuda.empty_cache()
+
+
+def smallest(facts: Facts, scheduler: str, steps: int = 1) -> Job:
+    """Return a job of the smallest size, as canaries run it."""
+    return Job(
+        prompt="a probe",
+        negative_prompt="",
+        width=facts.size_step,
+        height=facts.size_step,
+        steps=steps,
+        guidance_scale=facts.guidance_scale,
+        seed=0,
+        scheduler=scheduler,
+    )
+
+
+def _device(config: DiffusersConfig, torch: Any) -> str:
+    if config.device != "auto":
+        return config.device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _load(config: DiffusersConfig, torch: Any, diffusers: Any, device: str) -> Any:
+    transformers: Any = importlib.import_module("transformers")
+    for vendor in (diffusers, transformers):
+        vendor.utils.logging.set_verbosity_error()
+        vendor.utils.logging.disable_progress_bar()
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    types = {"default": getattr(torch, dtype)}
+    if "AutoencoderKLWan" in _index(config.model_path).get("vae", ()):
+        types["vae"] = torch.float32
+    pipe = diffusers.DiffusionPipeline.from_pretrained(
+        config.model_path,
+        torch_dtype=types,
+        local_files_only=True,
+        use_safetensors=True,  # other files of weights may run code
+    ).to(device)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _index(folder: Path) -> dict[str, Any]:
+    file = folder / INDEX
+    if not file.is_file():
+        raise EngineFailedError(f"The model's folder has no {INDEX}: it is no pipeline.")
+    index: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return index
+
+
+def _with_input_image(diffusers: Any, pipe: Any) -> Any:
+    """Return the sibling that starts from an image, around the same parts; None: there is none."""
+    if hasattr(pipe, "video_processor"):
+        return None
+    try:
+        sibling = diffusers.AutoPipelineForImage2Image.from_pipe(pipe)
+    except ValueError:
+        return None
+    sibling.set_progress_bar_config(disable=True)
+    return sibling

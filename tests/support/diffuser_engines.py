@@ -1,0 +1,138 @@
+"""The engines for images and videos that the conformance suite runs over.
+
+Each entry of `ENGINES` makes a started engine with what the suite needs to know of it, and takes it
+down again. Another engine joins the suite with a function like those here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from millstream_server.engines.diffusers.config import DiffusersConfig
+from millstream_server.engines.diffusers.engine import DiffusersEngine
+from millstream_server.engines.simulated.diffuser import SimulatedDiffuser, SimulatedDiffuserConfig
+from millstream_server.runtime.errors import InternalError, ServingError
+from millstream_server.synthesis.diffuser import Diffuser, DiffuserInfo, Job
+from millstream_server.synthesis.request import Kind
+from tests.support.tiny_pipelines import TinyPipelines, for_vendors
+
+
+@dataclass(frozen=True)
+class RunningDiffuser:
+    """A started and warm engine."""
+
+    diffuser: Diffuser
+    info: DiffuserInfo
+    failing: Callable[[], AbstractContextManager[object]]
+    """In this context every job fails at a step."""
+    failures: list[ServingError]
+    """What `on_failure` was called with."""
+
+    def job(self, **changes: Any) -> Job:
+        """Make a job that the engine runs in well under a second."""
+        given: dict[str, Any] = {
+            "prompt": "a red circle on white",
+            "negative_prompt": "",
+            "width": 2 * self.info.size_step,
+            "height": 3 * self.info.size_step,
+            "steps": 4,
+            "guidance_scale": 3.0,
+            "seed": 7,
+            "scheduler": self.info.schedulers[0],
+            "frames": self.info.frame_step + 1 if self.info.default_frames else 1,
+        }
+        return Job(**(given | changes))
+
+
+DiffuserFactory = Callable[[TinyPipelines], AbstractAsyncContextManager[RunningDiffuser]]
+
+
+@contextlib.asynccontextmanager
+async def simulated_images(_: TinyPipelines) -> AsyncIterator[RunningDiffuser]:
+    async with _simulated(Kind.IMAGE) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def simulated_videos(_: TinyPipelines) -> AsyncIterator[RunningDiffuser]:
+    async with _simulated(Kind.VIDEO) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def _simulated(kind: Kind) -> AsyncIterator[RunningDiffuser]:
+    config = SimulatedDiffuserConfig(
+        kinds=frozenset({kind}), image_to_image=kind is Kind.IMAGE, step_s=0.001
+    )
+    diffuser = SimulatedDiffuser(config)
+
+    def failing() -> AbstractContextManager[object]:
+        return mock.patch.object(diffuser, "fault", return_value=InternalError("a fault"))
+
+    async with _started(diffuser, failing) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def diffusers_images(pipelines: TinyPipelines) -> AsyncIterator[RunningDiffuser]:
+    async with diffusers_engine(pipelines.image) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def diffusers_videos(pipelines: TinyPipelines) -> AsyncIterator[RunningDiffuser]:
+    async with diffusers_engine(pipelines.video) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def diffusers_engine(folder: Path) -> AsyncIterator[RunningDiffuser]:
+    engine = DiffusersEngine(DiffusersConfig(model_path=folder, device="cpu"))
+
+    @contextlib.contextmanager
+    def failing() -> Iterator[None]:
+        with mock.patch.object(bare_pipeline(engine).transformer, "forward", _broken):
+            yield
+
+    with for_vendors():
+        async with _started(engine, failing) as running:
+            yield running
+
+
+def bare_pipeline(engine: DiffusersEngine) -> Any:
+    """Return the pipeline that an engine runs."""
+    assert engine._pipeline is not None
+    return engine._pipeline._pipe
+
+
+def _broken(*_: object, **__: object) -> None:
+    raise RuntimeError("secret")
+
+
+@contextlib.asynccontextmanager
+async def _started(
+    diffuser: Diffuser, failing: Callable[[], AbstractContextManager[object]]
+) -> AsyncIterator[RunningDiffuser]:
+    failures: list[ServingError] = []
+    try:
+        info = await diffuser.start(failures.append)
+        await diffuser.warm_up()
+        yield RunningDiffuser(diffuser, info, failing, failures)
+    finally:
+        await diffuser.close()
+
+
+ENGINES = [
+    pytest.param(simulated_images, id="simulated-images"),
+    pytest.param(simulated_videos, id="simulated-videos"),
+    pytest.param(diffusers_images, id="diffusers-images"),
+    pytest.param(diffusers_videos, id="diffusers-videos"),
+]
