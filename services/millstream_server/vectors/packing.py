@@ -16,8 +16,9 @@ def finish(
     cut = rows if dimensions is None else rows[:, :dimensions]
     if not normalize:
         return cut
-    lengths = np.sqrt(np.einsum("ij,ij->i", cut, cut, dtype=np.float32))
-    return cut / np.where(lengths > 0, lengths, np.float32(1))[:, np.newaxis]
+    lengths: NDArray[np.float32] = np.sqrt(np.einsum("ij,ij->i", cut, cut))
+    lengths[lengths == 0] = 1
+    return cut / lengths[:, np.newaxis]
 
 
 def pack(rows: NDArray[np.float32]) -> bytes:
