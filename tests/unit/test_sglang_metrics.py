@@ -12,18 +12,10 @@ import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Metric, generate_latest
 
 from millstream_server.engines.sglang.config import SglangEngineConfig, engine_arguments
+from millstream_server.engines.sglang.loads import KvBlocks
 from millstream_server.engines.sglang.metrics import FILES, collect
-from millstream_server.generation.generator import GeneratorInfo
 
-INFO = GeneratorInfo(
-    engine="sglang",
-    engine_version="0",
-    vocab_size=10,
-    context_length=10,
-    block_size=16,
-    total_blocks=100,
-    max_running_requests=1,
-)
+BLOCKS = KvBlocks(16, 100)
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 _OTHER_PROCESS = """
 from prometheus_client import Counter, Gauge, Histogram
@@ -58,7 +50,7 @@ def _run_other_process() -> None:
 
 
 def _by_name() -> dict[str, Metric]:
-    families = list(collect(INFO))
+    families = list(collect(BLOCKS))
     assert len({family.name for family in families}) == len(families)
     return {family.name: family for family in families}
 
@@ -150,7 +142,7 @@ def test_what_is_collected_can_be_written() -> None:
 
     class Source:
         def collect(self) -> list[Metric]:
-            return list(collect(INFO))
+            return list(collect(BLOCKS))
 
     registry.register(Source())
     text = generate_latest(registry).decode()

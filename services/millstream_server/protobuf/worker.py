@@ -18,6 +18,7 @@ from millstream_server.protobuf.media import (
     MODALITIES_TO_PROTO,
 )
 from millstream_server.protobuf.worker_info import ENGINE_FIELDS, ROLES_TO_PROTO, info_to_proto
+from millstream_server.vectors.embedder import EmbedderInfo
 
 __all__ = ["ROLES_TO_PROTO", "description_from_proto", "description_to_proto"]
 
@@ -35,7 +36,7 @@ _ROLES = {value: role for role, value in ROLES_TO_PROTO.items()}
 
 
 def description_to_proto(description: WorkerDescription) -> worker_pb2.WorkerInfo:
-    """Convert the description of a worker that generates text, encodes media, or does both."""
+    """Convert the description of a worker of any ability."""
     info = info_to_proto(description)
     engine, encoder = description.engine, description.encoder
     if isinstance(engine, GeneratorInfo):
@@ -47,6 +48,9 @@ def description_to_proto(description: WorkerDescription) -> worker_pb2.WorkerInf
             info.media_model.CopyFrom(_media_model_to_proto(engine.media))
     elif isinstance(engine, EncoderInfo):
         encoder = encoder or engine
+    elif isinstance(engine, EmbedderInfo):
+        info.vocab_size = engine.vocab_size
+        info.embedding_model.CopyFrom(_embedding_model_to_proto(engine))
     if isinstance(encoder, EncoderInfo):
         info.encoder.CopyFrom(_encoder_to_proto(encoder))
     return info
@@ -55,35 +59,69 @@ def description_to_proto(description: WorkerDescription) -> worker_pb2.WorkerInf
 def description_from_proto(info: worker_pb2.WorkerInfo) -> WorkerDescription:
     """Convert a worker's info; unknown, newer abilities and modalities are left out.
 
-    Of an ENCODE worker `engine` is an `EncoderInfo`, of others a `GeneratorInfo`.
+    Of an ENCODE worker `engine` is an `EncoderInfo`, of an EMBEDDING worker an `EmbedderInfo`, of
+    others a `GeneratorInfo`.
 
     Raises:
-        ValueError: its role is unknown, or an ENCODE worker says nothing that is known about what
-        it encodes.
+        ValueError: its role is unknown, or it says nothing that is known about what it does.
     """
     if info.role not in _ROLES:
         message = f"the worker has the unknown role {info.role}"
         raise ValueError(message)
+    role = _ROLES[info.role]
     encoder = _encoder_from_proto(info) if info.HasField("encoder") else None
-    engine: EngineInfo | None = encoder
-    if _ROLES[info.role] is not Role.ENCODE:
-        engine = GeneratorInfo(
-            abilities=frozenset(_ABILITIES[a] for a in info.abilities if a in _ABILITIES),
-            media=_media_model_from_proto(info.media_model)
-            if info.HasField("media_model")
-            else None,
-            **{name: getattr(info, name) for name in (*ENGINE_FIELDS, *_GENERATOR_FIELDS)},
-        )
+    engine: EngineInfo | None
+    if role is Role.ENCODE:
+        engine = encoder
+    elif role is Role.EMBEDDING:
+        engine = _embedder_from_proto(info) if info.HasField("embedding_model") else None
+    else:
+        engine = _generator_from_proto(info)
     if engine is None:
-        message = "the worker encodes, but doesn't say what"
+        message = f"the {role.value} worker doesn't say what it takes"
         raise ValueError(message)
     return WorkerDescription(
         worker_id=info.worker_id,
-        role=_ROLES[info.role],
+        role=role,
         model=info.model,
         engine=engine,
         encoder=encoder,
         batched_controls=info.batched_controls,
+    )
+
+
+def _generator_from_proto(info: worker_pb2.WorkerInfo) -> GeneratorInfo:
+    return GeneratorInfo(
+        abilities=frozenset(_ABILITIES[a] for a in info.abilities if a in _ABILITIES),
+        media=_media_model_from_proto(info.media_model) if info.HasField("media_model") else None,
+        **{name: getattr(info, name) for name in (*ENGINE_FIELDS, *_GENERATOR_FIELDS)},
+    )
+
+
+# ---- vectors -------------------------------------------------------------------------------------
+
+
+def _embedding_model_to_proto(engine: EmbedderInfo) -> worker_pb2.EmbeddingModelInfo:
+    return worker_pb2.EmbeddingModelInfo(
+        embeds=engine.embeds,
+        ranks=engine.ranks,
+        width=engine.width,
+        dimensions=engine.dimensions,
+        max_input_tokens=engine.max_input_tokens,
+    )
+
+
+def _embedder_from_proto(info: worker_pb2.WorkerInfo) -> EmbedderInfo:
+    model = info.embedding_model
+    return EmbedderInfo(
+        embeds=model.embeds,
+        ranks=model.ranks,
+        width=model.width,
+        dimensions=tuple(model.dimensions),
+        max_input_tokens=model.max_input_tokens,
+        vocab_size=info.vocab_size,
+        max_batch_tokens=0,  # the worker's own business
+        **{name: getattr(info, name) for name in ENGINE_FIELDS},
     )
 
 

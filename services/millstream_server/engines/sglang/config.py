@@ -17,7 +17,9 @@ _DISAGGREGATION_MODES = {
     Role.AGGREGATED: "null",
     Role.PREFILL: "prefill",
     Role.DECODE: "decode",
+    Role.EMBEDDING: "null",
 }
+_HANDS_OFF = (Role.PREFILL, Role.DECODE)
 
 _CPU_DEFAULTS: Mapping[str, object] = {
     # SGLang's plain PyTorch paths; everything else needs a GPU or AMX.
@@ -67,6 +69,8 @@ class SglangEngineConfig:
     """How long a P/D leg waits for its peer; whole seconds, rounded up."""
     multimodal: bool | None = None
     """Whether SGLang takes images and videos; None: the engine finds out from the model's files."""
+    ability: Mapping[str, object] = field(default_factory=dict)
+    """Fields of SGLang's ServerArgs that the role and the model need; `extra` can't change them."""
     extra: Mapping[str, object] = field(default_factory=dict)
     """Further fields of SGLang's ServerArgs, passed on unchanged."""
     otlp_endpoint: str = ""
@@ -144,7 +148,8 @@ def _managed_arguments(config: SglangEngineConfig) -> dict[str, object]:
         # embeddings ends the scheduler.
         arguments["enable_adaptive_dispatch_to_encoder"] = True
     arguments.update(_limits(config))
-    if config.role is not Role.AGGREGATED:
+    arguments.update(config.ability)
+    if config.role in _HANDS_OFF:
         arguments["disaggregation_transfer_backend"] = config.transfer_backend
         arguments["host"] = config.bootstrap_host
     if config.role is Role.PREFILL:
@@ -190,7 +195,7 @@ def engine_environment(config: SglangEngineConfig) -> dict[str, str]:
         # A picture can drive a vision tower in half precision to NaN; to draw a token from such
         # logits ends the scheduler.
         environment["SGLANG_SANITIZE_NAN_LOGITS"] = "1"
-    if config.role is Role.AGGREGATED:
+    if config.role not in _HANDS_OFF:
         return environment
     seconds = str(math.ceil(config.transfer_timeout_s))
     return {

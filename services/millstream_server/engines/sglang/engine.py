@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from prometheus_client.core import Metric
 
@@ -22,8 +21,9 @@ from millstream_server.engines.sglang.describe import (
     running_limit,
     with_media_model,
 )
-from millstream_server.engines.sglang.launch import BuiltEngine, EngineThread
-from millstream_server.engines.sglang.loads import LoadReader
+from millstream_server.engines.sglang.launch import BuiltEngine
+from millstream_server.engines.sglang.lifetime import SglangLifetime
+from millstream_server.engines.sglang.loads import KvBlocks, LoadReader
 from millstream_server.engines.sglang.media import media_arguments
 from millstream_server.engines.sglang.metrics import collect
 from millstream_server.engines.sglang.progress import RankProgress
@@ -35,7 +35,6 @@ from millstream_server.engines.sglang.translate import (
     read_chunk,
     translate_exception,
 )
-from millstream_server.engines.sglang.watch import ProcessWatch
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import CollectingSink, Finish, FinishReason, OutputSink
 from millstream_server.generation.request import GenerationRequest
@@ -85,60 +84,28 @@ class SglangEngine:
     SGLang keeps its configuration in process globals and its shutdown kills every child of the
     process, so a process holds one engine. `start` must run on the main thread's loop.
 
-    One class of 230 lines: SGLang's callbacks, tasks and failures all meet in the table of open
-    requests.
     """
 
     def __init__(self, config: SglangEngineConfig) -> None:
         """Start nothing yet, import nothing of SGLang."""
         self._config = config
-        self._thread = EngineThread()
-        self._watch = ProcessWatch(self._lose)
+        self._lifetime = SglangLifetime(self._fail_all)
         self._runs: dict[str, _Run] = {}
         self._probes: dict[int, _Run] = {}
         self._progress = RankProgress()
         self._loads = LoadReader()
         self._built: BuiltEngine | None = None
         self._info: GeneratorInfo | None = None
-        self._responses: asyncio.Task[None] | None = None
-        self._failure = ""
-        self._on_failure: Callable[[ServingError], None] | None = None
-        self._closed = False
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> GeneratorInfo:
         """Load the model in a thread of its own; see `Engine.start`."""
-        try:
-            self._watch.catch_sigquit()
-        except (RuntimeError, ValueError) as error:
-            message = "SGLang must be started from the main thread's event loop."
-            raise EngineFailedError(message) from error
         self._config, media = with_media_model(self._config)
-        built = await self._thread.build(self._config)
-        self._built = built
-        self._receive_responses(built.engine.tokenizer_manager)
-        self._watch.watch(built.engine.get_all_child_pids())
+        self._built = built = await self._lifetime.start(self._config)
+        self._progress.read_loads_from(built.engine.tokenizer_manager.load_snapshot_reader)
         info = describe(built, self._config, await running_limit(built), media)
-        if self._failure:  # a process was lost meanwhile
-            raise EngineFailedError(self._failure)
+        self._lifetime.started(on_failure)
         self._info = info
-        self._on_failure = on_failure
         return info
-
-    def _receive_responses(self, manager: Any) -> None:
-        """Run SGLang's response loop ourselves.
-
-        `auto_create_handle_loop` would start it with the first request, and with it take over
-        SIGTERM and SIGQUIT, and kill this process when the loop hits an exception.
-        """
-        manager.event_loop = asyncio.get_running_loop()
-        self._responses = asyncio.create_task(manager.handle_loop(), name="sglang-responses")
-        self._responses.add_done_callback(self._responses_ended)
-        self._progress.read_loads_from(manager.load_snapshot_reader)
-
-    def _responses_ended(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled():
-            log.error("SGLang's response loop ended", error=task.exception())
-            self._lose("its response loop ended")
 
     async def warm_up(self) -> None:
         """Probe every rank, within the warm-up limit each."""
@@ -278,33 +245,25 @@ class SglangEngine:
     async def load(self) -> EngineLoad:
         """See `Engine.load`."""
         built, info = self._ready()
-        return await self._loads.read(
-            built.engine.tokenizer_manager, info, open_requests=len(self._runs)
-        )
+        manager = built.engine.tokenizer_manager
+        blocks = KvBlocks(info.block_size, info.total_blocks)
+        return await self._loads.read(manager, blocks, open_requests=len(self._runs))
 
     def metrics(self) -> Iterable[Metric]:
         """Give SGLang's own metrics; see `worker.engine_metrics.MetricsSource`."""
-        return () if self._info is None else collect(self._info)
-
-    def _lose(self, what: str) -> None:
-        """Fail everything: a part of SGLang is gone."""
-        if self._closed or self._failure:
-            return
-        log.error("SGLang is lost", reason=what)
-        self._fail_all("The engine behind this worker died.")
-        if self._on_failure is not None:
-            self._on_failure(EngineFailedError(self._failure))
+        if self._info is None:
+            return ()
+        return collect(KvBlocks(self._info.block_size, self._info.total_blocks))
 
     def _fail_all(self, message: str) -> None:
-        self._failure = message
         for run in list(self._runs.values()):
             run.end(EngineFailedError(message))
             if run.task is not None and run.started:
                 run.task.cancel()
 
     def _ready(self) -> tuple[BuiltEngine, GeneratorInfo]:
-        if self._failure:
-            raise EngineFailedError(self._failure)
+        if self._lifetime.failure:
+            raise EngineFailedError(self._lifetime.failure)
         if self._built is None or self._info is None:
             message = "The engine has not started."
             raise EngineFailedError(message)
@@ -312,15 +271,6 @@ class SglangEngine:
 
     async def close(self) -> None:
         """Stop SGLang's processes, also while they start; see `Engine.close`."""
-        if self._closed:
-            return
-        self._closed = True
-        self._fail_all("The worker's engine was closed.")
-        tasks = [run.task for run in self._runs.values() if run.task is not None]
-        if self._responses is not None:
-            self._responses.cancel()
-            tasks.append(self._responses)
-        if tasks:
-            await asyncio.wait(tasks)
-        await self._thread.end()
-        self._watch.stop()
+        await self._lifetime.close(
+            lambda: [run.task for run in self._runs.values() if run.task is not None]
+        )

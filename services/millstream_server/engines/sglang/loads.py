@@ -5,13 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from millstream_server.engines.base import EngineLoad
 from millstream_server.engines.sglang.progress import lock_to_read
-from millstream_server.generation.generator import GeneratorInfo
 
 _WAKE_LIMIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class KvBlocks:
+    """How a KV cache is divided."""
+
+    size: int
+    """Tokens of a block."""
+    total: int
 
 
 class LoadReader:
@@ -21,7 +30,7 @@ class LoadReader:
         """Start without any."""
         self._last: list[Any] = []
 
-    async def read(self, manager: Any, info: GeneratorInfo, *, open_requests: int) -> EngineLoad:
+    async def read(self, manager: Any, blocks: KvBlocks, *, open_requests: int) -> EngineLoad:
         """Join the schedulers' last snapshots; ``open_requests`` are on their way or there."""
         loads = self._snapshots(manager.load_snapshot_reader)
         if not open_requests and any(
@@ -45,8 +54,8 @@ class LoadReader:
             running_requests=running,
             # Those on their way to the scheduler are in no snapshot yet.
             queued_requests=max(queued, open_requests - running),
-            used_blocks=math.ceil(used_tokens / info.block_size),
-            total_blocks=info.total_blocks,
+            used_blocks=math.ceil(used_tokens / blocks.size),
+            total_blocks=blocks.total,
         )
 
     def _snapshots(self, reader: Any) -> list[Any]:

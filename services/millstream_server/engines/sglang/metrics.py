@@ -19,7 +19,7 @@ from prometheus_client.core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.samples import Sample
 
-from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.engines.sglang.loads import KvBlocks
 from millstream_server.runtime.telemetry.metrics import ScrapedGauge
 
 CACHE_CONFIG = ScrapedGauge(
@@ -67,7 +67,7 @@ FILES = MetricsFiles()
 """One per process, as SGLang itself."""
 
 
-def collect(info: GeneratorInfo) -> Iterable[Metric]:
+def collect(blocks: KvBlocks) -> Iterable[Metric]:
     """Return every `sglang:` family once, and each of its series once."""
     families: dict[str, Metric] = {}
     for family in _everything():
@@ -77,7 +77,7 @@ def collect(info: GeneratorInfo) -> Iterable[Metric]:
             )
             _add(known, family.samples)
     # Unless a later SGLang has this metric itself.
-    families.setdefault(CACHE_CONFIG.name, _cache_config(info))
+    families.setdefault(CACHE_CONFIG.name, _cache_config(blocks))
     return families.values()
 
 
@@ -96,5 +96,5 @@ def _series(sample: Sample) -> tuple[str, frozenset[tuple[str, str]]]:
     return sample.name, frozenset(sample.labels.items())
 
 
-def _cache_config(info: GeneratorInfo) -> Metric:
-    return CACHE_CONFIG.family(1, (str(info.block_size), str(info.total_blocks)))
+def _cache_config(blocks: KvBlocks) -> Metric:
+    return CACHE_CONFIG.family(1, (str(blocks.size), str(blocks.total)))

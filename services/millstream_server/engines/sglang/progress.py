@@ -31,6 +31,10 @@ class RankProgress:
         if raw["output_ids"]:
             self._outputs[raw["meta_info"].get("dp_rank") or 0] += 1
 
+    def note_result(self, dp_rank: int) -> None:
+        """Count a result that came from a rank."""
+        self._outputs[dp_rank] += 1
+
     def of(self, dp_rank: int) -> int:
         """Return a rank's number."""
         self._read(dp_rank)

@@ -40,7 +40,7 @@ def engine_config(settings: SglangSettings, context: EngineContext) -> SglangEng
     """
     common = context.common
     return SglangEngineConfig(
-        model_path=str(_model_directory(context.model_path)),
+        model_path=str(model_directory(context.model_path)),
         role=context.role,
         device=settings.device,
         dtype=settings.dtype,
@@ -57,12 +57,17 @@ def engine_config(settings: SglangSettings, context: EngineContext) -> SglangEng
         metrics=context.metrics,
         otlp_endpoint=context.otlp_endpoint,
         warm_up_timeout_s=settings.warm_up_timeout_s,
-        extra=_extra(settings.engine_args),
+        extra=extra_arguments(settings.engine_args),
         log_level=settings.engine_log_level,
     )
 
 
-def _model_directory(path: Path | None) -> Path:
+def model_directory(path: Path | None) -> Path:
+    """Return the directory of a model's files.
+
+    Raises:
+        SettingsError: it is none.
+    """
     if path is None:
         raise SettingsError("--model-path is required with --engine sglang: a model directory")
     if not (path / "config.json").is_file():
@@ -70,7 +75,12 @@ def _model_directory(path: Path | None) -> Path:
     return path
 
 
-def _extra(text: str) -> dict[str, Any]:
+def extra_arguments(text: str) -> dict[str, Any]:
+    """Read ServerArgs from a setting.
+
+    Raises:
+        SettingsError: they are no JSON object.
+    """
     try:
         extra = json.loads(text or "{}")
     except ValueError as error:

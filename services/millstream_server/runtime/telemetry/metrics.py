@@ -248,6 +248,18 @@ ENCODE_STORE_BYTES = _gauge(
 )
 ENCODE_LEASES = _gauge("millstream_encode_leases", "Results leased to Processors")
 
+# ---- vectors -------------------------------------------------------------------------------------
+
+EMBED_BATCHES = _counter(
+    "millstream_vector_batches", "Batches that an embedding worker's engine was given"
+)
+EMBED_BATCHED_INPUTS = _counter(
+    "millstream_vector_batched_inputs", "Inputs and pairs in those batches"
+)
+EMBED_TOKENS = _counter(
+    "millstream_vector_tokens", "Tokens of the requests that got all their vectors or scores"
+)
+
 # ---- engine: the gauges are made at scrape time, by `worker.engine_metrics` ----------------------
 
 _ENGINE = ("model", "role")

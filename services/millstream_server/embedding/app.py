@@ -1,0 +1,36 @@
+"""An embedding worker's process."""
+
+from __future__ import annotations
+
+from millstream_server.embedding.settings import EmbeddingSettings
+from millstream_server.engines.sglang.vectors.settings import make_embedder
+from millstream_server.engines.simulated.vectors import SimulatedEmbedder, embedder_config
+from millstream_server.vectors.embedder import Embedder
+from millstream_server.worker import app
+from millstream_server.worker.settings import EngineKind
+from millstream_server.worker.vectors.service import make_plan
+
+
+async def run(settings: EmbeddingSettings) -> int:
+    """Run an embedding worker; return the process's exit code.
+
+    Raises:
+        SettingsError: settings contradict each other.
+    """
+    plan = make_plan(_engine(settings), _model_name(settings), settings.vectors)
+    return await app.run(settings, plan)
+
+
+def _engine(settings: EmbeddingSettings) -> Embedder:
+    if settings.engine is EngineKind.SIMULATED:
+        return SimulatedEmbedder(embedder_config(settings.simulated))
+    return make_embedder(
+        settings.sglang,
+        settings.model_path,
+        _model_name(settings),
+        metrics=bool(settings.metrics_listen),
+    )
+
+
+def _model_name(settings: EmbeddingSettings) -> str:
+    return settings.model_name or (settings.model_path.name if settings.model_path else "simulated")

@@ -1,0 +1,1 @@
+"""SGLang's embedding models and cross-encoders behind `vectors.embedder.Embedder`."""

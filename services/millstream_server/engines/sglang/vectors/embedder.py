@@ -1,0 +1,252 @@
+"""SGLang as a `vectors.embedder.Embedder`."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from prometheus_client.core import Metric
+
+from millstream_server.engines.base import EngineLoad
+from millstream_server.engines.sglang.config import SglangEngineConfig
+from millstream_server.engines.sglang.describe import running_limit
+from millstream_server.engines.sglang.launch import BuiltEngine
+from millstream_server.engines.sglang.lifetime import SglangLifetime
+from millstream_server.engines.sglang.loads import KvBlocks, LoadReader
+from millstream_server.engines.sglang.metrics import collect
+from millstream_server.engines.sglang.progress import RankProgress
+from millstream_server.engines.sglang.translate import translate_exception
+from millstream_server.engines.sglang.vectors.model import VectorModel, read_model
+from millstream_server.runtime.errors import (
+    EngineFailedError,
+    InternalError,
+    InvalidRequestError,
+    ServingError,
+    UnavailableError,
+)
+from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.vectors.embedder import EmbedderInfo
+
+log = get_log(__name__)
+
+_PROBE = (0,)
+_CPU_RUNNING = 64
+_CPU_ENCODER_MEMORY = 0.3
+"""Of a machine's memory; SGLang reserves so little for models without a KV cache that it fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """A started engine and its facts."""
+
+    built: BuiltEngine
+    info: EmbedderInfo
+    blocks: KvBlocks
+
+
+class SglangEmbedder:
+    """Satisfies `vectors.embedder.Embedder`; one per process, as `SglangEngine`.
+
+    It refuses what would end SGLang's scheduler: empty inputs and those over the model's positions.
+    """
+
+    def __init__(self, config: SglangEngineConfig, dimensions: Sequence[int] = ()) -> None:
+        """Start nothing yet, import nothing of SGLang.
+
+        ``dimensions``: to which vectors may be cut, instead of those that the model's files name.
+        """
+        self._config = config
+        self._dimensions = dimensions
+        self._lifetime = SglangLifetime(lambda _: self._end_calls())
+        self._calls: set[asyncio.Task[list[Any]]] = set()
+        self._inputs = 0
+        self._probe: asyncio.Task[list[Any]] | None = None
+        self._progress = RankProgress()
+        self._loads = LoadReader()
+        self._request: Callable[..., Any] | None = None
+        self._started: _Started | None = None
+
+    async def start(self, on_failure: Callable[[ServingError], None]) -> EmbedderInfo:
+        """Load the model in a thread of its own; see `Embedder.start`."""
+        model = read_model(Path(self._config.model_path), self._dimensions)
+        built = await self._lifetime.start(_with_ability(self._config, model))
+        self._request = importlib.import_module("sglang.srt.managers.io_struct").EmbeddingReqInput
+        self._progress.read_loads_from(built.engine.tokenizer_manager.load_snapshot_reader)
+        info = _describe(built, model, await running_limit(built))
+        self._lifetime.started(on_failure)
+        size = int(built.server_args.get("page_size") or 1)
+        self._started = _Started(built, info, KvBlocks(size, built.total_tokens // size))
+        return info
+
+    async def warm_up(self) -> None:
+        """Probe it within the warm-up limit."""
+        try:
+            async with asyncio.timeout(self._config.warm_up_timeout_s):
+                await self.probe(0)
+        except TimeoutError as error:
+            message = f"The warm-up took longer than {self._config.warm_up_timeout_s:g} s."
+            raise EngineFailedError(message) from error
+        except ServingError as error:
+            raise EngineFailedError(f"The warm-up failed: {error.message}") from error
+
+    def progress(self, dp_rank: int) -> int:
+        """See `Probeable.progress`."""
+        return self._progress.of(dp_rank)
+
+    async def probe(self, dp_rank: int) -> None:
+        """Run one token through.
+
+        A cancelled probe stays until a scheduler that hung has let go of it, and the next call
+        waits for the same one: so a long hang doesn't pile them up.
+        """
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.create_task(self._run([_PROBE]))
+            self._probe.add_done_callback(lambda task: task.cancelled() or task.exception())
+        await asyncio.shield(self._probe)
+
+    async def embed(self, inputs: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """See `Embedder.embed`; SGLang gives all vectors the length 1."""
+        rows = await self._run(inputs)
+        return _array(rows, (len(inputs), self._ready().info.width))
+
+    async def rank(self, pairs: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """See `Embedder.rank`."""
+        return _array(await self._run(pairs), (len(pairs),))
+
+    async def _run(self, inputs: Sequence[Sequence[int]]) -> list[Any]:
+        """Return what SGLang makes of each input; cancel the call to drop them."""
+        _check(inputs, self._ready().info)
+        call = asyncio.create_task(self._call(inputs))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        self._inputs += len(inputs)
+        try:
+            return await call
+        except asyncio.CancelledError as error:
+            if self._lifetime.failure and not _cancelling():
+                raise EngineFailedError(self._lifetime.failure) from error
+            raise
+        except ServingError:
+            raise
+        except Exception as error:
+            log.warning("SGLang refused inputs", inputs=len(inputs), error=error)
+            raise translate_exception(error) from error
+        finally:
+            self._inputs -= len(inputs)
+
+    async def _call(self, inputs: Sequence[Sequence[int]]) -> list[Any]:
+        started = self._ready()
+        assert self._request is not None  # noqa: S101 - set before `_started`
+        request = self._request(input_ids=[list(ids) for ids in inputs])
+        manager = started.built.engine.tokenizer_manager
+        rows = []
+        async for results in manager.generate_request(request, None):  # one, for all of them
+            rows = [result.get("embedding") for result in results]
+            self._progress.note_result(0)
+        if len(rows) != len(inputs) or None in rows:
+            raise UnavailableError("The engine dropped the inputs; send them again.")
+        return rows
+
+    async def load(self) -> EngineLoad:
+        """Return the load in inputs; see `Engine.load`."""
+        started = self._ready()
+        manager = started.built.engine.tokenizer_manager
+        return await self._loads.read(manager, started.blocks, open_requests=self._inputs)
+
+    def metrics(self) -> Iterable[Metric]:
+        """Give SGLang's own metrics; see `worker.engine_metrics.MetricsSource`."""
+        return () if self._started is None else collect(self._started.blocks)
+
+    def _ready(self) -> _Started:
+        if self._lifetime.failure:
+            raise EngineFailedError(self._lifetime.failure)
+        if self._started is None:
+            raise EngineFailedError("The engine has not started.")
+        return self._started
+
+    def _end_calls(self) -> None:
+        for call in list(self._calls):
+            call.cancel()
+
+    async def close(self) -> None:
+        """Stop SGLang's processes, also while they start; see `Engine.close`."""
+        await self._lifetime.close(lambda: [*self._calls, *([self._probe] if self._probe else [])])
+
+
+def _with_ability(config: SglangEngineConfig, model: VectorModel) -> SglangEngineConfig:
+    """Add the arguments without which SGLang fails with such a model, or is wrong."""
+    on_cpu = config.resolved_device() == "cpu"
+    ability: dict[str, object] = {"is_embedding": True}
+    if model.encoder_only:
+        ability |= {"disable_radix_cache": True, "chunked_prefill_size": -1}
+        if on_cpu:
+            ability["mem_fraction_static"] = _CPU_ENCODER_MEMORY
+    if model.overrides:
+        ability["json_model_override_args"] = json.dumps(model.overrides)
+    if int(str(config.extra.get("dp_size", 1))) > 1:
+        raise EngineFailedError(
+            "extra: dp_size is 1 for embedding, as SGLang can't be told which rank to try; run "
+            "one worker per rank."
+        )
+    running = config.max_running_requests or (_CPU_RUNNING if on_cpu else None)
+    return replace(config, ability=ability, max_running_requests=running, multimodal=False)
+
+
+def _describe(built: BuiltEngine, model: VectorModel, running: int) -> EmbedderInfo:
+    """Read what the worker tells its callers."""
+    manager = built.engine.tokenizer_manager
+    batch = min(int(built.server_args["max_prefill_tokens"]), built.total_tokens)
+    chunk = int(built.server_args.get("chunked_prefill_size") or 0)
+    return EmbedderInfo(
+        engine="sglang",
+        engine_version=built.version,
+        max_running_requests=running,
+        weight_version=str(built.server_args.get("weight_version") or ""),
+        embeds=model.embeds,
+        ranks=not model.embeds,
+        width=model.width,
+        dimensions=model.dimensions,
+        max_input_tokens=_longest(int(manager.context_len), built.total_tokens, model.positions),
+        vocab_size=built.vocab_size,
+        max_batch_tokens=min(batch, chunk) if chunk > 0 else batch,
+    )
+
+
+def _longest(context: int, pool: int, positions: int | None) -> int:
+    """Return the longest input that SGLang answers.
+
+    It refuses one of the context's length, lets one wait for ever that its KV cache can't hold, and
+    dies of one that has more tokens than the model has positions.
+    """
+    longest = min(context, pool) - 1
+    return longest if positions is None else min(longest, positions)
+
+
+def _check(inputs: Sequence[Sequence[int]], info: EmbedderInfo) -> None:
+    """Refuse what would end the scheduler; callers have checked it before."""
+    for index, ids in enumerate(inputs):
+        if not 0 < len(ids) <= info.max_input_tokens:
+            raise InvalidRequestError.of(
+                f"inputs[{index}]", f"has {len(ids)} tokens; 1 to {info.max_input_tokens} are taken"
+            )
+
+
+def _array(rows: list[Any], shape: tuple[int, ...]) -> NDArray[np.float32]:
+    array = np.array(rows, np.float32)
+    if array.shape != shape:
+        raise InternalError(f"The engine made {array.shape}, not {shape}.")
+    if not np.isfinite(array).all():
+        raise InternalError("The model made numbers that are not finite of the inputs.")
+    return array
+
+
+def _cancelling() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,67 @@
+"""The settings of SGLang's embedding models and cross-encoders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from millstream_server.engines.base import Role
+from millstream_server.engines.sglang.config import SglangEngineConfig
+from millstream_server.engines.sglang.settings import extra_arguments, model_directory
+from millstream_server.engines.sglang.vectors.embedder import SglangEmbedder
+from millstream_server.runtime.settings import SettingsError, setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangEmbedderSettings:
+    """Settings that only SGLang reads."""
+
+    device: Literal["auto", "cuda", "cpu"] = setting("auto", help="auto, cuda or cpu")
+    dtype: str = setting("auto", help="auto, bfloat16, float16 or float32")
+    max_running_requests: int = setting(
+        0, help="most inputs in a batch; 0: the engine decides, 64 on a CPU"
+    )
+    max_total_tokens: int = setting(0, help="KV cache size in tokens; 0: what fits")
+    context_length: int = setting(0, help="most tokens of an input; 0: the model's")
+    dimensions: tuple[str, ...] = setting(
+        (),
+        help="numbers to which requests may cut vectors, such as 64,128,256: for a model that was "
+        "trained for that, and whose config.json doesn't say so",
+    )
+    engine_args: str = setting("", help="further SGLang ServerArgs, as a JSON object")
+    warm_up_timeout_s: float = setting(120.0, help="longest warm-up before the start fails")
+    engine_log_level: str = setting("warning", help="log level of SGLang")
+
+
+def make_embedder(
+    settings: SglangEmbedderSettings, model_path: Path | None, model_name: str, *, metrics: bool
+) -> SglangEmbedder:
+    """Make the embedder that ``settings`` describe; nothing is loaded yet.
+
+    SGLang traces nothing here: one of its batches has inputs of several requests.
+
+    Raises:
+        SettingsError: the settings contradict each other.
+    """
+    config = SglangEngineConfig(
+        model_path=str(model_directory(model_path)),
+        role=Role.EMBEDDING,
+        device=settings.device,
+        dtype=settings.dtype,
+        max_total_tokens=settings.max_total_tokens or None,
+        max_running_requests=settings.max_running_requests or None,
+        context_length=settings.context_length or None,
+        served_model_name=model_name,
+        metrics=metrics,
+        warm_up_timeout_s=settings.warm_up_timeout_s,
+        extra=extra_arguments(settings.engine_args),
+        log_level=settings.engine_log_level,
+    )
+    return SglangEmbedder(config, _numbers(settings.dimensions))
+
+
+def _numbers(texts: tuple[str, ...]) -> list[int]:
+    if wrong := [text for text in texts if not (text.isascii() and text.isdigit())]:
+        raise SettingsError(f"--dimensions: {wrong[0]!r} is not a whole number")
+    return [int(text) for text in texts]

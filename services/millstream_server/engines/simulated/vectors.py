@@ -1,0 +1,219 @@
+"""A deterministic embedder and ranker: results to work out by hand, a timing model.
+
+With ``s`` as the sum of ``(place + 1) * (token_id + 1)`` over an input's tokens, the vector of
+width ``w`` is ``[1 + s * (d + 1) % 1013 for d in range(w)]``, which has not the length 1, and a
+pair's logit is ``s % 2001 / 100 - 10`` as float32. No torch.
+
+It is part of the package: for contract tests, demonstrations and scale tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from millstream_server.engines.base import EngineLoad
+from millstream_server.runtime.errors import EngineFailedError, ServingError
+from millstream_server.runtime.settings import setting
+from millstream_server.vectors.embedder import EmbedderInfo
+
+_KEPT_BATCHES = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedEmbedderSettings:
+    """Settings that only the simulated embedder reads."""
+
+    simulated_load_s: float = setting(0.0, help="simulated: time to load the model")
+    simulated_token_s: float = setting(0.0, help="simulated: time of the model per token")
+    simulated_width: int = setting(16, help="simulated: numbers of a vector")
+    simulated_max_input_tokens: int = setting(512, help="simulated: most tokens of an input")
+    simulated_vocab_size: int = setting(32000, help="simulated: vocabulary size")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedEmbedderConfig:
+    """The simulated model."""
+
+    width: int = 16
+    dimensions: tuple[int, ...] = (4, 8, 16)
+    max_input_tokens: int = 512
+    vocab_size: int = 32000
+    max_batch_tokens: int = 4096
+    max_running_requests: int = 64
+    """Inputs of a batch."""
+    embeds: bool = True
+    ranks: bool = True
+    load_s: float = 0.0
+    token_s: float = 0.0
+    """Seconds of the model per token."""
+
+
+def embedder_config(
+    settings: SimulatedEmbedderSettings, dimensions: tuple[int, ...] = ()
+) -> SimulatedEmbedderConfig:
+    """Make the configuration of one embedder."""
+    halves = (settings.simulated_width // 4, settings.simulated_width // 2)
+    return SimulatedEmbedderConfig(
+        width=settings.simulated_width,
+        dimensions=dimensions or tuple(filter(None, (*halves, settings.simulated_width))),
+        max_input_tokens=settings.simulated_max_input_tokens,
+        vocab_size=settings.simulated_vocab_size,
+        load_s=settings.simulated_load_s,
+        token_s=settings.simulated_token_s,
+    )
+
+
+def vector(token_ids: Sequence[int], width: int) -> list[float]:
+    """Return the vector of an input; see the module's rule."""
+    total = _sum(token_ids)
+    return [float(1 + total * (d + 1) % 1013) for d in range(width)]
+
+
+def logit(token_ids: Sequence[int]) -> float:
+    """Return the score of a pair; see the module's rule."""
+    return _sum(token_ids) % 2001 / 100 - 10
+
+
+def _sum(token_ids: Sequence[int]) -> int:
+    return sum((place + 1) * (token + 1) for place, token in enumerate(token_ids))
+
+
+class SimulatedEmbedder:
+    """Satisfies `vectors.embedder.Embedder`. It runs one batch at a time.
+
+    A test sets `fault`, and calls `wedge` and `die`.
+    """
+
+    def __init__(self, config: SimulatedEmbedderConfig | None = None) -> None:
+        """Simulate ``config``."""
+        self.config = config or SimulatedEmbedderConfig()
+        self.fault: Callable[[Sequence[Sequence[int]]], Exception | None] = lambda _: None
+        """Returns the error with which a batch fails, None: it doesn't."""
+        self.batches: deque[tuple[int, ...]] = deque(maxlen=_KEPT_BATCHES)
+        """The tokens of each input, of the last batches that have begun."""
+        self.dropped = 0
+        """Inputs whose call was cancelled before its end."""
+        self._turn = asyncio.Lock()
+        self._going = asyncio.Event()
+        self._going.set()
+        self._steps = 0
+        self._running = 0
+        self._waiting = 0
+        self._calls: set[asyncio.Task[None]] = set()
+        self._failure = "The engine has not started."
+        self._on_failure: Callable[[ServingError], None] | None = None
+
+    async def start(self, on_failure: Callable[[ServingError], None]) -> EmbedderInfo:
+        """Load for ``load_s`` seconds. It never fails by itself."""
+        config = self.config
+        await asyncio.sleep(config.load_s)
+        self._on_failure = on_failure
+        self._failure = ""
+        return EmbedderInfo(
+            engine="simulated",
+            engine_version="1",
+            max_running_requests=config.max_running_requests,
+            embeds=config.embeds,
+            ranks=config.ranks,
+            width=config.width if config.embeds else 0,
+            dimensions=config.dimensions if config.embeds else (),
+            max_input_tokens=config.max_input_tokens,
+            vocab_size=config.vocab_size,
+            max_batch_tokens=config.max_batch_tokens,
+        )
+
+    async def warm_up(self) -> None:
+        """Do what `probe` does."""
+        await self.probe(0)
+
+    def progress(self, dp_rank: int) -> int:
+        """Return the number of batches."""
+        return self._steps
+
+    async def probe(self, dp_rank: int) -> None:
+        """Run an input of one token."""
+        await self._run([(0,)])
+
+    async def embed(self, inputs: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """See `Embedder.embed`."""
+        await self._run(inputs)
+        width = self.config.width
+        rows = [vector(ids, width) for ids in inputs]
+        return np.array(rows, np.float32).reshape(len(inputs), width)
+
+    async def rank(self, pairs: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """See `Embedder.rank`."""
+        await self._run(pairs)
+        return np.array([logit(ids) for ids in pairs], np.float32)
+
+    async def _run(self, inputs: Sequence[Sequence[int]]) -> None:
+        """Take the model's time; closing and dying end it."""
+        if self._failure:
+            raise EngineFailedError(self._failure)
+        call = asyncio.create_task(self._take_time(inputs))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        try:
+            await call
+        except asyncio.CancelledError:
+            self.dropped += len(inputs)
+            task = asyncio.current_task()
+            if self._failure and not (task and task.cancelling()):
+                raise EngineFailedError(self._failure) from None
+            raise
+
+    async def _take_time(self, inputs: Sequence[Sequence[int]]) -> None:
+        self._waiting += len(inputs)
+        try:
+            await self._turn.acquire()
+        finally:
+            self._waiting -= len(inputs)
+        self._running = len(inputs)
+        try:
+            self.batches.append(tuple(map(len, inputs)))
+            await asyncio.sleep(self.config.token_s * sum(map(len, inputs)))
+            await self._going.wait()
+            if (fault := self.fault(inputs)) is not None:
+                raise fault
+            self._steps += 1
+        finally:
+            self._running = 0
+            self._turn.release()
+
+    async def load(self) -> EngineLoad:
+        """Return the inputs that run and wait."""
+        return EngineLoad(
+            running_requests=self._running,
+            queued_requests=self._waiting,
+            used_blocks=0,
+            total_blocks=0,
+        )
+
+    def wedge(self) -> None:
+        """Simulate a hang: batches don't end."""
+        self._going.clear()
+
+    def unwedge(self) -> None:
+        """End the hang."""
+        self._going.set()
+
+    def die(self) -> None:
+        """Simulate the engine's death."""
+        self._fail("The engine behind this worker died.")
+        if self._on_failure is not None:
+            self._on_failure(EngineFailedError(self._failure))
+
+    def _fail(self, message: str) -> None:
+        self._failure = message
+        for call in list(self._calls):
+            call.cancel()
+
+    async def close(self) -> None:
+        """Fail what is open."""
+        self._fail("The worker's engine was closed.")

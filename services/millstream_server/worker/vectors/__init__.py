@@ -1,0 +1,1 @@
+"""Embedding and ranking on a worker's host: batches across requests, one engine."""

@@ -1,0 +1,83 @@
+"""EmbeddingService on a worker."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+from millstream.v1 import embedding_pb2, embedding_pb2_grpc
+from millstream_server.protobuf.embedding import (
+    Content,
+    embed_from_proto,
+    embed_response,
+    ranking_to_proto,
+    rerank_from_proto,
+)
+from millstream_server.runtime.errors import InvalidRequestError
+from millstream_server.runtime.lifecycle.drain import OpenWork
+from millstream_server.runtime.rpc.call import Call
+from millstream_server.runtime.rpc.slot_session import CancelSlot, Output, SlotSession, StartSlot
+from millstream_server.runtime.telemetry.tracing import ambient
+from millstream_server.vectors.output import EmbedFinished, Vectors
+from millstream_server.vectors.request import EmbedRequest
+from millstream_server.worker.vectors.core import VectorWorker
+
+SERVICE = "millstream.v1.EmbeddingService"
+STREAM = f"{SERVICE}/Embed"
+
+
+class EmbedSlots:
+    """Satisfies `runtime.rpc.slot_session.SlotService`: an Embed stream's batches."""
+
+    def __init__(self, worker: VectorWorker, work: OpenWork, streams: OpenWork) -> None:
+        """Run batches on ``worker``."""
+        self.work = work
+        self.streams = streams
+        self._worker = worker
+
+    def control(self, message: embedding_pb2.EmbedRequest) -> StartSlot[EmbedRequest] | CancelSlot:
+        """See `SlotService.control`."""
+        match message.WhichOneof("control"):
+            case "start":
+                start = message.start
+                return StartSlot(start.slot, lambda trace: embed_from_proto(start, trace))
+            case "cancel":
+                return CancelSlot(message.cancel.slot)
+            case _:
+                raise InvalidRequestError.of("control", "set one of start, cancel")
+
+    async def run(self, request: EmbedRequest, output: Output[Vectors]) -> EmbedFinished:
+        """See `SlotService.run`."""
+        return await self._worker.embed(request, output)
+
+    def response(self, content: Content) -> embedding_pb2.EmbedResponse:
+        """See `SlotService.response`."""
+        return embed_response(content)
+
+
+class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
+    """Serves EmbeddingService from one engine."""
+
+    def __init__(self, worker: VectorWorker, work: OpenWork, streams: OpenWork) -> None:
+        """Embed and rank on ``worker``; ``streams`` counts Embed streams."""
+        self._worker = worker
+        self._slots = EmbedSlots(worker, work, streams)
+
+    async def Embed(
+        self, request_iterator: AsyncIterator[embedding_pb2.EmbedRequest], call: Call
+    ) -> AsyncIterator[embedding_pb2.EmbedResponse]:
+        """Embed one stream's batches; see embedding.proto for the rules."""
+        session = SlotSession(self._slots)
+        async with contextlib.aclosing(session.responses(request_iterator)) as responses:
+            async for response in responses:
+                yield response
+
+    async def Rerank(
+        self, request: embedding_pb2.RerankRequest, call: Call
+    ) -> embedding_pb2.RerankResponse:
+        """Score pairs of query and document."""
+        left_s = call.time_left_s
+        deadline_s = None if left_s is None else time.monotonic() + left_s
+        ranking = await self._worker.rerank(rerank_from_proto(request, ambient(), deadline_s))
+        return ranking_to_proto(ranking)
