@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream_server.engines.base import EngineLoad
-from millstream_server.runtime.errors import EngineFailedError, ServingError
+from millstream_server.runtime.errors import EngineFailedError, InvalidRequestError, ServingError
 from millstream_server.runtime.settings import setting
 from millstream_server.vectors.embedder import EmbedderInfo
 
@@ -156,6 +156,9 @@ class SimulatedEmbedder:
         """Take the model's time; closing and dying end it."""
         if self._failure:
             raise EngineFailedError(self._failure)
+        for index, ids in enumerate(inputs):
+            if not 0 < len(ids) <= self.config.max_input_tokens:
+                raise InvalidRequestError.of(f"inputs[{index}]", f"has {len(ids)} tokens")
         call = asyncio.create_task(self._take_time(inputs))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
