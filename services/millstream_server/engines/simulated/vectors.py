@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream_server.engines.base import EngineLoad
-from millstream_server.runtime.errors import EngineFailedError, ServingError
+from millstream_server.runtime.errors import EngineFailedError, InvalidRequestError, ServingError
 from millstream_server.runtime.settings import setting
 from millstream_server.vectors.embedder import EmbedderInfo
 
@@ -70,7 +70,7 @@ def embedder_config(
 
 
 def vector(token_ids: Sequence[int], width: int) -> list[float]:
-    """Return the vector of an input; see the module's rule."""
+    """Return the vector of an input; see the module's rule. Tests compare the engine with it."""
     total = _sum(token_ids)
     return [float(1 + total * (d + 1) % 1013) for d in range(width)]
 
@@ -143,9 +143,9 @@ class SimulatedEmbedder:
     async def embed(self, inputs: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """See `Embedder.embed`."""
         await self._run(inputs)
-        width = self.config.width
-        rows = [vector(ids, width) for ids in inputs]
-        return np.array(rows, np.float32).reshape(len(inputs), width)
+        totals = np.array([_sum(ids) for ids in inputs], np.int64)
+        places = np.arange(1, self.config.width + 1, dtype=np.int64)
+        return (1 + totals[:, np.newaxis] * places % 1013).astype(np.float32)
 
     async def rank(self, pairs: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """See `Embedder.rank`."""
@@ -156,6 +156,9 @@ class SimulatedEmbedder:
         """Take the model's time; closing and dying end it."""
         if self._failure:
             raise EngineFailedError(self._failure)
+        for index, ids in enumerate(inputs):
+            if not 0 < len(ids) <= self.config.max_input_tokens:
+                raise InvalidRequestError.of(f"inputs[{index}]", f"has {len(ids)} tokens")
         call = asyncio.create_task(self._take_time(inputs))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)

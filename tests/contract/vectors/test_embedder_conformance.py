@@ -1,0 +1,52 @@
+"""Every embedder and ranker: the simulated ones, and SGLang on every class of model it takes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from tests.support import embedder_checks, forked
+from tests.support.embedder_checks import SGLANG, SIMULATED
+from tests.support.vector_models import Kind, make_vector_model
+
+Outcomes = Callable[[str], dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    """Run all checks of an embedder once; one test reads one outcome."""
+    known: dict[str, dict[str, str]] = {}
+
+    def run(kind: str) -> dict[str, str]:
+        if kind not in known:
+            folder = tmp_path_factory.mktemp(kind)
+            known[kind] = (
+                asyncio.run(embedder_checks.run_all(folder, kind))
+                if kind in SIMULATED
+                else _forked(make_vector_model(folder, cast("Kind", kind)), kind)
+            )
+        return known[kind]
+
+    return run
+
+
+def _forked(model: Path, kind: str) -> dict[str, str]:
+    done = forked.run("sglang", "tests.support.embedder_checks", str(model), kind)
+    assert done.returncode == 0, done.stderr[-6000:]
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("check", embedder_checks.CHECKS)
+@pytest.mark.parametrize(
+    "kind", [*SIMULATED, *(pytest.param(kind, marks=pytest.mark.sglang) for kind in SGLANG)]
+)
+def test_embedder(outcomes: Outcomes, kind: str, check: str) -> None:
+    outcome = outcomes(kind)[check]
+    assert not outcome, outcome

@@ -1,0 +1,152 @@
+"""Which models SGLang embeds or ranks with, and which it would get wrong; no SGLang is needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from millstream_server.engines.sglang.vectors.model import read_model
+from millstream_server.engines.sglang.vectors.settings import (
+    SglangEmbedderSettings,
+    make_embedder,
+)
+from millstream_server.runtime.errors import EngineFailedError
+from millstream_server.runtime.settings import SettingsError
+
+Write = Callable[..., Path]
+
+_ONE_LABEL = {"id2label": {"0": "LABEL_0"}}
+_RANKER = {
+    "architectures": ["XLMRobertaForSequenceClassification"],
+    "max_position_embeddings": 514,
+    "pad_token_id": 1,
+    **_ONE_LABEL,
+}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def config(file: str = "config.json", /, **fields: Any) -> Path:
+        path = tmp_path / file
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps({"hidden_size": 64, **fields}))
+        return tmp_path
+
+    return config
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(EngineFailedError) as caught:
+        read_model(path)
+    return caught.value.message
+
+
+def test_a_decoder(write: Write) -> None:
+    model = read_model(write(architectures=["Qwen3ForCausalLM"], matryoshka_dimensions=[32, 16]))
+    assert (model.embeds, model.encoder_only, model.width) == (True, False, 64)
+    assert (model.dimensions, model.positions, model.overrides) == ((16, 32), None, {})
+
+
+def test_an_encoder(write: Write) -> None:
+    model = read_model(write(architectures=["BertModel"], max_position_embeddings=512))
+    assert (model.embeds, model.encoder_only, model.positions) == (True, True, 512)
+    assert model.overrides == {"position_embedding_type": "absolute"}
+    assert model.dimensions == ()
+
+
+def test_a_ranker_has_no_width_and_scores_are_plain_logits(write: Write) -> None:
+    activation = "torch.nn.modules.activation.Sigmoid"
+    model = read_model(
+        write(**_RANKER, sbert_ce_default_activation_function=activation, is_matryoshka=True)
+    )
+    assert (model.embeds, model.width, model.dimensions, model.positions) == (False, 0, (), 512)
+    assert model.overrides["sbert_ce_default_activation_function"] is None
+
+
+def test_dimensions_follow_the_files_unless_the_operator_names_others(write: Write) -> None:
+    path = write(architectures=["Qwen3ForCausalLM"], is_matryoshka=True)
+    assert read_model(path).dimensions == tuple(range(1, 65))
+    assert read_model(path, [32, 8]).dimensions == (8, 32)
+    with pytest.raises(EngineFailedError, match="name numbers from 1 to 64"):
+        read_model(path, [65])
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"architectures": ["Qwen3ForSequenceClassification"]}, "adds a bias to the heads"),
+        ({"architectures": ["Qwen2ForSequenceClassification"]}, "adds a bias to the heads"),
+        ({"architectures": ["T5EncoderModel"]}, "The model is a T5EncoderModel. Classes that"),
+        ({}, "without architectures"),
+        ({**_RANKER, "id2label": {"0": "a", "1": "b"}}, "has 2 labels: it classifies"),
+        ({"architectures": _RANKER["architectures"]}, "has 2 labels"),
+        (
+            {"architectures": ["BertForSequenceClassification"], "type_vocab_size": 2} | _ONE_LABEL,
+            "by segment types",
+        ),
+        (
+            {
+                "architectures": ["BertModel"],
+                "max_position_embeddings": 9,
+                "position_embedding_type": "relative_key",
+            },
+            "positions of the type 'relative_key'",
+        ),
+    ],
+)
+def test_what_would_be_wrong_is_refused(
+    write: Write, fields: dict[str, Any], sentence: str
+) -> None:
+    assert sentence in refused(write(**fields))
+
+
+@pytest.mark.parametrize(
+    ("pooling", "refuses"),
+    [
+        ({"pooling_mode_cls_token": True}, ""),
+        ({"pooling_mode": "cls"}, ""),
+        ({}, ""),
+        ({"pooling_mode_mean_tokens": True}, "'mean'"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, "'cls+max'"),
+    ],
+)
+def test_pooling_that_sglang_ignores_is_refused(
+    write: Write, pooling: dict[str, Any], refuses: str
+) -> None:
+    write("1_Pooling/config.json", **pooling)
+    path = write(architectures=["BertModel"], max_position_embeddings=9)
+    if refuses:
+        assert refuses in refused(path)
+    else:
+        assert read_model(path).embeds
+
+
+def test_a_layer_after_pooling_is_refused(write: Write, tmp_path: Path) -> None:
+    path = write(architectures=["Qwen3ForCausalLM"])
+    names = ["Transformer", "Pooling", "Normalize"]
+    kinds = [{"type": f"sentence_transformers.models.{name}"} for name in names]
+    (tmp_path / "modules.json").write_text(json.dumps(kinds))
+    assert read_model(path).embeds
+    kinds.append({"type": "sentence_transformers.models.Dense"})
+    (tmp_path / "modules.json").write_text(json.dumps(kinds))
+    assert "layer Dense after pooling" in refused(path)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert "can't be read" in refused(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    assert "is not a JSON object" in refused(tmp_path)
+
+
+def test_settings_that_are_wrong_are_named(write: Write) -> None:
+    path = write(architectures=["BertModel"], max_position_embeddings=9)
+    with pytest.raises(SettingsError, match="--dimensions: 'x' is not a whole number"):
+        make_embedder(SglangEmbedderSettings(dimensions=("8", "x")), path, "m", metrics=False)
+    with pytest.raises(SettingsError, match="--model-path is required"):
+        make_embedder(SglangEmbedderSettings(), None, "m", metrics=False)
+    with pytest.raises(SettingsError, match="--engine-args"):
+        make_embedder(SglangEmbedderSettings(engine_args="["), path, "m", metrics=False)
