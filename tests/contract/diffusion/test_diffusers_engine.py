@@ -188,15 +188,19 @@ async def test_a_model_file_sets_defaults(tiny_pipelines: TinyPipelines, tmp_pat
 # ---- starts that fail
 
 
+def _says(**defaults: Any) -> Callable[[Path], object]:
+    return lambda folder: (folder / "millstream.json").write_text(json.dumps(defaults))
+
+
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
         (lambda folder: (folder / "model_index.json").unlink(), "has no model_index.json"),
         (lambda folder: shutil.rmtree(folder / "vae"), "could not be loaded"),
-        (
-            lambda folder: (folder / "millstream.json").write_text('{"step": 4}'),
-            r"unknown \['step'\]",
-        ),
+        (_says(width=60, height=64), "default size is 60 x 64, not of multiples of 16"),
+        (_says(width=64, height=64, max_pixels=4095), "more than 4095 pixels"),
+        (_says(steps=9, max_steps=8), "9 default steps are more than the 8 allowed"),
+        (_says(step=4), r"unknown \['step'\]"),
         (lambda folder: _rename_class(folder, "ZImageImg2ImgPipeline"), "it needs an image"),
     ],
 )
@@ -219,8 +223,7 @@ async def test_starts_that_fail(
 
 def _copy(source: Path, target: Path, **defaults: Any) -> Path:
     folder = shutil.copytree(source, target / "model")
-    if defaults:
-        (folder / "millstream.json").write_text(json.dumps(defaults))
+    _says(**defaults)(folder)
     return folder
 
 
@@ -251,16 +254,16 @@ def _engine(running: RunningDiffuser) -> DiffusersEngine:
 @pytest.mark.parametrize(
     ("change", "field", "sentence"),
     [
-        ({"width": 8208}, "width", "8208 is above 8192"),
-        ({"height": 16384}, "height", "16384 is above 8192"),
+        ({"width": 8208}, "options.width", "8208 is above 8192"),
+        ({"height": 16384}, "options.height", "16384 is above 8192"),
         (
             {"guidance_scale": 0.0, "negative_prompt": "dark"},
-            "negative_prompt",
+            "options.negative_prompt",
             "no effect with guidance_scale 0",
         ),
         (
             {"scheduler": "unipc", "strength": 0.5, "input_image": None},
-            "scheduler",
+            "options.scheduler",
             "unipc can't start from an image; use flow_match_euler",
         ),
     ],
@@ -445,13 +448,14 @@ async def test_a_hang_holds_up_neither_probes_nor_the_end(
         engine = _engine(running)
         engine._config = dataclasses.replace(engine._config, warm_up_timeout_s=0.05)
         with gate(running, "transformer") as held:
+            probe = asyncio.ensure_future(engine.probe(0))
+            await asyncio.to_thread(held.held.wait, 30)
+            probe.cancel()
+            await asyncio.wait({probe})
+            assert probe.cancelled()
+            # The next one waits for it: only one of them is ever in the thread.
             with pytest.raises(EngineFailedError, match=r"longer than 0\.05 s"):
                 await engine.warm_up()
-            # The next one waits for it: only one of them is ever in the thread.
-            probe = asyncio.ensure_future(engine.probe(0))
-            await asyncio.sleep(0)
-            assert not probe.done()
-            probe.cancel()
             await engine.close()
             assert (await engine.load()).running_requests == 1
             held.open()
