@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from millstream_server.engines.diffusers.config import DiffusersConfig
@@ -105,6 +106,18 @@ async def diffusers_engine(folder: Path) -> AsyncIterator[RunningDiffuser]:
     with for_vendors():
         async with _started(engine, failing) as running:
             yield running
+
+
+async def pixels(running: RunningDiffuser, **changes: Any) -> np.ndarray:
+    """Run a job; return [frames, height, width, 3]."""
+    made = await running.diffuser.diffuse(running.job(**changes), lambda _: None)
+    return np.frombuffer(made.data, np.uint8).reshape(made.count, made.height, made.width, 3)
+
+
+def engine_of(running: RunningDiffuser) -> DiffusersEngine:
+    """Return the engine, which must be one on diffusers."""
+    assert isinstance(running.diffuser, DiffusersEngine)
+    return running.diffuser
 
 
 def bare_pipeline(engine: DiffusersEngine) -> Any:

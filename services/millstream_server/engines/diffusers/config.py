@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+INDEX = "model_index.json"
+"""The file that makes a folder a pipeline's."""
+
 Device = Literal["auto", "cpu", "cuda"]
 ElementChoice = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -15,7 +18,7 @@ class DiffusersConfig:
     """Settings of an engine."""
 
     model_path: Path
-    """Folder of a pipeline: `model_index.json` and a folder for each part."""
+    """Folder of a pipeline: `INDEX`, and a folder for each part."""
     device: Device = "auto"
     """"auto" uses the GPU where there is one."""
     dtype: ElementChoice = "auto"

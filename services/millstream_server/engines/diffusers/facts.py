@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream_server.runtime.errors import EngineFailedError
-from millstream_server.synthesis.model_defaults import ModelDefaults
+from millstream_server.synthesis.model_defaults import ModelDefaults, ModelDefaultsError
 from millstream_server.synthesis.request import Kind
 
 _NEEDED = (
@@ -58,6 +58,7 @@ def read_facts(pipe: Any, defaults: ModelDefaults) -> Facts:
 
     Raises:
         EngineFailedError: it doesn't make images or videos of a prompt alone.
+        ModelDefaultsError: its defaults are none that it takes.
     """
     parameters = inspect.signature(type(pipe).__call__).parameters
     missing = [name for name in _NEEDED if name not in parameters]
@@ -70,7 +71,7 @@ def read_facts(pipe: Any, defaults: ModelDefaults) -> Facts:
     size_step, reach = (_video_sizes if video else _image_sizes)(pipe)
     width = defaults.width or given["width"] or min(_SIDE, reach or _SIDE)
     height = defaults.height or given["height"] or min(_SIDE, reach or _SIDE)
-    return Facts(
+    facts = Facts(
         kind=Kind.VIDEO if video else Kind.IMAGE,
         size_step=size_step,
         max_side=reach,
@@ -79,16 +80,34 @@ def read_facts(pipe: Any, defaults: ModelDefaults) -> Facts:
         max_pixels=defaults.max_pixels or max(_MAX_PIXELS, width * height),
         steps=defaults.steps or given["num_inference_steps"],
         max_steps=defaults.max_steps or pipe.scheduler.config.num_train_timesteps,
-        guidance_scale=_first(defaults.guidance_scale, float(given["guidance_scale"])),
+        guidance_scale=_first(defaults.guidance_scale, given["guidance_scale"]),
         max_prompt_tokens=_prompt_limit(pipe, given, defaults),
         passes_prompt_limit="max_sequence_length" in parameters,
         negative_prompts="negative_prompt" in parameters,
         **(_video_facts(pipe, given, defaults) if video else {}),
     )
+    _check(facts)
+    return facts
+
+
+def _check(facts: Facts) -> None:
+    """Check what `millstream.json` may have set."""
+    step = facts.size_step
+    if facts.width % step or facts.height % step:
+        size = f"{facts.width} x {facts.height}"
+        raise ModelDefaultsError(f"the default size is {size}, not of multiples of {step}")
+    if facts.width * facts.height > facts.max_pixels:
+        raise ModelDefaultsError(f"the default size has more than {facts.max_pixels} pixels")
+    if facts.steps > facts.max_steps:
+        steps = f"{facts.steps} default steps"
+        raise ModelDefaultsError(f"{steps} are more than the {facts.max_steps} allowed")
+    if facts.kind is Kind.VIDEO and (facts.frames - 1) % facts.frame_step:
+        frames = f"{facts.frames} default frames"
+        raise ModelDefaultsError(f"{frames} are not one more than a multiple of {facts.frame_step}")
 
 
 def _first(value: float | None, otherwise: float) -> float:
-    return otherwise if value is None else value
+    return float(otherwise if value is None else value)
 
 
 def _image_sizes(pipe: Any) -> tuple[int, int | None]:

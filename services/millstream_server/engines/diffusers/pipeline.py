@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream_server.engines.diffusers import latents, pixels
-from millstream_server.engines.diffusers.config import DiffusersConfig
+from millstream_server.engines.diffusers.config import INDEX, DiffusersConfig
 from millstream_server.engines.diffusers.facts import Facts, read_facts
 from millstream_server.engines.diffusers.prompts import PromptCounter
 from millstream_server.engines.diffusers.schedulers import Schedulers, works
@@ -22,7 +22,6 @@ from millstream_server.synthesis.diffuser import Job, Step
 from millstream_server.synthesis.model_defaults import read_model_defaults
 from millstream_server.synthesis.request import Kind
 
-INDEX = "model_index.json"
 # A scheduler of second order uses its formula from the second step on.
 _CHECKED_STEPS = 2
 
@@ -59,7 +58,7 @@ class LoadedPipeline:
         return self._schedulers.names
 
     def count_tokens(self, prompt: str) -> int:
-        """See `Diffuser.count_tokens`; from any one thread."""
+        """See `Diffuser.count_tokens`; any thread may call it."""
         return self._prompts.count(prompt)
 
     def run(self, job: Job, report: Callable[[Step], None], stop: threading.Event) -> Frames:
@@ -119,15 +118,15 @@ class LoadedPipeline:
         for name, side in (("width", job.width), ("height", job.height)):
             if longest is not None and side > longest:
                 sentence = f"{side} is above {longest}, the longest side that the model can make"
-                raise InvalidRequestError.of(name, sentence)
+                raise InvalidRequestError.of(f"options.{name}", sentence)
         if job.input_image is not None and job.scheduler not in self.image_schedulers:
             able = ", ".join(self.image_schedulers)
             sentence = f"{job.scheduler} can't start from an image; use {able}"
-            raise InvalidRequestError.of("scheduler", sentence)
+            raise InvalidRequestError.of("options.scheduler", sentence)
         pipe._guidance_scale = job.guidance_scale  # noqa: SLF001 - its call sets the same
         if job.negative_prompt and not getattr(pipe, "do_classifier_free_guidance", True):
             sentence = f"has no effect with guidance_scale {job.guidance_scale:g}: raise that"
-            raise InvalidRequestError.of("negative_prompt", sentence)
+            raise InvalidRequestError.of("options.negative_prompt", sentence)
 
     def _short(self, scheduler: str) -> Job:
         return smallest(self.facts, scheduler, steps=_CHECKED_STEPS)

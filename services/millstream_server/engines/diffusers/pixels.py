@@ -25,7 +25,7 @@ def to_frames(pixels: Any, modality: Modality) -> Frames:
         modality=modality,
         width=width,
         height=height,
-        data=memoryview(np.ascontiguousarray(rounded)).cast("B"),
+        data=memoryview(rounded.tobytes()),
         count=count,
         total_frames=count,
         indices=tuple(range(count)),

@@ -190,9 +190,9 @@ def steps_of(job: Job) -> int:
 def pixels_of(job: Job) -> Frames:
     """Return a job's output by the rule at the head of this module."""
     strength = 0.0 if job.input_image is None else job.strength
-    parts = (job.prompt, job.negative_prompt, job.width, job.height, job.steps)
-    parts += (float(job.guidance_scale), job.seed, job.scheduler, job.frames, strength)
-    text = "|".join(map(str, parts))
+    of_all = (job.prompt, job.negative_prompt, job.width, job.height, job.steps)
+    settings = (float(job.guidance_scale), job.seed, job.scheduler, job.frames, strength)
+    text = "|".join(map(str, of_all + settings))
     red, green, blue = hashlib.sha256(text.encode()).digest()[:3]
     data = b"".join(
         bytes([(red + y) % 256, (green + n) % 256, blue]) * job.width

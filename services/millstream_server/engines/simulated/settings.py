@@ -8,12 +8,14 @@ from typing import Literal
 
 from millstream_server.engines.base import Role
 from millstream_server.engines.settings import EngineContext
+from millstream_server.engines.simulated.diffuser import SimulatedDiffuserConfig
 from millstream_server.engines.simulated.encoder import MIN_WIDTH, SimulatedEncoderConfig
 from millstream_server.engines.simulated.engine import SimulatedConfig
 from millstream_server.generation.generator import MediaModel
 from millstream_server.generation.media_model import read_media_model
 from millstream_server.media.families import UnusableFamilyError, load
 from millstream_server.runtime.settings import SettingsError, setting
+from millstream_server.synthesis.request import Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,24 @@ class SimulatedEncoderSettings:
     simulated_embedding_width: int = setting(8, help="simulated: width of a row, at least 4")
     simulated_item_s: float = setting(0.0, help="simulated: time of the tower per item")
     simulated_patch_s: float = setting(0.0, help="simulated: time of the tower per patch")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedDiffuserSettings:
+    """Settings that only the simulated engine for images and videos reads."""
+
+    simulated_load_s: float = setting(0.0, help="simulated: time to load the model")
+    simulated_step_s: float = setting(0.0, help="simulated: time of a denoising step")
+
+
+def diffuser_config(settings: SimulatedDiffuserSettings, kind: Kind) -> SimulatedDiffuserConfig:
+    """Make the configuration of one engine for images or for videos."""
+    return SimulatedDiffuserConfig(
+        kinds=frozenset({kind}),
+        image_to_image=kind is Kind.IMAGE,
+        load_s=settings.simulated_load_s,
+        step_s=settings.simulated_step_s,
+    )
 
 
 def encoder_config(

@@ -1,0 +1,68 @@
+"""Makes the engine for images and videos from the settings."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from millstream_server.engines.diffusers import settings as diffusers
+from millstream_server.engines.sglang import cpu as sglang_cpu
+from millstream_server.engines.simulated import settings as simulated
+from millstream_server.engines.simulated.diffuser import SimulatedDiffuser
+from millstream_server.runtime.settings import group, setting
+from millstream_server.synthesis.diffuser import Diffuser
+from millstream_server.synthesis.request import Kind
+
+
+class DiffuserKind(enum.Enum):
+    """Which engine makes images and videos."""
+
+    DIFFUSERS = "diffusers"
+    """A pipeline of diffusers, as a user of the library runs it."""
+    SGLANG = "sglang"
+    """SGLang's diffusion engine, for the models that it knows."""
+    SIMULATED = "simulated"
+    """No model: `engines.simulated.diffuser`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffuserSettings:
+    """Settings of an engine for images and videos."""
+
+    engine: DiffuserKind = setting(
+        DiffuserKind.DIFFUSERS, help="what makes images and videos: diffusers, sglang or simulated"
+    )
+    device: Literal["auto", "cuda", "cpu"] = setting("auto", help="auto, cuda or cpu")
+    warm_up_timeout_s: float = setting(300.0, help="longest warm-up before the start fails")
+    diffusers: diffusers.DiffusersSettings = group(diffusers.DiffusersSettings)
+    simulated: simulated.SimulatedDiffuserSettings = group(simulated.SimulatedDiffuserSettings)
+
+
+def make_diffuser(settings: DiffuserSettings, kind: Kind, model_path: Path | None) -> Diffuser:
+    """Make the engine that ``settings`` name; nothing is loaded yet.
+
+    ``kind`` is what the simulated engine makes; the others make what the model in ``model_path``
+    does, which `DiffuserInfo.kinds` says.
+
+    Raises:
+        SettingsError: the folder is missing, or no pipeline's.
+    """
+    if settings.engine is DiffuserKind.SIMULATED:
+        return SimulatedDiffuser(simulated.diffuser_config(settings.simulated, kind))
+    if not sglang_cpu.gpu_present():
+        sglang_cpu.activate()  # for torchvision too, which diffusers imports
+    common: Any = {"device": settings.device, "warm_up_timeout_s": settings.warm_up_timeout_s}
+    # Imported here: a worker needs the vendors of one engine only.
+    if settings.engine is DiffuserKind.SGLANG:
+        sglang: Any = importlib.import_module("millstream_server.engines.sglang.diffusion.settings")
+        engine: Any = importlib.import_module("millstream_server.engines.sglang.diffuser")
+        own = sglang.SglangDiffusionSettings()
+        made: Diffuser = engine.SglangDiffuser(sglang.diffuser_config(own, model_path, **common))
+        return made
+    from millstream_server.engines.diffusers.engine import DiffusersEngine  # noqa: PLC0415
+
+    config = diffusers.diffuser_config(settings.diffusers, model_path, **common)
+    return DiffusersEngine(config)
