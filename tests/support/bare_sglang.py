@@ -1,6 +1,7 @@
 """What a bare `sgl.Engine` answers, and what SGLang looks like: printed as JSON by a child process.
 
-`python -m tests.support.bare_sglang generate MODEL PROMPTS_JSON` or `… names`.
+`python -m tests.support.bare_sglang generate MODEL PROMPTS_JSON`, `… denoise MODEL CASES_JSON` or
+`… names`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,27 @@ def _generate(model_path: str, prompts: list[list[int]]) -> list[list[int]]:
     return [list(answer["output_ids"]) for answer in answers]
 
 
+def _denoise(model_path: str, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Run a diffusion language model with SGLang's own defaults, one request after the other."""
+    engine = importlib.import_module("sglang").Engine(
+        model_path=model_path,
+        device="cpu",
+        dtype="float32",
+        attention_backend="torch_native",
+        sampling_backend="pytorch",
+        disable_cuda_graph=True,
+        skip_tokenizer_init=True,
+        max_total_tokens=8192,
+        dllm_algorithm="LowConfidence",
+    )
+    answers = [engine.generate(**case) for case in cases]
+    engine.shutdown()
+    return [
+        {"token_ids": list(a["output_ids"]), "finish": a["meta_info"]["finish_reason"]}
+        for a in answers
+    ]
+
+
 def _names() -> dict[str, Any]:
     """Collect every name of SGLang's that the adapter and the stand-in rely on."""
     module = importlib.import_module
@@ -63,6 +85,11 @@ def _names() -> dict[str, Any]:
             module("sglang.srt.sampling.sampling_params").SamplingParams.__struct_fields__
         ),
         "fake_host": module("sglang.srt.disaggregation.utils").FAKE_BOOTSTRAP_HOST,
+        "dllm_algorithms": list(module("sglang.srt.dllm.algorithm").algo_name_to_cls),
+        "dllm_config": inspect.getsource(
+            module("sglang.srt.dllm.config").DllmConfig.from_server_args
+        ),
+        "schedule_policy": inspect.getsource(module("sglang.srt.managers.schedule_policy"))[:8000],
         "environment": [
             name
             for name in dir(module("sglang.srt.environ").Envs)
@@ -78,6 +105,8 @@ def _main() -> None:
         if sys.argv[1] == "names":
             sglang_cpu.patch_sglang()
             answer: object = _names()
+        elif sys.argv[1] == "denoise":
+            answer = _denoise(sys.argv[2], json.loads(sys.argv[3]))
         else:
             answer = _generate(sys.argv[2], json.loads(sys.argv[3]))
         json.dump(answer, out)

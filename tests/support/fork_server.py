@@ -236,6 +236,9 @@ def _prepare(data: dict[str, Any], prepare: Any = spawn.prepare) -> None:
     # Read when first imported, which here was long ago.
     values: Any = importlib.import_module("prometheus_client.values")
     values.ValueClass = values.get_value_class()
+    if (clip := os.environ.get("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION")) is not None:
+        policy: Any = importlib.import_module("sglang.srt.managers.schedule_policy")
+        policy.CLIP_MAX_NEW_TOKENS = int(clip)
     prepare(data)
 
 

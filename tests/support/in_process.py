@@ -13,11 +13,13 @@ import grpc
 
 from millstream.v1 import (
     decode_pb2_grpc,
+    diffusion_pb2_grpc,
     prefill_pb2_grpc,
     processor_pb2_grpc,
     worker_pb2_grpc,
 )
 from millstream_server.decode.servicer import SERVICE as DECODE
+from millstream_server.diffusion.text import SERVICE as TEXT_DIFFUSION
 from millstream_server.engines.base import EngineLoad, Role
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.generation.generator import GeneratorEngine, GeneratorInfo
@@ -80,6 +82,10 @@ class InProcessWorker:
         return prefill_pb2_grpc.PrefillServiceStub(self.channel)
 
     @property
+    def diffusion(self) -> Any:
+        return diffusion_pb2_grpc.DiffusionServiceStub(self.channel)
+
+    @property
     def about(self) -> Any:
         return worker_pb2_grpc.WorkerServiceStub(self.channel)
 
@@ -126,8 +132,8 @@ def plan_of(
     engine: GeneratorEngine, role: Role, fetcher: Callable[[], Fetcher | None] = lambda: None
 ) -> WorkerPlan[GeneratorInfo]:
     """Make the plan that the role's process has; ``fetcher`` is called when a server gets it."""
-    gate = None if role is Role.AGGREGATED else TicketGate(KEY)
-    service = PREFILL if role is Role.PREFILL else DECODE
+    gate = TicketGate(KEY) if role.hands_off else None
+    service = {Role.PREFILL: PREFILL, Role.DIFFUSION: TEXT_DIFFUSION}.get(role, DECODE)
     return make_plan(
         engine,
         role,

@@ -88,7 +88,7 @@ def make_random_model(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(_CONFIG, indent=1))
     save_file(_weights(), folder / "model.safetensors", metadata={"format": "pt"})
-    _save_tokenizer(folder)
+    save_tokenizer(folder)
     return folder
 
 
@@ -125,7 +125,7 @@ def _weights() -> dict[str, np.ndarray]:
     return weights
 
 
-def _save_tokenizer(folder: Path) -> None:
+def save_tokenizer(folder: Path) -> None:
     """Train byte-level BPE on the standard library's sources, so that any text round-trips."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415
 

@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from millstream.v1 import (
     decode_pb2,
+    diffusion_pb2,
     errors_pb2,
     generation_pb2,
     kv_transfer_pb2,
@@ -65,6 +66,7 @@ class Stream:
         logprobs: sampling_pb2.LogprobOptions | None = None,
         ticket: Ticket | kv_transfer_pb2.KvHandoffTicket | None = None,
         timeout_s: float | None = None,
+        model: str = "",
         **knobs: Any,
     ) -> None:
         """Start a request in a fresh view of the slot; ``knobs`` are sampling's."""
@@ -85,6 +87,7 @@ class Stream:
                     logprobs=logprobs,
                     ticket=ticket,
                     timeout=timeout,
+                    model=model,
                 )
             )
         )
@@ -161,3 +164,8 @@ def decode_stream(stub: Any) -> Stream:
 def prefill_stream(stub: Any) -> Stream:
     """Open a Prefill call."""
     return Stream(stub.Prefill, prefill_pb2.PrefillRequest)
+
+
+def text_stream(stub: Any) -> Stream:
+    """Open a GenerateText call."""
+    return Stream(stub.GenerateText, diffusion_pb2.GenerateTextRequest)

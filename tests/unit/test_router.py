@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from millstream_server.engines.base import Role
+from millstream_server.engines.base import EngineInfo, Role, WorkerDescription
 from millstream_server.generation.sampling import Ability
 from millstream_server.routing.handoff import HandoffDecider, NeverHandOff
 from millstream_server.routing.plan import Plan
@@ -98,6 +98,39 @@ def test_a_worker_counts_for_its_own_model_alone() -> None:
     assert router.connected("other") == {Role.AGGREGATED: 1}
     assert not router.ready("third")
     assert router.limits("third") is None
+
+
+def test_diffusion_workers_that_generate_run_whole_requests() -> None:
+    router = _router(view("a:1", Role.DIFFUSION), view("b:1", Role.DIFFUSION))
+    assert router.connected("m") == {Role.DIFFUSION: 2}
+    assert router.runs_in("m", Role.DIFFUSION)
+    assert not router.runs_in("m", Role.AGGREGATED)
+    assert router.capacity("m") == 8
+    plan = router.plan(REQUEST)
+    assert _roles(plan) == [Role.DIFFUSION]
+    assert plan.addresses == ("a:1",)
+
+
+def test_diffusion_workers_that_make_images_run_no_text() -> None:
+    images = EngineInfo(engine="e", engine_version="1", max_running_requests=4)
+    what = WorkerDescription(role=Role.DIFFUSION, model="m", engine=images)
+    painter = WorkerView("a:1", what, what, in_use=1)
+    router = _router(painter)
+    assert not router.ready("m")
+    assert router.limits("m") is None
+    router.add(view("b:1", Role.DIFFUSION))
+    _lose(router, painter)
+    assert router.capacity("m") == 4
+
+
+def test_what_one_of_the_workers_would_ignore_is_refused() -> None:
+    router = _router(
+        view("a:1", Role.DIFFUSION, refused_fields=frozenset({"logprobs"})),
+        view("b:1", Role.DIFFUSION, refused_fields=frozenset({"sampling.seed"})),
+    )
+    limits = router.limits("m")
+    assert limits is not None
+    assert limits.refused_fields == {"logprobs", "sampling.seed"}
 
 
 # ---- plans

@@ -24,7 +24,9 @@ class Scripted:
     """Satisfies `worker.generation.slot.RequestRunner`; keeps the sinks for the test."""
 
     role = Role.AGGREGATED
-    context_length = 100
+
+    def context_length_of(self, model: str) -> int:
+        return 100
 
     def __init__(self) -> None:
         self.sinks: dict[str, OutputSink] = {}

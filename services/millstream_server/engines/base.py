@@ -29,6 +29,11 @@ class Role(enum.Enum):
     EMBEDDING = "embedding"
     """Texts to vectors and scores."""
 
+    @property
+    def hands_off(self) -> bool:
+        """Whether a request is shared by two workers, and so needs a ticket in this role."""
+        return self in {Role.PREFILL, Role.DECODE}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:

@@ -25,6 +25,18 @@ class CommonEngineSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DllmSettings:
+    """Settings of an engine that runs a diffusion language model."""
+
+    dllm_algorithm: str = setting(
+        "", help="how blocks are denoised, such as LowConfidence; required with SGLang"
+    )
+    dllm_config: Path | None = setting(
+        None, help="YAML file for the algorithm, such as `threshold: 0.9` or `block_size: 4`"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineContext:
     """An adapter's inputs besides its own settings."""
 
@@ -37,3 +49,5 @@ class EngineContext:
     """Whether this process has a metrics endpoint."""
     otlp_endpoint: str
     """Collector of spans; empty: none."""
+    dllm: DllmSettings | None = None
+    """In the role DIFFUSION."""

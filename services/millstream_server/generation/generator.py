@@ -35,6 +35,8 @@ class GeneratorInfo(EngineInfo):
     bootstrap_port: int = 0
     media: MediaModel | None = None
     """What the model takes besides text; None: nothing."""
+    refused_fields: frozenset[str] = frozenset()
+    """Paths in StartGeneration that the engine would ignore (`generation.refused_fields`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

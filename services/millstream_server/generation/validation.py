@@ -18,6 +18,7 @@ from millstream_server.generation.media_checks import (
     media_violations,
     missing_modalities,
 )
+from millstream_server.generation.refused_fields import refused_violations
 from millstream_server.generation.request import GenerationRequest, LogprobOptions
 from millstream_server.generation.sampling import (
     KNOBS,
@@ -85,7 +86,8 @@ def check_request(
 
     Raises:
         InvalidRequestError: a value is out of range, whatever the worker's settings.
-        UnsupportedFeatureError: values are valid, but this worker lacks an ability.
+        UnsupportedFeatureError: values are valid, but this worker lacks an ability, or its engine
+            would ignore them.
     """
     at = paths.options
     found = itertools.chain(
@@ -95,19 +97,20 @@ def check_request(
         _named_tokens(request.sampling, info.vocab_size, at),
         _constraint(request.sampling, at),
         _logprobs(request.logprobs, at),
-        _ticket(request, role),
+        _ticket(request, info, role),
         media_violations(request, info, role, ItemPaths(paths.media)),
     )
     violations = tuple(itertools.islice(found, MAX_VIOLATIONS))
     if violations:
         raise InvalidRequestError.of_all(violations)
     missing = tuple(_missing_abilities(request, info, at))
+    if info.refused_fields:
+        missing += tuple(refused_violations(request, info.refused_fields, at))
     if request.prompt.media:
         items = ItemPaths(paths.media)
         missing += tuple(missing_modalities(request.prompt.media, info.media, items))
-        missing = missing[:MAX_VIOLATIONS]
     if missing:
-        raise UnsupportedFeatureError.of_all(missing)
+        raise UnsupportedFeatureError.of_all(missing[:MAX_VIOLATIONS])
 
 
 def _prompt(
@@ -207,10 +210,12 @@ def _logprobs(options: LogprobOptions | None, at: str) -> Iterator[FieldViolatio
         yield FieldViolation(f"{at}logprobs.top", f"must be between 0 and {MAX_TOP_LOGPROBS}")
 
 
-def _ticket(request: GenerationRequest, role: Role) -> Iterator[FieldViolation]:
+def _ticket(
+    request: GenerationRequest, info: GeneratorInfo, role: Role
+) -> Iterator[FieldViolation]:
     ticket = request.ticket
-    if role is Role.AGGREGATED:
-        if ticket is not None:
+    if not role.hands_off:
+        if ticket is not None and "ticket" not in info.refused_fields:
             yield FieldViolation("ticket", "this worker runs whole requests and takes no ticket")
     elif ticket is None:
         yield FieldViolation("ticket", f"a {role.value} worker needs one")
@@ -234,6 +239,8 @@ def _missing_abilities(
     if logprobs is not None and logprobs.prompt:
         wanted["logprobs.prompt"] = Ability.PROMPT_LOGPROBS
     for field, ability in wanted.items():
+        if info.refused_fields.intersection((field, field.partition(".")[0])):
+            continue  # whatever the worker's settings
         if ability not in info.abilities:
             yield FieldViolation(at + field, _advice(ability))
 

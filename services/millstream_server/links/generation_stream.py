@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -13,6 +14,8 @@ import grpc
 from millstream.v1 import (
     decode_pb2,
     decode_pb2_grpc,
+    diffusion_pb2,
+    diffusion_pb2_grpc,
     generation_pb2,
     prefill_pb2,
     prefill_pb2_grpc,
@@ -36,6 +39,32 @@ _GATHER_S = 0.001
 each end some 50 us, whatever it holds."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Rpc:
+    """The RPC of one role."""
+
+    service: str
+    method: str
+    request: Callable[[], Any]
+    stub: Callable[[grpc.aio.Channel], Any]
+
+
+_DECODE = _Rpc("Decode", "Decode", decode_pb2.DecodeRequest, decode_pb2_grpc.DecodeServiceStub)
+_RPCS = {
+    Role.AGGREGATED: _DECODE,
+    Role.DECODE: _DECODE,
+    Role.PREFILL: _Rpc(
+        "Prefill", "Prefill", prefill_pb2.PrefillRequest, prefill_pb2_grpc.PrefillServiceStub
+    ),
+    Role.DIFFUSION: _Rpc(
+        "Diffusion",
+        "GenerateText",
+        diffusion_pb2.GenerateTextRequest,
+        diffusion_pb2_grpc.DiffusionServiceStub,
+    ),
+}
+
+
 class GenerationStream:
     """The stream of one connection to a worker; the link's `AbilityCalls` for text.
 
@@ -45,9 +74,8 @@ class GenerationStream:
 
     def __init__(self, connection: Connection) -> None:
         """Prepare; `run` opens the stream."""
-        prefill = connection.description.role is Role.PREFILL
-        self._method = "Prefill" if prefill else "Decode"
-        self.health_service = f"millstream.v1.{self._method}Service"
+        self._rpc = _RPCS[connection.description.role]
+        self.health_service = f"millstream.v1.{self._rpc.service}Service"
         self._connection = connection
         self._view = connection.view
         self._metrics = stream_metrics(connection.description.role)
@@ -55,9 +83,8 @@ class GenerationStream:
         self._free: list[int] = []
         self._cancelled: set[int] = set()
         self._finishing = False
-        request_type = prefill_pb2.PrefillRequest if prefill else decode_pb2.DecodeRequest
         batched = connection.description.batched_controls
-        self._outbox: Outbox = (BatchOutbox if batched else SingleOutbox)(request_type)
+        self._outbox: Outbox = (BatchOutbox if batched else SingleOutbox)(self._rpc.request)
 
     # ---- for callers -----------------------------------------------------------------------------
 
@@ -123,13 +150,8 @@ class GenerationStream:
                 )
 
     def _open(self) -> Any:
-        channel = self._connection.channel
-        if self._method == "Prefill":
-            method: Any = prefill_pb2_grpc.PrefillServiceStub(channel).Prefill
-        else:
-            method = decode_pb2_grpc.DecodeServiceStub(channel).Decode
-        call = method()
-        observe_call(call, f"{self.health_service}/{self._method}")
+        call = getattr(self._rpc.stub(self._connection.channel), self._rpc.method)()
+        observe_call(call, f"{self.health_service}/{self._rpc.method}")
         return call
 
     async def _write(self, call: Any) -> None:

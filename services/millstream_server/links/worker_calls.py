@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from millstream_server.engines.base import Role
+from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import OutputSink
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.links.encode_stream import EncodeStream, Encoding
@@ -21,7 +22,8 @@ class WorkerCalls:
     def __init__(self, connection: Connection) -> None:
         """Make the calls that the worker's description allows."""
         worker = connection.description
-        self._generation = None if worker.role is Role.ENCODE else GenerationStream(connection)
+        generates = isinstance(worker.engine, GeneratorInfo)
+        self._generation = GenerationStream(connection) if generates else None
         encodes = worker.role is Role.ENCODE or worker.encoder is not None
         self._encoding = EncodeStream(connection) if encodes else None
         # The generation's `close` resets the view's counts, so it comes last.

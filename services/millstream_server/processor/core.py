@@ -28,6 +28,7 @@ from millstream_server.processor.telemetry import (
     TEXT_COMPLETION,
     GenerationTelemetry,
 )
+from millstream_server.processor.text_diffusion import ForwardingParts, TextForwarder
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import (
@@ -66,6 +67,19 @@ class ProcessorCore:
         self._telemetry = telemetry or GenerationTelemetry()
         self._parts = parts
         self._queues = {name: _queue(name, router, limits) for name in models.names}
+        self.text_diffusion = TextForwarder(
+            ForwardingParts(
+                models=models,
+                router=router,
+                workers=parts.workers,
+                queues=self._queues,
+                limits=limits,
+                telemetry=self._telemetry,
+                meter=self.meter,
+                work=self.work,
+            )
+        )
+        """Runs the requests of DiffusionService.GenerateText."""
 
     @contextlib.contextmanager
     def call(self, on_drain: Callable[[], None] | None = None) -> Iterator[None]:

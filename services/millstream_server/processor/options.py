@@ -33,14 +33,21 @@ class Options:
     include_special_tokens: bool = False
 
     def sampling_for(
-        self, defaults: GenerationDefaults, tokens_left: int, *, fit: bool = False
+        self,
+        defaults: GenerationDefaults,
+        tokens_left: int,
+        *,
+        fit: bool = False,
+        refused: frozenset[str] = frozenset(),
     ) -> Sampling:
         """Fill in what the client left unset: the model's own defaults, then neutral values.
 
+        Defaults in ``refused`` (`GeneratorInfo.refused_fields`) are left out: the client would be
+        refused for what it didn't ask for.
         An unset max_new_tokens becomes ``tokens_left``, what the context leaves; with ``fit`` it is
         never more than that.
         """
-        values = {**_given(defaults), **self.sampling}
+        values = {**_given(defaults, refused), **self.sampling}
         most = max(1, tokens_left)
         asked = values.setdefault("max_new_tokens", most)
         if fit:
@@ -49,5 +56,9 @@ class Options:
 
 
 @functools.cache
-def _given(defaults: GenerationDefaults) -> Mapping[str, Any]:
-    return {name: value for name, value in asdict(defaults).items() if value is not None}
+def _given(defaults: GenerationDefaults, refused: frozenset[str]) -> Mapping[str, Any]:
+    return {
+        name: value
+        for name, value in asdict(defaults).items()
+        if value is not None and f"sampling.{name}" not in refused
+    }

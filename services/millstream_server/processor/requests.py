@@ -194,7 +194,10 @@ def _request(
         model=served.name,
         prompt=prompt,
         sampling=options.sampling_for(
-            served.text.generation_defaults, served.engine.context_length - len(prompt), fit=fit
+            served.text.generation_defaults,
+            served.engine.context_length - len(prompt),
+            fit=fit,
+            refused=served.engine.refused_fields,
         ),
         logprobs=options.logprobs,
         priority=Priority.NORMAL if options.priority is None else options.priority,

@@ -32,10 +32,17 @@ from millstream_server.runtime.telemetry import metrics
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
 from millstream_server.runtime.telemetry.tracing import Tracing
 
-CHAT, TEXT_COMPLETION = "chat", "text_completion"
+CHAT, TEXT_COMPLETION, GENERATE_TEXT = "chat", "text_completion", "generate_text"
 ABANDONED = "ABANDONED"
 """`error.type` of a turn whose client disconnected."""
 
+_LEGS = {
+    Role.PREFILL: "prefill",
+    Role.DECODE: "decode",
+    Role.AGGREGATED: "decode",
+    Role.DIFFUSION: "generate_text",
+}
+"""Names of the legs' spans."""
 _NOWHERE = Context()
 
 
@@ -243,7 +250,7 @@ class _RecordedTurn(TurnTelemetry):
 
     def leg(self, role: Role, address: str) -> RequestSpan:
         self._sent = True
-        name = "prefill" if role is Role.PREFILL else "decode"
+        name = _LEGS[role]
         span = self._leg_span(name, address)
         return _HandOff(span, self._measured) if role is Role.PREFILL else span
 

@@ -130,6 +130,7 @@ def start_from_proto(
     token_ids = message.token_ids[:]
     return GenerationRequest(
         request_id=message.request_id,
+        model=message.model,
         prompt=Prompt(token_ids, _media_from_proto(message) if message.media else ()),
         sampling=sampling_from_proto(
             message.sampling, unset_max_new_tokens=max(1, context_length - len(token_ids))

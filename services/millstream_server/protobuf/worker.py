@@ -44,6 +44,7 @@ def description_to_proto(description: WorkerDescription) -> worker_pb2.WorkerInf
         info.batched_controls = True
         for name in _GENERATOR_FIELDS:
             setattr(info, name, getattr(engine, name))
+        info.refused_fields.extend(sorted(engine.refused_fields))
         if engine.media is not None:
             info.media_model.CopyFrom(_media_model_to_proto(engine.media))
     elif isinstance(engine, EncoderInfo):
@@ -94,6 +95,7 @@ def _generator_from_proto(info: worker_pb2.WorkerInfo) -> GeneratorInfo:
     return GeneratorInfo(
         abilities=frozenset(_ABILITIES[a] for a in info.abilities if a in _ABILITIES),
         media=_media_model_from_proto(info.media_model) if info.HasField("media_model") else None,
+        refused_fields=frozenset(info.refused_fields),
         **{name: getattr(info, name) for name in (*ENGINE_FIELDS, *_GENERATOR_FIELDS)},
     )
 

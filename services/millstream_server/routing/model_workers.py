@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from millstream_server.encoding.encoder import EncoderInfo
-from millstream_server.engines.base import Role
+from millstream_server.engines.base import Role, WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.sampling import Ability
 from millstream_server.media.items import Modality
@@ -15,7 +15,7 @@ from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import NoWorkerError
 
-_ANSWERING = (Role.DECODE, Role.AGGREGATED)
+_ANSWERING = (Role.DECODE, Role.AGGREGATED, Role.DIFFUSION)
 """The workers that tokens come from: they limit how many requests run at once."""
 
 
@@ -46,6 +46,7 @@ class ModelWorkers:
     prefill: RoleWorkers
     decode: RoleWorkers
     aggregated: RoleWorkers
+    """Workers that run prompt and tokens: AGGREGATED ones, or DIFFUSION ones that make text."""
     encoders: Sequence[WorkerView]
     """ENCODE workers; where there is none, the aggregated workers that encode for themselves."""
     modalities: frozenset[Modality]
@@ -92,12 +93,13 @@ def workers_of(
 ) -> ModelWorkers:
     """Collect a model's workers; ``handoff`` is `HandoffDecider.constant`."""
     by_role, leaving = _sorted(model, views)
+    whole = _whole(by_role)
     hands_off = _way(by_role, handoff=handoff)
     decoding = [] if hands_off is False else by_role[Role.DECODE]
-    answering = decoding + ([] if hands_off else by_role[Role.AGGREGATED])
+    answering = decoding + ([] if hands_off else list(whole[1]))
 
-    def of(role: Role) -> RoleWorkers:
-        return RoleWorkers(role, by_role[role], policies[role])
+    def of(role: Role, views: Sequence[WorkerView]) -> RoleWorkers:
+        return RoleWorkers(role, views, policies[role])
 
     encoders = by_role[Role.ENCODE] or [
         view
@@ -108,9 +110,9 @@ def workers_of(
     return ModelWorkers(
         encoders=encoders,
         modalities=_modalities(limits, encoders),
-        prefill=of(Role.PREFILL),
-        decode=of(Role.DECODE),
-        aggregated=of(Role.AGGREGATED),
+        prefill=of(Role.PREFILL, by_role[Role.PREFILL]),
+        decode=of(Role.DECODE, by_role[Role.DECODE]),
+        aggregated=of(*whole),
         hands_off=hands_off,
         ready=bool(answering),
         running=sum(v.description.engine.max_running_requests for v in answering if v.description),
@@ -129,9 +131,25 @@ def _sorted(
         last = view.last_description
         if view.description and view.description.model == model:
             by_role[view.description.role].append(view)
-        elif not view.description and last and last.model == model and last.role in _ANSWERING:
+        elif not view.description and last and last.model == model and _answers(last):
             leaving.append(view)
     return by_role, leaving
+
+
+def _answers(worker: WorkerDescription) -> bool:
+    return worker.role in _ANSWERING and isinstance(worker.engine, GeneratorInfo)
+
+
+def _whole(
+    by_role: Mapping[Role, Sequence[WorkerView]],
+) -> tuple[Role, Sequence[WorkerView]]:
+    """Return the workers that run prompt and tokens, and their role; a model has one kind."""
+    diffusion = [
+        view for view in by_role[Role.DIFFUSION] if view.description and _answers(view.description)
+    ]
+    if diffusion and not by_role[Role.AGGREGATED]:
+        return Role.DIFFUSION, diffusion
+    return Role.AGGREGATED, by_role[Role.AGGREGATED]
 
 
 def no_worker(role: Role, what: str) -> NoWorkerError:
@@ -177,7 +195,7 @@ def _limits(by_role: Mapping[Role, Sequence[WorkerView]]) -> GeneratorInfo | Non
         ]
         for role, views in by_role.items()
     }
-    aggregated = engines[Role.AGGREGATED]
+    aggregated = engines[Role.AGGREGATED] or engines[Role.DIFFUSION]
     prompts = aggregated + engines[Role.PREFILL]
     tokens = aggregated + engines[Role.DECODE]
     if not (prompts or tokens):
@@ -187,4 +205,5 @@ def _limits(by_role: Mapping[Role, Sequence[WorkerView]]) -> GeneratorInfo | Non
     if all(Ability.PROMPT_LOGPROBS in engine.abilities for engine in prompts or tokens):
         abilities |= {Ability.PROMPT_LOGPROBS}
     shortest = min(prompts + tokens, key=lambda engine: engine.context_length)
-    return replace(shortest, abilities=abilities)
+    refused = frozenset().union(*(engine.refused_fields for engine in prompts + tokens))
+    return replace(shortest, abilities=abilities, refused_fields=refused)

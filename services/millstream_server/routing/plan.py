@@ -10,7 +10,7 @@ from millstream_server.routing.workers import WorkerView
 
 @dataclass(frozen=True, slots=True)
 class PlannedLeg:
-    """One worker's part: all of it (AGGREGATED), the prompt (PREFILL) or the tokens (DECODE)."""
+    """One worker's part: all of it (AGGREGATED, DIFFUSION), the prompt (PREFILL) or the tokens."""
 
     role: Role
     worker: WorkerView
@@ -27,7 +27,7 @@ class PlannedEncoding:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The legs of a request: one AGGREGATED leg, or PREFILL and then DECODE."""
+    """The legs of a request: one that runs all of it, or PREFILL and then DECODE."""
 
     legs: tuple[PlannedLeg, ...]
     concurrent: bool = True

@@ -83,6 +83,11 @@ class Router:
         """Return whether there is a worker of every role that a request needs."""
         return self._of(model).ready
 
+    def runs_in(self, model: str, role: Role) -> bool:
+        """Return whether whole requests for a model run on workers of ``role``."""
+        whole = self._of(model).aggregated
+        return bool(whole.views) and whole.role is role
+
     def capacity(self, model: str) -> int:
         """Count the requests that a model's workers run at once; 0 when a needed role is missing.
 
@@ -106,7 +111,7 @@ class Router:
     # ---- one request -----------------------------------------------------------------------------
 
     def plan(self, request: RoutingRequest) -> Plan:
-        """Pick the workers for a request: a prefill and a decode worker, or an aggregated one.
+        """Pick the workers for a request: prefill and decode, or one that runs all of it.
 
         Raises:
             NoWorkerError: a role that it needs has no worker.
@@ -156,7 +161,10 @@ class Router:
         return PlannedEncoding(view, own=workers.encodes_for_itself)
 
     def _plan_of(self, picked: tuple[WorkerView, ...]) -> Plan:
-        roles = (Role.PREFILL, Role.DECODE) if len(picked) > 1 else (Role.AGGREGATED,)
+        roles: tuple[Role, ...] = (Role.PREFILL, Role.DECODE)
+        if len(picked) == 1:
+            (worker,) = picked
+            roles = (worker.description.role if worker.description else Role.AGGREGATED,)
         legs = tuple(PlannedLeg(role, view) for role, view in zip(roles, picked, strict=True))
         plan = self._plans[picked] = Plan(legs, concurrent=self._concurrent)
         return plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream_server.engines.base import Role
-from millstream_server.engines.settings import EngineContext
+from millstream_server.engines.settings import DllmSettings, EngineContext
 from millstream_server.engines.sglang import settings as sglang
 from millstream_server.engines.sglang.engine import SglangEngine
 from millstream_server.engines.simulated import settings as simulated
@@ -17,8 +17,10 @@ def model_name(settings: WorkerSettings) -> str:
     return settings.model_name or (settings.model_path.name if settings.model_path else "simulated")
 
 
-def make_engine(settings: WorkerSettings, role: Role) -> GeneratorEngine:
-    """Make the engine that ``settings`` name; nothing is loaded yet.
+def make_engine(
+    settings: WorkerSettings, role: Role, dllm: DllmSettings | None = None
+) -> GeneratorEngine:
+    """Make the engine that ``settings`` name; nothing is loaded yet. ``dllm``: role DIFFUSION.
 
     Raises:
         SettingsError: the settings contradict each other.
@@ -30,6 +32,7 @@ def make_engine(settings: WorkerSettings, role: Role) -> GeneratorEngine:
         common=settings.common,
         metrics=bool(settings.metrics_listen),
         otlp_endpoint=settings.otlp_endpoint,
+        dllm=dllm,
     )
     if settings.engine is EngineKind.SIMULATED:
         return SimulatedEngine(simulated.engine_config(settings.simulated, context))

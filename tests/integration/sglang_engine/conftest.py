@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from tests.support.dllm_models import make_random_dllm
 from tests.support.models import make_random_model
 from tests.support.sglang_requests import (
     PROMPTS,
@@ -22,6 +23,11 @@ from tests.support.sglang_requests import (
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_random_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def dllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_random_dllm(tmp_path_factory.mktemp("dllm") / "sdar")
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from millstream_server.engines.sglang import dllm
 from tests.support.sglang_requests import (
     child,
 )
@@ -35,7 +36,8 @@ async def test_the_names_we_use_are_there() -> None:
         "disaggregation_transfer_backend", "disaggregation_bootstrap_port", "page_size",
         "disaggregation_decode_retraction_backup", "attention_backend", "sampling_backend",
         "disable_cuda_graph", "dp_size", "weight_version", "enable_metrics", "served_model_name",
-        "enable_trace", "otlp_traces_endpoint",
+        "enable_trace", "otlp_traces_endpoint", "dllm_algorithm", "dllm_algorithm_config",
+        "dllm_fdfo",
     }  # fmt: skip
     assert set(names["sampling"]) >= {
         "max_new_tokens", "temperature", "top_p", "top_k", "min_p", "frequency_penalty",
@@ -54,6 +56,10 @@ async def test_the_names_we_use_are_there() -> None:
     }  # fmt: skip
     assert "prefill_inflight_queue_reqs" in names["load_disaggregation"]
     assert "grammar" in names["load_queues"]
+    assert set(names["dllm_algorithms"]) == set(dllm.ALGORITHMS)
+    assert all(f'"{name}": {{' in names["dllm_config"] for name in dllm.ARCHITECTURES)
+    assert names["dllm_config"].count('"mask_id":') == len(dllm.ARCHITECTURES)
+    assert all(f'"{name}"' in names["schedule_policy"] for name in dllm.ENVIRONMENT)
     assert names["fake_host"] == "2.2.2.2"
     assert set(names["environment"]) >= {
         "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT",

@@ -10,6 +10,7 @@ from typing import Literal
 
 from millstream_server.engines.base import Role
 from millstream_server.engines.sglang import cpu as sglang_cpu
+from millstream_server.engines.sglang import dllm
 from millstream_server.generation.sampling import Ability
 from millstream_server.runtime.errors import EngineFailedError
 
@@ -18,8 +19,8 @@ _DISAGGREGATION_MODES = {
     Role.PREFILL: "prefill",
     Role.DECODE: "decode",
     Role.EMBEDDING: "null",
+    Role.DIFFUSION: "null",
 }
-_HANDS_OFF = (Role.PREFILL, Role.DECODE)
 
 _CPU_DEFAULTS: Mapping[str, object] = {
     # SGLang's plain PyTorch paths; everything else needs a GPU or AMX.
@@ -86,6 +87,8 @@ class SglangEngineConfig:
 
     def abilities(self) -> frozenset[Ability]:
         """Return the abilities of an engine with this configuration."""
+        if self.role is Role.DIFFUSION:
+            return frozenset()
         found = {Ability.LOGIT_BIAS}
         if self.deterministic:
             found.add(Ability.SEED)
@@ -107,8 +110,11 @@ def engine_arguments(
     Raises:
         EngineFailedError: `extra` names a field that is unknown or managed by us.
     """
-    defaults = dict(_CPU_DEFAULTS) if config.resolved_device() == "cpu" else {}
-    if config.multimodal and defaults:
+    on_cpu = config.resolved_device() == "cpu"
+    defaults = dict(dllm.DEFAULTS) if config.role is Role.DIFFUSION else {}
+    if on_cpu:
+        defaults |= _CPU_DEFAULTS
+    if config.multimodal and on_cpu:
         defaults["mm_attention_backend"] = "sdpa"  # the others need Triton or CUDA
     managed = _managed_arguments(config)
     _check_extra(config.extra, managed, known_fields)
@@ -149,7 +155,7 @@ def _managed_arguments(config: SglangEngineConfig) -> dict[str, object]:
         arguments["enable_adaptive_dispatch_to_encoder"] = True
     arguments.update(_limits(config))
     arguments.update(config.ability)
-    if config.role in _HANDS_OFF:
+    if config.role.hands_off:
         arguments["disaggregation_transfer_backend"] = config.transfer_backend
         arguments["host"] = config.bootstrap_host
     if config.role is Role.PREFILL:
@@ -195,7 +201,9 @@ def engine_environment(config: SglangEngineConfig) -> dict[str, str]:
         # A picture can drive a vision tower in half precision to NaN; to draw a token from such
         # logits ends the scheduler.
         environment["SGLANG_SANITIZE_NAN_LOGITS"] = "1"
-    if config.role not in _HANDS_OFF:
+    if config.role is Role.DIFFUSION:
+        environment.update(dllm.ENVIRONMENT)
+    if not config.role.hands_off:
         return environment
     seconds = str(math.ceil(config.transfer_timeout_s))
     return {

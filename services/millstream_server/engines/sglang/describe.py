@@ -13,6 +13,7 @@ from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.generation.generator import GeneratorInfo, MediaModel
 from millstream_server.generation.media_model import read_media_model
+from millstream_server.generation.refused_fields import REFUSED_IN_DIFFUSION
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
 from millstream_server.media.families import UnusableFamilyError
@@ -37,6 +38,8 @@ def with_media_model(
     A model whose images aren't supported here serves text: SGLang must not give a meaning to its
     placeholder tokens, which nobody could check.
     """
+    if config.role is Role.DIFFUSION:
+        return replace(config, multimodal=False), None
     if config.multimodal is False:
         return config, None
     try:
@@ -90,13 +93,14 @@ def describe(
         bootstrap_host=config.bootstrap_host if is_prefill else "",
         bootstrap_port=config.bootstrap_port if is_prefill else 0,
         media=media,
+        refused_fields=REFUSED_IN_DIFFUSION if config.role is Role.DIFFUSION else frozenset(),
     )
 
 
 def probe_request(built: BuiltEngine, role: Role) -> GenerationRequest:
     """Make a request of two tokens; in a P/D role its peer is SGLang's fake one."""
     ticket = None
-    if role is not Role.AGGREGATED:
+    if role.hands_off:
         ticket = Ticket(built.fake_bootstrap_host, 0, secrets.randbits(63))
     return GenerationRequest(
         prompt=Prompt((0,) * 4),

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from prometheus_client.core import Metric
 
@@ -21,6 +22,7 @@ from millstream_server.engines.sglang.describe import (
     running_limit,
     with_media_model,
 )
+from millstream_server.engines.sglang.dllm import BlockBudget, check_model
 from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.engines.sglang.lifetime import SglangLifetime
 from millstream_server.engines.sglang.loads import KvBlocks, LoadReader
@@ -61,7 +63,7 @@ class _Run:
     task: asyncio.Task[None] | None = None
     started: bool = False
     preparing: bool = False
-    """Its media are being put together; SGLang doesn't know it yet."""
+    """It waits for KV cache, or its media are being put together; SGLang doesn't know it yet."""
     aborted: bool = False
     over: bool = False
     taken: int = 0
@@ -94,15 +96,21 @@ class SglangEngine:
         self._probes: dict[int, _Run] = {}
         self._progress = RankProgress()
         self._loads = LoadReader()
+        self._blocks: BlockBudget | None = None
+        """Of a diffusion language model."""
         self._built: BuiltEngine | None = None
         self._info: GeneratorInfo | None = None
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> GeneratorInfo:
         """Load the model in a thread of its own; see `Engine.start`."""
+        if self._config.role is Role.DIFFUSION:
+            check_model(Path(self._config.model_path))
         self._config, media = with_media_model(self._config)
         self._built = built = await self._lifetime.start(self._config)
         self._progress.read_loads_from(built.engine.tokenizer_manager.load_snapshot_reader)
         info = describe(built, self._config, await running_limit(built), media)
+        if self._config.role is Role.DIFFUSION:
+            self._blocks = BlockBudget(built.total_tokens, info.block_size)
         self._lifetime.started(on_failure)
         self._info = info
         return info
@@ -189,6 +197,15 @@ class SglangEngine:
             del self._runs[run.request.engine_id]
 
     async def _generate(self, run: _Run) -> None:
+        if self._blocks is None:
+            await self._stream(run)
+            return
+        run.preparing = True
+        async with self._blocks.room(run.request):
+            run.preparing = False
+            await self._stream(run)
+
+    async def _stream(self, run: _Run) -> None:
         built, _ = self._ready()
         if media := run.request.prompt.media:
             run.preparing = True  # in a thread: it reads every number

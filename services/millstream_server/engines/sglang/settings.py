@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from millstream_server.engines.settings import EngineContext
+from millstream_server.engines.base import Role
+from millstream_server.engines.settings import DllmSettings, EngineContext
+from millstream_server.engines.sglang import dllm
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.runtime.settings import SettingsError, setting
 
@@ -57,6 +59,7 @@ def engine_config(settings: SglangSettings, context: EngineContext) -> SglangEng
         metrics=context.metrics,
         otlp_endpoint=context.otlp_endpoint,
         warm_up_timeout_s=settings.warm_up_timeout_s,
+        ability=_dllm(context),
         extra=extra_arguments(settings.engine_args),
         log_level=settings.engine_log_level,
     )
@@ -73,6 +76,27 @@ def model_directory(path: Path | None) -> Path:
     if not (path / "config.json").is_file():
         raise SettingsError(f"--model-path {path}: there is no config.json in it")
     return path
+
+
+def _dllm(context: EngineContext) -> dict[str, object]:
+    """Return the ServerArgs of a diffusion language model; none in other roles."""
+    if context.role is not Role.DIFFUSION:
+        return {}
+    settings = context.dllm or DllmSettings()
+    names = ", ".join(dllm.ALGORITHMS)
+    if not settings.dllm_algorithm:
+        raise SettingsError(
+            "--dllm-algorithm is required with --engine sglang: how the model's blocks are "
+            f"denoised, one of {names}; LowConfidence is for SDAR and LLaDA2 models"
+        )
+    if settings.dllm_algorithm not in dllm.ALGORITHMS:
+        raise SettingsError(f"--dllm-algorithm: {settings.dllm_algorithm!r} is not one of {names}")
+    arguments: dict[str, object] = {"dllm_algorithm": settings.dllm_algorithm}
+    if (file := settings.dllm_config) is not None:
+        if not file.is_file():
+            raise SettingsError(f"--dllm-config {file}: there is no such file")
+        arguments["dllm_algorithm_config"] = str(file)
+    return arguments
 
 
 def extra_arguments(text: str) -> dict[str, Any]:

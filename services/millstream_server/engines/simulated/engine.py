@@ -6,6 +6,9 @@ stop token ends it. So a request continued on another worker, with the tokens so
 gives the same tokens. All logprobs are -0.5; the alternatives are the next token ids. Images and
 videos change the step from one token to the next: see `engines.simulated.media`.
 
+In the role DIFFUSION it plays a diffusion language model: the same tokens, but a step brings the
+rest of a block of `BLOCK_TOKENS`, where the blocks begin with the prompt.
+
 It is part of the package: for contract tests, scale tests and routing studies.
 """
 
@@ -28,6 +31,7 @@ from millstream_server.generation.output import (
     OutputSink,
     TokenLogprob,
 )
+from millstream_server.generation.refused_fields import REFUSED_IN_DIFFUSION
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Ability, Sampling
 from millstream_server.runtime.errors import (
@@ -38,6 +42,7 @@ from millstream_server.runtime.errors import (
 )
 
 _LOGPROB = -0.5
+BLOCK_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +135,7 @@ class SimulatedEngine:
                     "the bootstrap port can't be bound; is it taken?"
                 ) from error
         self._loop_task = asyncio.ensure_future(self._run())
+        diffusion = config.role is Role.DIFFUSION
         return GeneratorInfo(
             engine="simulated",
             engine_version="1",
@@ -138,7 +144,8 @@ class SimulatedEngine:
             block_size=config.block_size,
             total_blocks=config.total_blocks,
             max_running_requests=config.max_running_requests,
-            abilities=frozenset(Ability) - {Ability.CONSTRAINTS},
+            abilities=frozenset() if diffusion else frozenset(Ability) - {Ability.CONSTRAINTS},
+            refused_fields=REFUSED_IN_DIFFUSION if diffusion else frozenset(),
             bootstrap_host=config.bootstrap_host if port else "",
             bootstrap_port=port,
             media=config.media,
@@ -239,9 +246,7 @@ class SimulatedEngine:
                 return
             self._waiting.popleft()
             self._used_blocks += job.blocks
-            if job.request.ticket or (
-                config.role is Role.AGGREGATED and config.prefill_s_per_token
-            ):
+            if job.request.ticket or (config.prefill_s_per_token and not config.role.hands_off):
                 job.stage = asyncio.ensure_future(self._prepare(job))
             else:
                 self._run_now(job)
@@ -299,6 +304,7 @@ class SimulatedEngine:
     async def _run(self) -> None:
         """Run steps while there is work."""
         step_s = self._config.step_s
+        step = self._denoise if self._config.role is Role.DIFFUSION else self._step
         loop = asyncio.get_running_loop()
         due = loop.time()
         while True:
@@ -307,7 +313,7 @@ class SimulatedEngine:
                 await self._work.wait()
                 due = loop.time()
             await self._going.wait()
-            self._step()
+            step()
             due = max(due + step_s, loop.time() - step_s)  # a late step doesn't speed up the next
             await asyncio.sleep(max(0.0, due - loop.time()))
 
@@ -330,8 +336,31 @@ class SimulatedEngine:
             elif not job.left:
                 ended.append((job, FinishReason.LENGTH, None))
         for job, reason, matched in ended:
-            self._release(job)
-            job.end(reason, matched)
+            self._end(job, reason, matched)
+
+    def _denoise(self) -> None:
+        """Generate the rest of the current block for every running request."""
+        self._progress += 1
+        for job in list(self._running.values()):
+            length = len(job.request.token_ids) + job.generated
+            wanted = min(BLOCK_TOKENS - length % BLOCK_TOKENS, job.left)
+            block: list[int] = []
+            while len(block) < wanted:
+                job.token = (job.token + job.step) % self._config.vocab_size
+                block.append(job.token)
+                if job.token in job.stop_ids:
+                    break
+            job.generated += len(block)
+            job.left -= len(block)
+            job.sink.emit(block)
+            if job.token in job.stop_ids:
+                self._end(job, FinishReason.STOP, job.token)
+            elif not job.left:
+                self._end(job, FinishReason.LENGTH)
+
+    def _end(self, job: _Job, reason: FinishReason, matched: int | None = None) -> None:
+        self._release(job)
+        job.end(reason, matched)
 
     def _release(self, job: _Job) -> None:
         """Remove a request from its stage and free its blocks."""

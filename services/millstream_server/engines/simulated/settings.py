@@ -121,7 +121,7 @@ def engine_config(settings: SimulatedSettings, context: EngineContext) -> Simula
 
 def _media(context: EngineContext) -> MediaModel | None:
     """Take the media of the model whose files are given, if it takes any."""
-    if context.model_path is None:
+    if context.model_path is None or context.role is Role.DIFFUSION:
         return None
     try:
         return read_media_model(context.model_path, takes_pixels=context.role is not Role.DECODE)

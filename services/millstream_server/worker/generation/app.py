@@ -9,6 +9,7 @@ from functools import partial
 import grpc
 
 from millstream_server.engines.base import Role
+from millstream_server.engines.settings import DllmSettings
 from millstream_server.generation.generator import GeneratorEngine, GeneratorInfo
 from millstream_server.protobuf.worker import description_to_proto
 from millstream_server.runtime.settings import SettingsError
@@ -26,12 +27,17 @@ from millstream_server.worker.settings import WorkerSettings
 # Enough for a start message with the longest prompt we know of (2 M tokens, 5 bytes each): a prompt
 # above the model's context then fails as one request, not with the whole stream.
 _MAX_RECEIVE_BYTES = 32 << 20
-_OPERATIONS = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.AGGREGATED: "decode"}
+_OPERATIONS = {
+    Role.PREFILL: "prefill",
+    Role.DECODE: "decode",
+    Role.AGGREGATED: "decode",
+    Role.DIFFUSION: "generate_text",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationService:
-    """The gRPC service for requests: PrefillService or DecodeService."""
+    """The gRPC service for requests: PrefillService, DecodeService or DiffusionService."""
 
     name: str
     """Full proto name."""
@@ -51,10 +57,12 @@ async def run(
     role: Role,
     service: GenerationService,
     extend: Extend = lambda plan, _: plan,
+    *,
+    dllm: DllmSettings | None = None,
 ) -> int:
     """Run a worker of ``role`` that serves ``service``; return the process's exit code.
 
-    ``extend`` may add services.
+    ``extend`` may add services. ``dllm`` is for a DIFFUSION worker.
 
     Raises:
         SettingsError: settings contradict each other.
@@ -63,11 +71,11 @@ async def run(
     # A decode worker gets the KV cache, so it needs no embeddings.
     source = EmbeddingSource(settings, key) if key and role is not Role.DECODE else None
     plan = make_plan(
-        make_engine(settings, role),
+        make_engine(settings, role, dllm),
         role,
         model_name(settings),
         service,
-        TicketGate(key) if key and role is not Role.AGGREGATED else None,
+        TicketGate(key) if key and role.hands_off else None,
         max_open_tokens=settings.max_open_tokens,
         open_fetcher=source.open if source else None,
     )
@@ -117,7 +125,7 @@ def _most_open_tokens(setting: int, info: GeneratorInfo) -> int:
 
 
 def _ticket_key(key: str, role: Role) -> TicketKey | None:
-    if not key and role is Role.AGGREGATED:
+    if role is Role.DIFFUSION or not (key or role.hands_off):
         return None  # text alone: embeddings come with tickets
     if not key:
         raise SettingsError(

@@ -46,9 +46,8 @@ class GenerationWorker:
         self.work = host.work
         self.streams = host.streams
 
-    @property
-    def context_length(self) -> int:
-        """Most tokens of prompt and completion; 0 until the model is loaded."""
+    def context_length_of(self, model: str) -> int:
+        """See `RequestRunner.context_length_of`; 0 until the model is loaded."""
         info = self._host.info.value
         return info.context_length if info else 0
 

@@ -116,7 +116,8 @@ class WorkerSession:
         slot = self._slots[number] = Slot(number, self._runner, self._frames, self._release)
         try:
             self._check_not_draining()
-            request = convert.start_from_proto(message, self._runner.context_length)
+            context_length = self._runner.context_length_of(message.model)
+            request = convert.start_from_proto(message, context_length)
             if self._trace is not NOT_TRACED and not request.trace.traceparent:
                 request = replace(request, trace=self._trace)
             slot.start(request)

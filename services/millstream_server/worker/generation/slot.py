@@ -16,7 +16,11 @@ from millstream_server.worker.generation.frames import FrameBuilder
 
 
 class RequestRunner(Protocol):
-    """What runs a stream's requests (`worker.generation.core.GenerationWorker`)."""
+    """What runs a stream's requests.
+
+    `worker.generation.core.GenerationWorker`, or a Processor's
+    `processor.text_diffusion.TextForwarder`.
+    """
 
     role: Role
     work: OpenWork
@@ -24,9 +28,12 @@ class RequestRunner(Protocol):
     streams: OpenWork
     """Counts streams; a drain waits until those notified of it have ended."""
 
-    @property
-    def context_length(self) -> int:
-        """Most tokens of prompt and completion together."""
+    def context_length_of(self, model: str) -> int:
+        """Return the most tokens of prompt and completion together; a worker has one model.
+
+        Raises:
+            ServingError: the model isn't served here.
+        """
         ...
 
     def submit(self, request: GenerationRequest, sink: OutputSink) -> str:

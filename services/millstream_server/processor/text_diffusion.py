@@ -1,0 +1,240 @@
+"""DiffusionService.GenerateText at the Processor: token ids in, token ids out, one address.
+
+`worker.generation.session.WorkerSession` runs the stream, as it does at a worker. In place of an
+engine it has a `TextForwarder`, which admits each request, routes it, and passes it to a worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from millstream_server.engines.base import Role
+from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
+from millstream_server.generation.request import MAX_REQUEST_ID_BYTES, GenerationRequest
+from millstream_server.generation.span import NO_SPAN, RequestSpan
+from millstream_server.generation.validation import check_request
+from millstream_server.processor.legs import Workers
+from millstream_server.processor.limits import RequestLimits, most_tokens, too_large
+from millstream_server.processor.models import Models, ServedModel
+from millstream_server.processor.queue.admission import Admission, AdmissionRequest
+from millstream_server.processor.queue.admission_queue import AdmissionQueue
+from millstream_server.processor.telemetry import (
+    GENERATE_TEXT,
+    GenerationTelemetry,
+    TurnTelemetry,
+    Usage,
+)
+from millstream_server.routing.request import RoutingRequest
+from millstream_server.routing.router import Router
+from millstream_server.runtime.errors import (
+    SERVER_FAULTS,
+    InvalidRequestError,
+    NoWorkerError,
+    ServingError,
+    UnsupportedFeatureError,
+)
+from millstream_server.runtime.lifecycle.drain import OpenWork
+from millstream_server.runtime.telemetry.load_meter import LoadMeter
+
+_NO_WORKER = "no worker with a diffusion language model is connected; retry in a moment"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForwardingParts:
+    """What forwarded requests share with the Processor's other requests."""
+
+    models: Models
+    router: Router
+    workers: Workers
+    queues: Mapping[str, AdmissionQueue]
+    limits: RequestLimits
+    telemetry: GenerationTelemetry
+    meter: LoadMeter
+    work: OpenWork
+
+    def count(self, error: ServingError) -> None:
+        """Count a failure in the load reports, as `ProcessorCore` does."""
+        if not isinstance(error, InvalidRequestError):
+            self.meter.finished(failed=error.code in SERVER_FAULTS)
+
+
+class TextForwarder:
+    """Runs requests on the workers of their models; a `worker.generation.slot.RequestRunner`."""
+
+    role = Role.DIFFUSION
+
+    def __init__(self, parts: ForwardingParts) -> None:
+        """Forward with ``parts``."""
+        self.work = parts.work
+        self.streams = OpenWork()
+        """Not awaited in a drain: the server ends streams without requests."""
+        self._parts = parts
+        self._open: dict[str, _Forwarded] = {}
+
+    def context_length_of(self, model: str) -> int:
+        """See `RequestRunner.context_length_of`."""
+        return self._served(model).engine.context_length
+
+    def submit(self, request: GenerationRequest, sink: OutputSink) -> str:
+        """Check a request, admit it and send it to a worker, at once or later.
+
+        Raises:
+            ServingError: it was refused.
+        """
+        parts = self._parts
+        telemetry = parts.telemetry.open(GENERATE_TEXT, request.trace)
+        try:
+            with telemetry:
+                request = self._checked(request, telemetry)
+                parts.router.require(request.model)
+                admission = parts.queues[request.model].enter(
+                    AdmissionRequest(tokens=most_tokens(request, 1), timeout_s=request.time_left_s)
+                )
+        except ServingError as error:
+            parts.count(error)
+            raise
+        forwarded = _Forwarded(parts, request, sink, admission, telemetry)
+        forwarded.ended = lambda: self._open.pop(request.engine_id, None)
+        self._open[request.engine_id] = forwarded
+        forwarded.begin()
+        return request.engine_id
+
+    def cancel(self, engine_id: str) -> None:
+        """Stop a request at any stage."""
+        forwarded = self._open.get(engine_id)
+        if forwarded is not None:
+            forwarded.cancel()
+
+    def _checked(self, request: GenerationRequest, telemetry: TurnTelemetry) -> GenerationRequest:
+        served = self._served(request.model)
+        telemetry.model_known(served.name, served.engine.engine)
+        request = replace(request, model=served.name)
+        if len(request.request_id.encode()) > MAX_REQUEST_ID_BYTES:
+            raise InvalidRequestError.of("request_id", f"at most {MAX_REQUEST_ID_BYTES} bytes")
+        if violations := too_large(request, 1, self._parts.limits, ""):
+            raise InvalidRequestError.of_all(violations)
+        check_request(request, served.engine, Role.DIFFUSION)
+        telemetry.request_known(request, 1)
+        return request
+
+    def _served(self, name: str) -> ServedModel:
+        """Look up a diffusion language model; an empty name means the only one."""
+        models, router = self._parts.models, self._parts.router
+        found = [m for m in models.names if router.runs_in(m, Role.DIFFUSION)]
+        if not name and len(found) == 1:
+            name = found[0]
+        if not (name or found):
+            raise NoWorkerError(_NO_WORKER, retry_delay_s=1.0)
+        if not name:
+            raise InvalidRequestError.of("model", f"name one of {found}")
+        served = models.served(name)
+        if served.name not in found:
+            raise UnsupportedFeatureError.of(
+                "model", "is no diffusion language model; use Chat or Complete for it"
+            )
+        return served
+
+
+class _Forwarded:
+    """One request: it waits, runs on a worker, ends once. The worker's output comes here."""
+
+    def __init__(
+        self,
+        parts: ForwardingParts,
+        request: GenerationRequest,
+        sink: OutputSink,
+        admission: Admission,
+        telemetry: TurnTelemetry,
+    ) -> None:
+        """Report to ``sink``."""
+        self.ended: Callable[[], object] = lambda: None
+        """Called at the end."""
+        self._parts = parts
+        self._request = request
+        self._sink = sink
+        self._admission = admission
+        self._telemetry = telemetry
+        self._span: RequestSpan = NO_SPAN
+        self._cancel: Callable[[], None] | None = None
+        self._waiting: asyncio.Task[None] | None = None
+        self._started = False
+        parts.work.begin()
+
+    def begin(self) -> None:
+        """Run it now if it is admitted, else when it is."""
+        if self._admission.waits:
+            self._waiting = asyncio.ensure_future(self._wait())
+        else:
+            self._launch()
+
+    def cancel(self) -> None:
+        """Stop waiting, or ask the worker to stop."""
+        if self._cancel is None:
+            self._admission.cancel()
+        else:
+            self._cancel()
+
+    async def _wait(self) -> None:
+        try:
+            await self._admission.admitted()
+        except ServingError as error:
+            self.fail(error)
+            return
+        if self._admission.runs:
+            self._launch()
+        else:
+            tokens = len(self._request.prompt)
+            self.finish(
+                Finish(reason=FinishReason.CANCELLED, prompt_tokens=tokens, completion_tokens=0)
+            )
+
+    def _launch(self) -> None:
+        request = self._request
+        try:
+            plan = self._parts.router.plan(
+                RoutingRequest(model=request.model, token_ids=request.token_ids)
+            )
+            (leg,) = plan.legs
+            address = leg.worker.address
+            self._span = self._telemetry.leg(leg.role, address)
+            request = replace(request, trace=self._span.carry(request.trace))
+            self._cancel = self._parts.workers.generate(address, request, self)
+        except ServingError as error:
+            # Later: the caller of `submit` doesn't have the request's id yet.
+            asyncio.get_running_loop().call_soon(self.fail, error)
+
+    def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
+        """Pass new tokens on."""
+        if not self._started:
+            self._started = True
+            self._telemetry.first_token()
+        self._sink.emit(token_ids, logprobs)
+
+    def finish(self, finish: Finish) -> None:
+        """Pass the end on."""
+        self._leave()
+        self._sink.finish(finish)
+        self._parts.meter.finished(failed=False)
+        self._span.finished(finish)
+        usage = Usage(
+            prompt_tokens=finish.prompt_tokens,
+            completion_tokens=finish.completion_tokens,
+            cached_tokens=finish.cached_tokens,
+        )
+        self._telemetry.ended(usage, [finish.reason], "", 1)
+
+    def fail(self, error: ServingError) -> None:
+        """Pass a failure on."""
+        self._leave()
+        self._sink.fail(error)
+        self._parts.count(error)
+        self._span.failed(error)
+        usage = Usage(len(self._request.prompt), 0, 0)
+        self._telemetry.ended(usage, [], error.reason, 1)
+
+    def _leave(self) -> None:
+        self._admission.leave()
+        self.ended()
+        self._parts.work.end()
