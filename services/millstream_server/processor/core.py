@@ -61,11 +61,12 @@ class ProcessorCore:
         self.media = media
         self.work = OpenWork()
         self.meter = LoadMeter(self._utilization)
-        self._router = router
+        self.router = router
         self._requests = RequestBuilder(models, limits, media)
         self._telemetry = telemetry or GenerationTelemetry()
         self._parts = parts
-        self._queues = {name: _queue(name, router, limits) for name in models.names}
+        self.queues = {name: _queue(name, router, limits) for name in models.names}
+        """Of each model."""
 
     @contextlib.contextmanager
     def call(self, on_drain: Callable[[], None] | None = None) -> Iterator[None]:
@@ -152,8 +153,8 @@ class ProcessorCore:
             OverloadedError: the queue is full.
             DeadlinePassedError: the caller's deadline passed while it waited.
         """
-        self._router.require(request.model)
-        admission = self._queues[request.model].enter(
+        self.router.require(request.model)
+        admission = self.queues[request.model].enter(
             AdmissionRequest(
                 units=n,
                 tokens=most_tokens(request, n),
@@ -188,7 +189,7 @@ class ProcessorCore:
                 generation.end_unstarted()
                 return generation
             generation.start(
-                self._router.plan(
+                self.router.plan(
                     RoutingRequest(
                         model=request.model,
                         token_ids=request.token_ids,
@@ -235,7 +236,7 @@ class ProcessorCore:
         )
 
     def _utilization(self) -> float:
-        return max((queue.utilization for queue in self._queues.values()), default=0.0)
+        return max((queue.utilization for queue in self.queues.values()), default=0.0)
 
 
 @contextlib.contextmanager
