@@ -91,7 +91,7 @@ class Front:
 
     @property
     def queue(self) -> AdmissionQueue:
-        return self.core._queues[MODEL]
+        return self.core.queues[MODEL]
 
     async def fill(self, count: int = 2, **fields: Any) -> list[Conversation]:
         """Have so many endless chats run."""

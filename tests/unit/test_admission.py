@@ -257,7 +257,7 @@ def test_one_that_displaces_what_it_waited_for_runs() -> None:
     queue = Machine(capacity=4).queue(max_queued=1)
     enter(queue, 3)
     (wide,) = enter(queue, units=4, priority=LOW)
-    queue._overtaken = MAX_OVERTAKEN  # it is the wide one's turn
+    queue.overtaken = MAX_OVERTAKEN  # it is the wide one's turn
     (high,) = enter(queue, priority=HIGH)
     assert not wide.waits
     assert high.runs

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection
 
 from millstream_server.generation.output import OutputSink
 from millstream_server.generation.request import GenerationRequest
+from millstream_server.links.diffusion_rpc import DiffusionCall
+from millstream_server.links.embed_rpc import EmbedCall
 from millstream_server.links.encode_stream import Encoding
 from millstream_server.links.link import WorkerLink
 from millstream_server.links.worker_calls import WorkerCalls
@@ -18,6 +20,9 @@ from millstream_server.runtime.errors import WorkerLostError
 from millstream_server.runtime.security.tls import ClientTls
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.tracing import Tracing
+from millstream_server.synthesis.request import DiffusionRequest
+from millstream_server.vectors.output import Ranking
+from millstream_server.vectors.request import EmbedRequest, RerankRequest
 
 log = get_log(__name__)
 
@@ -81,6 +86,30 @@ class Fleet:
         link = self._links.get(address)
         if link is not None and link.calls is not None:
             link.calls.release(lease)
+
+    def diffuse(self, address: str, request: DiffusionRequest) -> DiffusionCall:
+        """Start a request for images or videos on the worker at ``address``.
+
+        Raises:
+            WorkerLostError: the worker accepts no such requests now.
+        """
+        return self._require(address).diffuse(request)
+
+    def embed(self, address: str, request: EmbedRequest) -> EmbedCall:
+        """Start a batch of token ids on the worker at ``address``.
+
+        Raises:
+            WorkerLostError: the worker accepts no such requests now.
+        """
+        return self._require(address).embed(request)
+
+    async def rerank(self, address: str, request: RerankRequest) -> Ranking:
+        """Score pairs of token ids on the worker at ``address``; see `RankCalls.rerank`.
+
+        Raises:
+            ServingError: they were not scored.
+        """
+        return await self._require(address).rerank(request)
 
     def _require(self, address: str) -> WorkerCalls:
         link = self._links.get(address)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 import grpc
@@ -64,7 +64,14 @@ class SlotCall(Generic[EntryT, EndT]):
         self._end: EndT | None = None
         self._error: ServingError | None = None
         self._ended = False
+        self._on_end: Callable[[], None] | None = None
         self.cancelled = False
+
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when the worker has ended the request, also if nobody reads entries."""
+        self._on_end = callback
+        if self._ended:
+            callback()
 
     async def entries(self) -> AsyncIterator[tuple[EntryT, bool]]:
         """Yield entries as they come, and whether only the latest is of interest.
@@ -113,14 +120,18 @@ class SlotCall(Generic[EntryT, EndT]):
     def finish(self, end: EndT) -> None:
         """Take the good end."""
         self._end = end
-        self._ended = True
-        self._wake.set()
+        self._over()
 
     def fail(self, error: ServingError) -> None:
         """Take the failure."""
         self._error = error
+        self._over()
+
+    def _over(self) -> None:
         self._ended = True
         self._wake.set()
+        if self._on_end is not None:
+            self._on_end()
 
 
 class SlotStream(Generic[RequestT, EntryT, EndT]):

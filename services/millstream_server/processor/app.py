@@ -7,10 +7,15 @@ import contextlib
 import sys
 from pathlib import Path
 
-from millstream.v1 import processor_pb2_grpc
+from millstream.v1 import diffusion_pb2_grpc, embedding_pb2_grpc, processor_pb2_grpc
 from millstream_server.links.fleet import Fleet
 from millstream_server.processor.convert import held_bytes
 from millstream_server.processor.core import ProcessorCore
+from millstream_server.processor.diffusion.core import DiffusionCore
+from millstream_server.processor.diffusion.servicer import SERVICE as DIFFUSION
+from millstream_server.processor.diffusion.servicer import DiffusionServicer
+from millstream_server.processor.forwarding.forwarder import Forwarder, ForwardingParts
+from millstream_server.processor.forwarding.held_bytes import HeldBytes
 from millstream_server.processor.launch import GenerationParts
 from millstream_server.processor.limits import RequestLimits
 from millstream_server.processor.media.budget import MediaBudget
@@ -25,6 +30,9 @@ from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.processor.telemetry import GenerationTelemetry
 from millstream_server.processor.text.model_files import UnusableModelError
 from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.processor.vectors.core import VectorsCore
+from millstream_server.processor.vectors.servicer import SERVICE as EMBEDDING
+from millstream_server.processor.vectors.servicer import EmbeddingServicer
 from millstream_server.routing.discovery import make_discovery
 from millstream_server.routing.policy import make_policy
 from millstream_server.routing.router import Router
@@ -38,12 +46,14 @@ from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.security.tls import ClientTls
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketKey
 
 log = get_log(__name__)
 
 SERVICE = "millstream.v1.ProcessorService"
+SERVICES = (SERVICE, DIFFUSION, EMBEDDING)
 # Text threads need the GIL a few times per request, and wait up to this long for it each time while
 # the event loop is busy. With Python's 5 ms a burst of 64 chats waited a second for first tokens.
 _SWITCH_INTERVAL_S = 0.0005
@@ -65,7 +75,8 @@ async def run(settings: ProcessorSettings) -> int:
     pacer = Pacer(settings.max_pace_s)
     core = _core(settings, service, router, fleet, pacer)
     server = service.prepare(_plan(settings, core))
-    processor_pb2_grpc.add_ProcessorServiceServicer_to_server(ProcessorServicer(core), server.grpc)
+    held = HeldBytes(settings.max_open_bytes)
+    add_services(server, core, fleet, held, settings.max_request_tokens, service.tracing)
     async with contextlib.AsyncExitStack() as parts:  # the last pushed is the first closed
         parts.push_async_callback(service.close)
         parts.callback(core.models.close)
@@ -85,6 +96,35 @@ async def run(settings: ProcessorSettings) -> int:
             lambda: core.work.drain(settings.propagation_s, settings.drain_s),
             failed,
         )
+
+
+def add_services(
+    server: Server,
+    core: ProcessorCore,
+    fleet: Fleet,
+    held: HeldBytes,
+    max_request_tokens: int,
+    tracing: Tracing | None,
+) -> None:
+    """Add all services of a Processor to ``server``."""
+    forwarder = Forwarder(
+        ForwardingParts(
+            models=core.models,
+            router=core.router,
+            queues=core.queues,
+            meter=core.meter,
+            held=held,
+            max_request_tokens=max_request_tokens,
+            tracing=tracing,
+        )
+    )
+    processor_pb2_grpc.add_ProcessorServiceServicer_to_server(ProcessorServicer(core), server.grpc)
+    diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(
+        DiffusionServicer(core, DiffusionCore(forwarder, fleet)), server.grpc
+    )
+    embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(
+        EmbeddingServicer(core, VectorsCore(forwarder, fleet)), server.grpc
+    )
 
 
 def _fleet(settings: ProcessorSettings, service: Service, router: Router) -> Fleet:
@@ -145,7 +185,7 @@ def _plan(settings: ProcessorSettings, core: ProcessorCore) -> ServicePlan:
     if settings.api_keys_file or settings.api_keys:
         keys = ApiKeys(file=settings.api_keys_file, inline=settings.api_keys)
     return ServicePlan(
-        services=(SERVICE,),
+        services=SERVICES,
         max_receive_bytes=settings.max_receive_bytes,
         load=core.meter,
         open_work=lambda: {"streams": core.work.count},
@@ -183,9 +223,12 @@ def _worker_tls(settings: ProcessorSettings) -> ClientTls | None:
     )
 
 
-def _load_models(directories: dict[str, Path]) -> dict[str, TextModel]:
+def _load_models(directories: dict[str, Path | None]) -> dict[str, TextModel | None]:
     try:
-        return {name: TextModel.load(directory) for name, directory in directories.items()}
+        return {
+            name: TextModel.load(directory) if directory else None
+            for name, directory in directories.items()
+        }
     except UnusableModelError as error:
         raise SettingsError(f"--models: {error}") from error
 

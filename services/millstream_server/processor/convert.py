@@ -8,7 +8,14 @@ from collections.abc import Callable, Sequence
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from millstream.v1 import chat_pb2, media_pb2, processor_pb2, usage_pb2
+from millstream.v1 import (
+    chat_pb2,
+    diffusion_pb2,
+    embedding_pb2,
+    media_pb2,
+    processor_pb2,
+    usage_pb2,
+)
 from millstream_server.generation.output import TokenLogprob
 from millstream_server.media.items import Modality
 from millstream_server.processor.choice import Delta
@@ -40,6 +47,12 @@ _PRIORITIES = {
     processor_pb2.PRIORITY_NORMAL: Priority.NORMAL,
     processor_pb2.PRIORITY_HIGH: Priority.HIGH,
 }
+
+_IN_SLOTS = (
+    diffusion_pb2.GenerateImageRequest,
+    diffusion_pb2.GenerateVideoRequest,
+    embedding_pb2.EmbedRequest,
+)
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 16_384
@@ -107,8 +120,11 @@ def take_chunk(uploads: Uploads, chunk: media_pb2.MediaChunk) -> None:
 def held_bytes(message: Message) -> int:
     """Return the bytes of a client's message that are held until its RPC ends.
 
-    Those of files in chunks count in the `MediaBudget`, and must not keep others' text out.
+    Those of files in chunks count in the `MediaBudget`, and must not keep others' text out. Those
+    of requests in slots count in `HeldBytes` until the request ends: a stream may outlive many.
     """
+    if isinstance(message, _IN_SLOTS):
+        return 0
     if isinstance(message, processor_pb2.ChatRequest) and message.HasField("media_chunk"):
         return 0
     return message.ByteSize()
@@ -340,21 +356,4 @@ def finished_to_proto(generation: Generation) -> processor_pb2.TurnFinished | No
             nanos=int(generation.paced.longest_interval_s % 1 * 1e9),
             seconds=int(generation.paced.longest_interval_s),
         ),
-    )
-
-
-def model_to_proto(model: ModelStatus) -> processor_pb2.Model:
-    """Convert a served model."""
-    return processor_pb2.Model(
-        name=model.name,
-        ready=model.ready,
-        context_length=model.engine.context_length
-        if model.engine
-        else model.text.context_length or 0,
-        workers=[
-            processor_pb2.ModelWorkers(role=ROLES_TO_PROTO[role], connected=count)
-            for role, count in sorted(model.workers.items(), key=lambda item: item[0].value)
-        ],
-        chat=model.text.chat_template.available,
-        modalities=sorted(MODALITIES_TO_PROTO[modality] for modality in model.modalities),
     )

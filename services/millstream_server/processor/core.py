@@ -62,17 +62,18 @@ class ProcessorCore:
         self.media = media
         self.work = OpenWork()
         self.meter = LoadMeter(self._utilization)
-        self._router = router
+        self.router = router
         self._requests = RequestBuilder(models, limits, media)
         self._telemetry = telemetry or GenerationTelemetry()
         self._parts = parts
-        self._queues = {name: _queue(name, router, limits) for name in models.names}
+        self.queues = {name: _queue(name, router, limits) for name in models.names}
+        """Of each model."""
         self.text_diffusion = TextForwarder(
             ForwardingParts(
                 models=models,
                 router=router,
                 workers=parts.workers,
-                queues=self._queues,
+                queues=self.queues,
                 limits=limits,
                 telemetry=self._telemetry,
                 meter=self.meter,
@@ -166,8 +167,8 @@ class ProcessorCore:
             OverloadedError: the queue is full.
             DeadlinePassedError: the caller's deadline passed while it waited.
         """
-        self._router.require(request.model)
-        admission = self._queues[request.model].enter(
+        self.router.require(request.model)
+        admission = self.queues[request.model].enter(
             AdmissionRequest(
                 units=n,
                 tokens=most_tokens(request, n),
@@ -202,7 +203,7 @@ class ProcessorCore:
                 generation.end_unstarted()
                 return generation
             generation.start(
-                self._router.plan(
+                self.router.plan(
                     RoutingRequest(
                         model=request.model,
                         token_ids=request.token_ids,
@@ -249,7 +250,7 @@ class ProcessorCore:
         )
 
     def _utilization(self) -> float:
-        return max((queue.utilization for queue in self._queues.values()), default=0.0)
+        return max((queue.utilization for queue in self.queues.values()), default=0.0)
 
 
 @contextlib.contextmanager

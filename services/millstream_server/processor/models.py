@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-from millstream_server.engines.base import Role
+from millstream_server.engines.base import EngineInfo, Role
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.request import Prompt
 from millstream_server.media.items import Modality
 from millstream_server.processor.media.encoding import EncodedPart
 from millstream_server.processor.media.prompt import media_prompt
+from millstream_server.processor.tasks import ModelTasks
 from millstream_server.processor.text.message_checks import ConversationPaths, check_messages
 from millstream_server.processor.text.messages import ChatMessage, Tool
+from millstream_server.processor.text.threads import TextThreads
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.routing.router import Router
+from millstream_server.routing.tasks import Task
 from millstream_server.runtime.errors import (
     InvalidRequestError,
-    ModelNotFoundError,
     NoWorkerError,
     UnsupportedFeatureError,
 )
@@ -28,8 +27,6 @@ from millstream_server.runtime.errors import (
 _SMALL_CHARS = 1024
 _SMALL_MESSAGES = 16
 _SMALL_PARTS = 64
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +45,8 @@ class ModelStatus:
     """A model as `ListModels` shows it."""
 
     name: str
-    text: TextModel
+    text: TextModel | None
+    """None: no directory was given, as for models that make images or videos."""
     ready: bool
     """Whether it has a worker of every role it needs."""
     engine: GeneratorInfo | None
@@ -56,48 +54,70 @@ class ModelStatus:
     """Connected workers by role."""
     modalities: frozenset[Modality] = frozenset()
     """Media that its prompts may have now."""
+    tasks: frozenset[Task] = frozenset()
+    """What it can do now."""
+    others: Sequence[EngineInfo] = ()
+    """Infos of its workers for images, videos, vectors and scores."""
 
 
 class Models:
     """All models of a Processor."""
 
-    def __init__(self, texts: Mapping[str, TextModel], router: Router, text_threads: int) -> None:
-        """Serve ``texts``, by model name, on the workers of ``router``."""
+    def __init__(
+        self, texts: Mapping[str, TextModel | None], router: Router, text_threads: int
+    ) -> None:
+        """Serve ``texts``, by model name, on the workers of ``router``; None: without text."""
         self._texts = texts
         self._router = router
-        self._executor = ThreadPoolExecutor(text_threads, thread_name_prefix="text")
+        self.threads = TextThreads(text_threads)
+        self._tasks = ModelTasks(texts, router.tasks)
 
     @property
     def names(self) -> Sequence[str]:
         """The models' names."""
         return sorted(self._texts)
 
-    def text(self, name: str, field: str = "model") -> tuple[str, TextModel]:
-        """Look up a model; an empty name means the only one.
+    def name_of(self, name: str, task: Task, field: str = "model") -> str:
+        """Return the model of a request; an empty name means the only one for this task.
 
         Raises:
             ModelNotFoundError: it isn't served here.
-            InvalidRequestError: no name was given and several models are served.
+            InvalidRequestError: no name was given and several models may do this, or the model
+            does something else.
+        """
+        return self._tasks.find(name, task, field)
+
+    def text(self, name: str, field: str = "model") -> tuple[str, TextModel]:
+        """Look up a model's text handling; an empty name means the only model with one.
+
+        Raises:
+            ModelNotFoundError: it isn't served here.
+            InvalidRequestError: no name was given and several models are served, or the model has
+            no tokenizer here.
         """
         if not name:
-            if len(self._texts) == 1:
-                return next(iter(self._texts.items()))
-            raise InvalidRequestError.of(field, f"name one of {self.names}")
-        if name not in self._texts:
-            raise ModelNotFoundError(
-                f"model {name[:64]!r} is not served here; ListModels names those that are"
-            )
-        return name, self._texts[name]
+            with_text = sorted(name for name, text in self._texts.items() if text)
+            if len(with_text) != 1:
+                why = f"name one of {with_text}" if with_text else "no model here has a tokenizer"
+                raise InvalidRequestError.of(field, why)
+            (name,) = with_text
+        self._tasks.require(name)
+        text = self._texts[name]
+        if text is None:
+            raise InvalidRequestError.of(field, f"{name!r} has no tokenizer here")
+        return name, text
 
-    def served(self, name: str, field: str = "model") -> ServedModel:
+    def served(self, name: str, field: str = "model", task: Task = Task.CHAT) -> ServedModel:
         """Look up a model with connected workers.
 
         Raises:
             NoWorkerError: none of its workers is connected.
+            InvalidRequestError: it does something else.
         """
-        name, text = self.text(name, field)
+        name = self.name_of(name, task, field)
+        text = self._texts[name]
         engine = self._router.limits(name)
-        if engine is None:
+        if engine is None or text is None:
             raise NoWorkerError(
                 "no worker for this model is connected; retry in a moment", retry_delay_s=1.0
             )
@@ -113,12 +133,15 @@ class Models:
                 self._router.limits(name),
                 self._router.connected(name),
                 self._modalities(name),
+                self._tasks.now(name) if self._router.ready(name) else frozenset(),
+                self._router.pool(name).infos,
             )
             for name in self.names
         ]
 
     def _modalities(self, name: str) -> frozenset[Modality]:
-        family = self._texts[name].family
+        text = self._texts[name]
+        family = text.family if text else None
         return self._router.modalities(name) & family.modalities if family else frozenset()
 
     def ready(self) -> bool:
@@ -149,7 +172,7 @@ class Models:
             prompt = text.chat_template.render(messages, tools, field=paths.messages)
             return prompt, text.encode(prompt, add_special_tokens=False)
 
-        return work() if _is_small(messages, tools) else await self._off_loop(work)
+        return work() if _is_small(messages, tools) else await self.threads.run(work)
 
     async def render_media(
         self,
@@ -170,7 +193,7 @@ class Models:
                 raise InvalidRequestError.of_all(violations)
             return text.chat_template.render(messages, tools, field=paths.messages)
 
-        return work() if _is_small(messages, tools) else await self._off_loop(work)
+        return work() if _is_small(messages, tools) else await self.threads.run(work)
 
     async def place_media(
         self, text: TextModel, rendered: str, encoded: Sequence[EncodedPart], field: str
@@ -187,7 +210,7 @@ class Models:
         def tokenize(piece: str) -> list[int]:
             return text.encode(piece, add_special_tokens=False)
 
-        return await self._off_loop(
+        return await self.threads.run(
             lambda: media_prompt(rendered, family, encoded, tokenize, field)
         )
 
@@ -195,21 +218,19 @@ class Models:
         """Tokenize a raw text."""
         if len(prompt) <= _SMALL_CHARS:
             return text.encode(prompt, add_special_tokens=special_tokens)
-        return await self._off_loop(lambda: text.encode(prompt, add_special_tokens=special_tokens))
+        return await self.threads.run(
+            lambda: text.encode(prompt, add_special_tokens=special_tokens)
+        )
 
     async def detokenize(self, text: TextModel, ids: Sequence[int], *, special_tokens: bool) -> str:
         """Turn token ids into text."""
-        return await self._off_loop(
+        return await self.threads.run(
             lambda: text.decode(ids, skip_special_tokens=not special_tokens)
         )
 
-    async def _off_loop(self, work: Callable[[], T]) -> T:
-        """Run ``work`` in a thread: templates and tokenizers take milliseconds for long texts."""
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
-
     def close(self) -> None:
         """Stop the text threads."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
+        self.threads.close()
 
 
 def _is_small(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> bool:

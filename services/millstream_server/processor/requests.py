@@ -24,6 +24,7 @@ from millstream_server.processor.text.message_checks import ConversationPaths
 from millstream_server.processor.text.stops import check_stops
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.routing.model_workers import no_worker
+from millstream_server.routing.tasks import Task
 from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
 from millstream_server.runtime.priority import Priority
 
@@ -60,7 +61,7 @@ class RequestBuilder:
         Raises:
             ServingError: it can't be served.
         """
-        served = self._served(conversation.model, "start.model", telemetry)
+        served = self._served(conversation.model, "start.model", Task.CHAT, telemetry)
         paths = ConversationPaths(turn.field, "start.tools")
         media = None
         try:
@@ -134,7 +135,7 @@ class RequestBuilder:
             ServingError: it can't be served.
         """
         options, prompt = completion.options, completion.prompt
-        served = self._served(completion.model, "model", telemetry)
+        served = self._served(completion.model, "model", Task.COMPLETE, telemetry)
         if isinstance(prompt, str):
             token_ids: Sequence[int] = await self._models.tokenize(
                 served.text, prompt, special_tokens=True
@@ -152,8 +153,8 @@ class RequestBuilder:
         telemetry.request_known(request, options.n)
         return request
 
-    def _served(self, model: str, field: str, telemetry: TurnTelemetry) -> ServedModel:
-        served = self._models.served(model, field)
+    def _served(self, model: str, field: str, task: Task, telemetry: TurnTelemetry) -> ServedModel:
+        served = self._models.served(model, field, task)
         telemetry.model_known(served.name, served.engine.engine)
         return served
 

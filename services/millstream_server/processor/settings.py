@@ -15,7 +15,8 @@ class ProcessorSettings(ServiceSettings):
     """Read by `python -m millstream_server.processor`."""
 
     models: tuple[str, ...] = setting(
-        help="models to serve, NAME=DIR,…; DIR holds tokenizer and configs, no weights are read"
+        help="models to serve, NAME=DIR,…; DIR holds tokenizer and configs, no weights are read; "
+        "NAME alone for a model that makes images or videos"
     )
     workers: tuple[str, ...] = setting(
         help="where the workers of all roles are: HOST:PORT,… or dns:NAME:PORT or file:PATH"
@@ -89,19 +90,21 @@ class ProcessorSettings(ServiceSettings):
     )
     max_open_streams: int = setting(10_000, help="most RPCs open at once")
     max_open_bytes: int = setting(
-        512 << 20, help="most bytes of messages that open RPCs hold (512 MiB)"
+        512 << 20,
+        help="most bytes of messages that open RPCs hold, and of requests on streams of images, "
+        "videos and vectors, each (512 MiB)",
     )
 
-    def model_directories(self) -> dict[str, Path]:
-        """Parse `models`.
+    def model_directories(self) -> dict[str, Path | None]:
+        """Parse `models`; None: no directory was given.
 
         Raises:
-            SettingsError: an entry isn't NAME=DIR.
+            SettingsError: an entry is neither NAME=DIR nor NAME.
         """
-        directories = {}
+        directories: dict[str, Path | None] = {}
         for entry in self.models:
             name, equals, directory = entry.partition("=")
-            if not (name and equals and directory):
-                raise SettingsError(f"--models: {entry!r} is not NAME=DIR")
-            directories[name] = Path(directory)
+            if not name or (equals and not directory):
+                raise SettingsError(f"--models: {entry!r} is neither NAME=DIR nor NAME")
+            directories[name] = Path(directory) if directory else None
         return directories

@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from millstream_server.processor.queue.admission import Admission, AdmissionRequest, State
@@ -95,12 +95,15 @@ class AdmissionQueue:
         """``capacity`` returns how many units can run now; call `changed` after it has changed."""
         self.running = 0
         """Running units."""
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after each change of what waits or runs."""
         self._limits = limits
         self._capacity = capacity
         self._clock = clock
         self._lanes = {priority: _Lane() for priority in sorted(Priority, reverse=True)}
         self._arrivals = 0
-        self._overtaken = 0
+        self.overtaken = 0
+        """How often in a row a later request has run before an earlier one."""
         self._held = HeldTime()
         self._comeback: asyncio.TimerHandle | None = None
         self._metrics = _Metrics(name)
@@ -114,6 +117,10 @@ class AdmissionQueue:
     def queued_tokens(self) -> int:
         """Tokens that waiting requests may take."""
         return sum(lane.tokens for lane in self._lanes.values())
+
+    def lanes(self) -> list[Sequence[Admission]]:
+        """Return the waiting requests of each priority in order of arrival, highest first."""
+        return [list(lane.waiting.values()) for lane in self._lanes.values()]
 
     @property
     def limit(self) -> int:
@@ -143,6 +150,7 @@ class AdmissionQueue:
         self._make_space(request)
         self._lanes[request.priority].add(admission)
         self._metrics.queued(1, request.tokens)
+        self.on_change()
         self.changed()  # the displaced request may have been the one ahead of it
         return admission
 
@@ -180,13 +188,13 @@ class AdmissionQueue:
         heads = self._heads()
         if not heads:
             return None
-        return min(heads, key=_by_arrival) if self._overtaken >= MAX_OVERTAKEN else heads[0]
+        return min(heads, key=_by_arrival) if self.overtaken >= MAX_OVERTAKEN else heads[0]
 
     def _may_pass(self, priority: Priority) -> bool:
         """Return whether a new request may go first: only lower, not yet overdue ones wait."""
         heads = self._heads()
         return not heads or (
-            heads[0].request.priority < priority and self._overtaken < MAX_OVERTAKEN
+            heads[0].request.priority < priority and self.overtaken < MAX_OVERTAKEN
         )
 
     def _fits(self, units: int) -> bool:
@@ -201,7 +209,7 @@ class AdmissionQueue:
 
     def _run(self, admission: Admission) -> None:
         overtakes = any(head.number < admission.number for head in self._heads())
-        self._overtaken = self._overtaken + 1 if overtakes else 0
+        self.overtaken = self.overtaken + 1 if overtakes else 0
         admission.waited_s = admission.change(State.RUNNING, self._clock())
         self._count(admission.request.units)
         self._held.begin(admission.request.units, admission.since_s)
@@ -210,11 +218,13 @@ class AdmissionQueue:
     def _count(self, units: int) -> None:
         self.running += units
         self._metrics.running(units)
+        self.on_change()
 
     def _forget(self, admission: Admission) -> None:
         """Remove it from its lane."""
         self._lanes[admission.request.priority].remove(admission)
         self._metrics.queued(-1, -admission.request.tokens)
+        self.on_change()
 
     def _give_up(self) -> None:
         """Fail all waiting requests: no worker has reconnected."""

@@ -101,6 +101,14 @@ class TextModel:
         batch = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return batch[0].ids
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Tokenize two texts as one input, with the special tokens that the tokenizer adds.
+
+        It releases the GIL: tokenize long texts in a thread.
+        """
+        batch = self.tokenizer.encode_batch_fast([(first, second)], add_special_tokens=True)
+        return batch[0].ids
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of all ids, as an `IncrementalDetokenizer` returns it in parts."""
         detokenizer = IncrementalDetokenizer(self, skip_special_tokens=skip_special_tokens)

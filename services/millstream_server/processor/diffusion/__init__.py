@@ -1,0 +1,1 @@
+"""DiffusionService at the Processor: images and videos, forwarded to their workers."""

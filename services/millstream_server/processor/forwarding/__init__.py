@@ -1,0 +1,1 @@
+"""What all requests that are forwarded whole share: admission, memory, telemetry."""

@@ -1,0 +1,71 @@
+"""Serves a client's slot stream, of any forwarded service."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from millstream_server.processor.core import ProcessorCore
+from millstream_server.processor.forwarding.client_messages import ClientMessages
+from millstream_server.runtime.rpc.call import Call
+from millstream_server.runtime.rpc.slot_session import (
+    CancelSlot,
+    SlotService,
+    SlotSession,
+    StartSlot,
+)
+from millstream_server.runtime.telemetry.trace_context import TraceContext
+
+ResponseT = TypeVar("ResponseT")
+
+
+async def serve(
+    core: ProcessorCore,
+    service: SlotService[Any, Any, Any, Any, ResponseT],
+    requests: AsyncIterator[Any],
+) -> AsyncIterator[ResponseT]:
+    """Run one stream's requests; yield what is sent back.
+
+    Raises:
+        UnavailableError: this Processor is shutting down.
+    """
+    with core.call():
+        messages = ClientMessages(requests, core.work)
+        session = SlotSession(service)
+        async with contextlib.aclosing(session.responses(messages.read())) as responses:
+            async for response in responses:
+                yield response
+        messages.check()
+
+
+def control(
+    message: Any,
+    call: Call,
+    convert: Callable[[Any, TraceContext], Any],
+) -> StartSlot[Any] | CancelSlot | None:
+    """Read a message whose oneof is `start` or `cancel`; None: it is neither.
+
+    The request gets an id if its client sent none, and the RPC's deadline if that is sooner.
+    """
+    kind = message.WhichOneof("control")
+    if kind == "cancel":
+        return CancelSlot(message.cancel.slot)
+    if kind != "start":
+        return None
+    left_s = call.time_left_s
+    rpc_deadline_s = None if left_s is None else time.monotonic() + left_s
+
+    def read(trace: TraceContext) -> Any:
+        request = convert(message.start, trace)
+        deadlines = [s for s in (request.deadline_s, rpc_deadline_s) if s is not None]
+        return replace(
+            request,
+            request_id=request.request_id or f"req-{secrets.token_hex(8)}",
+            deadline_s=min(deadlines, default=None),
+        )
+
+    return StartSlot(message.start.slot, read)

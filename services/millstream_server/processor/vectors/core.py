@@ -1,0 +1,240 @@
+"""Vectors and scores: tokenized and checked here, computed by the workers of their model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from millstream_server.processor.forwarding.fit import Fit
+from millstream_server.processor.vectors.tokens import BatchTokenizer
+from millstream_server.routing.tasks import Task
+from millstream_server.runtime.errors import FieldViolation, InternalError, InvalidRequestError
+from millstream_server.vectors.checks import check_embed, check_rerank
+from millstream_server.vectors.embedder import EmbedderInfo
+from millstream_server.vectors.output import EmbedFinished, Ranking, Vectors
+from millstream_server.vectors.request import MAX_DOCUMENTS, EmbedRequest, RerankRequest
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from millstream_server.engines.base import EngineInfo
+    from millstream_server.processor.forwarding.forwarder import Forwarded, Forwarder
+    from millstream_server.runtime.rpc.slot_session import Output
+
+_WORKERS_FIELD = re.compile(r"(inputs|pairs)\[(\d+)\](?:\.token_ids)?")
+_MANY_IDS = 16 << 10
+"""More are checked in a thread."""
+_ANY_IDS = (0,)
+"""Stands for an input while all else of a request is checked."""
+
+
+class Embedding(Protocol):
+    """A batch on its way to a worker and back (`links.slot_stream.SlotCall`)."""
+
+    def entries(self) -> AsyncIterator[tuple[Vectors, bool]]:
+        """Yield vectors as they come."""
+        ...
+
+    @property
+    def end(self) -> EmbedFinished:
+        """The good end, after `entries`."""
+        ...
+
+    def cancel(self) -> None:
+        """Stop it, at any time, also after its end."""
+        ...
+
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when the worker has ended it."""
+        ...
+
+
+class Workers(Protocol):
+    """Runs requests on workers (`links.fleet.Fleet`)."""
+
+    def embed(self, address: str, request: EmbedRequest) -> Embedding:
+        """Start a batch.
+
+        Raises:
+            WorkerLostError: the worker accepts no such requests now.
+        """
+        ...
+
+    async def rerank(self, address: str, request: RerankRequest) -> Ranking:
+        """Score pairs.
+
+        Raises:
+            ServingError: they were not scored.
+        """
+        ...
+
+
+class VectorsCore:
+    """Forwards batches of texts, and queries with documents; one per process."""
+
+    def __init__(self, forwarder: Forwarder, workers: Workers) -> None:
+        """Run requests on ``workers``."""
+        self._forwarder = forwarder
+        self._models = forwarder.parts.models
+        self._workers = workers
+        self._tokenizer = BatchTokenizer(
+            forwarder.parts.models.threads, forwarder.parts.max_request_tokens
+        )
+
+    # ---- Embed -----------------------------------------------------------------------------------
+
+    async def embed(self, request: EmbedRequest, output: Output[Vectors]) -> EmbedFinished:
+        """Embed a batch on one worker; its vectors go to ``output``.
+
+        Raises:
+            ServingError: it failed; errors of inputs name the client's fields.
+        """
+        texts = {i for i, part in enumerate(request.inputs) if isinstance(part, str)}
+        with self._forwarder.request(Task.EMBED, request, _nbytes(request)) as forwarded:
+            request, fit = await self._embed_request(request, texts, forwarded)
+            await forwarded.admit(tokens=sum(map(len, request.inputs)))
+            address, _ = forwarded.pick(fit)
+            trace = forwarded.leg(address)
+            batch = self._workers.embed(address, replace(request, trace=trace))
+            batch.when_ended(forwarded.released)
+            try:
+                async for vectors, _ in batch.entries():
+                    await output.put(vectors, len(vectors.values))
+            except InvalidRequestError as error:
+                forwarded.ended(error)
+                raise _for_client(error, texts) from error
+            except BaseException as error:
+                batch.cancel()
+                forwarded.ended(error)
+                raise
+            forwarded.ended()
+            forwarded.used(batch.end.input_tokens)
+            return replace(batch.end, model=forwarded.name)
+
+    async def _embed_request(
+        self, request: EmbedRequest, texts: Container[int], forwarded: Forwarded
+    ) -> tuple[EmbedRequest, Fit]:
+        """Check and tokenize a batch.
+
+        Raises:
+            InvalidRequestError: none of the workers can take it.
+        """
+        outline = replace(request, inputs=[_ANY_IDS] * len(request.inputs))
+        Fit(lambda engine: check_embed(outline, _embedder(engine))).require(forwarded.engines())
+        _, text = self._models.text(forwarded.name)
+        ids = await self._tokenizer.inputs(text, request.inputs)
+        request = replace(request, inputs=ids, model=forwarded.name)
+        fit = Fit(lambda engine: check_embed(request, _embedder(engine), texts=texts))
+        await self._require(fit, ids, forwarded)
+        return request, fit
+
+    # ---- Rerank ----------------------------------------------------------------------------------
+
+    async def rerank(self, request: RerankRequest) -> Ranking:
+        """Rank documents on one worker.
+
+        Raises:
+            ServingError: it failed; errors of documents name the client's fields.
+        """
+        documents = request.documents
+        texts = range(len(documents))
+        with self._forwarder.request(Task.RERANK, request, 0) as forwarded:
+            sent, fit = await self._rerank_request(request, texts, forwarded)
+            await forwarded.admit(tokens=sum(map(len, sent.pairs)))
+            address, _ = forwarded.pick(fit)
+            trace = forwarded.leg(address)
+            try:
+                ranking = await self._workers.rerank(address, replace(sent, trace=trace))
+            except InvalidRequestError as error:
+                forwarded.ended(error)
+                raise _for_client(error, texts) from error
+            except BaseException as error:
+                forwarded.ended(error)
+                raise
+            forwarded.ended()
+            forwarded.used(ranking.input_tokens)
+            results = ranking.results
+            if request.return_documents:
+                results = [replace(one, document=documents[one.index]) for one in results]
+            return replace(ranking, results=results, model=forwarded.name)
+
+    async def _rerank_request(
+        self, request: RerankRequest, texts: Sequence[int], forwarded: Forwarded
+    ) -> tuple[RerankRequest, Fit]:
+        """Check and tokenize a request; the result has pairs only.
+
+        Raises:
+            InvalidRequestError: none of the workers can take it.
+        """
+        _check_form(request)
+        pairs: Sequence[Sequence[int]] = request.pairs
+        sent = request
+        if texts:
+            sent = replace(request, query="", documents=(), return_documents=False)
+            outline = replace(sent, pairs=[_ANY_IDS] * len(texts))
+            Fit(lambda engine: check_rerank(outline, _embedder(engine), texts=texts)).require(
+                forwarded.engines()
+            )
+            _, text = self._models.text(forwarded.name)
+            pairs = await self._tokenizer.pairs(text, request.query, request.documents)
+        sent = replace(sent, pairs=pairs, model=forwarded.name)
+        fit = Fit(lambda engine: check_rerank(sent, _embedder(engine), texts=texts))
+        await self._require(fit, pairs, forwarded)
+        return sent, fit
+
+    async def _require(self, fit: Fit, ids: Sequence[Sequence[int]], forwarded: Forwarded) -> None:
+        """Check token ids, many of them in a thread.
+
+        Raises:
+            InvalidRequestError: none of the workers can take them.
+        """
+        engines = forwarded.engines()
+        if sum(map(len, ids)) <= _MANY_IDS:
+            fit.require(engines)
+        else:
+            await self._models.threads.run(lambda: fit.require(engines))
+
+
+def _nbytes(request: EmbedRequest) -> int:
+    """Return about what a batch takes: its texts, then its ids of four bytes."""
+    return 4 * sum(map(len, request.inputs))
+
+
+def _check_form(request: RerankRequest) -> None:
+    """Check that there are either texts or pairs.
+
+    Raises:
+        InvalidRequestError: there are both, neither, or half of the texts.
+    """
+    if request.pairs and (request.query or request.documents):
+        raise InvalidRequestError.of("pairs", "send either query and documents, or pairs")
+    if request.pairs:
+        return
+    if not request.documents:
+        raise InvalidRequestError.of("documents", f"has 0; send 1 to {MAX_DOCUMENTS}")
+    if not request.query:
+        raise InvalidRequestError.of("query", "must not be empty")
+
+
+def _for_client(error: InvalidRequestError, texts: Container[int]) -> InvalidRequestError:
+    """Return a worker's refusal with the client's fields."""
+    if not error.violations:
+        return error
+    return type(error).of_all(
+        [FieldViolation(_field(v.field, texts), v.description) for v in error.violations]
+    )
+
+
+def _field(field: str, texts: Container[int]) -> str:
+    found = _WORKERS_FIELD.fullmatch(field)
+    if found is None or int(found[2]) not in texts:
+        return field
+    return f"inputs[{found[2]}].text" if found[1] == "inputs" else f"documents[{found[2]}]"
+
+
+def _embedder(engine: EngineInfo) -> EmbedderInfo:
+    if not isinstance(engine, EmbedderInfo):
+        raise InternalError.with_id()
+    return engine

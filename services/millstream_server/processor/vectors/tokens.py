@@ -1,0 +1,106 @@
+"""Batches of texts to token ids, in pieces that let chats in between."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
+
+if TYPE_CHECKING:
+    from millstream_server.processor.text.threads import TextThreads
+    from millstream_server.processor.text.tokenizer import TextModel
+
+_SMALL_CHARS = 1024
+"""Up to so many a thread would not be worth it."""
+_PIECE_CHARS = 64 << 10
+"""Tokenized at once: some 30 ms. A longer text is a piece of its own."""
+MAX_PAIR_CHARS = 64 << 20
+"""Of all pairs together: the query is tokenized with each document."""
+_MAX_VIOLATIONS = 8
+
+Ids = Sequence[int]
+
+
+class BatchTokenizer:
+    """Tokenizes batches within a limit of tokens."""
+
+    def __init__(self, threads: TextThreads, max_tokens: int) -> None:
+        """Work in ``threads``; refuse batches of more than ``max_tokens``."""
+        self._threads = threads
+        self._max_tokens = max_tokens
+
+    async def inputs(self, text: TextModel, inputs: Sequence[str | Ids]) -> list[Ids]:
+        """Tokenize the texts among ``inputs``, with special tokens; ids stay as they are.
+
+        Raises:
+            InvalidRequestError: a text is empty, or there are too many tokens.
+        """
+        empty = [f"inputs[{i}].text" for i, part in enumerate(inputs) if part == ""]
+        if empty:
+            raise InvalidRequestError.of_all(
+                [FieldViolation(field, "must not be empty") for field in empty[:_MAX_VIOLATIONS]]
+            )
+
+        def encode(part: str | Ids) -> Ids:
+            found = text.encode(part, add_special_tokens=True) if isinstance(part, str) else part
+            return array("I", found)
+
+        sizes = [len(part) for part in inputs]
+        return await self._encode([partial(encode, part) for part in inputs], sizes, "inputs")
+
+    async def pairs(self, text: TextModel, query: str, documents: Sequence[str]) -> list[Ids]:
+        """Tokenize a query with each document, as the model's tokenizer joins them.
+
+        Raises:
+            InvalidRequestError: they are too long together.
+        """
+        sizes = [len(query) + len(document) for document in documents]
+        if sum(sizes) > MAX_PAIR_CHARS:
+            raise InvalidRequestError.of(
+                "documents",
+                f"have {sum(sizes)} characters with the query before each; {MAX_PAIR_CHARS} are "
+                "allowed: send them in several requests",
+            )
+
+        def encode(document: str) -> Ids:
+            return array("I", text.encode_pair(query, document))
+
+        works = [partial(encode, document) for document in documents]
+        return await self._encode(works, sizes, "documents")
+
+    async def _encode(
+        self, works: Sequence[Callable[[], Ids]], sizes: Sequence[int], field: str
+    ) -> list[Ids]:
+        """Run ``works``, whose texts have these lengths, until there are too many tokens."""
+        tokens = 0
+
+        def run(start: int, stop: int) -> list[Ids]:
+            nonlocal tokens
+            found = [work() for work in works[start:stop]]
+            tokens += sum(map(len, found))
+            if tokens > self._max_tokens:
+                raise InvalidRequestError.of(
+                    field,
+                    f"have more than {self._max_tokens} tokens together; send them in several "
+                    "batches",
+                )
+            return found
+
+        if sum(sizes) <= _SMALL_CHARS:
+            return run(0, len(works))
+        pieces = [partial(run, *piece) for piece in _pieces(sizes)]
+        return [ids for piece in await self._threads.in_turns(pieces) for ids in piece]
+
+
+def _pieces(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield slices whose texts have about `_PIECE_CHARS` together."""
+    start = chars = 0
+    for index, size in enumerate(sizes):
+        if chars and chars + size > _PIECE_CHARS:
+            yield start, index
+            start, chars = index, 0
+        chars += size
+    yield start, len(sizes)

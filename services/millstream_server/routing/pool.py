@@ -1,0 +1,111 @@
+"""One model's workers that run whole requests for images, videos, vectors or scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from millstream_server.engines.base import EngineInfo, Role, WorkerDescription
+from millstream_server.routing.model_workers import no_worker
+from millstream_server.routing.policy import Policy, requests_at
+from millstream_server.routing.request import RoutingRequest
+from millstream_server.routing.tasks import Task, tasks_of
+from millstream_server.routing.workers import WorkerView
+from millstream_server.synthesis.diffuser import DiffuserInfo
+from millstream_server.vectors.embedder import EmbedderInfo
+
+_ROLES = {
+    Task.EMBED: Role.EMBEDDING,
+    Task.RERANK: Role.EMBEDDING,
+    Task.GENERATE_IMAGE: Role.DIFFUSION,
+    Task.GENERATE_VIDEO: Role.DIFFUSION,
+}
+
+
+def known(view: WorkerView) -> WorkerDescription | None:
+    """Return a worker's description, the last one while it accepts no requests."""
+    return view.description or view.last_description
+
+
+def _runs_whole(view: WorkerView) -> bool:
+    """Return whether a worker makes images, videos, vectors or scores, not text."""
+    description = known(view)
+    return description is not None and isinstance(description.engine, DiffuserInfo | EmbedderInfo)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A model's workers of these kinds; made again when one is added, removed or changed."""
+
+    views: Sequence[WorkerView]
+    """Those that accept requests, in order of address."""
+    leaving: Sequence[WorkerView]
+    """Those that drain or aren't usable now."""
+    policies: Mapping[Role, Policy]
+
+    @property
+    def capacity(self) -> int:
+        """Requests that can run at once, plus those on draining workers; 0 without workers."""
+        running = sum(
+            v.description.engine.max_running_requests for v in self.views if v.description
+        )
+        return running and running + sum(view.in_use for view in self.leaving)
+
+    @property
+    def infos(self) -> list[EngineInfo]:
+        """What each worker says about its engine, in order of address."""
+        return [view.description.engine for view in self.views if view.description]
+
+    @property
+    def outstanding(self) -> int:
+        """Requests that the workers run and queue, other Processors' included."""
+        return sum(requests_at(view) for view in self.views)
+
+    @property
+    def connected(self) -> dict[Role, int]:
+        """Workers that accept requests, by role."""
+        roles = [view.description.role for view in self.views if view.description]
+        return {role: roles.count(role) for role in roles}
+
+    def engines(self, task: Task) -> list[EngineInfo]:
+        """Return what each worker of a task says about its engine.
+
+        Raises:
+            NoWorkerError: there is none.
+        """
+        found = [view.description.engine for view in self._of(task) if view.description]
+        if not found:
+            raise no_worker(_ROLES[task], "is connected")
+        return found
+
+    def pick(
+        self, request: RoutingRequest, task: Task, able: Callable[[EngineInfo], bool]
+    ) -> WorkerView:
+        """Pick a worker by the policy, among those whose engine is ``able`` to run the request.
+
+        Raises:
+            NoWorkerError: there is none.
+        """
+        role, views = _ROLES[task], self._of(task)
+        fit = [view for view in views if view.description and able(view.description.engine)]
+        view = self.policies[role].pick(request, fit)
+        if view is None:
+            raise no_worker(role, "can take this request" if views else "is connected")
+        return view
+
+    def _of(self, task: Task) -> list[WorkerView]:
+        return [v for v in self.views if v.description and task in tasks_of(v.description)]
+
+
+def pool_of(model: str, views: Iterable[WorkerView], policies: Mapping[Role, Policy]) -> Pool:
+    """Collect a model's workers."""
+    of_model = [
+        view
+        for view in sorted(views, key=lambda view: view.address)
+        if _runs_whole(view) and (description := known(view)) and description.model == model
+    ]
+    return Pool(
+        views=[view for view in of_model if view.description],
+        leaving=[view for view in of_model if not view.description],
+        policies=policies,
+    )
