@@ -6,6 +6,7 @@ ServingError
 ├── UnauthenticatedError      UNAUTHENTICATED      no credentials this server accepts
 ├── PermissionDeniedError     PERMISSION_DENIED    the caller is known, but may not call this
 ├── UnknownMethodError        UNIMPLEMENTED        this server has no such method
+├── UnsupportedMethodError    UNIMPLEMENTED        the method is for servers of another kind
 ├── ModelNotFoundError        NOT_FOUND            no pool serves that model
 ├── RequestCancelledError     CANCELLED            the caller gave up
 ├── DeadlinePassedError       DEADLINE_EXCEEDED    the caller's time is up
@@ -153,6 +154,13 @@ class UnknownMethodError(ServingError):
 
     code = Code.UNIMPLEMENTED
     reason = "UNKNOWN_METHOD"
+
+
+class UnsupportedMethodError(ServingError):
+    """The service has the method, but it is served by servers of another kind."""
+
+    code = Code.UNIMPLEMENTED
+    reason = "UNSUPPORTED_FEATURE"
 
 
 class ModelNotFoundError(ServingError):
