@@ -43,12 +43,16 @@ class ProgressReporter:
         self._report(Progress(queue_position=position))
 
     def begins(self, output: int, steps: int) -> None:
-        """Report that an output is about to be made, in about so many steps."""
-        now = time.monotonic()
-        self._began = self._began or now
-        self._last_step = now
+        """Note that an output is about to be made; of the first one, in about ``steps``, report it.
+
+        Of later ones the first step is the report: one at once would hide the last step of the
+        output before.
+        """
+        self._last_step = time.monotonic()
         self._output = output
-        self._add(Progress(output=output, steps=steps, elapsed_s=now - self._began), None)
+        if self._began is None:
+            self._began = self._last_step
+            self._add(Progress(output=output, steps=steps), None)
 
     def step(self, step: Step) -> None:
         """Report that a step is done."""
