@@ -10,10 +10,10 @@ from PIL import Image
 
 from millstream.v1 import diffusion_pb2
 from millstream_server.engines.simulated.diffuser import pixels_of, steps_of
-from millstream_server.media.items import Modality
 from millstream_server.media.frames import Frames
+from millstream_server.media.items import Modality
 from millstream_server.synthesis.diffuser import Job
-from tests.support.diffusion_worker import SIZE, Setup, SteppedDiffuser, Worker, streaming
+from tests.support.diffusion_worker import SIZE, streaming
 from tests.support.media_files import saved, solid
 from tests.support.waiting import until
 
@@ -40,10 +40,10 @@ def job_like(**changes: Any) -> Job:
 
 
 async def test_an_image_is_the_engines_with_its_settings_inside() -> None:
-    async with streaming() as (one, stream):
+    async with streaming() as (_, stream):
         await stream.start(
             3,
-            "a cat – sitting",
+            "ein größeres Bild",
             request_id="r1",
             negative_prompt="dogs",
             width=96,
@@ -56,7 +56,7 @@ async def test_an_image_is_the_engines_with_its_settings_inside() -> None:
         view = await stream.finished(3)
         assert view.finished is not None
         job = job_like(
-            prompt="a cat – sitting",
+            prompt="ein größeres Bild",
             negative_prompt="dogs",
             width=96,
             height=32,
@@ -67,10 +67,10 @@ async def test_an_image_is_the_engines_with_its_settings_inside() -> None:
         image = opened_image(view.files[0])
         assert (image.format, image.size) == ("PNG", (96, 32))
         assert image.tobytes() == bytes(pixels_of(job).data)
-        assert image.text["Description"] == "a cat – sitting"
+        assert image.text["Description"] == "ein größeres Bild"
         assert json.loads(image.text["millstream"]) == {
             "model": "tiny-pictures",
-            "prompt": "a cat – sitting",
+            "prompt": "ein größeres Bild",
             "negative_prompt": "dogs",
             "width": 96,
             "height": 32,
@@ -92,7 +92,7 @@ async def test_an_image_is_the_engines_with_its_settings_inside() -> None:
         assert output.total_bytes == len(view.files[0])
         assert view.complete == {0}
         usage = end.usage
-        assert (usage.steps, usage.pixel_steps, usage.prompt_tokens) == (3, 96 * 32 * 3, 4)
+        assert (usage.steps, usage.pixel_steps, usage.prompt_tokens) == (3, 96 * 32 * 3, 3)
         assert usage.running.ToNanoseconds() > 0
 
 
@@ -207,7 +207,7 @@ async def test_an_input_image_is_scaled_and_cut_to_the_outputs_size() -> None:
     # Twice as wide as the output: a quarter on the left and on the right is cut off.
     wide = Image.new("RGB", (256, 128), "blue")
     wide.paste((255, 0, 0), (64, 0, 192, 128))
-    async with streaming() as (one, stream):
+    async with streaming() as (_, stream):
         image = {"data": saved(wide, "PNG"), "strength": 0.5}
         await stream.start(0, seed=7, input_image=image)
         await stream.start(1, seed=7, input_image={"data": solid("JPEG", (SIZE, SIZE))})
