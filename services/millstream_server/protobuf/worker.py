@@ -11,6 +11,10 @@ from millstream_server.generation.generator import GeneratorInfo, MediaModel
 from millstream_server.generation.sampling import Ability
 from millstream_server.media.items import Modality
 from millstream_server.media.limits import MediaLimits
+from millstream_server.protobuf.diffusion_model import (
+    diffuser_from_proto,
+    diffusion_model_to_proto,
+)
 from millstream_server.protobuf.media import (
     CONTENTS,
     CONTENTS_TO_PROTO,
@@ -18,6 +22,7 @@ from millstream_server.protobuf.media import (
     MODALITIES_TO_PROTO,
 )
 from millstream_server.protobuf.worker_info import ENGINE_FIELDS, ROLES_TO_PROTO, info_to_proto
+from millstream_server.synthesis.diffuser import DiffuserInfo
 from millstream_server.vectors.embedder import EmbedderInfo
 
 __all__ = ["ROLES_TO_PROTO", "description_from_proto", "description_to_proto"]
@@ -49,6 +54,8 @@ def description_to_proto(description: WorkerDescription) -> worker_pb2.WorkerInf
             info.media_model.CopyFrom(_media_model_to_proto(engine.media))
     elif isinstance(engine, EncoderInfo):
         encoder = encoder or engine
+    elif isinstance(engine, DiffuserInfo):
+        info.diffusion_model.CopyFrom(diffusion_model_to_proto(engine))
     elif isinstance(engine, EmbedderInfo):
         info.vocab_size = engine.vocab_size
         info.embedding_model.CopyFrom(_embedding_model_to_proto(engine))
@@ -61,7 +68,7 @@ def description_from_proto(info: worker_pb2.WorkerInfo) -> WorkerDescription:
     """Convert a worker's info; unknown, newer abilities and modalities are left out.
 
     Of an ENCODE worker `engine` is an `EncoderInfo`, of an EMBEDDING worker an `EmbedderInfo`, of
-    others a `GeneratorInfo`.
+    a DIFFUSION worker that makes images or videos a `DiffuserInfo`, of others a `GeneratorInfo`.
 
     Raises:
         ValueError: its role is unknown, or it says nothing that is known about what it does.
@@ -76,6 +83,8 @@ def description_from_proto(info: worker_pb2.WorkerInfo) -> WorkerDescription:
         engine = encoder
     elif role is Role.EMBEDDING:
         engine = _embedder_from_proto(info) if info.HasField("embedding_model") else None
+    elif role is Role.DIFFUSION and info.HasField("diffusion_model"):
+        engine = diffuser_from_proto(info)
     else:
         engine = _generator_from_proto(info)
     if engine is None:

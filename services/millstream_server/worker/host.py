@@ -28,7 +28,13 @@ from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.worker.engine_metrics import EngineMetrics
 from millstream_server.worker.info import Describe, WorkerServicer
-from millstream_server.worker.open_requests import DEFAULT_TIMES, OpenLimits, OpenRequests
+from millstream_server.worker.open_requests import (
+    DEFAULT_TIMES,
+    PROMPT_TOKENS,
+    Counted,
+    OpenLimits,
+    OpenRequests,
+)
 from millstream_server.worker.request_telemetry import RequestTelemetry
 from millstream_server.worker.watched import Watched
 
@@ -71,6 +77,8 @@ class WorkerPlan(Generic[InfoT]):
     """Makes the worker's info message; an ability with further fields replaces it."""
     max_open_tokens: Callable[[InfoT], int] = _no_token_limit
     """Returns the most input tokens of open requests; 0: no limit."""
+    counted: Counted = PROMPT_TOKENS
+    """What these tokens are, for abilities that count something else."""
     max_receive_bytes: int = 4 << 20
     without_spans: Collection[str] = ()
     """Methods whose streams carry many requests: each request has a span, the stream has none."""
@@ -106,6 +114,7 @@ class WorkerHost(Generic[InfoT]):
             self.work,
             RequestTelemetry(plan.operation, plan.role, plan.model, tracing),
             self._utilization,
+            plan.counted,
         )
         self.metrics = EngineMetrics(plan.engine, plan.role, plan.model)
 

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from opentelemetry.trace import Span
 
@@ -34,6 +34,18 @@ _RETRY_S = 1.0
 _NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
 
 
+class Counted(NamedTuple):
+    """What an ability counts of its requests, besides their number."""
+
+    words: str = "prompt tokens"
+    """As it is named in errors."""
+    cause: str = "tokens"
+    """The label of refusals in `millstream_admission_refused_total`."""
+
+
+PROMPT_TOKENS = Counted()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenLimits:
     """Limits on what is open at once."""
@@ -41,7 +53,7 @@ class OpenLimits:
     max_requests: int
     """Requests running and queued in the engine."""
     max_tokens: int = 0
-    """Input tokens of these requests, for abilities that count them; 0: no limit."""
+    """Input tokens of these requests, or what else their ability counts; 0: no limit."""
 
 
 class OpenRequests:
@@ -52,14 +64,19 @@ class OpenRequests:
     """
 
     def __init__(
-        self, work: OpenWork, telemetry: RequestTelemetry, utilization: Callable[[], float]
+        self,
+        work: OpenWork,
+        telemetry: RequestTelemetry,
+        utilization: Callable[[], float],
+        counted: Counted = PROMPT_TOKENS,
     ) -> None:
         """Count in ``work``; ``utilization`` goes into load reports."""
+        self._counted = counted
         self.work = work
         self.count = 0
         """Open requests."""
         self.tokens = 0
-        """Input tokens of open requests."""
+        """Input tokens of open requests, or what else their ability counts."""
         self.limits = OpenLimits(max_requests=0)
         """Nothing is admitted before this is set."""
         self.telemetry = telemetry
@@ -106,9 +123,9 @@ class OpenRequests:
         # A single input above the limit may run when nothing else is open.
         if self.tokens and limits.max_tokens and self.tokens + tokens > limits.max_tokens:
             raise _overloaded(
-                "tokens",
-                f"{tokens} more prompt tokens would exceed the {limits.max_tokens} that may be "
-                "open",
+                self._counted.cause,
+                f"{tokens} more {self._counted.words} would exceed the {limits.max_tokens} that "
+                "may be open",
             )
 
 

@@ -6,7 +6,7 @@ import io
 import warnings
 from typing import Any
 
-from PIL import Image
+from PIL import Image, ImageOps
 
 from millstream_server.media.decoding.refusal import Refusal, check_size, damaged
 from millstream_server.media.decoding.wire import Outcome, Reply, Request, Response
@@ -42,7 +42,7 @@ def decode_image(data: memoryview, request: Request) -> Reply:
             check_size(image.size, max_pixels)
             image.load()
             check_size(image.size, max_pixels)
-            image = _rgb(_upright(image))
+            image = _fitted(_rgb(_upright(image)), request)
     except (Refusal, MemoryError):
         raise
     except Exception as error:  # the vendor's code raises errors of many kinds on damaged files
@@ -68,6 +68,13 @@ def _upright(image: Any) -> Any:
         return image
     transpose = _UPRIGHT.get(orientation)
     return image if transpose is None else image.transpose(transpose)
+
+
+def _fitted(image: Any, request: Request) -> Any:
+    """Scale to `Request.fit`; nothing is stretched, the middle of the picture is kept."""
+    if request.fit is None or image.size == request.fit:
+        return image
+    return ImageOps.fit(image, request.fit, Image.Resampling.LANCZOS)
 
 
 def _rgb(image: Any) -> Any:

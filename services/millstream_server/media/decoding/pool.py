@@ -44,15 +44,22 @@ class DecoderPool:
         self._threads = ThreadPoolExecutor(processes, "decoder")
         self._closed = False
 
-    async def decode(self, data: bytes | memoryview, modality: Modality) -> Frames:
+    async def decode(
+        self,
+        data: bytes | memoryview,
+        modality: Modality,
+        fit: tuple[int, int] | None = None,
+    ) -> Frames:
         """Return a file's frames; ``data`` must not change meanwhile.
+
+        An image is scaled to the width and height ``fit``: see `wire.Request.fit`.
 
         Raises:
             InvalidRequestError: the file can't be accepted (field ``data``).
             UnavailableError: the process was ended by someone else, or the pool is closed.
         """
         self._check_open()
-        request = self._check(data, modality)
+        request = self._check(data, modality, fit)
         decoder = await self._free.get()
         running = asyncio.ensure_future(self._run(decoder, data, request))
         try:
@@ -76,7 +83,9 @@ class DecoderPool:
         for decoder in self._decoders:  # for calls that still wait: they fail
             self._free.put_nowait(decoder)
 
-    def _check(self, data: bytes | memoryview, modality: Modality) -> Request:
+    def _check(
+        self, data: bytes | memoryview, modality: Modality, fit: tuple[int, int] | None
+    ) -> Request:
         limits, nbytes = self._limits, len(data)
         if nbytes > limits.max_item_bytes:
             sentence = f"has {nbytes} bytes; {limits.max_item_bytes} are allowed"
@@ -86,6 +95,7 @@ class DecoderPool:
             sampling=self._sampling,
             limits=limits,
             nbytes=nbytes,
+            fit=fit,
         )
 
     async def _run(self, decoder: Decoder, data: bytes | memoryview, request: Request) -> Frames:

@@ -18,7 +18,7 @@ from millstream_server.media.items import Modality
 from millstream_server.media.limits import MediaLimits
 from millstream_server.media.sniff import MediaFormat
 
-_REQUEST = struct.Struct("<BBQIIdQddQ")
+_REQUEST = struct.Struct("<BBQIIdQddQII")
 _RESPONSE = struct.Struct("<BIIIIdQ")
 REQUEST_BYTES = _REQUEST.size
 RESPONSE_BYTES = _RESPONSE.size
@@ -51,6 +51,9 @@ class Request:
     sampling: FrameSampling
     limits: MediaLimits
     nbytes: int
+    fit: tuple[int, int] | None = None
+    """Images: width and height that the picture is scaled to; what is too much on two of its sides
+    is cut off, the same on both. None: it keeps its size."""
 
     def pack(self) -> bytes:
         """Return the header."""
@@ -66,6 +69,7 @@ class Request:
             limits.fps,
             limits.decode_timeout_s,
             self.nbytes,
+            *(self.fit or (0, 0)),
         )
 
     @classmethod
@@ -73,7 +77,7 @@ class Request:
         """Read a header, which comes from the pool; limits that aren't sent have defaults."""
         values = _REQUEST.unpack(header)
         media_format, sampling, pixels, frames, video_frames, video_s, *rest = values
-        decoded_bytes, fps, timeout_s, nbytes = rest
+        decoded_bytes, fps, timeout_s, nbytes, width, height = rest
         limits = MediaLimits(
             max_pixels=pixels,
             max_frames=frames,
@@ -88,6 +92,7 @@ class Request:
             sampling=_SAMPLINGS[sampling],
             limits=limits,
             nbytes=nbytes,
+            fit=(width, height) if width else None,
         )
 
     @property
@@ -141,7 +146,9 @@ class Response:
         if response.outcome is Outcome.DECODED:
             limits = request.limits
             in_limits = nbytes <= limits.max_decoded_bytes and count <= max(1, limits.max_frames)
-            if nbytes != width * height * count * RGB or not nbytes or not in_limits:
+            as_asked = request.fit in (None, (width, height))
+            is_whole = nbytes == width * height * count * RGB and nbytes > 0
+            if not (is_whole and in_limits and as_asked):
                 raise ValueError("a decoder process returned a size that can't be")
         elif count or nbytes > MAX_SENTENCE_BYTES:
             raise ValueError("a decoder process returned too long a sentence")

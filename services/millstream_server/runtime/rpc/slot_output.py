@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class SlotOutput(Generic[EntryT, EndT]):
     """Collects entries and ends; `take` returns those of the next message."""
 
     def __init__(self, stall_limit_s: float) -> None:
-        """A request whose entries wait longer than ``stall_limit_s`` to be sent fails."""
+        """A request fails whose entry waits while nothing is taken for ``stall_limit_s``."""
         self.wake = asyncio.Event()
         """Set when there is something to take."""
         self._stall_limit_s = stall_limit_s
@@ -53,6 +54,8 @@ class SlotOutput(Generic[EntryT, EndT]):
         self._items: deque[_Item] = deque()
         self._bytes = 0
         self._taken = asyncio.Event()
+        self._taken_at = time.monotonic()
+        self._turn = asyncio.Lock()
         self._draining = False
 
     @property
@@ -68,27 +71,38 @@ class SlotOutput(Generic[EntryT, EndT]):
     async def put(self, slot: int, entry: EntryT, nbytes: int) -> None:
         """Add an entry of ``nbytes``; wait first while too much is waiting to be sent.
 
+        Those who wait go on in the order in which they came.
+
         Raises:
             UnavailableError: the caller takes nothing.
         """
+        began = time.monotonic()
+        async with self._turn:
+            while self._bytes > _PENDING_BYTES:
+                await self._until_taken(began)
+        self._add(_Item("entry", slot, entry, nbytes))
+
+    async def _until_taken(self, began: float) -> None:
+        """Wait for the next `take`; ``began`` is since when the entry waits."""
+        left_s = max(began, self._taken_at) + self._stall_limit_s - time.monotonic()
+        self._taken.clear()
         try:
-            async with asyncio.timeout(self._stall_limit_s):
-                while self._bytes > _PENDING_BYTES:
-                    self._taken.clear()
-                    await self._taken.wait()
+            async with asyncio.timeout(left_s):
+                await self._taken.wait()
         except TimeoutError:
             raise UnavailableError(
                 f"the caller read nothing for {self._stall_limit_s:g} s; read the stream and "
                 "send the request again"
             ) from None
-        self._add(_Item("entry", slot, entry, nbytes))
 
     def finish(self, slot: int, end: EndT) -> None:
-        """Add a slot's good end."""
+        """Add a slot's good end; a latest entry that was not taken is dropped."""
+        self._latest.pop(slot, None)
         self._add(_Item("finish", slot, end, 64))
 
     def fail(self, slot: int, error: ServingError) -> None:
-        """Add a slot's failure."""
+        """Add a slot's failure; a latest entry that was not taken is dropped."""
+        self._latest.pop(slot, None)
         self._add(_Item("error", slot, error, 256))
 
     def drain(self) -> None:
@@ -112,6 +126,7 @@ class SlotOutput(Generic[EntryT, EndT]):
             nbytes += item.nbytes
             found[item.kind].append((item.slot, item.content))
         self._bytes -= nbytes
+        self._taken_at = time.monotonic()
         self._taken.set()
         draining, self._draining = self._draining, False
         return SlotContent(latest, found["entry"], found["finish"], found["error"], draining)

@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from millstream_server.runtime.errors import (
     DeadlinePassedError,
@@ -73,6 +73,11 @@ class CancelSlot:
 class Output(Protocol[EntryT_contra]):
     """Where a running request puts what it has to send."""
 
+    @property
+    def stopped(self) -> ServingError | None:
+        """Why the session cancels the request, for its telemetry; None: it doesn't."""
+        ...
+
     def latest(self, entry: EntryT_contra) -> None:
         """Send ``entry``, unless a newer one replaces it before that; never waits."""
         ...
@@ -121,6 +126,7 @@ class _SlotOutput(Generic[EntryT, EndT]):
     def __init__(self, outputs: SlotOutput[EntryT, EndT], slot: int) -> None:
         self._outputs = outputs
         self._slot = slot
+        self.stopped: ServingError | None = None
 
     def latest(self, entry: EntryT) -> None:
         self._outputs.latest(self._slot, entry)
@@ -132,15 +138,15 @@ class _SlotOutput(Generic[EntryT, EndT]):
 class _Slot(Generic[EndT]):
     """A slot in use."""
 
-    def __init__(self, task: asyncio.Task[EndT]) -> None:
+    def __init__(self, task: asyncio.Task[EndT], output: _SlotOutput[Any, EndT]) -> None:
         self.task = task
+        self.output = output
         self.deadline: asyncio.TimerHandle | None = None
-        self.stopped: ServingError | None = None
 
     def stop(self, error: ServingError) -> None:
         """End the request with ``error``, unless it ends before."""
-        if self.stopped is None:
-            self.stopped = error
+        if self.output.stopped is None:
+            self.output.stopped = error
             self.task.cancel()
 
 
@@ -224,15 +230,16 @@ class SlotSession(Generic[MessageT, RequestT, EntryT, EndT, ResponseT]):
         except Exception as error:  # noqa: BLE001 - one request's bug must not end the others
             self._output.fail(number, _internal(error))
             return
-        task = asyncio.create_task(self._run(request, number))
-        slot = self._slots[number] = _Slot(task)
+        output = _SlotOutput(self._output, number)
+        task = asyncio.create_task(self._run(request, output))
+        slot = self._slots[number] = _Slot(task, output)
         if left_s is not None:
             passed = DeadlinePassedError("the deadline passed before the request had ended")
             slot.deadline = asyncio.get_running_loop().call_later(left_s, slot.stop, passed)
         task.add_done_callback(lambda _: self._ended(number, slot))
 
-    async def _run(self, request: RequestT, number: int) -> EndT:
-        return await self._service.run(request, _SlotOutput(self._output, number))
+    async def _run(self, request: RequestT, output: _SlotOutput[EntryT, EndT]) -> EndT:
+        return await self._service.run(request, output)
 
     def _check(self) -> None:
         if self._opened_in_drain and self._service.work.refusing:
@@ -271,7 +278,9 @@ def _left_s(request: SlotRequest) -> float | None:
 def _error(slot: _Slot[EndT]) -> ServingError | None:
     """Return why a request failed; None if it ended well."""
     if slot.task.cancelled():
-        return slot.stopped or UnavailableError("the server stopped before the request's end")
+        return slot.output.stopped or UnavailableError(
+            "the server stopped before the request's end"
+        )
     error = slot.task.exception()
     if error is None or isinstance(error, ServingError):
         return error

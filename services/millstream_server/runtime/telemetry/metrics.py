@@ -156,7 +156,7 @@ ADMISSION_WAIT = _histogram(
 ADMISSION_REFUSED = _counter(
     "millstream_admission_refused",
     "Requests refused for want of room: "
-    "requests, tokens, bytes, media, streams, deadline, displaced",
+    "requests, tokens, pixel_steps, bytes, media, streams, deadline, displaced",
     ["cause"],
 )
 for _cause in ("requests", "tokens", "bytes", "media", "streams", "deadline", "displaced"):
@@ -258,6 +258,32 @@ EMBED_BATCHED_INPUTS = _counter(
 )
 EMBED_TOKENS = _counter(
     "millstream_vector_tokens", "Tokens of the requests that got all their vectors or scores"
+)
+
+# ---- images and videos by diffusion --------------------------------------------------------------
+
+DIFFUSION_QUEUED = _gauge(
+    "millstream_diffusion_queued_requests", "Requests that wait for a diffusion worker's device"
+)
+DIFFUSION_STAGE_DURATION = _histogram(
+    "millstream_diffusion_stage_duration_seconds",
+    "How long a request spent in a stage: queue, run (all outputs), write (an output's file), "
+    "deliver (the file is sent or stored)",
+    ["stage"],
+    _DURATION_BUCKETS,
+)
+DIFFUSION_STEPS = _counter("millstream_diffusion_steps", "Denoising steps that were run")
+DIFFUSION_STEP_DURATION = _histogram(
+    "millstream_diffusion_step_duration_seconds",
+    "From one denoising step's end to the next",
+    [],
+    _TTFT_BUCKETS,
+)
+DIFFUSION_FILES = _counter(
+    "millstream_diffusion_files", "Outputs that were delivered", ["media_type"]
+)
+DIFFUSION_FILE_BYTES = _counter(
+    "millstream_diffusion_file_bytes", "Bytes of those outputs' files", ["media_type"]
 )
 
 # ---- engine: the gauges are made at scrape time, by `worker.engine_metrics` ----------------------

@@ -1,0 +1,100 @@
+"""DiffusionService of a worker that makes images or videos: streams of many requests."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc
+from millstream_server.protobuf.diffusion import (
+    Content,
+    image_from_proto,
+    image_response,
+    video_from_proto,
+    video_response,
+)
+from millstream_server.runtime.errors import InvalidRequestError, UnsupportedMethodError
+from millstream_server.runtime.rpc.call import Call
+from millstream_server.runtime.rpc.slot_session import CancelSlot, SlotSession, StartSlot
+from millstream_server.runtime.telemetry.trace_context import TraceContext
+from millstream_server.synthesis.output import Finished
+from millstream_server.synthesis.request import DiffusionRequest, Kind
+from millstream_server.worker.diffusion.core import DiffusionOutput, DiffusionWorker
+
+SERVICE = "millstream.v1.DiffusionService"
+STREAMS = (f"{SERVICE}/GenerateImage", f"{SERVICE}/GenerateVideo")
+
+
+class _Streams:
+    """Satisfies `runtime.rpc.slot_session.SlotService` for one kind of streams."""
+
+    def __init__(
+        self,
+        worker: DiffusionWorker,
+        read: Callable[[Any, TraceContext], DiffusionRequest],
+        response: Callable[[Content], Any],
+    ) -> None:
+        self.work = worker.work
+        self.streams = worker.streams
+        self.response = response
+        self._worker = worker
+        self._read = read
+
+    def control(self, message: Any) -> StartSlot[DiffusionRequest] | CancelSlot:
+        match message.WhichOneof("control"):
+            case "start":
+                start, read = message.start, self._read
+                return StartSlot(start.slot, lambda trace: read(start, trace))
+            case "cancel":
+                return CancelSlot(message.cancel.slot)
+            case _:
+                raise InvalidRequestError.of("control", "is required: start or cancel")
+
+    async def run(self, request: DiffusionRequest, output: DiffusionOutput) -> Finished:
+        return await self._worker.run(request, output)
+
+
+class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
+    """Serves one of GenerateImage and GenerateVideo; other workers serve the other methods."""
+
+    def __init__(self, worker: DiffusionWorker, kind: Kind) -> None:
+        """Run requests of ``kind`` on ``worker``."""
+        self._kind = kind
+        self._images = _Streams(worker, image_from_proto, image_response)
+        self._videos = _Streams(worker, video_from_proto, video_response)
+
+    async def GenerateText(
+        self, request_iterator: AsyncIterator[diffusion_pb2.GenerateTextRequest], call: Call
+    ) -> AsyncIterator[diffusion_pb2.GenerateTextResponse]:
+        """Refuse: another kind of worker makes text."""
+        self._refuse("text", "text")
+        yield diffusion_pb2.GenerateTextResponse()
+
+    async def GenerateImage(
+        self, request_iterator: AsyncIterator[diffusion_pb2.GenerateImageRequest], call: Call
+    ) -> AsyncIterator[diffusion_pb2.GenerateImageResponse]:
+        """Serve one stream's requests; see diffusion.proto for the rules."""
+        if self._kind is not Kind.IMAGE:
+            self._refuse("images", "image")
+        session: SlotSession[Any, Any, Any, Any, Any] = SlotSession(self._images)
+        async with contextlib.aclosing(session.responses(request_iterator)) as responses:
+            async for response in responses:
+                yield response
+
+    async def GenerateVideo(
+        self, request_iterator: AsyncIterator[diffusion_pb2.GenerateVideoRequest], call: Call
+    ) -> AsyncIterator[diffusion_pb2.GenerateVideoResponse]:
+        """Serve one stream's requests; see diffusion.proto for the rules."""
+        if self._kind is not Kind.VIDEO:
+            self._refuse("videos", "video")
+        session: SlotSession[Any, Any, Any, Any, Any] = SlotSession(self._videos)
+        async with contextlib.aclosing(session.responses(request_iterator)) as responses:
+            async for response in responses:
+                yield response
+
+    def _refuse(self, what: str, kind: str) -> None:
+        raise UnsupportedMethodError(
+            f"this worker makes {self._kind.value}s, no {what}; a diffusion worker with --kind "
+            f"{kind} makes them"
+        )
