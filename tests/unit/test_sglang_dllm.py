@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from millstream_server.engines.base import Role
+from millstream_server.engines.base import EngineLoad, Role
 from millstream_server.engines.settings import CommonEngineSettings, DllmSettings, EngineContext
 from millstream_server.engines.sglang.config import (
     SglangEngineConfig,
@@ -164,6 +165,19 @@ async def test_requests_wait_in_order_until_their_longest_answers_fit() -> None:
     assert runs.running == ["a"]
     await runs.end("a")
     assert runs.running == ["c", "d"]
+
+
+async def test_requests_that_hold_cache_count_as_running() -> None:
+    budget = BlockBudget(100, 4)
+    runs = _Runs(budget)
+    for name in "abc":
+        await runs.start(name, 10, 10)
+    reported = EngineLoad(running_requests=0, queued_requests=3, used_blocks=5, total_blocks=25)
+    assert runs.running == ["a", "b", "c"]
+    assert budget.counted(reported, 2) == replace(reported, running_requests=2, queued_requests=1)
+    await runs.end("a", "b", "c")
+    idle = replace(reported, queued_requests=0)
+    assert budget.counted(idle, 2) == idle
 
 
 async def test_one_that_gives_up_waiting_lets_those_behind_it_go() -> None:

@@ -187,6 +187,8 @@ async def test_a_cancel_frees_the_engine(suite: Suite) -> None:
         for slot in range(3):
             await stream.start(slot, _prompt(9 + slot), max_new_tokens=400, ignore_eos=True)
         await stream.first_token(0)
+        async with load_of(suite.worker.address) as load:
+            await load.until(lambda report: report.running_requests >= 1, 10)
         for slot in range(3):  # the third waits for the KV cache of the others
             await stream.cancel(slot)
         views = await stream.ended(0, 1, 2)

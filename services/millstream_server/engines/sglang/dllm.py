@@ -22,8 +22,10 @@ import contextlib
 import json
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from millstream_server.engines.base import EngineLoad
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.runtime.errors import EngineFailedError
 
@@ -79,7 +81,14 @@ class BlockBudget:
         """Divide ``total_tokens``, in blocks."""
         self._total = self._free = total_tokens
         self._block = block_tokens
+        self._holders = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def counted(self, load: EngineLoad, most_running: int) -> EngineLoad:
+        """Say how many requests run: SGLang reports them all as queued."""
+        open_requests = load.running_requests + load.queued_requests
+        running = min(self._holders, most_running, open_requests)
+        return replace(load, running_requests=running, queued_requests=open_requests - running)
 
     @contextlib.asynccontextmanager
     async def room(self, request: GenerationRequest) -> AsyncIterator[None]:
@@ -88,9 +97,11 @@ class BlockBudget:
         blocks = -(-longest // self._block) + _SPARE_BLOCKS
         tokens = min(blocks * self._block, self._total)
         await self._take(tokens)
+        self._holders += 1
         try:
             yield
         finally:
+            self._holders -= 1
             self._give(tokens)
 
     async def _take(self, tokens: int) -> None:

@@ -264,7 +264,10 @@ class SglangEngine:
         built, info = self._ready()
         manager = built.engine.tokenizer_manager
         blocks = KvBlocks(info.block_size, info.total_blocks)
-        return await self._loads.read(manager, blocks, open_requests=len(self._runs))
+        load = await self._loads.read(manager, blocks, open_requests=len(self._runs))
+        return (
+            load if self._blocks is None else self._blocks.counted(load, info.max_running_requests)
+        )
 
     def metrics(self) -> Iterable[Metric]:
         """Give SGLang's own metrics; see `worker.engine_metrics.MetricsSource`."""
