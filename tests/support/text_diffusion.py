@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 
 from millstream.v1 import diffusion_pb2_grpc
-from millstream_server.diffusion.text import SERVICE, TextDiffusionServicer
 from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig
+from millstream_server.processor.diffusion.servicer import SERVICE, DiffusionServicer
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from tests.support.in_process import (
@@ -40,10 +40,8 @@ class Place:
 @contextlib.asynccontextmanager
 async def text_server(front: InProcessProcessor) -> AsyncIterator[Any]:
     """Serve GenerateText with a Processor's core."""
-    server = Server(
-        (SERVICE.name,), ServerOptions(max_receive_bytes=4 << 20, load=front.core.meter)
-    )
-    servicer = TextDiffusionServicer(front.core.text_diffusion)
+    server = Server((SERVICE,), ServerOptions(max_receive_bytes=4 << 20, load=front.core.meter))
+    servicer = DiffusionServicer(front.core, None)  # type: ignore[arg-type] # nobody asks for images
     diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(servicer, server.grpc)
     port = await server.listen("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

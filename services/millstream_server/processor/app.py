@@ -190,6 +190,7 @@ def _plan(settings: ProcessorSettings, core: ProcessorCore) -> ServicePlan:
         load=core.meter,
         open_work=lambda: {"streams": core.work.count},
         ages=True,
+        without_spans=(f"{DIFFUSION}/GenerateText",),  # its requests have spans
         auth=AuthPolicy(keys=keys, peers=peers_policy(settings)),
         limits=RpcLimits(
             max_open_streams=settings.max_open_streams,

@@ -48,9 +48,9 @@ def _prompt(length: int) -> list[int]:
 
 # Prompts that fill blocks and others, lengths that do and others, and stop tokens that come soon.
 _SHAPES = [(1, 7), (3, 16), (4, 17), (5, 24), (20, 1), (63, 9), (200, 12)]
-CASES = [(_prompt(length), new, []) for length, new in _SHAPES] + [
-    (_prompt(length), 40, list(range(256))) for length in (2, 8, 33)
-]
+CASES: list[tuple[list[int], int, list[int]]] = [
+    (_prompt(length), new, []) for length, new in _SHAPES
+] + [(_prompt(length), 40, list(range(256))) for length in (2, 8, 33)]
 
 
 @dataclass
