@@ -192,7 +192,7 @@ async def test_a_cancel_while_it_waits_reaches_no_worker() -> None:
         assert front.core.queues["drawing"].running == 0
 
 
-async def test_a_cancel_while_it_runs_reaches_the_worker_which_gets_the_next_after_its_end() -> (
+async def test_a_cancel_while_it_runs_reaches_the_worker_which_gets_the_next_request() -> (
     None
 ):
     async with drawing() as (front, worker), slots(front.diffusion.GenerateImage()) as client:
@@ -260,6 +260,16 @@ async def test_a_lost_worker_costs_one_retryable_error_and_another_one_goes_on()
         await client.end_of(1 - seed)
         await client.send(image(2))
         await other.started(2)
+
+
+async def test_a_worker_that_breaks_the_protocol_counts_as_lost() -> None:
+    async with drawing() as (front, worker), slots(front.diffusion.GenerateImage()) as client:
+        await client.send(image(0))
+        await worker.started()
+        worker.progress(99, step=1)
+        error = await client.error_of(0)
+        assert error.reason == errors_pb2.ERROR_REASON_WORKER_LOST
+        await until(lambda: front.router.ready("drawing"))
 
 
 async def test_without_a_worker_the_error_says_so() -> None:
