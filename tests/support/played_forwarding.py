@@ -84,6 +84,9 @@ class PlayedDiffuser(_Worker, diffusion_pb2_grpc.DiffusionServiceServicer):
         self.cancels: list[int] = []
         self.outbox: asyncio.Queue[Any] = asyncio.Queue()
 
+    async def GenerateText(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
+        raise NotImplementedError("it makes images")
+
     async def GenerateImage(self, request_iterator: Any, context: Any) -> None:  # type: ignore[override]
         await self._serve(context)
 

@@ -13,7 +13,7 @@ from millstream_server.runtime.rpc.status import GRPC_CODES, to_trailers
 
 def _status(code: grpc.StatusCode, trailers: object = ()) -> grpc.aio.AioRpcError:
     metadata = grpc.aio.Metadata(*trailers)  # type: ignore[misc]
-    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, "words of gRPC")
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, "words of gRPC", None)
 
 
 @pytest.mark.parametrize(

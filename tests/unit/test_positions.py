@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 
 import pytest
 
@@ -23,7 +24,7 @@ async def test_requests_run_in_the_order_that_was_told(seed: int) -> None:
     positions = Positions(queue, lambda: 0)
     for _ in range(60):
         admission = queue.enter(AdmissionRequest(priority=rng.choice(list(Priority))))
-        positions.follow(admission, lambda at, admission=admission: told.update({admission: at}))
+        positions.follow(admission, partial(told.__setitem__, admission))
     await asyncio.sleep(0)
     expected = sorted(told, key=told.__getitem__)
     assert sorted(told.values()) == list(range(1, 61))

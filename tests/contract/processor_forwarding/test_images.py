@@ -192,9 +192,7 @@ async def test_a_cancel_while_it_waits_reaches_no_worker() -> None:
         assert front.core.queues["drawing"].running == 0
 
 
-async def test_a_cancel_while_it_runs_reaches_the_worker_which_gets_the_next_request() -> (
-    None
-):
+async def test_a_cancel_while_it_runs_reaches_the_worker_which_gets_the_next_request() -> None:
     async with drawing() as (front, worker), slots(front.diffusion.GenerateImage()) as client:
         await client.send(image(0))
         await client.send(image(1, seed=9))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -165,4 +166,4 @@ async def test_every_service_is_healthy_when_every_model_has_a_worker(bare: Text
             return bool(status == health_pb2.HealthCheckResponse.SERVING)
 
         for service in ("ProcessorService", "DiffusionService", "EmbeddingService"):
-            await until(lambda service=service: serving(service))
+            await until(partial(serving, service))

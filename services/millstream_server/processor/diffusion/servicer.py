@@ -17,12 +17,13 @@ from millstream_server.protobuf.diffusion import (
     video_from_proto,
     video_response,
 )
-from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.slot_session import CancelSlot, Output, StartSlot
 from millstream_server.synthesis.output import Chunk, Finished, Progress
 from millstream_server.synthesis.request import DiffusionRequest
+from millstream_server.worker.generation.session import WorkerSession
 
 SERVICE = "millstream.v1.DiffusionService"
 
@@ -40,7 +41,7 @@ class _Stream:
     ) -> None:
         self.work = work
         self.streams = OpenWork()  # `serve` counts the stream
-        self.run_core = core
+        self._core = core
         self._call = call
         self._convert = convert
         self.response = response
@@ -52,7 +53,7 @@ class _Stream:
         return found
 
     async def run(self, request: DiffusionRequest, output: Output[Progress | Chunk]) -> Finished:
-        return await self.run_core.run(request, output)
+        return await self._core.run(request, output)
 
 
 class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
@@ -66,11 +67,11 @@ class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
     async def GenerateText(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateTextRequest], call: Call
     ) -> AsyncIterator[diffusion_pb2.GenerateTextResponse]:
-        """Refuse: clients use Chat and Complete."""
-        raise UnsupportedFeatureError(
-            "GenerateText takes token ids, at workers; here use ProcessorService's Chat or Complete"
-        )
-        yield
+        """Generate one stream's texts of token ids; see generation.proto for the rules."""
+        session = WorkerSession(self._front.text_diffusion, diffusion_pb2.GenerateTextResponse)
+        with session.reading(request_iterator):
+            while (response := await session.next()) is not None:
+                yield response
 
     async def GenerateImage(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateImageRequest], call: Call
