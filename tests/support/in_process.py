@@ -14,6 +14,7 @@ import grpc
 from millstream.v1 import (
     decode_pb2_grpc,
     diffusion_pb2_grpc,
+    embedding_pb2_grpc,
     prefill_pb2_grpc,
     processor_pb2_grpc,
     worker_pb2_grpc,
@@ -28,13 +29,13 @@ from millstream_server.prefill.servicer import SERVICE as PREFILL
 from millstream_server.processor import app
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.launch import GenerationParts
+from millstream_server.processor.limits import DEFAULT_LIMITS, RequestLimits
 from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.core import ProcessorMedia
 from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.urls import UrlFetcher
 from millstream_server.processor.models import Models
 from millstream_server.processor.pacing import Pacer
-from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.routing.discovery import StaticDiscovery
 from millstream_server.routing.policy import PolicyName, make_policy
@@ -194,6 +195,14 @@ class InProcessProcessor:
     def stub(self) -> Any:
         return processor_pb2_grpc.ProcessorServiceStub(self.channel)
 
+    @property
+    def diffusion(self) -> Any:
+        return diffusion_pb2_grpc.DiffusionServiceStub(self.channel)
+
+    @property
+    def embedding(self) -> Any:
+        return embedding_pb2_grpc.EmbeddingServiceStub(self.channel)
+
 
 def make_fleet(workers: Sequence[str], tracing: Tracing | None = None) -> tuple[Router, Fleet]:
     """Make a router of the default policy and its links to the workers at these addresses."""
@@ -202,7 +211,11 @@ def make_fleet(workers: Sequence[str], tracing: Tracing | None = None) -> tuple[
 
 
 def make_core(
-    models: Mapping[str, TextModel], router: Router, fleet: Fleet, pacer: Pacer, **options: Any
+    models: Mapping[str, TextModel | None],
+    router: Router,
+    fleet: Fleet,
+    pacer: Pacer,
+    **options: Any,
 ) -> ProcessorCore:
     """Make a Processor's core; ``options`` are its keyword arguments."""
     urls = UrlFetcher(enabled=False, hosts=(), max_bytes=MAX_ITEM_BYTES)
@@ -221,19 +234,28 @@ def make_core(
 
 @contextlib.asynccontextmanager
 async def processor(
-    models: Mapping[str, TextModel], workers: Sequence[str], *, wait: bool = True
+    models: Mapping[str, TextModel | None],
+    workers: Sequence[str],
+    *,
+    wait: bool = True,
+    limits: RequestLimits = DEFAULT_LIMITS,
+    forwarding: app.Forwarding | None = None,
 ) -> AsyncIterator[InProcessProcessor]:
     """Serve what a Processor process serves, on the workers at these addresses.
 
     ``wait`` for all of the workers before the test goes on.
     """
     changed = asyncio.Event()
-    router, fleet = make_fleet(workers)
+    forwarding = forwarding or app.Forwarding()
+    router, fleet = make_fleet(workers, forwarding.tracing)
     router.watch(changed.set)
     pacer = Pacer(0.05)
-    core = make_core(models, router, fleet, pacer)
-    server = Server((app.SERVICE,), ServerOptions(max_receive_bytes=4 << 20, load=core.meter))
-    processor_pb2_grpc.add_ProcessorServiceServicer_to_server(ProcessorServicer(core), server.grpc)
+    core = make_core(models, router, fleet, pacer, limits=limits)
+    server = Server(
+        app.SERVICES,
+        ServerOptions(max_receive_bytes=4 << 20, load=core.meter, tracing=forwarding.tracing),
+    )
+    app.add_services(server, core, fleet, forwarding)
     port = await server.listen("127.0.0.1:0")
     fleet.open()
     pacer.open()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
@@ -21,6 +23,7 @@ from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
 
+_UNKNOWN = errors_pb2.ERROR_REASON_UNSPECIFIED
 _CODES: dict[int, type[ServingError]] = {
     Code.CANCELLED: RequestCancelledError,
     Code.DEADLINE_EXCEEDED: DeadlinePassedError,
@@ -38,8 +41,8 @@ _SENTENCES = {
 
 def error_of(error: grpc.aio.AioRpcError) -> ServingError:
     """Return the failure of a unary call to a worker: the worker's own, or gRPC's."""
-    trailers = dict(error.trailing_metadata() or ())
-    details = trailers.get(DETAILS_KEY)
+    trailers: Any = error.trailing_metadata() or ()
+    details = dict(trailers).get(DETAILS_KEY)
     if isinstance(details, bytes):
         return _of_status(status_pb2.Status.FromString(details))
     code = Code(error.code().value[0])
@@ -64,7 +67,7 @@ def _of_status(status: status_pb2.Status) -> ServingError:
     message = errors_pb2.RequestError(
         code=status.code,
         message=status.message,
-        reason=errors_pb2.ErrorReason.Value(name) if name in known else None,
+        reason=errors_pb2.ErrorReason.Value(name) if name in known else _UNKNOWN,
         retryable=info.metadata["retryable"] == "true",
         error_id=info.metadata["error_id"],
         violations=[

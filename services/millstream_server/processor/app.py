@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.v1 import diffusion_pb2_grpc, embedding_pb2_grpc, processor_pb2_grpc
@@ -59,6 +60,15 @@ SERVICES = (SERVICE, DIFFUSION, EMBEDDING)
 _SWITCH_INTERVAL_S = 0.0005
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forwarding:
+    """How requests for images, videos, vectors and scores are forwarded."""
+
+    max_held_bytes: int = 512 << 20
+    max_request_tokens: int = 4 << 20
+    tracing: Tracing | None = None
+
+
 async def run(settings: ProcessorSettings) -> int:
     """Run a Processor; return the process's exit code.
 
@@ -75,8 +85,12 @@ async def run(settings: ProcessorSettings) -> int:
     pacer = Pacer(settings.max_pace_s)
     core = _core(settings, service, router, fleet, pacer)
     server = service.prepare(_plan(settings, core))
-    held = HeldBytes(settings.max_open_bytes)
-    add_services(server, core, fleet, held, settings.max_request_tokens, service.tracing)
+    limits = Forwarding(
+        max_held_bytes=settings.max_open_bytes,
+        max_request_tokens=settings.max_request_tokens,
+        tracing=service.tracing,
+    )
+    add_services(server, core, fleet, limits)
     async with contextlib.AsyncExitStack() as parts:  # the last pushed is the first closed
         parts.push_async_callback(service.close)
         parts.callback(core.models.close)
@@ -98,14 +112,7 @@ async def run(settings: ProcessorSettings) -> int:
         )
 
 
-def add_services(
-    server: Server,
-    core: ProcessorCore,
-    fleet: Fleet,
-    held: HeldBytes,
-    max_request_tokens: int,
-    tracing: Tracing | None,
-) -> None:
+def add_services(server: Server, core: ProcessorCore, workers: Fleet, limits: Forwarding) -> None:
     """Add all services of a Processor to ``server``."""
     forwarder = Forwarder(
         ForwardingParts(
@@ -113,17 +120,17 @@ def add_services(
             router=core.router,
             queues=core.queues,
             meter=core.meter,
-            held=held,
-            max_request_tokens=max_request_tokens,
-            tracing=tracing,
+            held=HeldBytes(limits.max_held_bytes),
+            max_request_tokens=limits.max_request_tokens,
+            tracing=limits.tracing,
         )
     )
     processor_pb2_grpc.add_ProcessorServiceServicer_to_server(ProcessorServicer(core), server.grpc)
     diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(
-        DiffusionServicer(core, DiffusionCore(forwarder, fleet)), server.grpc
+        DiffusionServicer(core, DiffusionCore(forwarder, workers)), server.grpc
     )
     embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(
-        EmbeddingServicer(core, VectorsCore(forwarder, fleet)), server.grpc
+        EmbeddingServicer(core, VectorsCore(forwarder, workers)), server.grpc
     )
 
 

@@ -23,14 +23,11 @@ from millstream_server.processor.conversation import Conversation, Turn
 from millstream_server.processor.generation import Generation
 from millstream_server.processor.media.parts import MediaPart
 from millstream_server.processor.media.uploads import Uploads
-from millstream_server.processor.models import ModelStatus
 from millstream_server.processor.options import Options
 from millstream_server.processor.requests import Completion
 from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.protobuf import generation as from_worker
-from millstream_server.protobuf.media import MODALITIES_TO_PROTO
-from millstream_server.protobuf.worker import ROLES_TO_PROTO
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from millstream_server.runtime.priority import Priority
 

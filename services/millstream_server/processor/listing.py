@@ -5,9 +5,8 @@ from __future__ import annotations
 from millstream.v1 import processor_pb2
 from millstream_server.processor.models import ModelStatus
 from millstream_server.protobuf.diffusion_model import diffusion_model_to_proto
-from millstream_server.protobuf.embedding_model import embedding_model_to_proto
 from millstream_server.protobuf.media import MODALITIES_TO_PROTO
-from millstream_server.protobuf.worker import ROLES_TO_PROTO
+from millstream_server.protobuf.worker import ROLES_TO_PROTO, embedding_model_to_proto
 from millstream_server.routing.tasks import Task
 from millstream_server.synthesis.diffuser import DiffuserInfo
 from millstream_server.vectors.embedder import EmbedderInfo

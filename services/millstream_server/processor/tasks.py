@@ -102,10 +102,10 @@ class ModelTasks:
             InvalidRequestError: they do.
         """
         wanted = _TEXT_TASKS if task in _TEXT_TASKS else {task}
-        if self._texts[name] is None and task not in _WITHOUT_TEXT:
-            if wanted & self._of_workers(name):
-                sentence = "has no tokenizer here: start the Processor with --models NAME=DIR"
-                raise InvalidRequestError.of(field, f"{name!r} {sentence}")
+        lacks_text = self._texts[name] is None and task not in _WITHOUT_TEXT
+        if lacks_text and wanted & self._of_workers(name):
+            sentence = "has no tokenizer here: start the Processor with --models NAME=DIR"
+            raise InvalidRequestError.of(field, f"{name!r} {sentence}")
         does = self.now(name)
         if does and not wanted & does:
             raise InvalidRequestError.of(field, f"{name!r} {_instead(does)}")

@@ -58,7 +58,7 @@ def description_to_proto(description: WorkerDescription) -> worker_pb2.WorkerInf
         info.diffusion_model.CopyFrom(diffusion_model_to_proto(engine))
     elif isinstance(engine, EmbedderInfo):
         info.vocab_size = engine.vocab_size
-        info.embedding_model.CopyFrom(_embedding_model_to_proto(engine))
+        info.embedding_model.CopyFrom(embedding_model_to_proto(engine))
     if isinstance(encoder, EncoderInfo):
         info.encoder.CopyFrom(_encoder_to_proto(encoder))
     return info
@@ -112,7 +112,8 @@ def _generator_from_proto(info: worker_pb2.WorkerInfo) -> GeneratorInfo:
 # ---- vectors -------------------------------------------------------------------------------------
 
 
-def _embedding_model_to_proto(engine: EmbedderInfo) -> worker_pb2.EmbeddingModelInfo:
+def embedding_model_to_proto(engine: EmbedderInfo) -> worker_pb2.EmbeddingModelInfo:
+    """Convert what a worker embeds or ranks."""
     return worker_pb2.EmbeddingModelInfo(
         embeds=engine.embeds,
         ranks=engine.ranks,

@@ -80,8 +80,10 @@ class Pool:
 
     def pick(
         self, request: RoutingRequest, task: Task, able: Callable[[EngineInfo], bool]
-    ) -> WorkerView:
+    ) -> tuple[str, EngineInfo]:
         """Pick a worker by the policy, among those whose engine is ``able`` to run the request.
+
+        Return its address, and its engine's info.
 
         Raises:
             NoWorkerError: there is none.
@@ -89,9 +91,9 @@ class Pool:
         role, views = _ROLES[task], self._of(task)
         fit = [view for view in views if view.description and able(view.description.engine)]
         view = self.policies[role].pick(request, fit)
-        if view is None:
+        if view is None or view.description is None:
             raise no_worker(role, "can take this request" if views else "is connected")
-        return view
+        return view.address, view.description.engine
 
     def _of(self, task: Task) -> list[WorkerView]:
         return [v for v in self.views if v.description and task in tasks_of(v.description)]

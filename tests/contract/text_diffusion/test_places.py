@@ -15,7 +15,7 @@ from tests.support.chats import CANCEL, Conversation, chat, completion, gather, 
 from tests.support.failures import refusal
 from tests.support.in_process import MODEL, processor, suite, worker
 from tests.support.starts import kept_starts
-from tests.support.text_diffusion import DLLM, STEPPING, serving, text_server
+from tests.support.text_diffusion import DLLM, STEPPING, serving
 from tests.support.worker_streams import text_stream
 
 STOP = generation_pb2.FINISH_REASON_STOP
@@ -124,9 +124,8 @@ async def test_a_model_that_is_no_diffusion_model_is_refused(text_model: TextMod
     async with (
         worker() as one,
         processor({MODEL: text_model}, [one.address]) as front,
-        text_server(front) as stub,
     ):
-        stream = text_stream(stub)
+        stream = text_stream(front.diffusion)
         await stream.start(0, [1], model=MODEL)
         await stream.start(1, [1], model="other")
         await stream.start(2, [1])
@@ -145,9 +144,8 @@ async def test_the_only_diffusion_model_needs_no_name(text_model: TextModel) -> 
     async with (
         worker(DLLM) as one,
         processor(models, [one.address]) as front,
-        text_server(front) as stub,
     ):
-        stream = text_stream(stub)
+        stream = text_stream(front.diffusion)
         await stream.start(0, [1], max_new_tokens=3)
         await stream.start(1, [1], max_new_tokens=3, model=MODEL)
         views = await stream.ended(0, 1)
@@ -178,9 +176,8 @@ async def test_a_worker_that_goes_away_costs_one_retryable_error(text_model: Tex
         worker(STEPPING) as one,
         worker(STEPPING) as two,
         processor({MODEL: text_model}, [one.address, two.address]) as front,
-        text_server(front) as stub,
     ):
-        stream = text_stream(stub)
+        stream = text_stream(front.diffusion)
         await stream.start(0, [1], max_new_tokens=400)
         await stream.start(1, [1], max_new_tokens=400)
         await stream.first_token(0)
@@ -195,14 +192,13 @@ async def test_a_worker_that_goes_away_costs_one_retryable_error(text_model: Tex
 async def test_a_processor_that_shuts_down_lets_requests_finish(text_model: TextModel) -> None:
     async with (
         suite(text_model, STEPPING) as (front, _),
-        text_server(front) as stub,
     ):
-        stream = text_stream(stub)
+        stream = text_stream(front.diffusion)
         await stream.start(0, [1], max_new_tokens=100)
         await stream.first_token(0)
         draining = asyncio.ensure_future(front.core.work.drain(0.0, 20.0))
         await stream.until(lambda: stream.frames[-1].draining)
-        late = text_stream(stub)
+        late = text_stream(front.diffusion)
         await late.start(0, [1], max_new_tokens=4)
         (refused,) = await late.ended(0)
         (view,) = await stream.ended(0)

@@ -41,7 +41,7 @@ class _Stream:
     ) -> None:
         self.work = work
         self.streams = OpenWork()  # `serve` counts the stream
-        self.run_core = core
+        self._core = core
         self._call = call
         self._convert = convert
         self.response = response
@@ -53,7 +53,7 @@ class _Stream:
         return found
 
     async def run(self, request: DiffusionRequest, output: Output[Progress | Chunk]) -> Finished:
-        return await self.run_core.run(request, output)
+        return await self._core.run(request, output)
 
 
 class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
@@ -67,7 +67,7 @@ class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
     async def GenerateText(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateTextRequest], call: Call
     ) -> AsyncIterator[diffusion_pb2.GenerateTextResponse]:
-        """Forward one stream's requests; see generation.proto for the rules."""
+        """Generate one stream's texts of token ids; see generation.proto for the rules."""
         session = WorkerSession(self._front.text_diffusion, diffusion_pb2.GenerateTextResponse)
         with session.reading(request_iterator):
             while (response := await session.next()) is not None:

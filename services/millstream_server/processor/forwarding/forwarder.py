@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from millstream_server.engines.base import EngineInfo
 from millstream_server.generation.span import RequestSpan
@@ -190,16 +190,13 @@ class Forwarded:
             positions.forget(admission)
 
     def pick(self, fit: Fit) -> tuple[str, EngineInfo]:
-        """Pick the worker; return its address, and what it says about its engine.
+        """Pick the worker; return its address and its engine's info.
 
         Raises:
             NoWorkerError: there is none.
         """
         routed = RoutingRequest(model=self.name, priority=self._request.priority)
-        view = self._parts.router.pool(self.name).pick(routed, self._task, fit)
-        description = view.description
-        assert description is not None, "only those with one are picked"
-        return view.address, description.engine
+        return self._parts.router.pool(self.name).pick(routed, self._task, fit)
 
     def leg(self, address: str) -> TraceContext:
         """Begin the request at a worker; return the trace context for it."""

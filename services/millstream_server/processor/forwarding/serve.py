@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from millstream_server.processor.convert import new_request_id
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.forwarding.client_messages import ClientMessages
 from millstream_server.runtime.rpc.call import Call
@@ -18,7 +18,8 @@ from millstream_server.runtime.rpc.slot_session import (
     SlotSession,
     StartSlot,
 )
-from millstream_server.runtime.telemetry.trace_context import TraceContext
+from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
+from millstream_server.runtime.telemetry.tracing import incoming
 
 ResponseT = TypeVar("ResponseT")
 
@@ -27,7 +28,7 @@ async def serve(
     core: ProcessorCore,
     service: SlotService[Any, Any, Any, Any, ResponseT],
     requests: AsyncIterator[Any],
-) -> AsyncIterator[ResponseT]:
+) -> AsyncGenerator[ResponseT, None]:
     """Run one stream's requests; yield what is sent back.
 
     Raises:
@@ -60,12 +61,17 @@ def control(
     rpc_deadline_s = None if left_s is None else time.monotonic() + left_s
 
     def read(trace: TraceContext) -> Any:
-        request = convert(message.start, trace)
+        request = convert(message.start, trace_of(call, trace))
         deadlines = [s for s in (request.deadline_s, rpc_deadline_s) if s is not None]
         return replace(
             request,
-            request_id=request.request_id or f"req-{secrets.token_hex(8)}",
+            request_id=request.request_id or new_request_id(),
             deadline_s=min(deadlines, default=None),
         )
 
     return StartSlot(message.start.slot, read)
+
+
+def trace_of(call: Call, current: TraceContext) -> TraceContext:
+    """Return the ``current`` trace or, without tracing in this process, the caller's own."""
+    return incoming(call.metadata) if current == NOT_TRACED else current

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import secrets
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from millstream.v1 import embedding_pb2, embedding_pb2_grpc
+from millstream_server.processor.convert import new_request_id
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.forwarding import serve
 from millstream_server.processor.vectors.core import VectorsCore
@@ -78,6 +78,6 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
         left_s = call.time_left_s
         deadline_s = None if left_s is None else time.monotonic() + left_s
         with self._front.call():
-            asked = rerank_from_proto(request, ambient(), deadline_s)
-            named = replace(asked, request_id=asked.request_id or f"req-{secrets.token_hex(8)}")
+            asked = rerank_from_proto(request, serve.trace_of(call, ambient()), deadline_s)
+            named = replace(asked, request_id=asked.request_id or new_request_id())
             return ranking_to_proto(await self._core.rerank(named))
