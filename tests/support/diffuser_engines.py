@@ -2,11 +2,15 @@
 
 Each entry of `ENGINES` makes a started engine with what the suite needs to know of it, and takes it
 down again. Another engine joins the suite with a function like those here.
+
+SGLang's takes a process over, so for it the suite is run once more in a pytest of its own, by
+`tests/integration/sglang_engine/test_diffuser.py`, which sets `SGLANG_VARIABLE`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
@@ -19,6 +23,8 @@ import pytest
 
 from millstream_server.engines.diffusers.config import DiffusersConfig
 from millstream_server.engines.diffusers.engine import DiffusersEngine
+from millstream_server.engines.sglang.diffuser import SglangDiffuser, SglangDiffuserConfig
+from millstream_server.engines.sglang.diffusion import requests
 from millstream_server.engines.simulated.diffuser import SimulatedDiffuser, SimulatedDiffuserConfig
 from millstream_server.runtime.errors import InternalError, ServingError
 from millstream_server.synthesis.diffuser import Diffuser, DiffuserInfo, Job
@@ -143,9 +149,48 @@ async def _started(
         await diffuser.close()
 
 
-ENGINES = [
+@contextlib.asynccontextmanager
+async def sglang_images(pipelines: TinyPipelines) -> AsyncIterator[RunningDiffuser]:
+    async with sglang_engine(pipelines.image) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def sglang_videos(pipelines: TinyPipelines) -> AsyncIterator[RunningDiffuser]:
+    async with sglang_engine(pipelines.video) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def sglang_engine(folder: Path, **settings: Any) -> AsyncIterator[RunningDiffuser]:
+    engine = SglangDiffuser(SglangDiffuserConfig(model_path=folder, device="cpu", **settings))
+    async with _started(engine, failing_in_sglang) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def failing_in_sglang() -> Iterator[None]:
+    """Ask for a size that SGLang accepts and its transformer can't divide into patches."""
+    make = requests.make_request
+
+    def make_odd(*args: Any) -> Any:
+        request = make(*args)
+        request.sampling_params.width += 8
+        return request
+
+    with mock.patch.object(requests, "make_request", make_odd):
+        yield
+
+
+SGLANG_VARIABLE = "MILLSTREAM_TEST_SGLANG_DIFFUSER"
+_EVERYWHERE = [
     pytest.param(simulated_images, id="simulated-images"),
     pytest.param(simulated_videos, id="simulated-videos"),
     pytest.param(diffusers_images, id="diffusers-images"),
     pytest.param(diffusers_videos, id="diffusers-videos"),
 ]
+_IN_A_PROCESS_OF_ITS_OWN = [
+    pytest.param(sglang_images, id="sglang-images"),
+    pytest.param(sglang_videos, id="sglang-videos"),
+]
+ENGINES = _IN_A_PROCESS_OF_ITS_OWN if SGLANG_VARIABLE in os.environ else _EVERYWHERE

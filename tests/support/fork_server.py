@@ -37,6 +37,9 @@ from multiprocessing import forkserver, popen_forkserver, spawn
 from pathlib import Path
 from typing import Any
 
+PRELOAD_VARIABLE = "MILLSTREAM_TEST_PRELOAD"
+"""In a job's environment: further modules for it and the processes that SGLang starts for it."""
+
 _JOB_BYTES = 1 << 18
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -183,6 +186,8 @@ def _run(job: Job, kind: str) -> None:
         inherited = job.environment.get("PYTHONPATH", "")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(stand_in.ON_PATH), inherited)))
         stand_in.activate()
+        for name in job.environment.get(PRELOAD_VARIABLE, "").split():
+            importlib.import_module(name)
         _fork_instead_of_spawning()
     sys.argv = [job.module, *job.arguments]
     runpy.run_module(job.module, run_name="__main__", alter_sys=True)

@@ -152,3 +152,23 @@ load_plugins()
     done = _python(program)
     assert done.returncode == 1
     assert "cannot be applied" in done.stderr
+
+
+def test_a_diffusion_patch_that_no_longer_fits_ends_the_process() -> None:
+    program = """
+from millstream_server.engines.sglang import cpu as sglang_cpu
+sglang_cpu.activate()
+import sglang.multimodal_gen.runtime.layers.layernorm as changed
+changed._NormScaleShift.forward_cpu = changed._NormScaleShift.forward_native
+try:
+    sglang_cpu.patch_diffusion()
+except RuntimeError as error:
+    assert "_NormScaleShift.forward_cpu" in str(error)
+else:
+    raise AssertionError
+from sglang.multimodal_gen.runtime.platforms.plugins import load_plugins
+load_plugins()  # what SGLang's own processes call
+"""
+    done = _python(program)
+    assert done.returncode == 1
+    assert "cannot be applied" in done.stderr

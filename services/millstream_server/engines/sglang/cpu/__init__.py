@@ -71,3 +71,12 @@ def patch_sglang() -> None:
         RuntimeError: SGLang has changed and the stand-in no longer fits.
     """
     importlib.import_module("millstream_sglang_cpu_plugin").register()
+
+
+def patch_diffusion() -> None:
+    """Apply the patches for SGLang's diffusion models, but raise on a failure.
+
+    Raises:
+        RuntimeError: SGLang has changed and the stand-in no longer fits.
+    """
+    importlib.import_module("millstream_sglang_cpu_plugin").register_diffusion()

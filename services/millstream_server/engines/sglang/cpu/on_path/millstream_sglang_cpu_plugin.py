@@ -1,13 +1,15 @@
 # ruff: noqa: INP001 - a folder for PYTHONPATH, not a package
-"""SGLang plugin (entry-point group ``sglang.srt.plugins``): patches for the CPU.
+"""SGLang plugins (entry-point groups ``sglang.srt.plugins`` and ``sglang.multimodal_gen.plugins``).
 
-SGLang loads it in the processes of engine, scheduler and detokenizer. Each patch first checks that
-what it replaces exists, and raises if it doesn't.
+SGLang loads the first in the processes of engine, scheduler and detokenizer, the second in those of
+its diffusion models. Each patch first checks that what it replaces is what it expects, and raises
+if it isn't.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from importlib.util import find_spec
 from types import ModuleType
@@ -15,6 +17,7 @@ from typing import Any
 
 _PROGRESS_DELAY_US = 1000
 _applied = False
+_diffusion_applied = False
 
 
 class _HostEvent:
@@ -137,5 +140,44 @@ def register_or_exit() -> None:
     """Entry point: SGLang logs a plugin's exception and goes on, so a failure ends the process."""
     try:
         register()
+    except (ImportError, RuntimeError) as error:
+        sys.exit(f"millstream: the CPU stand-in for SGLang cannot be applied: {error}")
+
+
+def _call_norms_as_plain_pytorch() -> None:
+    """Let two layers of Wan's transformer use their PyTorch path instead of an AMX kernel."""
+    module: Any = _module_with(
+        "sglang.multimodal_gen.runtime.layers.layernorm",
+        "_NormScaleShift",
+        "_ScaleResidualNormScaleShift",
+    )
+    for kind in (module._NormScaleShift, module._ScaleResidualNormScaleShift):  # noqa: SLF001
+        kernel = "sgl_kernel.fused_"
+        if kernel not in inspect.getsource(kind.forward_cpu) or not hasattr(kind, "forward_native"):
+            message = (
+                f"The CPU stand-in replaces {kind.__name__}.forward_cpu, which in this SGLang "
+                "calls no kernel: remove the patch."
+            )
+            raise RuntimeError(message)
+        kind.forward_cpu = kind.forward_native
+
+
+def register_diffusion() -> None:
+    """Apply the patches that diffusion models need, once per process.
+
+    Raises:
+        RuntimeError: SGLang has changed.
+    """
+    global _diffusion_applied  # noqa: PLW0603 - a process is patched or it isn't
+    if _diffusion_applied:
+        return
+    _call_norms_as_plain_pytorch()
+    _diffusion_applied = True
+
+
+def register_diffusion_or_exit() -> None:
+    """Entry point; see `register_or_exit`."""
+    try:
+        register_diffusion()
     except (ImportError, RuntimeError) as error:
         sys.exit(f"millstream: the CPU stand-in for SGLang cannot be applied: {error}")

@@ -78,6 +78,9 @@ def _murmur_hash32(
 _library = torch.library.Library("sgl_kernel", "FRAGMENT")
 _library.define("murmur_hash32_cpu(Tensor seed, Tensor positions, Tensor columns) -> Tensor")
 _library.impl("murmur_hash32_cpu", _murmur_hash32, "CPU")
+# For the transformers of diffusion models (`multimodal_gen`), Wan's among them.
+_library.define("fused_scale_shift_cpu(Tensor x, Tensor scale, Tensor shift, float c) -> Tensor")
+_library.impl("fused_scale_shift_cpu", lambda x, scale, shift, c: x * (c + scale) + shift, "CPU")
 # Operators that qwen3_5, muse_glimmer and grok bind at import (the multimodal processors import
 # those models). No implementation: PyTorch raises NotImplementedError when one is called.
 for _name in (

@@ -1,0 +1,353 @@
+"""Images and videos with SGLang's own diffusion engine, `DiffGenerator`.
+
+SGLang's engine runs in processes of its own. It can't cancel, hides errors, and doesn't notice when
+a process of its own ends; what we add is in `engines.sglang.diffusion`: a hook around each step,
+which reports and stops (`child`), and processes that are watched and replaced (`scheduler`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import itertools
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from millstream_server.engines.base import EngineLoad
+from millstream_server.engines.sglang.diffusion import facts, requests
+from millstream_server.engines.sglang.diffusion.child import StepReport, Stop
+from millstream_server.engines.sglang.diffusion.config import SglangDiffuserConfig
+from millstream_server.engines.sglang.diffusion.facts import Geometry
+from millstream_server.engines.sglang.diffusion.prompts import PromptCounter
+from millstream_server.engines.sglang.diffusion.scheduler import Scheduler
+from millstream_server.media.frames import Frames
+from millstream_server.runtime.errors import (
+    EngineFailedError,
+    InternalError,
+    InvalidRequestError,
+    ServingError,
+    UnsupportedFeatureError,
+)
+from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.synthesis.diffuser import DiffuserInfo, Job, Step
+from millstream_server.synthesis.model_defaults import ModelDefaultsError
+from millstream_server.synthesis.request import Kind
+
+__all__ = ["SglangDiffuser", "SglangDiffuserConfig"]
+
+log = get_log(__name__)
+
+# The last step is reported before SGLang decodes the output, so it is late only if lost.
+_REPORT_TIMEOUT_S = 5.0
+_STEPS_OF_PATIENCE = 3.0
+# On several GPUs all ranks must stop before the same step; they are at most one apart.
+_STEPS_APART = 2
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """The job that SGLang works on."""
+
+    request_id: str
+    on_step: Callable[[Step], None]
+    lost: asyncio.Event = field(default_factory=asyncio.Event)
+    """A process of SGLang's ended, or the engine was closed."""
+    stepped: asyncio.Event = field(default_factory=asyncio.Event)
+    """Its last step was reported."""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    done: int = 0
+    sign_s: float = 0.0
+    """When there was the last sign of progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    info: DiffuserInfo
+    geometry: Geometry
+    prompts: PromptCounter
+
+    @property
+    def kind(self) -> Kind:
+        return next(iter(self.info.kinds))
+
+
+class SglangDiffuser:
+    """Satisfies `synthesis.diffuser.Diffuser`.
+
+    When a process of SGLang's ends, the open job fails and the processes are started again; jobs
+    that come meanwhile wait. After too many restarts the engine has failed.
+    """
+
+    def __init__(self, config: SglangDiffuserConfig) -> None:
+        """Start nothing yet, import nothing of SGLang."""
+        self._config = config
+        self._scheduler = Scheduler(config, self._note, self._lose)
+        self._client: Any = None
+        self._model: _Model | None = None
+        self._on_failure: Callable[[ServingError], None] | None = None
+        self._turn = asyncio.Lock()
+        self._usable = asyncio.Event()
+        self._fault: EngineFailedError | None = None
+        self._run: _Run | None = None
+        self._numbers = itertools.count(1)
+        self._signs = 0
+        self._longest_s = 0.0
+        self._losses: deque[float] = deque()
+        self._restart: asyncio.Task[None] | None = None
+
+    async def start(self, on_failure: Callable[[ServingError], None]) -> DiffuserInfo:
+        """See `Diffuser.start`."""
+        await self._scheduler.start()
+        self._model = await asyncio.to_thread(self._describe)
+        client: Any = importlib.import_module("sglang.multimodal_gen.runtime.scheduler_client")
+        self._client = client.AsyncSchedulerClient()
+        self._client.initialize(self._scheduler.generator.server_args)
+        if self._fault is not None:  # lost meanwhile, or closed
+            raise self._fault
+        self._on_failure = on_failure
+        self._usable.set()
+        return self._model.info
+
+    def _describe(self) -> _Model:
+        config, server_args = self._config, self._scheduler.generator.server_args
+        geometry = facts.read_geometry(
+            config.model_path, facts.read_kind(server_args.pipeline_config)
+        )
+        try:
+            prompts = PromptCounter(server_args.pipeline_config, config.model_path)
+            info = facts.describe(config, server_args, geometry, prompts.limit)
+        except ModelDefaultsError as error:
+            raise EngineFailedError(f"The model could not be loaded: {error}.") from error
+        except (OSError, ValueError) as error:
+            log.warning("the model's files could not be read", error=error)
+            message = "The model's files could not be read; the worker's log has the cause."
+            raise EngineFailedError(message) from error
+        return _Model(info, geometry, prompts)
+
+    async def warm_up(self) -> None:
+        """Run one step at the smallest size, and see that it is reported."""
+        limit_s, before = self._config.warm_up_timeout_s, self._signs
+        try:
+            async with asyncio.timeout(limit_s):
+                await self.probe(0)
+        except TimeoutError as error:
+            raise EngineFailedError(f"The warm-up took longer than {limit_s:g} s.") from error
+        except ServingError as error:
+            raise EngineFailedError(f"The warm-up failed: {error.message}") from error
+        if self._signs == before:
+            message = (
+                "SGLang's pipeline for this model doesn't denoise where the worker can follow it: "
+                "its outputs could not be cancelled. Run the model with diffusers."
+            )
+            raise EngineFailedError(message)
+
+    def count_tokens(self, prompt: str) -> int:
+        """See `Diffuser.count_tokens`."""
+        return self._started().prompts.count(prompt)
+
+    def progress(self, dp_rank: int) -> int:
+        """Return the number of steps that were reported."""
+        return self._signs
+
+    async def probe(self, dp_rank: int) -> None:
+        """Run one step at the smallest size, and decode it.
+
+        A cancelled probe ends when SGLang has stopped or was killed; the next one waits for it.
+        """
+        info = self._started().info
+        job = Job(
+            prompt="",
+            negative_prompt="",
+            width=info.min_size,
+            height=info.min_size,
+            steps=1,
+            guidance_scale=info.default_guidance_scale,
+            seed=0,
+            scheduler=info.schedulers[0],
+            request_id="probe",
+        )
+        await self.diffuse(job, lambda _: None)
+
+    async def load(self) -> EngineLoad:
+        """Return whether a job runs; what waits is the caller's, and it has no blocks."""
+        running = int(self._run is not None)
+        return EngineLoad(
+            running_requests=running, queued_requests=0, used_blocks=0, total_blocks=0
+        )
+
+    async def diffuse(self, job: Job, on_step: Callable[[Step], None]) -> Frames:
+        """See `Diffuser.diffuse`.
+
+        Raises:
+            InvalidRequestError: the model can't do this.
+            OverloadedError: there was too little memory for it.
+            EngineFailedError: a process of SGLang's ended, or the engine was closed.
+            InternalError: anything else; the log has the cause.
+        """
+        model = self._started()
+        _check(job, model)
+        async with self._turn:
+            await self._usable.wait()
+            if self._fault is not None:
+                raise self._fault
+            run = _Run(f"{next(self._numbers)}-{job.request_id}", on_step)
+            request = requests.make_request(
+                self._scheduler.generator.server_args, job, model.kind, run.request_id
+            )
+            self._run, run.sign_s = run, _now()
+            try:
+                result = await self._forward(run, request)
+            finally:
+                self._run = None
+                run.over.set()
+        return requests.read_result(result, job, model.kind)
+
+    async def _forward(self, run: _Run, request: Any) -> Any:
+        """Let SGLang make it; a cancel returns when SGLang has stopped."""
+        result = asyncio.ensure_future(self._client.forward([request]))
+        lost = asyncio.ensure_future(run.lost.wait())
+        try:
+            await asyncio.wait({result, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not result.done():
+                raise self._fault or EngineFailedError(
+                    "A process of the engine ended while it made this output."
+                )
+            answer = _only(result)
+            if answer.error is None and run.done:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(run.stepped.wait(), _REPORT_TIMEOUT_S)
+        except asyncio.CancelledError:
+            run.on_step = _ignore
+            await _to_the_end(self._stop(run, {result, lost}))
+            raise
+        else:
+            self._sign(run)
+            return answer
+        finally:
+            for each in (result, lost):
+                each.cancel()
+            await _to_the_end(asyncio.wait({result, lost}))
+
+    async def _stop(self, run: _Run, ends: set[asyncio.Future[Any]]) -> None:
+        """Stop SGLang's work; if it goes on, kill it."""
+        before = run.done + _STEPS_APART if self._config.num_gpus > 1 else 0
+        self._scheduler.stop(Stop(run.request_id, before))
+        patience_s = max(self._config.cancel_timeout_s, _STEPS_OF_PATIENCE * self._longest_s)
+        done, _ = await asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        if not done:
+            log.error("SGLang did not stop; it is killed", waited_s=patience_s)
+            self._scheduler.kill_now()
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+
+    def _note(self, report: StepReport) -> None:
+        """Pass a report on."""
+        run = self._run
+        self._signs += 1
+        if run is None or run.request_id != report.request_id:
+            return
+        self._sign(run)
+        run.done = report.done
+        preview = None if report.preview is None else requests.preview_frames(report.preview)
+        run.on_step(Step(report.done, report.of, preview))
+        if report.done == report.of:
+            run.stepped.set()
+
+    def _sign(self, run: _Run) -> None:
+        now_s = _now()
+        self._longest_s = max(self._longest_s, now_s - run.sign_s)
+        run.sign_s = now_s
+
+    def _lose(self) -> None:
+        """A process of SGLang's ended: fail the open job, and start the processes again."""
+        self._usable.clear()
+        if self._run is not None:
+            self._run.lost.set()
+        if self._model is None:
+            self._fault = EngineFailedError("A process of the engine ended while it started.")
+        elif self._fault is None:
+            self._restart = asyncio.ensure_future(self._start_again())
+
+    async def _start_again(self) -> None:
+        limit, window_s = self._config.max_restarts, self._config.restart_window_s
+        while True:
+            self._losses.append(_now())
+            while self._losses[0] < _now() - window_s:
+                self._losses.popleft()
+            if len(self._losses) > limit:
+                break
+            log.warning("SGLang is started again", restart=len(self._losses), of=limit)
+            with contextlib.suppress(EngineFailedError):
+                await self._scheduler.start()
+                self._usable.set()
+                return
+        self._fault = EngineFailedError(
+            f"The engine ended more than {limit} times within {window_s:g} s."
+        )
+        self._usable.set()
+        if self._run is not None:
+            await self._run.over.wait()
+        if self._on_failure is not None:
+            self._on_failure(self._fault)
+
+    def _started(self) -> _Model:
+        if self._fault is not None:
+            raise self._fault
+        if self._model is None:
+            raise EngineFailedError("The engine has not started.")
+        return self._model
+
+    async def close(self) -> None:
+        """Kill SGLang's processes; the running job fails."""
+        if self._fault is None:
+            self._fault = EngineFailedError("The engine was closed.")
+        self._on_failure = None
+        if self._run is not None:
+            self._run.lost.set()
+        self._usable.set()
+        if self._restart is not None:
+            self._restart.cancel()
+        await self._scheduler.close()
+        client, self._client = self._client, None
+        if client is not None:
+            client.context.destroy(linger=0)
+
+
+def _check(job: Job, model: _Model) -> None:
+    """Refuse what a `DiffuserInfo` can't tell."""
+    if job.input_image is not None:
+        raise UnsupportedFeatureError.of("input_image", "this engine starts from a prompt only")
+    longest = model.geometry.max_side
+    for name, side in (("width", job.width), ("height", job.height)):
+        if longest is not None and side > longest:
+            raise InvalidRequestError.of(name, f"{side} is above {longest}")
+
+
+def _only(result: asyncio.Future[Any]) -> Any:
+    """Return the `OutputBatch` that SGLang's client has brought for one request."""
+    error = result.exception()
+    answer = None if error else result.result()
+    answers = answer if isinstance(answer, list) else [answer]
+    if error is None and len(answers) == 1:
+        return answers[0]
+    failure = InternalError.with_id()
+    log.error("SGLang gave no result", error=error, count=len(answers), error_id=failure.error_id)
+    raise failure from error
+
+
+def _ignore(_step: Step) -> None:
+    """Take a step that nobody waits for."""
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def _to_the_end(work: Awaitable[Any]) -> None:
+    """Wait for it through any number of cancels."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({task})

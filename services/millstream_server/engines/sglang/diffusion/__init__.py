@@ -1,0 +1,1 @@
+"""The parts of `engines.sglang.diffuser`: SGLang's `DiffGenerator` and its scheduler processes."""

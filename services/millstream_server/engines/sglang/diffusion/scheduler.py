@@ -1,0 +1,215 @@
+"""SGLang's diffusion engine and its scheduler processes: started, watched, killed, replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import importlib
+import logging
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from millstream_server.engines.sglang import cpu as sglang_cpu
+from millstream_server.engines.sglang.diffusion import child
+from millstream_server.engines.sglang.diffusion.channel import Channel
+from millstream_server.engines.sglang.diffusion.child import StepReport, Stop
+from millstream_server.engines.sglang.diffusion.config import (
+    SglangDiffuserConfig,
+    generator_arguments,
+)
+from millstream_server.runtime.errors import EngineFailedError
+from millstream_server.runtime.telemetry.log import get_log
+
+_RUNTIME = "sglang.multimodal_gen.runtime"
+_PROCESS_NAME = "sglang-diffusionWorker-"
+_ENDING_POLL_S = 0.2
+_DEATH_TIMEOUT_S = 60.0
+
+log = get_log(__name__)
+
+
+class Scheduler:
+    """A `DiffGenerator` and its processes.
+
+    One thread starts them and lives as long as they do: they get SIGKILL when their parent thread
+    ends (PR_SET_PDEATHSIG). So they also end with the worker, however it ends.
+    """
+
+    def __init__(
+        self,
+        config: SglangDiffuserConfig,
+        on_report: Callable[[StepReport], None],
+        on_loss: Callable[[], None],
+    ) -> None:
+        """Start nothing yet. Both are called on the event loop; ``on_loss`` once per start."""
+        self._config = config
+        self._on_report = on_report
+        self._on_loss = on_loss
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="sglang-diffusion")
+        self._ended = threading.Event()
+        self._launch: asyncio.Future[None] | None = None
+        self._channel: Channel | None = None
+        self._pidfds: list[int] = []
+        self.generator: Any = None
+        """The `DiffGenerator`, once started."""
+
+    async def start(self) -> None:
+        """Start the processes and load the model; again after `kill` or a loss.
+
+        Raises:
+            EngineFailedError: it failed; no process is left running.
+        """
+        loop = asyncio.get_running_loop()
+        await self.kill()
+        self._launch = loop.run_in_executor(self._executor, self._start_here, loop)
+        await asyncio.shield(self._launch)
+        for process in self.generator.local_scheduler_process:
+            self._watch(process.pid)
+
+    def _watch(self, pid: int) -> None:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError as error:
+            raise EngineFailedError("SGLang's process ended at once.") from error
+        self._pidfds.append(descriptor)
+        asyncio.get_running_loop().add_reader(descriptor, self._lost, pid)
+
+    def _lost(self, pid: int) -> None:
+        log.warning("a process of SGLang ended", pid=pid)
+        self._unwatch()
+        self._on_loss()
+
+    def _unwatch(self) -> None:
+        while self._pidfds:
+            descriptor = self._pidfds.pop()
+            asyncio.get_running_loop().remove_reader(descriptor)
+            os.close(descriptor)
+
+    def _start_here(self, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            self._channel = Channel(self._config.num_gpus, loop, self._on_report)
+            self._start_processes(self._channel)
+            self._channel.listen()
+        except EngineFailedError:
+            self._kill_here()
+            raise
+        except Exception as error:  # SGLang may raise anything
+            self._kill_here()
+            log.warning("SGLang could not be started", error=error)
+            message = "SGLang could not be started; the worker's log has the cause."
+            raise EngineFailedError(message) from error
+
+    def _start_processes(self, channel: Channel) -> None:
+        first = self.generator is None
+        if first:
+            _import_sglang(self._config)
+        launch: Any = importlib.import_module(f"{_RUNTIME}.launch_server")
+        server_args: Any = importlib.import_module(f"{_RUNTIME}.server_args.server_args")
+        if self._ended.is_set():
+            raise EngineFailedError("The engine was closed while it started.")
+        ours = functools.partial(child.run, channel.theirs)
+        with (
+            _replaced(launch, "bootstrap_scheduler_process", ours),
+            _replaced(launch, "configure_logger", _keep_our_logging),
+            _replaced(server_args, "configure_logger", _keep_our_logging),
+        ):
+            if first:
+                self.generator = _make_generator(self._config)
+            else:
+                self.generator.local_scheduler_process = launch.launch_server(
+                    self.generator.server_args, launch_http_server=False
+                )
+
+    def stop(self, stop: Stop) -> None:
+        """End a request."""
+        if self._channel is not None:
+            self._channel.stop(stop)
+
+    def kill_now(self) -> None:
+        """Kill the processes without waiting for their end; ``on_loss`` will be called."""
+        for process in _processes():
+            process.kill()
+
+    async def kill(self) -> None:
+        """Kill the processes, and wait for their end."""
+        self._unwatch()
+        await asyncio.to_thread(self._kill_here)
+
+    def _kill_here(self) -> None:
+        _kill_processes()
+        if self.generator is not None:
+            self.generator.local_scheduler_process = None
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    async def close(self) -> None:
+        """Stop the processes, also during their start; then end the thread."""
+        self._ended.set()
+        while self._launch is not None and not self._launch.done():
+            # The launch fails when the processes it waits for have ended.
+            await asyncio.to_thread(_kill_processes)
+            await asyncio.wait([self._launch], timeout=_ENDING_POLL_S)
+        await self.kill()
+        if self.generator is not None:
+            await asyncio.to_thread(self.generator.shutdown)
+        self._executor.shutdown(wait=False)
+
+
+def _import_sglang(config: SglangDiffuserConfig) -> None:
+    """Import SGLang, and restore the event loop policy, should its import replace it."""
+    on_cpu = config.resolved_device() == "cpu"
+    if on_cpu:
+        sglang_cpu.activate()
+    policy = asyncio.get_event_loop_policy()
+    try:
+        importlib.import_module(f"{_RUNTIME}.entrypoints.diffusion_generator")
+    finally:
+        asyncio.set_event_loop_policy(policy)
+    if on_cpu:
+        sglang_cpu.patch_diffusion()
+    logging.getLogger("sglang").setLevel(config.log_level.upper())
+
+
+def _make_generator(config: SglangDiffuserConfig) -> Any:
+    registry: Any = importlib.import_module("sglang.multimodal_gen.registry")
+    arguments = generator_arguments(config, registry.has_registered_diffusion_model_path)
+    module: Any = importlib.import_module(f"{_RUNTIME}.entrypoints.diffusion_generator")
+    return module.DiffGenerator.from_pretrained(**arguments)
+
+
+def _keep_our_logging(*_args: object, **_options: object) -> None:
+    """Replace SGLang's `configure_logger`, which would replace the root logger's handlers."""
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, name: str, value: Callable[..., None]) -> Iterator[None]:
+    original = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
+
+
+def _processes() -> list[multiprocessing.process.BaseProcess]:
+    return [each for each in multiprocessing.active_children() if _PROCESS_NAME in each.name]
+
+
+def _kill_processes() -> None:
+    """Kill the schedulers and what they have started; they are joined then."""
+    psutil: Any = importlib.import_module("psutil")
+    processes = _processes()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for descendant in psutil.Process(process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    descendant.kill()
+        process.kill()
+    for process in processes:
+        process.join(_DEATH_TIMEOUT_S)
