@@ -63,7 +63,8 @@ async def test_a_worker_of_videos_says_so_and_one_without_a_model_info_makes_tex
     async with diffusion_worker(VIDEOS) as one:
         info, engine = await described(one)
         assert engine == one.hosted.info
-        assert (engine.kinds, engine.default_frames, engine.default_fps) == ({Kind.VIDEO}, 9, 16)
+        assert engine.kinds == {Kind.VIDEO}
+        assert (engine.default_frames, engine.default_fps) == (9, 16)
         info.ClearField("diffusion_model")
         text = description_from_proto(info)
         assert text.role is Role.DIFFUSION

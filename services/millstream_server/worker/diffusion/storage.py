@@ -58,8 +58,8 @@ class Storage:
         """
         if not public_url and "@" in url.partition("://")[2].partition("/")[0]:
             raise SettingsError(
-                "--storage-url has a user name or a password in it: set --storage-public-url, since "
-                "callers get URLs"
+                "--storage-url has a user name or a password in it, and callers get URLs: set "
+                "--storage-public-url"
             )
         self._system, self._prefix = _open(url)
         self._public_url = (public_url or url).rstrip("/")
