@@ -12,6 +12,8 @@ import grpc
 
 from millstream.v1 import (
     decode_pb2_grpc,
+    embedding_pb2,
+    embedding_pb2_grpc,
     encode_pb2,
     encode_pb2_grpc,
     media_pb2,
@@ -82,6 +84,7 @@ async def test_every_row_is_emitted_by_the_processes_it_names(tmp_path: Path) ->
     small = made.add_worker("small", model="other", max_open_requests=1, simulated_step_s=0.05)
     made.add_media_workers("vision", make_vision_model(tmp_path / "vision", "qwen2_5_vl"))
     processor = made.add_processor("processor", max_open_streams=MAX_STREAMS)
+    embedding = made.add_embedding_worker("embedding", **made.flags)
     for service in made.services.values():
         service.flags = {**service.flags, "metrics_listen": f"127.0.0.1:{free_port()}"}
     told = {row.name: row.emitted_by for row in documented().values()}
@@ -92,6 +95,7 @@ async def test_every_row_is_emitted_by_the_processes_it_names(tmp_path: Path) ->
         await made.until_connected()
         await _refuse_a_ticket(made.services["decode-1"].address)
         await _overload(small.address)
+        await _rerank(embedding.address)
         await heard.listen(*made.services.values())  # while all models have their workers
         small.kill()
         async with (
@@ -140,6 +144,14 @@ async def _holding(address: str) -> AsyncIterator[None]:
         await stream.read()
         yield
         stream.cancel()
+
+
+async def _rerank(address: str) -> None:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = embedding_pb2_grpc.EmbeddingServiceStub(channel)
+        request = embedding_pb2.RerankRequest()
+        request.pairs.add().ids.append(1)
+        assert (await stub.Rerank(request, timeout=20)).results
 
 
 async def _refuse_a_ticket(address: str) -> None:
