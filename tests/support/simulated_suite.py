@@ -78,6 +78,12 @@ class SimulatedSuite:
             name, "embedding", {"engine": "simulated", "log_level": "warning", **flags}
         )
 
+    def add_diffusion_worker(self, name: str, **flags: object) -> ServiceProcess:
+        """Add one that no Processor knows; its simulated model makes images."""
+        return self._add(
+            name, "diffusion", {"engine": "simulated", "log_level": "warning", **flags}
+        )
+
     def add_media_workers(self, model: str, directory: Path) -> None:
         """Add an encode worker and an aggregated one, for a model that takes images."""
         self.directories[model] = directory

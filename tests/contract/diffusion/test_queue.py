@@ -168,6 +168,7 @@ async def test_a_request_that_the_engine_fails_ends_alone() -> None:
 
 async def test_a_bug_in_one_request_is_told_with_an_id_and_ends_alone() -> None:
     async with streaming() as (one, stream):
+
         def broken(job: Job, _: int) -> None:
             if job.seed == 13:
                 raise ZeroDivisionError
