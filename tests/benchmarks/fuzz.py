@@ -239,8 +239,9 @@ class Fuzz:
 def _suite(folder: Path) -> SimulatedSuite:
     """Put every service there is behind one Processor: a worker for one model, a pair for another.
 
-    The encode worker serves nobody but the fuzz. The process whose admin address is fuzzed too is a
-    worker of its own, which serves nobody: a log level that is set there must not hide complaints.
+    The encode, the embedding and the diffusion workers serve nobody but the fuzz. The process whose
+    admin address is fuzzed too is a worker of its own, which serves nobody: a log level that is set
+    there must not hide complaints.
     """
     suite = SimulatedSuite(folder, {"transfer_timeout_s": 1.0, "simulated_step_s": 0.001})
     suite.add_worker("worker")
@@ -249,6 +250,9 @@ def _suite(folder: Path) -> SimulatedSuite:
     suite.add_worker("administered", model="nobody's", admin_listen=f"127.0.0.1:{free_port()}")
     del suite.models["nobody's"]
     suite.add_encode_worker("encode")
+    suite.add_embedding_worker("embedding")
+    suite.add_diffusion_worker("images")
+    suite.add_diffusion_worker("videos", kind="video")
     return suite
 
 

@@ -12,6 +12,9 @@ import grpc
 
 from millstream.v1 import (
     decode_pb2_grpc,
+    diffusion_pb2_grpc,
+    embedding_pb2,
+    embedding_pb2_grpc,
     encode_pb2,
     encode_pb2_grpc,
     media_pb2,
@@ -19,6 +22,7 @@ from millstream.v1 import (
 )
 from millstream_server.transfer.ticket import TicketKey
 from tests.support.chats import Conversation, completion, gather, options, start
+from tests.support.diffusion_worker import Stream as DiffusionStream
 from tests.support.media_files import sha256, solid
 from tests.support.media_suite import image, user
 from tests.support.ports import free_port
@@ -82,6 +86,8 @@ async def test_every_row_is_emitted_by_the_processes_it_names(tmp_path: Path) ->
     small = made.add_worker("small", model="other", max_open_requests=1, simulated_step_s=0.05)
     made.add_media_workers("vision", make_vision_model(tmp_path / "vision", "qwen2_5_vl"))
     processor = made.add_processor("processor", max_open_streams=MAX_STREAMS)
+    embedding = made.add_embedding_worker("embedding", **made.flags)
+    diffusion = made.add_diffusion_worker("diffusion", simulated_step_s=0.05, **made.flags)
     for service in made.services.values():
         service.flags = {**service.flags, "metrics_listen": f"127.0.0.1:{free_port()}"}
     told = {row.name: row.emitted_by for row in documented().values()}
@@ -92,11 +98,13 @@ async def test_every_row_is_emitted_by_the_processes_it_names(tmp_path: Path) ->
         await made.until_connected()
         await _refuse_a_ticket(made.services["decode-1"].address)
         await _overload(small.address)
+        await _rerank(embedding.address)
         await heard.listen(*made.services.values())  # while all models have their workers
         small.kill()
         async with (
             grpc.aio.insecure_channel(processor.address) as channel,
             _holding(made.services["encode-1"].address),
+            _queueing(diffusion.address),
         ):
             stub: Any = processor_pb2_grpc.ProcessorServiceStub(channel)
             conversation = Conversation(stub)  # stays open, with what it said
@@ -140,6 +148,30 @@ async def _holding(address: str) -> AsyncIterator[None]:
         await stream.read()
         yield
         stream.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _queueing(address: str) -> AsyncIterator[None]:
+    """Have an image made, and keep one request running and one waiting."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = diffusion_pb2_grpc.DiffusionServiceStub(channel)
+        stream = DiffusionStream(stub)
+        stream.read_on()
+        await stream.start(0, steps=1)
+        await stream.finished(0)
+        for slot in (1, 2):
+            await stream.start(slot, n=4, steps=50)
+        await until(lambda: stream.slots[2].positions == [1])
+        yield
+        await stream.close()
+
+
+async def _rerank(address: str) -> None:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = embedding_pb2_grpc.EmbeddingServiceStub(channel)
+        request = embedding_pb2.RerankRequest()
+        request.pairs.add().ids.append(1)
+        assert (await stub.Rerank(request, timeout=20)).results
 
 
 async def _refuse_a_ticket(address: str) -> None:

@@ -72,6 +72,18 @@ class SimulatedSuite:
         """Add one that no Processor knows, with a simulated tower."""
         return self._add(name, "encode", {"tower": "simulated", "log_level": "warning", **flags})
 
+    def add_embedding_worker(self, name: str, **flags: object) -> ServiceProcess:
+        """Add one that no Processor knows, with a simulated model."""
+        return self._add(
+            name, "embedding", {"engine": "simulated", "log_level": "warning", **flags}
+        )
+
+    def add_diffusion_worker(self, name: str, **flags: object) -> ServiceProcess:
+        """Add one that no Processor knows; its simulated model makes images."""
+        return self._add(
+            name, "diffusion", {"engine": "simulated", "log_level": "warning", **flags}
+        )
+
     def add_media_workers(self, model: str, directory: Path) -> None:
         """Add an encode worker and an aggregated one, for a model that takes images."""
         self.directories[model] = directory

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from millstream_server.decode.settings import DecodeSettings
+from millstream_server.diffusion.settings import DiffusionSettings
+from millstream_server.embedding.settings import EmbeddingSettings
 from millstream_server.encode.settings import EncodeSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
@@ -61,6 +63,8 @@ def _default(f: dataclasses.Field[Any]) -> str:
         (f"{_SERVICES}/worker/README.md", WorkerSettings, ServiceSettings),
         (f"{_SERVICES}/decode/README.md", DecodeSettings, WorkerSettings),
         (f"{_SERVICES}/encode/README.md", EncodeSettings, HostSettings),
+        (f"{_SERVICES}/diffusion/README.md", DiffusionSettings, HostSettings),
+        (f"{_SERVICES}/embedding/README.md", EmbeddingSettings, HostSettings),
         (f"{_SERVICES}/processor/README.md", ProcessorSettings, ServiceSettings),
     ],
 )
@@ -73,7 +77,14 @@ def test_every_setting_is_documented_and_no_other(
 def test_no_page_names_a_setting_that_does_not_exist() -> None:
     known = {
         _name(f)
-        for cls in (ServiceSettings, DecodeSettings, EncodeSettings, ProcessorSettings)
+        for cls in (
+            ServiceSettings,
+            DecodeSettings,
+            DiffusionSettings,
+            EncodeSettings,
+            EmbeddingSettings,
+            ProcessorSettings,
+        )
         for f in declared(cls)
     }
     pages = [_ROOT / "docs/operations.md", *(_ROOT / _SERVICES).glob("*/README.md")]

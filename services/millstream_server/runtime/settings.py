@@ -75,6 +75,24 @@ def load(
     return settings
 
 
+def read_first(
+    cls: type[T], argv: Sequence[str] | None = None, env: Mapping[str, str] | None = None
+) -> T:
+    """Read the few settings that decide which others there are; those are not looked at.
+
+    Where one is wrong the defaults are returned: `load`, which comes next, says what is wrong.
+    """
+    env = os.environ if env is None else env
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for f in declared(cls):
+        parser.add_argument("--" + f.name.replace("_", "-"), default=None)
+    try:
+        flags, _ = parser.parse_known_args(argv)
+        return _build(cls, vars(flags), env)
+    except (SettingsError, argparse.ArgumentError):
+        return cls()
+
+
 def describe(settings: Any) -> dict[str, Any]:
     """Return the effective settings as JSON types, secrets masked."""
     told: dict[str, Any] = {}

@@ -10,6 +10,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from millstream.v1 import (
     decode_pb2,
+    diffusion_pb2,
+    embedding_pb2,
     encode_pb2,
     generation_pb2,
     media_pb2,
@@ -78,6 +80,47 @@ def _encode() -> list[Message]:
     ]
 
 
+def _images() -> list[Message]:
+    options = diffusion_pb2.DiffusionOptions(
+        prompt="a cat", n=2, width=64, height=64, steps=2, seed=7, preview_every_steps=1
+    )
+    start = diffusion_pb2.StartImage(slot=0, request_id="fuzz", options=options)
+    start.input_image.data = solid()
+    start.timeout.FromMilliseconds(2000)
+    return [
+        diffusion_pb2.GenerateImageRequest(start=start),
+        diffusion_pb2.GenerateImageRequest(cancel=diffusion_pb2.CancelDiffusion(slot=0)),
+    ]
+
+
+def _videos() -> list[Message]:
+    options = diffusion_pb2.DiffusionOptions(prompt="rain", steps=2, seed=7)
+    start = diffusion_pb2.StartVideo(slot=0, request_id="fuzz", options=options, frames=5, fps=8)
+    start.timeout.FromMilliseconds(2000)
+    return [
+        diffusion_pb2.GenerateVideoRequest(start=start),
+        diffusion_pb2.GenerateVideoRequest(cancel=diffusion_pb2.CancelDiffusion(slot=0)),
+    ]
+
+
+def _embed() -> list[Message]:
+    start = embedding_pb2.StartEmbed(slot=0, request_id="fuzz", dimensions=8, normalize=True)
+    for ids in ([5, 6, 34], [7]):
+        start.inputs.add().token_ids.ids.extend(ids)
+    start.timeout.FromMilliseconds(2000)
+    return [
+        embedding_pb2.EmbedRequest(start=start),
+        embedding_pb2.EmbedRequest(cancel=embedding_pb2.CancelEmbed(slot=0)),
+    ]
+
+
+def _rerank() -> list[Message]:
+    request = embedding_pb2.RerankRequest(top_n=1, request_id="fuzz")
+    for ids in ([5, 6, 34], [7]):
+        request.pairs.add().ids.extend(ids)
+    return [request]
+
+
 def _chat() -> list[Message]:
     opts = chats.options(_TOKENS, stop=["zz"], n=2, return_token_ids=True, logit_bias={5: 1.0})
     return [
@@ -104,6 +147,10 @@ _SEEDS: Mapping[str, Callable[[], list[Message]]] = {
     "millstream.v1.DecodeService.Decode": _decode,
     "millstream.v1.PrefillService.Prefill": _prefill,
     "millstream.v1.EncodeService.Encode": _encode,
+    "millstream.v1.DiffusionService.GenerateImage": _images,
+    "millstream.v1.DiffusionService.GenerateVideo": _videos,
+    "millstream.v1.EmbeddingService.Embed": _embed,
+    "millstream.v1.EmbeddingService.Rerank": _rerank,
     "millstream.v1.WorkerService.WatchLoad": lambda: [worker_pb2.WatchLoadRequest()],
     "grpc.health.v1.Health.Check": lambda: [health_pb2.HealthCheckRequest(service="liveness")],
     "grpc.health.v1.Health.Watch": lambda: [health_pb2.HealthCheckRequest(service="liveness")],

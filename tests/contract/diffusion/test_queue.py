@@ -11,6 +11,7 @@ from PIL import Image
 from millstream_server.media.frames import Frames
 from millstream_server.media.items import Modality
 from millstream_server.runtime.errors import EngineFailedError
+from millstream_server.synthesis.diffuser import Job
 from millstream_server.synthesis.request import Kind
 from tests.support.diffusion_worker import (
     VIDEOS,
@@ -167,7 +168,12 @@ async def test_a_request_that_the_engine_fails_ends_alone() -> None:
 
 async def test_a_bug_in_one_request_is_told_with_an_id_and_ends_alone() -> None:
     async with streaming() as (one, stream):
-        one.engine.fault = lambda job, _: 1 / 0 if job.seed == 13 else None  # type: ignore[return-value]
+
+        def broken(job: Job, _: int) -> None:
+            if job.seed == 13:
+                raise ZeroDivisionError
+
+        one.engine.fault = broken
         await stream.start(0, seed=13)
         await stream.start(1, seed=7)
         view = await stream.ended(0)

@@ -53,8 +53,14 @@ class Storage:
         """Use the storage at ``url``; callers get URLs below ``public_url``, empty: below ``url``.
 
         Raises:
-            SettingsError: fsspec has no file system for the URL, or a package is missing.
+            SettingsError: fsspec has no file system for the URL, a package is missing, or callers
+            would be sent a password.
         """
+        if not public_url and "@" in url.partition("://")[2].partition("/")[0]:
+            raise SettingsError(
+                "--storage-url has a user name or a password in it, and callers get URLs: set "
+                "--storage-public-url"
+            )
         self._system, self._prefix = _open(url)
         self._public_url = (public_url or url).rstrip("/")
         self._timeout_s = timeout_s
@@ -78,10 +84,15 @@ class Storage:
                 await asyncio.shield(writing)
         except TimeoutError:
             given_up.set()
+            writing.add_done_callback(lambda _: self._discard(writing, path))
             raise _failed(f"took longer than {self._timeout_s:g} s") from None
         except asyncio.CancelledError:
             given_up.set()
             await asyncio.wait({writing}, timeout=_CLEAN_UP_S)
+            if writing.done():
+                await asyncio.wait({self._discard(writing, path)}, timeout=_CLEAN_UP_S)
+            else:
+                writing.add_done_callback(lambda _: self._discard(writing, path))
             raise
         except ServingError:
             raise
@@ -92,12 +103,16 @@ class Storage:
 
     async def remove(self, file: StoredFile) -> None:
         """Remove a file, if it is there; a failure is logged only."""
-        removing = self._in_thread(self._remove, file.path)
-        await asyncio.wait({removing}, timeout=_CLEAN_UP_S)
+        await asyncio.wait({self._in_thread(self._remove, file.path)}, timeout=_CLEAN_UP_S)
 
     def close(self) -> None:
         """Write nothing more."""
         self._threads.close()
+
+    def _discard(self, writing: asyncio.Future[None], path: str) -> asyncio.Future[None]:
+        """Remove what a write has finished that was given up at its very end."""
+        failed = writing.cancelled() or writing.exception() is not None
+        return writing if failed else self._in_thread(self._remove, path)
 
     # ---- in a thread -----------------------------------------------------------------------------
 

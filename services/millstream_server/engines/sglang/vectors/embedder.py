@@ -76,7 +76,7 @@ class SglangEmbedder:
     async def start(self, on_failure: Callable[[ServingError], None]) -> EmbedderInfo:
         """Load the model in a thread of its own; see `Embedder.start`."""
         model = read_model(Path(self._config.model_path), self._dimensions)
-        built = await self._lifetime.start(_with_ability(self._config, model))
+        built = await self._lifetime.start(with_ability(self._config, model))
         self._request = importlib.import_module("sglang.srt.managers.io_struct").EmbeddingReqInput
         self._progress.read_loads_from(built.engine.tokenizer_manager.load_snapshot_reader)
         info = _describe(built, model, await running_limit(built))
@@ -180,7 +180,7 @@ class SglangEmbedder:
         await self._lifetime.close(lambda: [*self._calls, *([self._probe] if self._probe else [])])
 
 
-def _with_ability(config: SglangEngineConfig, model: VectorModel) -> SglangEngineConfig:
+def with_ability(config: SglangEngineConfig, model: VectorModel) -> SglangEngineConfig:
     """Add the arguments without which SGLang fails with such a model, or is wrong."""
     on_cpu = config.resolved_device() == "cpu"
     ability: dict[str, object] = {"is_embedding": True}

@@ -1,0 +1,29 @@
+"""The process of a diffusion worker that makes images or videos."""
+
+from __future__ import annotations
+
+from millstream_server.diffusion.settings import DiffusionSettings
+from millstream_server.synthesis.request import Kind
+from millstream_server.worker import app
+from millstream_server.worker.diffuser_choice import make_diffuser
+from millstream_server.worker.diffusion.service import make_plan
+
+
+async def run(settings: DiffusionSettings) -> int:
+    """Run a worker that makes images or videos; return the process's exit code.
+
+    Raises:
+        SettingsError: settings contradict each other.
+    """
+    kind = Kind(settings.what.kind.value)
+    diffuser = make_diffuser(settings.diffuser, kind, settings.model_path)
+    plan = make_plan(
+        settings.worker.hosted(diffuser, kind),
+        _model_name(settings),
+        max_open_pixel_steps=settings.worker.max_open_pixel_steps,
+    )
+    return await app.run(settings, plan)
+
+
+def _model_name(settings: DiffusionSettings) -> str:
+    return settings.model_name or (settings.model_path.name if settings.model_path else "simulated")

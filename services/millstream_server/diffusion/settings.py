@@ -1,0 +1,30 @@
+"""Settings of a diffusion worker that makes images or videos."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream_server.diffusion.kind import KindSettings
+from millstream_server.runtime.settings import group, setting
+from millstream_server.worker.diffuser_choice import DiffuserSettings
+from millstream_server.worker.diffusion.settings import DiffusionWorkerSettings
+from millstream_server.worker.host_settings import HostSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffusionSettings(HostSettings):
+    """Read by `python -m millstream_server.diffusion`, except with `--kind text`."""
+
+    max_open_requests: int = setting(
+        64, help="most requests at once, running and queued; 0: four times --requests-at-once"
+    )
+    what: KindSettings = group(KindSettings)
+    model_path: Path | None = setting(
+        None, help="model directory (a pipeline's folder); not needed by the simulated engine"
+    )
+    model_name: str = setting(
+        "", help="name the model is served under; empty: the directory's name"
+    )
+    diffuser: DiffuserSettings = group(DiffuserSettings)
+    worker: DiffusionWorkerSettings = group(DiffusionWorkerSettings)
