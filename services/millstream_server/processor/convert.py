@@ -46,6 +46,7 @@ _PRIORITIES = {
 }
 
 _IN_SLOTS = (
+    diffusion_pb2.GenerateTextRequest,
     diffusion_pb2.GenerateImageRequest,
     diffusion_pb2.GenerateVideoRequest,
     embedding_pb2.EmbedRequest,
@@ -118,7 +119,8 @@ def held_bytes(message: Message) -> int:
     """Return the bytes of a client's message that are held until its RPC ends.
 
     Those of files in chunks count in the `MediaBudget`, and must not keep others' text out. Those
-    of requests in slots count in `HeldBytes` until the request ends: a stream may outlive many.
+    of requests in slots count until the request ends, since a stream may outlive many: in
+    `HeldBytes` or, token ids, in the `AdmissionQueue`.
     """
     if isinstance(message, _IN_SLOTS):
         return 0
