@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
 from millstream_server.engines.base import Role
+from millstream_server.processor.app import SERVICES
 from millstream_server.processor.text.tokenizer import TextModel
 from tests.support.chats import Conversation, chat, completion, options, start, user_turn
 from tests.support.failures import refusal
@@ -139,7 +140,7 @@ async def test_health_follows_the_workers(text_model: TextModel) -> None:
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])
 async def test_reflection_lists_and_resolves(text_model: TextModel, version: str) -> None:
     async with suite(text_model) as (front, one):
-        own = {"millstream.v1.ProcessorService"}
+        own = set(SERVICES)
         assert await _services(front.channel, version) == own | _COMMON
         own = {"millstream.v1.DecodeService", "millstream.v1.WorkerService"}
         assert await _services(one.channel, version) == own | _COMMON

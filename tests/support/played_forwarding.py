@@ -212,7 +212,7 @@ class PlayedEmbedder(_Worker, embedding_pb2_grpc.EmbeddingServiceServicer):
         async with self._writing:
             await context.write(response)
 
-    async def Rerank(self, request: Any, context: Any) -> embedding_pb2.RerankResponse:  # type: ignore[override]
+    async def Rerank(self, request: Any, context: Any) -> embedding_pb2.RerankResponse:
         self.reranks.append(request)
         self.metadata.append(dict(context.invocation_metadata()))
         self.left_s.append(context.time_remaining())

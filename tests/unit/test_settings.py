@@ -191,8 +191,13 @@ def test_the_services_settings_can_be_read(cls: type) -> None:
     assert json.dumps(describe(settings))
 
 
-@pytest.mark.parametrize("entry", ["tiny", "=dir", "tiny="])
-def test_a_model_without_a_directory_is_named(entry: str) -> None:
+@pytest.mark.parametrize("entry", ["=dir", "tiny="])
+def test_half_a_model_is_named(entry: str) -> None:
     settings = ProcessorSettings(models=(entry,), workers=())
-    with pytest.raises(SettingsError, match=f"--models: '{entry}' is not NAME=DIR"):
+    with pytest.raises(SettingsError, match=f"--models: '{entry}' is neither NAME=DIR nor NAME"):
         settings.model_directories()
+
+
+def test_a_model_may_have_no_directory() -> None:
+    settings = ProcessorSettings(models=("chat=/d", "drawing"), workers=())
+    assert settings.model_directories() == {"chat": Path("/d"), "drawing": None}
