@@ -18,7 +18,7 @@ from tests.support.embedding_worker import Stream, expected
 from tests.support.ports import free_port
 from tests.support.scraping import scrape
 from tests.support.suite import ServiceProcess
-from tests.support.vector_models import DIMENSIONS, Kind, by_transformers, make_vector_model
+from tests.support.vector_models import DIMENSIONS, Kind, make_vector_model
 from tests.support.waiting import until
 
 INPUTS = [[5, 6, 7, 8], [9, 10, 11], [4], list(range(20, 120)), [8, 7, 6, 5]]
@@ -85,7 +85,7 @@ async def test_a_worker_on_sglang_equals_a_bare_engine_and_transformers(
         await service.until_serving()
         with _bare(model) as bare:
             raw = await asyncio.to_thread(bare.ask, inputs=INPUTS)
-        truth = by_transformers(model, cast("Kind", kind), INPUTS)
+            truth = np.array(await asyncio.to_thread(bare.ask, inputs=INPUTS, kind=kind))
         async with grpc.aio.insecure_channel(service.address) as channel:
             info = await _info(channel)
             assert (info.engine, info.model) == ("sglang", kind)

@@ -3,6 +3,7 @@
 `python -m tests.support.bare_vectors MODEL`: each line of stdin is a job, answered by a line.
 `{"inputs": [[5, 6]]}`: the results as SGLang gives them. `{"inputs": …, "at_once": 4, "seconds":
 2}`: so many calls with these inputs at a time; how many they were, and how long they took.
+`{"inputs": …, "kind": "bert"}`: the results of transformers, of a model made by `vector_models`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from millstream_server.engines.sglang.launch import EngineThread
 from millstream_server.engines.sglang.vectors.embedder import with_ability
 from millstream_server.engines.sglang.vectors.model import read_model
 from tests.support import forked
+from tests.support.vector_models import by_transformers
 
 
 class Bare:
@@ -65,7 +67,11 @@ async def _serve(model: Path, out: Any) -> None:
     try:
         while line := await asyncio.to_thread(sys.stdin.readline):
             job = json.loads(line)
-            answer: Any = await (bare.rate(**job) if "seconds" in job else bare.run(**job))
+            answer: Any
+            if "kind" in job:
+                answer = by_transformers(model, job["kind"], job["inputs"]).tolist()
+            else:
+                answer = await (bare.rate(**job) if "seconds" in job else bare.run(**job))
             out.write(json.dumps(answer) + "\n")
             out.flush()
     finally:

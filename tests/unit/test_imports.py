@@ -30,6 +30,7 @@ def _loaded_by(module: str) -> set[str]:
         "millstream_server.processor.app",
         "millstream_server.worker.app",
         "millstream_server.cli.main",
+        "millstream_server.embedding.app",
     ],
 )
 def test_a_process_without_an_engine_loads_neither_torch_nor_sglang(module: str) -> None:

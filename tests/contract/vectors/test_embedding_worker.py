@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from dataclasses import replace
+from typing import Any
 
 import grpc
 import numpy as np
@@ -146,7 +147,7 @@ async def test_its_requests_are_spans_and_its_numbers_are_scraped() -> None:
     trace = {"traceparent": "00-" + "a" * 32 + "-" + "b" * 16 + "-01"}
     with collecting() as collector:
         port = free_port()
-        changes = {
+        changes: dict[str, Any] = {
             "otlp_endpoint": f"http://{collector.address}",
             "metrics_listen": f"127.0.0.1:{port}",
         }

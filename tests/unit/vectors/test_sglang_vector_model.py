@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from millstream_server.engines.sglang.config import engine_arguments
+from millstream_server.engines.sglang.vectors.embedder import with_ability
 from millstream_server.engines.sglang.vectors.model import read_model
 from millstream_server.engines.sglang.vectors.settings import (
     SglangEmbedderSettings,
@@ -25,6 +27,34 @@ _RANKER = {
     "max_position_embeddings": 514,
     "pad_token_id": 1,
     **_ONE_LABEL,
+}
+
+
+_SERVER_ARGUMENTS = {
+    "attention_backend",
+    "chunked_prefill_size",
+    "context_length",
+    "device",
+    "disable_cuda_graph",
+    "disable_radix_cache",
+    "disaggregation_mode",
+    "dp_size",
+    "dtype",
+    "enable_metrics",
+    "enable_multimodal",
+    "incremental_streaming_output",
+    "is_embedding",
+    "json_model_override_args",
+    "log_level",
+    "max_running_requests",
+    "max_total_tokens",
+    "mem_fraction_static",
+    "model_path",
+    "page_size",
+    "sampling_backend",
+    "served_model_name",
+    "skip_tokenizer_init",
+    "sleep_on_idle",
 }
 
 
@@ -150,3 +180,52 @@ def test_settings_that_are_wrong_are_named(write: Write) -> None:
         make_embedder(SglangEmbedderSettings(), None, "m", metrics=False)
     with pytest.raises(SettingsError, match="--engine-args"):
         make_embedder(SglangEmbedderSettings(engine_args="["), path, "m", metrics=False)
+
+
+def arguments(path: Path, **settings: Any) -> dict[str, object]:
+    """Return what SGLang is started with."""
+    embedder = make_embedder(
+        SglangEmbedderSettings(device="cpu", **settings), path, "m", metrics=True
+    )
+    config = with_ability(embedder._config, read_model(path))
+    return engine_arguments(config, _SERVER_ARGUMENTS)
+
+
+def test_settings_reach_the_engine(write: Write) -> None:
+    path = write(architectures=["Qwen3ForCausalLM"])
+    made = arguments(
+        path,
+        dtype="bfloat16",
+        max_running_requests=5,
+        max_total_tokens=6,
+        context_length=7,
+        engine_args='{"page_size": 2}',
+        engine_log_level="error",
+    )
+    assert made["is_embedding"]
+    assert (made["dtype"], made["max_running_requests"]) == ("bfloat16", 5)
+    assert (made["max_total_tokens"], made["context_length"]) == (6, 7)
+    assert (made["page_size"], made["log_level"], made["served_model_name"]) == (2, "error", "m")
+    assert "disable_radix_cache" not in made
+    assert arguments(path)["max_running_requests"] == 64
+
+
+def test_an_encoder_is_started_without_cache_and_chunks(write: Write) -> None:
+    made = arguments(write(architectures=["BertModel"], max_position_embeddings=9))
+    assert (made["disable_radix_cache"], made["chunked_prefill_size"]) == (True, -1)
+    assert made["mem_fraction_static"] == 0.3
+    assert json.loads(str(made["json_model_override_args"])) == {
+        "position_embedding_type": "absolute"
+    }
+
+
+@pytest.mark.parametrize(
+    ("engine_args", "sentence"),
+    [('{"is_embedding": false}', "'is_embedding' follows"), ('{"dp_size": 2}', "dp_size is 1")],
+)
+def test_arguments_that_embedding_needs_cannot_be_changed(
+    write: Write, engine_args: str, sentence: str
+) -> None:
+    path = write(architectures=["Qwen3ForCausalLM"])
+    with pytest.raises(EngineFailedError, match=sentence):
+        arguments(path, engine_args=engine_args)

@@ -16,7 +16,7 @@ from millstream_server.worker.vectors.servicer import SERVICE, STREAM, Embedding
 from millstream_server.worker.vectors.settings import VectorSettings
 
 _MAX_RECEIVE_BYTES = 32 << 20
-_OPEN_BATCHES = 128
+_OPEN_BATCHES = 256
 
 
 def make_plan(

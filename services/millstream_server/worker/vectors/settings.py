@@ -15,5 +15,5 @@ class VectorSettings:
         0, help="most tokens of a batch for the engine; 0: what the engine runs at once"
     )
     max_open_tokens: int = setting(
-        0, help="most tokens of open requests; 0: 128 batches of what the engine runs at once"
+        0, help="most tokens of open requests; 0: 256 batches of what the engine runs at once"
     )
