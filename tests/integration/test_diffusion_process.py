@@ -64,7 +64,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "millstream_server.diffusion", "--metrics-listen", "", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=100,
         check=False,
     )
 
