@@ -49,7 +49,7 @@ async def test_a_worker_makes_its_kind_and_stops(kind: Kind, tmp_path: Path) -> 
             assert stored.finished is not None
             url = stored.finished.outputs[0].url
             assert url.startswith(f"file://{storage}/mine/")
-            assert Path(url.removeprefix("file://")).read_bytes() == sent.files[0]
+            assert _content(url) == sent.files[0]
             if kind is Kind.IMAGE:
                 made = Image.open(io.BytesIO(sent.files[0]))
                 assert made.tobytes() == bytes(pixels_of(job_like()).data)
@@ -57,6 +57,10 @@ async def test_a_worker_makes_its_kind_and_stops(kind: Kind, tmp_path: Path) -> 
     finally:
         assert service.stop() == 0
     assert "Traceback" not in service.log.read_text()
+
+
+def _content(url: str) -> bytes:
+    return Path(url.removeprefix("file://")).read_bytes()
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
