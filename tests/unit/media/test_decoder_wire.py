@@ -35,6 +35,15 @@ RESPONSE = Response(
 
 def test_a_request_arrives_as_it_was() -> None:
     assert Request.unpack(REQUEST.pack()) == REQUEST
+    fitted = replace(REQUEST, fit=(64, 32))
+    assert Request.unpack(fitted.pack()) == fitted
+
+
+def test_a_picture_of_another_size_than_asked_cannot_be() -> None:
+    fitted = replace(REQUEST, fit=(5, 4))
+    assert Response.unpack(RESPONSE.pack(), fitted) == RESPONSE
+    with pytest.raises(ValueError, match="a size that can't be"):
+        Response.unpack(RESPONSE.pack(), replace(REQUEST, fit=(4, 5)))
 
 
 def test_a_response_arrives_as_it_was() -> None:

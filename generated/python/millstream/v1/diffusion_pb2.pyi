@@ -34,7 +34,9 @@ class _OutputDeliveryEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Output
     OUTPUT_DELIVERY_BYTES: _OutputDelivery.ValueType  # 1
     """In chunks on the stream."""
     OUTPUT_DELIVERY_URL: _OutputDelivery.ValueType  # 2
-    """As URLs; the worker writes the files to its storage. Refused where it has none."""
+    """As URLs; the worker writes the files to its storage. Refused where it has none. If the request
+    fails or is cancelled, none of its files is left there.
+    """
 
 class OutputDelivery(_OutputDelivery, metaclass=_OutputDeliveryEnumTypeWrapper):
     """OutputDelivery is how outputs are delivered."""
@@ -44,7 +46,9 @@ OUTPUT_DELIVERY_UNSPECIFIED: OutputDelivery.ValueType  # 0
 OUTPUT_DELIVERY_BYTES: OutputDelivery.ValueType  # 1
 """In chunks on the stream."""
 OUTPUT_DELIVERY_URL: OutputDelivery.ValueType  # 2
-"""As URLs; the worker writes the files to its storage. Refused where it has none."""
+"""As URLs; the worker writes the files to its storage. Refused where it has none. If the request
+fails or is cancelled, none of its files is left there.
+"""
 Global___OutputDelivery: _TypeAlias = OutputDelivery  # noqa: Y015
 
 class _ImageFormat:
@@ -61,7 +65,10 @@ class _ImageFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ImageForm
     """WebP."""
 
 class ImageFormat(_ImageFormat, metaclass=_ImageFormatEnumTypeWrapper):
-    """ImageFormat is a file format of images; both are lossless."""
+    """ImageFormat is a file format of images; both are lossless. The settings and the output's seed are in
+    the file, as JSON: in PNG's iTXt chunk `millstream`, in WebP's EXIF ImageDescription. `Description`,
+    an iTXt chunk too, is the prompt.
+    """
 
 IMAGE_FORMAT_UNSPECIFIED: ImageFormat.ValueType  # 0
 """The same as IMAGE_FORMAT_PNG."""
@@ -307,7 +314,9 @@ class InputImage(_message.Message):
     DATA_FIELD_NUMBER: _builtins.int
     STRENGTH_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
-    """The file: PNG, JPEG, WebP or GIF. It is scaled to the size of the output."""
+    """The file: PNG, JPEG, WebP or GIF. It is scaled until it covers the size of the output, and what
+    is too much at two of its sides is cut off, the same at both: nothing is stretched.
+    """
     strength: _builtins.float
     """How far the output may go away from it, above 0 to 1. Unset: 0.6. About strength x steps are run."""
     def __init__(
@@ -392,7 +401,9 @@ Global___StartImage: _TypeAlias = StartImage  # noqa: Y015
 
 @_typing.final
 class StartVideo(_message.Message):
-    """StartVideo starts a request for videos in a slot. The files are MP4 (H.264)."""
+    """StartVideo starts a request for videos in a slot. The files are MP4 (H.264, 4:2:0, so width and
+    height are even); the title is the prompt, the comment the settings and the output's seed, as JSON.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -32,8 +32,9 @@ class DiffusionServiceStub:
     A request that fails ends neither the stream nor other requests. Progress comes while a request
     waits and runs; a slow reader gets the latest only. Then come the files' chunks, then `finished`.
 
-    Requests run one after another on a worker's device, in the order of their arrival. A cancel takes
-    effect within one denoising step. When the caller closes its side, open requests still end; when the
+    Requests run one after another on a worker's device, in the order of their arrival; one whose
+    input image is still being decoded holds up none of those behind it. All outputs of a request are
+    made before the next one runs. A cancel takes effect within one denoising step. When the caller closes its side, open requests still end; when the
     RPC is cancelled, so are they.
     """
     GenerateVideo: _aio.StreamStreamMultiCallable[_diffusion_pb2.GenerateVideoRequest, _diffusion_pb2.GenerateVideoResponse]
@@ -69,8 +70,9 @@ class DiffusionServiceServicer(metaclass=_abc_1.ABCMeta):
         A request that fails ends neither the stream nor other requests. Progress comes while a request
         waits and runs; a slow reader gets the latest only. Then come the files' chunks, then `finished`.
 
-        Requests run one after another on a worker's device, in the order of their arrival. A cancel takes
-        effect within one denoising step. When the caller closes its side, open requests still end; when the
+        Requests run one after another on a worker's device, in the order of their arrival; one whose
+        input image is still being decoded holds up none of those behind it. All outputs of a request are
+        made before the next one runs. A cancel takes effect within one denoising step. When the caller closes its side, open requests still end; when the
         RPC is cancelled, so are they.
         """
 
