@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from millstream_server.engines.diffusers import settings as diffusers
 from millstream_server.engines.sglang import cpu as sglang_cpu
+from millstream_server.engines.sglang.diffusion import settings as sglang
 from millstream_server.engines.simulated import settings as simulated
 from millstream_server.engines.simulated.diffuser import SimulatedDiffuser
 from millstream_server.runtime.settings import group, setting
@@ -38,6 +39,7 @@ class DiffuserSettings:
     device: Literal["auto", "cuda", "cpu"] = setting("auto", help="auto, cuda or cpu")
     warm_up_timeout_s: float = setting(300.0, help="longest warm-up before the start fails")
     diffusers: diffusers.DiffusersSettings = group(diffusers.DiffusersSettings)
+    sglang: sglang.SglangDiffusionSettings = group(sglang.SglangDiffusionSettings)
     simulated: simulated.SimulatedDiffuserSettings = group(simulated.SimulatedDiffuserSettings)
 
 
@@ -57,10 +59,9 @@ def make_diffuser(settings: DiffuserSettings, kind: Kind, model_path: Path | Non
     common: Any = {"device": settings.device, "warm_up_timeout_s": settings.warm_up_timeout_s}
     # Imported here: a worker needs the vendors of one engine only.
     if settings.engine is DiffuserKind.SGLANG:
-        sglang: Any = importlib.import_module("millstream_server.engines.sglang.diffusion.settings")
         engine: Any = importlib.import_module("millstream_server.engines.sglang.diffuser")
-        own = sglang.SglangDiffusionSettings()
-        made: Diffuser = engine.SglangDiffuser(sglang.diffuser_config(own, model_path, **common))
+        own = sglang.diffuser_config(settings.sglang, model_path, **common)
+        made: Diffuser = engine.SglangDiffuser(own)
         return made
     from millstream_server.engines.diffusers.engine import DiffusersEngine  # noqa: PLC0415
 

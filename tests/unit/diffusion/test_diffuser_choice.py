@@ -10,6 +10,7 @@ from unittest import mock
 import pytest
 
 from millstream_server.engines.diffusers.engine import DiffusersEngine
+from millstream_server.engines.sglang.diffuser import SglangDiffuser
 from millstream_server.engines.simulated.diffuser import SimulatedDiffuser
 from millstream_server.runtime import settings as runtime
 from millstream_server.runtime.settings import SettingsError
@@ -47,6 +48,16 @@ def test_diffusers_gets_its_settings(tmp_path: Path) -> None:
     config = engine._config
     assert (config.device, config.dtype, config.warm_up_timeout_s) == ("cpu", "bfloat16", 7.0)
     assert config.model_path == tmp_path
+
+
+def test_sglang_gets_its_settings(tmp_path: Path) -> None:
+    (tmp_path / "model_index.json").write_text("{}")
+    flags = ("--engine", "sglang", "--device", "cpu", "--model-id", "Z-Image", "--num-gpus", "2")
+    engine = make_diffuser(_settings(*flags, "--cancel-timeout-s", "3"), Kind.IMAGE, tmp_path)
+    assert isinstance(engine, SglangDiffuser)
+    config = engine._config
+    assert (config.model_id, config.num_gpus, config.cancel_timeout_s) == ("Z-Image", 2, 3.0)
+    assert (config.device, config.model_path) == ("cpu", tmp_path)
 
 
 def test_a_folder_without_a_pipeline_is_refused(tmp_path: Path) -> None:

@@ -17,17 +17,17 @@ class SglangDiffusionSettings:
 
     model_id: str = setting(
         "",
-        help="published name of the model, as Z-Image-Turbo; empty: by the folder's name or the "
-        "pipeline's class",
+        help="sglang: published name of the model, as Z-Image-Turbo; empty: by the folder's name "
+        "or the pipeline's class",
     )
-    num_gpus: int = setting(1, help="GPUs that one output is spread over")
+    num_gpus: int = setting(1, help="sglang: GPUs that one output is spread over")
     cancel_timeout_s: float = setting(
         10.0,
-        help="an engine that goes on so long after a cancel is killed and started again; at least "
-        "three times its longest step",
+        help="sglang: an engine that goes on so long after a cancel is killed and started again; "
+        "at least three times its longest step",
     )
-    engine_args: str = setting("", help="further ServerArgs of SGLang's, as a JSON object")
-    engine_log_level: str = setting("warning", help="log level of SGLang")
+    engine_args: str = setting("", help="sglang: further ServerArgs, as a JSON object")
+    engine_log_level: str = setting("warning", help="sglang: its log level")
 
 
 def diffuser_config(
