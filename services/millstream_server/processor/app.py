@@ -85,12 +85,7 @@ async def run(settings: ProcessorSettings) -> int:
     pacer = Pacer(settings.max_pace_s)
     core = _core(settings, service, router, fleet, pacer)
     server = service.prepare(_plan(settings, core))
-    limits = Forwarding(
-        max_held_bytes=settings.max_open_bytes,
-        max_request_tokens=settings.max_request_tokens,
-        tracing=service.tracing,
-    )
-    add_services(server, core, fleet, limits)
+    add_services(server, core, fleet, _forwarding(settings, service))
     async with contextlib.AsyncExitStack() as parts:  # the last pushed is the first closed
         parts.push_async_callback(service.close)
         parts.callback(core.models.close)
@@ -131,6 +126,14 @@ def add_services(server: Server, core: ProcessorCore, workers: Fleet, limits: Fo
     )
     embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(
         EmbeddingServicer(core, VectorsCore(forwarder, workers)), server.grpc
+    )
+
+
+def _forwarding(settings: ProcessorSettings, service: Service) -> Forwarding:
+    return Forwarding(
+        max_held_bytes=settings.max_open_bytes,
+        max_request_tokens=settings.max_request_tokens,
+        tracing=service.tracing,
     )
 
 
