@@ -38,6 +38,8 @@ log = get_log(__name__)
 
 _PROBE = (0,)
 _CPU_RUNNING = 64
+_POOL_RESERVE = 6
+"""Tokens of its KV cache that SGLang keeps from a prompt."""
 _CPU_ENCODER_MEMORY = 0.3
 """Of a machine's memory; SGLang reserves so little for models without a KV cache that it fails."""
 
@@ -79,10 +81,11 @@ class SglangEmbedder:
         built = await self._lifetime.start(with_ability(self._config, model))
         self._request = importlib.import_module("sglang.srt.managers.io_struct").EmbeddingReqInput
         self._progress.read_loads_from(built.engine.tokenizer_manager.load_snapshot_reader)
-        info = _describe(built, model, await running_limit(built))
-        self._lifetime.started(on_failure)
         size = int(built.server_args.get("page_size") or 1)
-        self._started = _Started(built, info, KvBlocks(size, built.total_tokens // size))
+        blocks = KvBlocks(size, built.total_tokens // size)
+        info = _describe(built, model, blocks, await running_limit(built))
+        self._lifetime.started(on_failure)
+        self._started = _Started(built, info, blocks)
         return info
 
     async def warm_up(self) -> None:
@@ -199,7 +202,9 @@ def with_ability(config: SglangEngineConfig, model: VectorModel) -> SglangEngine
     return replace(config, ability=ability, max_running_requests=running, multimodal=False)
 
 
-def _describe(built: BuiltEngine, model: VectorModel, running: int) -> EmbedderInfo:
+def _describe(
+    built: BuiltEngine, model: VectorModel, blocks: KvBlocks, running: int
+) -> EmbedderInfo:
     """Read what the worker tells its callers."""
     manager = built.engine.tokenizer_manager
     batch = min(int(built.server_args["max_prefill_tokens"]), built.total_tokens)
@@ -213,19 +218,20 @@ def _describe(built: BuiltEngine, model: VectorModel, running: int) -> EmbedderI
         ranks=not model.embeds,
         width=model.width,
         dimensions=model.dimensions,
-        max_input_tokens=_longest(int(manager.context_len), built.total_tokens, model.positions),
+        max_input_tokens=_longest(int(manager.context_len), blocks, model.positions),
         vocab_size=built.vocab_size,
         max_batch_tokens=min(batch, chunk) if chunk > 0 else batch,
     )
 
 
-def _longest(context: int, pool: int, positions: int | None) -> int:
+def _longest(context: int, blocks: KvBlocks, positions: int | None) -> int:
     """Return the longest input that SGLang answers.
 
-    It refuses one of the context's length, lets one wait for ever that its KV cache can't hold, and
-    dies of one that has more tokens than the model has positions.
+    It refuses one of the context's length, lets one wait for ever, and all that follow it, that its
+    KV cache can't hold beside a block and its reserve, and dies of one with more tokens than the
+    model has positions.
     """
-    longest = min(context, pool) - 1
+    longest = min(context - 1, blocks.size * (blocks.total - 1) - _POOL_RESERVE)
     return longest if positions is None else min(longest, positions)
 
 
