@@ -87,7 +87,7 @@ async def test_every_row_is_emitted_by_the_processes_it_names(tmp_path: Path) ->
     made.add_media_workers("vision", make_vision_model(tmp_path / "vision", "qwen2_5_vl"))
     processor = made.add_processor("processor", max_open_streams=MAX_STREAMS)
     embedding = made.add_embedding_worker("embedding", **made.flags)
-    diffusion = made.add_diffusion_worker("diffusion", simulated_step_s=0.05, **made.flags)
+    diffusion = made.add_diffusion_worker("diffusion", simulated_step_s=0.4, **made.flags)
     for service in made.services.values():
         service.flags = {**service.flags, "metrics_listen": f"127.0.0.1:{free_port()}"}
     told = {row.name: row.emitted_by for row in documented().values()}
@@ -160,8 +160,8 @@ async def _queueing(address: str) -> AsyncIterator[None]:
         await stream.start(0, steps=1)
         await stream.finished(0)
         for slot in (1, 2):
-            await stream.start(slot, n=4, steps=50)
-        await until(lambda: stream.slots[2].positions == [1])
+            await stream.start(slot, steps=50)
+        await until(lambda: stream.slots[2].positions[-1:] == [1])  # a probe may be ahead, too
         yield
         await stream.close()
 
