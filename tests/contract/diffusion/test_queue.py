@@ -209,7 +209,7 @@ async def test_an_input_image_that_is_still_decoded_holds_up_nobody(
         one.engine.allow(3 * PERMITS)
         for slot in (0, 1, 2):
             await stream.finished(slot)
-        assert stream.order == [1, 0, 2]
+        assert [job.seed for job in one.engine.jobs] == [1, 0, 2]
 
 
 async def test_limits_on_what_is_open_are_told_in_pixel_steps() -> None:
