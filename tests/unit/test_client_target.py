@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from millstream_client import Client, Options, SyncClient, Tls
-from millstream_client.service_config import ONE_SERVER, RECOMMENDED, SERVICE, without_retries
+from millstream_client.service_config import (
+    DIFFUSION_SERVICE,
+    EMBEDDING_SERVICE,
+    ONE_SERVER,
+    RECOMMENDED,
+    SERVICE,
+    without_retries,
+)
 from millstream_client.target import Target, parse_target
 from millstream_client.transport import Transport, plan_transport
 
@@ -194,7 +201,8 @@ def test_the_config_is_printed_for_other_languages() -> None:
 
 def test_the_config_keeps_to_grpcs_limits() -> None:
     (method,) = RECOMMENDED["methodConfig"]
-    assert method["name"] == [{"service": SERVICE}]
+    names = [SERVICE, DIFFUSION_SERVICE, EMBEDDING_SERVICE]
+    assert method["name"] == [{"service": name} for name in names]
     assert method["retryPolicy"]["maxAttempts"] == 5  # gRPC takes more for 5
     assert method["retryPolicy"]["retryableStatusCodes"] == ["UNAVAILABLE"]
     assert 0 < RECOMMENDED["retryThrottling"]["maxTokens"] <= 1000

@@ -71,5 +71,5 @@ async def test_a_cancelled_image_ends_its_spans_with_the_reason() -> None:
         await worker.started()
         await client.send(cancel_image(0))
         await client.error_of(0)
-        for name in ("generate_image", "image_generation drawing"):
+        for name in ("generate_image", "generate_image drawing"):
             assert attributes(spans.named(name))["error.type"] == "CANCELLED"

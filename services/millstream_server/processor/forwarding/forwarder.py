@@ -38,8 +38,8 @@ log = get_log(__name__)
 _OPERATIONS = {
     Task.EMBED: "embeddings",
     Task.RERANK: "rerank",
-    Task.GENERATE_IMAGE: "image_generation",
-    Task.GENERATE_VIDEO: "video_generation",
+    Task.GENERATE_IMAGE: "generate_image",
+    Task.GENERATE_VIDEO: "generate_video",
 }
 """`gen_ai.operation.name`."""
 
