@@ -124,7 +124,23 @@ async def test_requests_take_turns_when_a_batch_has_no_room_for_all() -> None:
     engine.go()
     assert await asyncio.gather(*tasks) == [[1.0] * 2, [2.0] * 2, [3.0] * 2]
     names = [[ids[0] for ids in batch] for batch in engine.batches]
-    assert names == [[1, 2], [3, 1], [2, 3]]
+    assert names == [[1, 1], [2, 2], [3, 3]]  # none waits for all others' ends
+
+
+async def test_small_requests_that_keep_coming_do_not_keep_a_large_one_waiting() -> None:
+    engine = Stepped()
+    engine.go(1000)
+    one = batcher(engine, tokens=10)
+
+    async def small(name: int) -> None:
+        for _ in range(40):
+            await collect(one, request(name, 2))
+
+    callers = [asyncio.create_task(small(name)) for name in range(20, 40)]
+    (large,) = start(one, request(1, *[5] * 6))
+    assert await large == [1.0] * 6
+    assert not any(caller.done() for caller in callers)
+    await asyncio.gather(*callers)
 
 
 async def test_when_a_batch_fails_its_requests_are_tried_alone() -> None:

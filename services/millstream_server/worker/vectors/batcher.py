@@ -59,6 +59,13 @@ class _Job:
     dropped: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
+    tokens: int = 0
+    """Of the inputs that are in no batch yet."""
+
+    def fits(self, tokens: int, inputs: int) -> bool:
+        """Return whether all of it that is in no batch yet is within this."""
+        return self.tokens <= tokens and len(self.inputs) - self.begun <= inputs
+
     @property
     def waits(self) -> bool:
         return self.begun < len(self.inputs) or bool(self.alone)
@@ -70,9 +77,10 @@ _Batch = Sequence[tuple[_Job, range]]
 class Batcher:
     """Runs inputs through the engine, in batches of several requests. For one event loop.
 
-    A batch has a fair share of inputs of each request that waits, and what room is left goes to
-    those that came first; so a large request delays a small one by the batches that are in the
-    engine and its own. An idle engine starts at once: batches form from what comes while it works.
+    A batch has each request that fits its fair share of it, a share of the one whose turn it is,
+    and then, in turn, more of what waits. So a large request delays a small one by the batches that
+    are in the engine and its own, and requests of equal size end one after another, not all at
+    once. An idle engine starts at once: batches form from what comes while it works.
     """
 
     def __init__(self, compute: Compute, limits: BatchLimits) -> None:
@@ -89,7 +97,7 @@ class Batcher:
         Raises:
             ServingError: some inputs have no result.
         """
-        job = _Job(inputs)
+        job = _Job(inputs, tokens=sum(map(len, inputs)))
         self._queue.append(job)
         self._wake()
         left = len(inputs)
@@ -141,28 +149,31 @@ class Batcher:
         return batch
 
     def _shared(self, jobs: Sequence[_Job]) -> list[tuple[_Job, range]]:
-        """Give each job its share of a batch, then what room is left to the first ones."""
+        """Give small jobs and the first one their share of a batch, then the room in turn."""
         limits = self._limits
         room = _Room(limits.max_tokens, limits.max_inputs)
+        share = (limits.max_tokens // len(jobs), max(1, limits.max_inputs // len(jobs)))
         first = {job: job.begun for job in jobs}
-        taken = dict.fromkeys(jobs, 0)
-        fair = max(1, limits.max_inputs // len(jobs))
-        for tokens, most in (
-            (limits.max_tokens // len(jobs), fair),
-            (limits.max_tokens, limits.max_inputs),
+        served = [job for job in jobs if job is jobs[0] or job.fits(*share)]
+        for some, (tokens, inputs) in (
+            (served, share),
+            (jobs, (limits.max_tokens, limits.max_inputs)),
         ):
-            for job in jobs:
-                if room.inputs <= 0:
-                    break
-                most_here = min(most, limits.max_unread - job.unread)
-                while job.begun < len(job.inputs) and job.begun - first[job] < most_here:
-                    size = len(job.inputs[job.begun])
-                    over = taken[job] and taken[job] + size > tokens
-                    if over or not room.take(size):
-                        break
-                    taken[job] += size
-                    job.begun += 1
+            for job in some:
+                self._fill(room, job, first[job], tokens, inputs)
         return [(job, range(first[job], job.begun)) for job in jobs if job.begun > first[job]]
+
+    def _fill(self, room: _Room, job: _Job, first: int, tokens: int, inputs: int) -> None:
+        """Take from ``first`` on, but for the first input at most so many tokens and inputs."""
+        most = min(inputs, self._limits.max_unread - job.unread)
+        taken = sum(len(job.inputs[index]) for index in range(first, job.begun))
+        while job.begun < len(job.inputs) and job.begun - first < most:
+            size = len(job.inputs[job.begun])
+            if (taken and taken + size > tokens) or not room.take(size):
+                break
+            taken += size
+            job.tokens -= size
+            job.begun += 1
 
     def _ended(self, task: asyncio.Task[Rows]) -> None:
         batch = self._running.pop(task)
