@@ -214,8 +214,8 @@ Global___GenerateVideoRequest: _TypeAlias = GenerateVideoRequest  # noqa: Y015
 
 @_typing.final
 class DiffusionOptions(_message.Message):
-    """DiffusionOptions are what images and videos have in common. Numbers that people type are signed, so
-    that a negative one is refused with a sentence.
+    """DiffusionOptions are what requests for images and videos have in common. Numbers that people type are
+    signed, so that a negative one is refused with a sentence.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -232,29 +232,42 @@ class DiffusionOptions(_message.Message):
     DELIVERY_FIELD_NUMBER: _builtins.int
     PREVIEW_EVERY_STEPS_FIELD_NUMBER: _builtins.int
     prompt: _builtins.str
-    """What to show, 1 to 32,768 bytes. Longer than the model's text encoder reads is refused."""
+    """What to show, 1 to 32,768 bytes. One with more tokens than DiffusionModelInfo.max_prompt_tokens is
+    refused, not cut.
+    """
     negative_prompt: _builtins.str
-    """What not to show. Used where guidance is at work, refused by name where the model can't."""
+    """What not to show, at most 32,768 bytes and as many tokens as the prompt. It acts by guidance:
+    refused where guidance_scale switches guidance off, and where DiffusionModelInfo.negative_prompts is
+    false. Empty: none.
+    """
     n: _builtins.int
-    """How many to make, one after another. Output i uses the seed + i. Unset: 1."""
+    """How many to make, one after another, 1 to DiffusionModelInfo.max_outputs. Output i, from 0, uses the
+    seed + i. Unset: 1.
+    """
     width: _builtins.int
-    """Width in pixels; with `height` or not at all. Unset: DiffusionModelInfo.default_width."""
+    """Width in pixels: a multiple of DiffusionModelInfo.size_step, at least min_size; width x height is at
+    most max_pixels. Set both or neither. Unset: DiffusionModelInfo.default_width.
+    """
     height: _builtins.int
-    """Height in pixels."""
+    """Height in pixels, as `width`. Unset: DiffusionModelInfo.default_height."""
     steps: _builtins.int
-    """Denoising steps. Unset: DiffusionModelInfo.default_steps; more than max_steps is refused."""
+    """Denoising steps, 1 to DiffusionModelInfo.max_steps. Unset: DiffusionModelInfo.default_steps."""
     guidance_scale: _builtins.float
     """How strongly the prompt guides, 0 to 100. Unset: DiffusionModelInfo.default_guidance_scale."""
     seed: _builtins.int
-    """The same seed, settings, model and engine give the same bytes. Below 2^63. Unset: a random one,
-    which DiffusionSettings returns.
+    """The same seed, settings, model and engine on the same hardware give the same bytes. Below 2^63. An
+    engine may read only the low 32 bits, as PyTorch's generator on CPUs does: seeds that differ by a
+    multiple of 2^32 then give the same output. Unset: a random one below 2^32, which
+    DiffusionSettings.seed returns.
     """
     scheduler: _builtins.str
     """One of DiffusionModelInfo.schedulers. Empty: the model's own."""
     delivery: Global___OutputDelivery.ValueType
     """How the outputs are delivered."""
     preview_every_steps: _builtins.int
-    """A preview with every so many steps. Unset: none."""
+    """A preview with every so many steps, at least 1. Engines that can't make any send none; a preview may
+    be skipped, as other progress. Unset: none.
+    """
     def __init__(
         self,
         *,
@@ -318,7 +331,9 @@ class InputImage(_message.Message):
     is too much at two of its sides is cut off, the same at both: nothing is stretched.
     """
     strength: _builtins.float
-    """How far the output may go away from it, above 0 to 1. Unset: 0.6. About strength x steps are run."""
+    """How far the output may go away from it, above 0, at most 1. Unset: 0.6. About strength x steps are
+    run.
+    """
     def __init__(
         self,
         *,
@@ -359,7 +374,7 @@ class StartImage(_message.Message):
     model: _builtins.str
     """Model; may be left empty when only one that makes images is served. Workers ignore it."""
     format: Global___ImageFormat.ValueType
-    """Format of the files."""
+    """Format of the files; unset: PNG."""
     priority: _processor_pb2.Priority.ValueType
     """The order in which requests wait at a Processor."""
     @_builtins.property
@@ -423,8 +438,8 @@ class StartVideo(_message.Message):
     model: _builtins.str
     """As in StartImage."""
     frames: _builtins.int
-    """Frames of the video. Unset: DiffusionModelInfo.default_frames. Models take one more than a multiple
-    of DiffusionModelInfo.frame_step.
+    """Frames of the video, 1 to DiffusionModelInfo.max_frames: one more than a multiple of
+    DiffusionModelInfo.frame_step. Unset: DiffusionModelInfo.default_frames.
     """
     fps: _builtins.int
     """Frames per second in the file, 1 to 120. Unset: DiffusionModelInfo.default_fps."""
@@ -472,8 +487,8 @@ Global___StartVideo: _TypeAlias = StartVideo  # noqa: Y015
 
 @_typing.final
 class CancelDiffusion(_message.Message):
-    """CancelDiffusion stops the request in a slot, at any stage. The slot ends with the error CANCELLED, or
-    as it ended before. Cancelling a slot that isn't in use has no effect.
+    """CancelDiffusion stops the request in a slot, at any stage. The slot ends with the error CANCELLED, or,
+    if its end was already on the way, as it ended. Cancelling a slot that isn't in use has no effect.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -509,7 +524,7 @@ class GenerateImageResponse(_message.Message):
     """The server is shutting down: see StepFrame.draining."""
     @_builtins.property
     def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___DiffusionProgress]:
-        """How far requests are."""
+        """How far requests are: at most one entry of a slot."""
 
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputChunk]:
@@ -555,7 +570,7 @@ class GenerateVideoResponse(_message.Message):
     """The server is shutting down: see StepFrame.draining."""
     @_builtins.property
     def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___DiffusionProgress]:
-        """How far requests are."""
+        """How far requests are: at most one entry of a slot."""
 
     @_builtins.property
     def chunks(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputChunk]:
@@ -602,20 +617,24 @@ class DiffusionProgress(_message.Message):
     slot: _builtins.int
     """Its slot."""
     queue_position: _builtins.int
-    """While it waits: how many requests will run before it, the running one included. 0: it runs."""
+    """While it waits, at least 1: how many will run before it, the running one included. 0: it runs. At a
+    worker that includes the canary, by which an idle worker tests its engine. At a Processor it includes
+    what other Processors have at the workers, as of the workers' last load reports, and it rises when
+    requests of a higher priority come. The other fields are 0 while it waits.
+    """
     output: _builtins.int
     """The output that is being made, from 0."""
     step: _builtins.int
     """Denoising steps of that output that are done."""
     steps: _builtins.int
-    """Of so many."""
+    """Denoising steps of that output in all; with an input image about strength x steps."""
     preview: _builtins.bytes
     """The output as it would be now, if the client asked for previews: a small WebP image; of a video
     its first frame.
     """
     @_builtins.property
     def elapsed(self) -> _duration_pb2.Duration:
-        """Time since the request began to run."""
+        """Time since the request's first output was begun."""
 
     def __init__(
         self,
@@ -651,7 +670,7 @@ class OutputChunk(_message.Message):
     output: _builtins.int
     """Which output, from 0."""
     data: _builtins.bytes
-    """The bytes."""
+    """The bytes, to be appended to those before."""
     last: _builtins.bool
     """Whether it is the output's last piece."""
     def __init__(
@@ -737,19 +756,19 @@ class DiffusionSettings(_message.Message):
     height: _builtins.int
     """Height in pixels."""
     steps: _builtins.int
-    """Denoising steps."""
+    """Denoising steps, as in DiffusionOptions.steps."""
     guidance_scale: _builtins.float
-    """Guidance."""
+    """Guidance scale."""
     seed: _builtins.int
     """Seed of the first output."""
     scheduler: _builtins.str
-    """Scheduler."""
+    """Scheduler; empty: the model offers none by name."""
     frames: _builtins.int
-    """Videos: frames."""
+    """Videos: frames; images: 0."""
     fps: _builtins.int
-    """Videos: frames per second."""
+    """Videos: frames per second; images: 0."""
     strength: _builtins.float
-    """Image to image: the strength."""
+    """With an input image: the strength; else unset."""
     def __init__(
         self,
         *,
@@ -787,11 +806,11 @@ class DiffusionOutput(_message.Message):
     seed: _builtins.int
     """Its seed."""
     total_bytes: _builtins.int
-    """Its size."""
+    """Size of the file."""
     media_type: _builtins.str
     """Its media type: "image/png", "image/webp", "video/mp4"."""
     url: _builtins.str
-    """Where it is, with OUTPUT_DELIVERY_URL."""
+    """Where it is, with OUTPUT_DELIVERY_URL; else empty."""
     def __init__(
         self,
         *,
@@ -824,14 +843,14 @@ class DiffusionUsage(_message.Message):
     pixel_steps: _builtins.int
     """Pixels x frames x steps, over all outputs: what admission counts."""
     prompt_tokens: _builtins.int
-    """Tokens of the prompt."""
+    """Tokens of the prompt, as the model's text encoder counts them; the negative prompt's don't count."""
     @_builtins.property
     def queued(self) -> _duration_pb2.Duration:
-        """Time it waited on the worker."""
+        """Time from its arrival at the worker until it had the device; time at a Processor doesn't count."""
 
     @_builtins.property
     def running(self) -> _duration_pb2.Duration:
-        """Time it ran there."""
+        """Time it had the device."""
 
     def __init__(
         self,

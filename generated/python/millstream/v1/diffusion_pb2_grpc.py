@@ -27,8 +27,9 @@ if _version_not_supported:
 
 class DiffusionServiceStub:
     """DiffusionService generates with diffusion models: text, images, videos. DIFFUSION workers serve it,
-    and the Processor, which forwards to them: the same messages at both. A worker serves one kind; the
-    other methods end with UNIMPLEMENTED (UNSUPPORTED_FEATURE).
+    and the Processor, which forwards to them: the same messages at both. A worker serves one of the
+    methods; at the others it ends the RPC with UNIMPLEMENTED, reason UNSUPPORTED_FEATURE, and the message
+    names the kind of worker that serves them.
     """
 
     def __init__(self, channel):
@@ -56,8 +57,9 @@ class DiffusionServiceStub:
 
 class DiffusionServiceServicer:
     """DiffusionService generates with diffusion models: text, images, videos. DIFFUSION workers serve it,
-    and the Processor, which forwards to them: the same messages at both. A worker serves one kind; the
-    other methods end with UNIMPLEMENTED (UNSUPPORTED_FEATURE).
+    and the Processor, which forwards to them: the same messages at both. A worker serves one of the
+    methods; at the others it ends the RPC with UNIMPLEMENTED, reason UNSUPPORTED_FEATURE, and the message
+    names the kind of worker that serves them.
     """
 
     def GenerateText(self, request_iterator, context):
@@ -74,20 +76,25 @@ class DiffusionServiceServicer:
 
         A request uses a *slot*, a number chosen by the caller. The caller MUST NOT reuse a slot before it
         has received the slot's terminal entry: exactly one, in GenerateImageResponse.finished or .errors.
-        A request that fails ends neither the stream nor other requests. Progress comes while a request
-        waits and runs; a slow reader gets the latest only. Then come the files' chunks, then `finished`.
+        A request that fails ends neither the stream nor other requests.
+
+        Progress comes while a request waits and runs. It may be skipped: a message has only the latest of a
+        slot, and none once the slot has its terminal entry. So a caller MUST NOT wait for the last step's.
+        Chunks are never skipped. Those of one output come in order, the outputs one after another, each as
+        soon as it is made; all of them come before `finished`. Chunks of a request that fails later MUST be
+        discarded.
 
         Requests run one after another on a worker's device, in the order of their arrival; one whose
         input image is still being decoded holds up none of those behind it. All outputs of a request are
-        made before the next one runs. A cancel takes effect within one denoising step. When the caller closes its side, open requests still end; when the
-        RPC is cancelled, so are they.
+        made before the next one runs. A cancel takes effect within one denoising step. When the caller
+        closes its side, open requests still end; when the RPC is cancelled, so are they.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GenerateVideo(self, request_iterator, context):
-        """GenerateVideo does the same for videos.
+        """GenerateVideo does the same for videos, by the same rules.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,8 +128,9 @@ def add_DiffusionServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class DiffusionService:
     """DiffusionService generates with diffusion models: text, images, videos. DIFFUSION workers serve it,
-    and the Processor, which forwards to them: the same messages at both. A worker serves one kind; the
-    other methods end with UNIMPLEMENTED (UNSUPPORTED_FEATURE).
+    and the Processor, which forwards to them: the same messages at both. A worker serves one of the
+    methods; at the others it ends the RPC with UNIMPLEMENTED, reason UNSUPPORTED_FEATURE, and the message
+    names the kind of worker that serves them.
     """
 
     @staticmethod

@@ -14,8 +14,9 @@ GRPC_VERSION: str
 
 class DiffusionServiceStub:
     """DiffusionService generates with diffusion models: text, images, videos. DIFFUSION workers serve it,
-    and the Processor, which forwards to them: the same messages at both. A worker serves one kind; the
-    other methods end with UNIMPLEMENTED (UNSUPPORTED_FEATURE).
+    and the Processor, which forwards to them: the same messages at both. A worker serves one of the
+    methods; at the others it ends the RPC with UNIMPLEMENTED, reason UNSUPPORTED_FEATURE, and the message
+    names the kind of worker that serves them.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -29,21 +30,27 @@ class DiffusionServiceStub:
 
     A request uses a *slot*, a number chosen by the caller. The caller MUST NOT reuse a slot before it
     has received the slot's terminal entry: exactly one, in GenerateImageResponse.finished or .errors.
-    A request that fails ends neither the stream nor other requests. Progress comes while a request
-    waits and runs; a slow reader gets the latest only. Then come the files' chunks, then `finished`.
+    A request that fails ends neither the stream nor other requests.
+
+    Progress comes while a request waits and runs. It may be skipped: a message has only the latest of a
+    slot, and none once the slot has its terminal entry. So a caller MUST NOT wait for the last step's.
+    Chunks are never skipped. Those of one output come in order, the outputs one after another, each as
+    soon as it is made; all of them come before `finished`. Chunks of a request that fails later MUST be
+    discarded.
 
     Requests run one after another on a worker's device, in the order of their arrival; one whose
     input image is still being decoded holds up none of those behind it. All outputs of a request are
-    made before the next one runs. A cancel takes effect within one denoising step. When the caller closes its side, open requests still end; when the
-    RPC is cancelled, so are they.
+    made before the next one runs. A cancel takes effect within one denoising step. When the caller
+    closes its side, open requests still end; when the RPC is cancelled, so are they.
     """
     GenerateVideo: _aio.StreamStreamMultiCallable[_diffusion_pb2.GenerateVideoRequest, _diffusion_pb2.GenerateVideoResponse]
-    """GenerateVideo does the same for videos."""
+    """GenerateVideo does the same for videos, by the same rules."""
 
 class DiffusionServiceServicer(metaclass=_abc_1.ABCMeta):
     """DiffusionService generates with diffusion models: text, images, videos. DIFFUSION workers serve it,
-    and the Processor, which forwards to them: the same messages at both. A worker serves one kind; the
-    other methods end with UNIMPLEMENTED (UNSUPPORTED_FEATURE).
+    and the Processor, which forwards to them: the same messages at both. A worker serves one of the
+    methods; at the others it ends the RPC with UNIMPLEMENTED, reason UNSUPPORTED_FEATURE, and the message
+    names the kind of worker that serves them.
     """
 
     @_abc_1.abstractmethod
@@ -67,13 +74,18 @@ class DiffusionServiceServicer(metaclass=_abc_1.ABCMeta):
 
         A request uses a *slot*, a number chosen by the caller. The caller MUST NOT reuse a slot before it
         has received the slot's terminal entry: exactly one, in GenerateImageResponse.finished or .errors.
-        A request that fails ends neither the stream nor other requests. Progress comes while a request
-        waits and runs; a slow reader gets the latest only. Then come the files' chunks, then `finished`.
+        A request that fails ends neither the stream nor other requests.
+
+        Progress comes while a request waits and runs. It may be skipped: a message has only the latest of a
+        slot, and none once the slot has its terminal entry. So a caller MUST NOT wait for the last step's.
+        Chunks are never skipped. Those of one output come in order, the outputs one after another, each as
+        soon as it is made; all of them come before `finished`. Chunks of a request that fails later MUST be
+        discarded.
 
         Requests run one after another on a worker's device, in the order of their arrival; one whose
         input image is still being decoded holds up none of those behind it. All outputs of a request are
-        made before the next one runs. A cancel takes effect within one denoising step. When the caller closes its side, open requests still end; when the
-        RPC is cancelled, so are they.
+        made before the next one runs. A cancel takes effect within one denoising step. When the caller
+        closes its side, open requests still end; when the RPC is cancelled, so are they.
         """
 
     @_abc_1.abstractmethod
@@ -82,6 +94,6 @@ class DiffusionServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_diffusion_pb2.GenerateVideoRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_diffusion_pb2.GenerateVideoRequest], _abc.AsyncIterator[_diffusion_pb2.GenerateVideoResponse]],
     ) -> _abc.AsyncIterator[_diffusion_pb2.GenerateVideoResponse]:
-        """GenerateVideo does the same for videos."""
+        """GenerateVideo does the same for videos, by the same rules."""
 
 def add_DiffusionServiceServicer_to_server(servicer: DiffusionServiceServicer, server: _aio.Server) -> None: ...

@@ -78,9 +78,13 @@ class StartEmbed(_message.Message):
     model: _builtins.str
     """Model; may be left empty when only one that embeds is served. Workers ignore it."""
     dimensions: _builtins.int
-    """Cut the vectors to so many numbers, one of EmbeddingModelInfo.dimensions. Unset: the model's width."""
+    """Cut the vectors to their first so many numbers: one of EmbeddingModelInfo.dimensions, or the width.
+    Unset: the width.
+    """
     normalize: _builtins.bool
-    """Whether vectors have the length 1, after they were cut too. Unset: true."""
+    """Whether vectors are scaled to the length 1, after they were cut. False: they are as the engine makes
+    them; SGLang's have the length 1 before they are cut. Unset: true.
+    """
     priority: _processor_pb2.Priority.ValueType
     """The order in which requests wait at a Processor."""
     @_builtins.property
@@ -155,8 +159,8 @@ Global___EmbedInput: _TypeAlias = EmbedInput  # noqa: Y015
 
 @_typing.final
 class CancelEmbed(_message.Message):
-    """CancelEmbed stops the batch in a slot. The slot ends with the error CANCELLED, or as it ended before.
-    Cancelling a slot that isn't in use has no effect.
+    """CancelEmbed stops the batch in a slot, at any stage. The slot ends with the error CANCELLED, or, if its
+    end was already on the way, as it ended. Cancelling a slot that isn't in use has no effect.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -358,11 +362,11 @@ class RerankRequest(_message.Message):
     model: _builtins.str
     """Model; may be left empty when only one that ranks is served. Workers ignore it."""
     query: _builtins.str
-    """The query; with `documents`."""
+    """The query; required with `documents`. Workers refuse it."""
     top_n: _builtins.int
-    """Return the best so many only. Unset: all."""
+    """Return the best so many only, at least 1. Unset: all."""
     return_documents: _builtins.bool
-    """Return the documents' texts too."""
+    """Return the documents' texts too; needs `documents`."""
     request_id: _builtins.str
     """The caller's id for logs and traces: printable, at most 128 bytes. Empty: the server makes one."""
     priority: _processor_pb2.Priority.ValueType
@@ -370,13 +374,13 @@ class RerankRequest(_message.Message):
     @_builtins.property
     def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The documents, 1 to 1,024. Query and document together may have at most
-        EmbeddingModelInfo.max_input_tokens tokens.
+        EmbeddingModelInfo.max_input_tokens tokens. Workers refuse them.
         """
 
     @_builtins.property
     def pairs(self) -> _containers.RepeatedCompositeFieldContainer[_processor_pb2.TokenIds]:
-        """Instead of query and documents: the pairs as token ids, as the model's tokenizer makes them. Workers
-        take nothing else.
+        """Instead of query and documents: each pair of query and document as token ids, 1 to 1,024, as the
+        model's tokenizer joins them. Workers take nothing else.
         """
 
     def __init__(
@@ -450,11 +454,11 @@ class RankedDocument(_message.Message):
     LOGIT_FIELD_NUMBER: _builtins.int
     DOCUMENT_FIELD_NUMBER: _builtins.int
     index: _builtins.int
-    """Its index in the request."""
+    """Its index in `documents` or `pairs`."""
     score: _builtins.float
     """How well it answers the query, 0 to 1: the logistic function of `logit`."""
     logit: _builtins.float
-    """What the model said."""
+    """The model's output for the pair."""
     document: _builtins.str
     """Its text, if requested."""
     def __init__(

@@ -61,15 +61,16 @@ class EmbeddingServiceServicer:
         A batch uses a *slot*, a number chosen by the caller. The caller MUST NOT reuse a slot before it has
         received the slot's terminal entry: exactly one, in EmbedResponse.finished or .errors. A batch that
         fails ends neither the stream nor other batches. Vectors come as they finish, in any order, each
-        once, with the index of its input. When the caller closes its side, open batches still end; when the
-        RPC is cancelled, so are they.
+        once, with the index of its input, and before `finished`. When the caller closes its side, open
+        batches still end; when the RPC is cancelled, so are they.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Rerank(self, request, context):
-        """Rerank scores documents by how well they answer a query.
+        """Rerank scores documents by how well they answer a query. Its deadline and its trace context are the
+        RPC's.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -25,11 +25,13 @@ class EmbeddingServiceStub:
     A batch uses a *slot*, a number chosen by the caller. The caller MUST NOT reuse a slot before it has
     received the slot's terminal entry: exactly one, in EmbedResponse.finished or .errors. A batch that
     fails ends neither the stream nor other batches. Vectors come as they finish, in any order, each
-    once, with the index of its input. When the caller closes its side, open batches still end; when the
-    RPC is cancelled, so are they.
+    once, with the index of its input, and before `finished`. When the caller closes its side, open
+    batches still end; when the RPC is cancelled, so are they.
     """
     Rerank: _aio.UnaryUnaryMultiCallable[_embedding_pb2.RerankRequest, _embedding_pb2.RerankResponse]
-    """Rerank scores documents by how well they answer a query."""
+    """Rerank scores documents by how well they answer a query. Its deadline and its trace context are the
+    RPC's.
+    """
 
 class EmbeddingServiceServicer(metaclass=_abc_1.ABCMeta):
     """EmbeddingService turns texts into vectors, and ranks documents. EMBEDDING workers serve it, and the
@@ -48,8 +50,8 @@ class EmbeddingServiceServicer(metaclass=_abc_1.ABCMeta):
         A batch uses a *slot*, a number chosen by the caller. The caller MUST NOT reuse a slot before it has
         received the slot's terminal entry: exactly one, in EmbedResponse.finished or .errors. A batch that
         fails ends neither the stream nor other batches. Vectors come as they finish, in any order, each
-        once, with the index of its input. When the caller closes its side, open batches still end; when the
-        RPC is cancelled, so are they.
+        once, with the index of its input, and before `finished`. When the caller closes its side, open
+        batches still end; when the RPC is cancelled, so are they.
         """
 
     @_abc_1.abstractmethod
@@ -58,6 +60,8 @@ class EmbeddingServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _embedding_pb2.RerankRequest,
         context: _aio.ServicerContext[_embedding_pb2.RerankRequest, _abc.Awaitable[_embedding_pb2.RerankResponse]],
     ) -> _abc.Awaitable[_embedding_pb2.RerankResponse]:
-        """Rerank scores documents by how well they answer a query."""
+        """Rerank scores documents by how well they answer a query. Its deadline and its trace context are the
+        RPC's.
+        """
 
 def add_EmbeddingServiceServicer_to_server(servicer: EmbeddingServiceServicer, server: _aio.Server) -> None: ...

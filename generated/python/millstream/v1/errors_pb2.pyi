@@ -31,8 +31,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INVALID_REQUEST: _ErrorReason.ValueType  # 1
     """INVALID_ARGUMENT: the request can never succeed as sent; the violations name the fields."""
     ERROR_REASON_UNSUPPORTED_FEATURE: _ErrorReason.ValueType  # 2
-    """INVALID_ARGUMENT: well-formed, but the worker was not started with what it takes; the message
-    names the setting.
+    """INVALID_ARGUMENT: well-formed, but this model can't do it or the worker was not started with what it
+    takes; the violations name the fields, the message the setting, if one helps. UNIMPLEMENTED: the
+    server has the service, but serves no such method; the message names who does.
     """
     ERROR_REASON_MODEL_NOT_FOUND: _ErrorReason.ValueType  # 3
     """NOT_FOUND: this model isn't served; ListModels lists those that are."""
@@ -81,8 +82,9 @@ ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 ERROR_REASON_INVALID_REQUEST: ErrorReason.ValueType  # 1
 """INVALID_ARGUMENT: the request can never succeed as sent; the violations name the fields."""
 ERROR_REASON_UNSUPPORTED_FEATURE: ErrorReason.ValueType  # 2
-"""INVALID_ARGUMENT: well-formed, but the worker was not started with what it takes; the message
-names the setting.
+"""INVALID_ARGUMENT: well-formed, but this model can't do it or the worker was not started with what it
+takes; the violations name the fields, the message the setting, if one helps. UNIMPLEMENTED: the
+server has the service, but serves no such method; the message names who does.
 """
 ERROR_REASON_MODEL_NOT_FOUND: ErrorReason.ValueType  # 3
 """NOT_FOUND: this model isn't served; ListModels lists those that are."""

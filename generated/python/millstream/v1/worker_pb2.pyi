@@ -254,9 +254,9 @@ class DiffusionModelInfo(_message.Message):
     default_height: _builtins.int
     """Height when a request names none."""
     size_step: _builtins.int
-    """Width and height are multiples of this."""
+    """Width and height are multiples of this number of pixels."""
     min_size: _builtins.int
-    """Least width and height."""
+    """Least width and least height."""
     max_pixels: _builtins.int
     """Most pixels, as width x height."""
     default_steps: _builtins.int
@@ -285,7 +285,7 @@ class DiffusionModelInfo(_message.Message):
     """Videos: frames per second when a request names none."""
     @_builtins.property
     def schedulers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Schedulers that a request may name, the model's own first."""
+        """Schedulers that a request may name, the model's own first; empty: it may name none."""
 
     def __init__(
         self,
@@ -340,7 +340,7 @@ class EmbeddingModelInfo(_message.Message):
     """Most tokens of an input, or of a query and a document together."""
     @_builtins.property
     def dimensions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Dimensions that a request may cut vectors to, rising; empty: none but the width."""
+        """Numbers of dimensions that a request may cut vectors to, ascending; empty: only the width."""
 
     def __init__(
         self,
