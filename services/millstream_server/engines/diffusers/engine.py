@@ -11,6 +11,7 @@ from collections.abc import Callable
 from millstream_server.engines.base import EngineLoad
 from millstream_server.engines.diffusers.config import DiffusersConfig
 from millstream_server.engines.diffusers.pipeline import LoadedPipeline, StoppedError, smallest
+from millstream_server.engines.warm_up import warm_up_by_probe
 from millstream_server.media.frames import Frames
 from millstream_server.runtime.errors import (
     EngineFailedError,
@@ -73,14 +74,7 @@ class DiffusersEngine:
 
     async def warm_up(self) -> None:
         """Run one step at the smallest size."""
-        limit_s = self._config.warm_up_timeout_s
-        try:
-            async with asyncio.timeout(limit_s):
-                await self.probe(0)
-        except TimeoutError as error:
-            raise EngineFailedError(f"The warm-up took longer than {limit_s:g} s.") from error
-        except ServingError as error:
-            raise EngineFailedError(f"The warm-up failed: {error.message}") from error
+        await warm_up_by_probe(self, self._config.warm_up_timeout_s)
 
     def progress(self, dp_rank: int) -> int:
         """Return the number of steps that the engine has run."""

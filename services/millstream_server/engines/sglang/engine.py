@@ -37,6 +37,7 @@ from millstream_server.engines.sglang.translate import (
     read_chunk,
     translate_exception,
 )
+from millstream_server.engines.warm_up import warm_up_by_probe
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import CollectingSink, Finish, FinishReason, OutputSink
 from millstream_server.generation.request import GenerationRequest
@@ -118,16 +119,7 @@ class SglangEngine:
     async def warm_up(self) -> None:
         """Probe every rank, within the warm-up limit each."""
         _, info = self._ready()
-        for rank in range(info.dp_size):
-            try:
-                async with asyncio.timeout(self._config.warm_up_timeout_s):
-                    await self.probe(rank)
-            except TimeoutError as error:
-                message = f"The warm-up took longer than {self._config.warm_up_timeout_s:g} s."
-                raise EngineFailedError(message) from error
-            except ServingError as error:
-                message = f"The warm-up failed: {error.message}"
-                raise EngineFailedError(message) from error
+        await warm_up_by_probe(self, self._config.warm_up_timeout_s, ranks=info.dp_size)
 
     def progress(self, dp_rank: int) -> int:
         """See `Probeable.progress`; a long prefill counts chunk by chunk."""

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -26,6 +26,7 @@ from millstream_server.engines.sglang.config import (
     engine_environment,
 )
 from millstream_server.engines.sglang.metrics import FILES
+from millstream_server.engines.sglang.replaced import keep_our_logging, replaced
 from millstream_server.runtime.errors import EngineFailedError
 
 _ENDING_POLL_S = 0.2
@@ -117,7 +118,7 @@ def _build(config: SglangEngineConfig, ended: threading.Event) -> BuiltEngine:
     if config.metrics:
         FILES.open()
     logging.getLogger("sglang").setLevel(config.log_level.upper())
-    with _replaced(engine_module, "configure_logger", _keep_our_logging):
+    with replaced(engine_module, "configure_logger", keep_our_logging):
         engine = engine_module.Engine(**arguments)
     return _describe(engine)
 
@@ -141,21 +142,6 @@ def _import_engine_module() -> Any:
         return importlib.import_module("sglang.srt.entrypoints.engine")
     finally:
         asyncio.set_event_loop_policy(policy)
-
-
-def _keep_our_logging(_server_args: object, prefix: str = "") -> None:
-    """Replace SGLang's `configure_logger`, which would replace the root logger's handlers."""
-    del prefix
-
-
-@contextlib.contextmanager
-def _replaced(module: Any, name: str, value: Callable[..., None]) -> Iterator[None]:
-    original = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, original)
 
 
 def _describe(engine: Any) -> BuiltEngine:
@@ -202,7 +188,7 @@ def _shut_down(engine: Any) -> None:
     manager = engine.tokenizer_manager
     contexts = [engine.send_to_rpc.context, manager.recv_from_detokenizer.context]
     module = importlib.import_module("sglang.srt.entrypoints.engine")
-    with _replaced(module, "kill_process_tree", lambda *_args, **_kwargs: kill_children()):
+    with replaced(module, "kill_process_tree", lambda *_args, **_kwargs: kill_children()):
         engine.shutdown()
     bootstrap_server = getattr(manager, "bootstrap_server", None)
     if bootstrap_server is not None:

@@ -15,6 +15,7 @@ from millstream_server.engines.transformers.fingerprint import settings_digest
 from millstream_server.engines.transformers.preprocessing import Preprocessor
 from millstream_server.engines.transformers.tensors import to_tensor
 from millstream_server.engines.transformers.tower import Tower, TowerConfig
+from millstream_server.engines.warm_up import warm_up_by_probe
 from millstream_server.media import families
 from millstream_server.media.families.family import Family
 from millstream_server.media.frames import Frames
@@ -115,14 +116,7 @@ class TowerEncoder:
 
     async def warm_up(self) -> None:
         """Encode one blank picture."""
-        try:
-            async with asyncio.timeout(self._config.warm_up_timeout_s):
-                await self.probe(0)
-        except TimeoutError as error:
-            message = f"The warm-up took longer than {self._config.warm_up_timeout_s:g} s."
-            raise EngineFailedError(message) from error
-        except ServingError as error:
-            raise EngineFailedError(f"The warm-up failed: {error.message}") from error
+        await warm_up_by_probe(self, self._config.warm_up_timeout_s)
 
     def progress(self, dp_rank: int) -> int:
         """Return the number of batches that the tower has finished."""

@@ -10,7 +10,7 @@ import logging
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,6 +22,7 @@ from millstream_server.engines.sglang.diffusion.config import (
     SglangDiffuserConfig,
     generator_arguments,
 )
+from millstream_server.engines.sglang.replaced import keep_our_logging, replaced
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.telemetry.log import get_log
 
@@ -114,9 +115,9 @@ class Scheduler:
             raise EngineFailedError("The engine was closed while it started.")
         ours = functools.partial(child.run, channel.theirs)
         with (
-            _replaced(launch, "bootstrap_scheduler_process", ours),
-            _replaced(launch, "configure_logger", _keep_our_logging),
-            _replaced(server_args, "configure_logger", _keep_our_logging),
+            replaced(launch, "bootstrap_scheduler_process", ours),
+            replaced(launch, "configure_logger", keep_our_logging),
+            replaced(server_args, "configure_logger", keep_our_logging),
         ):
             if first:
                 self.generator = _make_generator(self._config)
@@ -181,20 +182,6 @@ def _make_generator(config: SglangDiffuserConfig) -> Any:
     arguments = generator_arguments(config, registry.has_registered_diffusion_model_path)
     module: Any = importlib.import_module(f"{_RUNTIME}.entrypoints.diffusion_generator")
     return module.DiffGenerator.from_pretrained(**arguments)
-
-
-def _keep_our_logging(*_args: object, **_options: object) -> None:
-    """Replace SGLang's `configure_logger`, which would replace the root logger's handlers."""
-
-
-@contextlib.contextmanager
-def _replaced(module: Any, name: str, value: Callable[..., None]) -> Iterator[None]:
-    original = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, original)
 
 
 def _processes() -> list[multiprocessing.process.BaseProcess]:

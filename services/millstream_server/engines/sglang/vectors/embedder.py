@@ -24,6 +24,7 @@ from millstream_server.engines.sglang.metrics import collect
 from millstream_server.engines.sglang.progress import RankProgress
 from millstream_server.engines.sglang.translate import translate_exception
 from millstream_server.engines.sglang.vectors.model import VectorModel, read_model
+from millstream_server.engines.warm_up import warm_up_by_probe
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InternalError,
@@ -90,14 +91,7 @@ class SglangEmbedder:
 
     async def warm_up(self) -> None:
         """Probe it within the warm-up limit."""
-        try:
-            async with asyncio.timeout(self._config.warm_up_timeout_s):
-                await self.probe(0)
-        except TimeoutError as error:
-            message = f"The warm-up took longer than {self._config.warm_up_timeout_s:g} s."
-            raise EngineFailedError(message) from error
-        except ServingError as error:
-            raise EngineFailedError(f"The warm-up failed: {error.message}") from error
+        await warm_up_by_probe(self, self._config.warm_up_timeout_s)
 
     def progress(self, dp_rank: int) -> int:
         """See `Probeable.progress`."""
