@@ -143,10 +143,10 @@ async def test_facts_of_an_image_pipeline(images: RunningDiffuser) -> None:
 @pytest.mark.parametrize(
     ("change", "field", "sentence"),
     [
-        ({"width": 8208}, "width", "8208 is above 8192"),
+        ({"width": 8208}, "options.width", "8208 is above 8192"),
         (
             {"guidance_scale": 0.0, "negative_prompt": "dark"},
-            "negative_prompt",
+            "options.negative_prompt",
             "no effect with guidance_scale 0",
         ),
         ({"input_image": True}, "input_image", "starts from a prompt only"),

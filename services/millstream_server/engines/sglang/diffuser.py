@@ -23,6 +23,7 @@ from millstream_server.engines.sglang.diffusion.config import SglangDiffuserConf
 from millstream_server.engines.sglang.diffusion.facts import Geometry
 from millstream_server.engines.sglang.diffusion.prompts import PromptCounter
 from millstream_server.engines.sglang.diffusion.scheduler import Scheduler
+from millstream_server.engines.warm_up import warm_up_by_probe
 from millstream_server.media.frames import Frames
 from millstream_server.runtime.errors import (
     EngineFailedError,
@@ -129,14 +130,8 @@ class SglangDiffuser:
 
     async def warm_up(self) -> None:
         """Run one step at the smallest size, and see that it is reported."""
-        limit_s, before = self._config.warm_up_timeout_s, self._signs
-        try:
-            async with asyncio.timeout(limit_s):
-                await self.probe(0)
-        except TimeoutError as error:
-            raise EngineFailedError(f"The warm-up took longer than {limit_s:g} s.") from error
-        except ServingError as error:
-            raise EngineFailedError(f"The warm-up failed: {error.message}") from error
+        before = self._signs
+        await warm_up_by_probe(self, self._config.warm_up_timeout_s)
         if self._signs == before:
             message = (
                 "SGLang's pipeline for this model doesn't denoise where the worker can follow it: "
@@ -322,7 +317,10 @@ def _check(job: Job, model: _Model) -> None:
     longest = model.geometry.max_side
     for name, side in (("width", job.width), ("height", job.height)):
         if longest is not None and side > longest:
-            raise InvalidRequestError.of(name, f"{side} is above {longest}")
+            raise InvalidRequestError.of(
+                f"options.{name}",
+                f"{side} is above {longest}, the longest side that the model can make",
+            )
 
 
 def _only(result: asyncio.Future[Any]) -> Any:

@@ -40,8 +40,8 @@ def make_request(server_args: Any, job: Job, kind: Kind, request_id: str) -> Any
         log.warning("SGLang refused a request", request_id=job.request_id, error=error)
         raise InvalidRequestError("The engine refused the request.") from error
     if job.negative_prompt and not parameters.should_use_classifier_free_guidance():
-        why = f"has no effect with guidance_scale {job.guidance_scale:g}"
-        raise InvalidRequestError.of("negative_prompt", why)
+        why = f"has no effect with guidance_scale {job.guidance_scale:g}: raise that"
+        raise InvalidRequestError.of("options.negative_prompt", why)
     request.request_id = request_id
     request.extra[PREVIEW_KEY] = job.preview_every_steps
     return request
