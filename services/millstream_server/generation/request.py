@@ -13,8 +13,6 @@ from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
 from millstream_server.transfer.ticket import Ticket
 
-MAX_REQUEST_ID_BYTES = 128
-
 
 @dataclass(frozen=True, slots=True)
 class Prompt:

@@ -6,11 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from millstream_server.engines.base import Role
-from millstream_server.generation.request import (
-    MAX_REQUEST_ID_BYTES,
-    GenerationRequest,
-    Prompt,
-)
+from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.validation import FieldPaths, check_request
 from millstream_server.processor.caller import Caller
 from millstream_server.processor.conversation import Conversation, Turn
@@ -27,6 +23,7 @@ from millstream_server.routing.model_workers import no_worker
 from millstream_server.routing.tasks import Task
 from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
 from millstream_server.runtime.priority import Priority
+from millstream_server.runtime.request_id import request_id_violations
 
 MAX_CHOICES = 16
 MAX_MIN_INTERVAL_S = 10.0
@@ -249,12 +246,7 @@ def _option_violations(
         found.append(FieldViolation(f"{at}n", f"must be from 1 to {MAX_CHOICES}, not {options.n}"))
     if not 0 <= options.min_interval_s <= MAX_MIN_INTERVAL_S:
         found.append(FieldViolation(f"{at}min_interval", "must be from 0 s to 10 s"))
-    if len(request_id.encode()) > MAX_REQUEST_ID_BYTES:
-        found.append(
-            FieldViolation(paths.request_id, f"must have at most {MAX_REQUEST_ID_BYTES} bytes")
-        )
-    if not request_id.isprintable():  # it goes into log lines
-        found.append(FieldViolation(paths.request_id, "must be printable"))
+    found += request_id_violations(request_id, paths.request_id)
     if options.priority is None:
         found.append(FieldViolation(f"{at}priority", "is not one that this server has"))
     return found

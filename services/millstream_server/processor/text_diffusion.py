@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from millstream_server.engines.base import Role
 from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
-from millstream_server.generation.request import MAX_REQUEST_ID_BYTES, GenerationRequest
+from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.span import NO_SPAN, RequestSpan
 from millstream_server.generation.validation import check_request
 from millstream_server.processor.legs import Workers
@@ -36,6 +36,7 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.lifecycle.drain import OpenWork
+from millstream_server.runtime.request_id import check_length
 from millstream_server.runtime.telemetry.load_meter import LoadMeter
 
 _NO_WORKER = "no worker with a diffusion language model is connected; retry in a moment"
@@ -111,8 +112,7 @@ class TextForwarder:
         served = self._served(request.model)
         telemetry.model_known(served.name, served.engine.engine)
         request = replace(request, model=served.name)
-        if len(request.request_id.encode()) > MAX_REQUEST_ID_BYTES:
-            raise InvalidRequestError.of("request_id", f"at most {MAX_REQUEST_ID_BYTES} bytes")
+        check_length(request.request_id)
         if violations := too_large(request, 1, self._parts.limits, ""):
             raise InvalidRequestError.of_all(violations)
         check_request(request, served.engine, Role.DIFFUSION)

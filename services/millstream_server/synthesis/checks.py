@@ -16,6 +16,7 @@ from millstream_server.runtime.errors import (
     InvalidRequestError,
     UnsupportedFeatureError,
 )
+from millstream_server.runtime.request_id import request_id_violations
 from millstream_server.synthesis.diffuser import DiffuserInfo, Job
 from millstream_server.synthesis.request import (
     DEFAULT_STRENGTH,
@@ -30,7 +31,6 @@ T = TypeVar("T")
 MAX_PROMPT_BYTES = 32_768
 MAX_GUIDANCE_SCALE = 100.0
 MAX_FPS = 120
-MAX_REQUEST_ID_BYTES = 128
 _RANDOM_SEEDS = 1 << 32
 """Random seeds are below it: short enough to be typed, and exact in JSON everywhere."""
 _METHODS = {Kind.IMAGE: "GenerateImage", Kind.VIDEO: "GenerateVideo"}
@@ -127,7 +127,7 @@ def _other_kind(kind: Kind, info: DiffuserInfo) -> UnsupportedFeatureError:
 
 
 def _violations(request: DiffusionRequest, info: DiffuserInfo) -> Iterator[FieldViolation]:
-    yield from _request_id(request)
+    yield from request_id_violations(request.request_id)
     yield from _prompts(request)
     yield from _in_range("options.n", request.n, 1, info.max_outputs)
     yield from _size(request, info)
@@ -146,16 +146,6 @@ def _violations(request: DiffusionRequest, info: DiffuserInfo) -> Iterator[Field
     if request.kind is Kind.VIDEO:
         yield from _frames(request, info)
         yield from _in_range("fps", request.fps, 1, MAX_FPS)
-
-
-def _request_id(request: DiffusionRequest) -> Iterator[FieldViolation]:
-    nbytes = len(request.request_id.encode())
-    if nbytes > MAX_REQUEST_ID_BYTES:
-        yield FieldViolation(
-            "request_id", f"has {nbytes} bytes; at most {MAX_REQUEST_ID_BYTES} are allowed"
-        )
-    if not request.request_id.isprintable():  # it goes into log lines
-        yield FieldViolation("request_id", "must be printable")
 
 
 def _prompts(request: DiffusionRequest) -> Iterator[FieldViolation]:

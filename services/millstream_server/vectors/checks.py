@@ -13,6 +13,7 @@ from millstream_server.runtime.errors import (
     InvalidRequestError,
     UnsupportedFeatureError,
 )
+from millstream_server.runtime.request_id import request_id_violations
 from millstream_server.vectors.embedder import EmbedderInfo
 from millstream_server.vectors.request import (
     MAX_DOCUMENTS,
@@ -21,7 +22,6 @@ from millstream_server.vectors.request import (
     RerankRequest,
 )
 
-MAX_REQUEST_ID_BYTES = 128
 _MAX_VIOLATIONS = 8
 """A batch of 2,048 bad inputs gets an error of a readable size."""
 _SEND_IDS = "a worker takes no text: send token ids, or send the text to a Processor"
@@ -65,14 +65,6 @@ def check_dimensions(dimensions: int | None, info: EmbedderInfo) -> Iterator[Fie
         yield FieldViolation("dimensions", f"is {dimensions}; this model's vectors have {can}")
 
 
-def check_request_id(request_id: str) -> Iterator[FieldViolation]:
-    """Yield why a request can't have this id."""
-    if len(request_id.encode()) > MAX_REQUEST_ID_BYTES:
-        yield FieldViolation("request_id", f"at most {MAX_REQUEST_ID_BYTES} bytes")
-    if not request_id.isprintable():  # it goes into log lines
-        yield FieldViolation("request_id", "must be printable")
-
-
 def _raise(problems: Iterator[FieldViolation]) -> None:
     if found := list(islice(problems, _MAX_VIOLATIONS)):
         raise InvalidRequestError.of_all(found)
@@ -81,7 +73,7 @@ def _raise(problems: Iterator[FieldViolation]) -> None:
 def _embed_problems(
     request: EmbedRequest, info: EmbedderInfo, texts: Container[int]
 ) -> Iterator[FieldViolation]:
-    yield from check_request_id(request.request_id)
+    yield from request_id_violations(request.request_id)
     yield from check_dimensions(request.dimensions, info)
     count = len(request.inputs)
     if not 1 <= count <= MAX_INPUTS:
@@ -98,7 +90,7 @@ def _embed_problems(
 def _rerank_problems(
     request: RerankRequest, info: EmbedderInfo, texts: Container[int]
 ) -> Iterator[FieldViolation]:
-    yield from check_request_id(request.request_id)
+    yield from request_id_violations(request.request_id)
     if request.top_n is not None and request.top_n < 1:
         yield FieldViolation("top_n", f"is {request.top_n}; it must be at least 1")
     if not texts:

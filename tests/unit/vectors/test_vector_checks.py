@@ -63,7 +63,7 @@ def rerank_problems(*, texts: Any = (), **fields: Any) -> dict[str, str]:
         ),
         ("dimensions", "is 17; this model's vectors have 16 or 32 or 64", {"dimensions": 17}),
         ("dimensions", "is 0; this model's vectors have 16 or 32 or 64", {"dimensions": 0}),
-        ("request_id", "at most 128 bytes", {"request_id": "é" * 65}),
+        ("request_id", "has 130 bytes; at most 128 bytes are allowed", {"request_id": "é" * 65}),
         ("request_id", "must be printable", {"request_id": "a\nb"}),
     ],
 )

@@ -12,6 +12,7 @@ from millstream_server.media.file import MediaFile
 from millstream_server.media.items import EncodedItem
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.lifecycle.drain import OpenWork
+from millstream_server.runtime.request_id import check_length
 from millstream_server.runtime.telemetry import metrics
 from millstream_server.transfer.embeddings.leases import Lease, Leases
 from millstream_server.transfer.embeddings.store import Stored
@@ -21,7 +22,6 @@ from millstream_server.worker.encoding.stages import Stage, Stages
 from millstream_server.worker.encoding.upload import ByteBudget, Upload
 from millstream_server.worker.open_requests import OpenRequest, OpenRequests
 
-_MAX_REQUEST_ID_BYTES = 128
 _SHA256_BYTES = 32
 _HASH_HERE_BYTES = 256 << 10
 """A larger file is hashed in a thread: the event loop would wait for it."""
@@ -171,6 +171,7 @@ def _encoded(lease: Lease, *, cached: bool) -> LeasedItem:
 
 
 def _check(file: MediaFile, total_bytes: int, info: EncoderInfo) -> None:
+    check_length(file.request_id)
     for field, problem in _problems(file, total_bytes, info):
         raise InvalidRequestError.of(field, problem)
 
@@ -178,8 +179,6 @@ def _check(file: MediaFile, total_bytes: int, info: EncoderInfo) -> None:
 def _problems(file: MediaFile, total_bytes: int, info: EncoderInfo) -> Iterator[tuple[str, str]]:
     """Yield the fields of an item's start that are wrong, and why."""
     most = info.limits.max_item_bytes
-    if len(file.request_id.encode()) > _MAX_REQUEST_ID_BYTES:
-        yield "request_id", f"at most {_MAX_REQUEST_ID_BYTES} bytes"
     if file.modality not in info.modalities:
         can = " and ".join(sorted(f"{modality.value}s" for modality in info.modalities))
         yield "modality", f"this worker encodes {can} only"

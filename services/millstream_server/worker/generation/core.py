@@ -7,7 +7,7 @@ from dataclasses import replace
 from millstream_server.engines.base import Role
 from millstream_server.generation.generator import Generator, GeneratorInfo
 from millstream_server.generation.output import Finish, OutputSink
-from millstream_server.generation.request import MAX_REQUEST_ID_BYTES, GenerationRequest
+from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.span import usage_attributes
 from millstream_server.generation.validation import check_request
 from millstream_server.runtime.errors import (
@@ -15,6 +15,7 @@ from millstream_server.runtime.errors import (
     ServingError,
     UnsupportedFeatureError,
 )
+from millstream_server.runtime.request_id import check_length
 from millstream_server.runtime.telemetry.metrics import TICKETS_REFUSED
 from millstream_server.transfer.ticket import Ticket, TicketGate
 from millstream_server.worker.generation.fetching import Fetcher, FetchThenSubmit
@@ -63,7 +64,7 @@ class GenerationWorker:
         opened = self._requests.begin(request.request_id, request.trace)
         try:
             info = self._host.loaded()
-            _check_request_id(request.request_id)
+            check_length(request.request_id)
             check_request(request, info, self.role)
             fetches = self._fetches_for(request)
             tokens = len(request.prompt)
@@ -105,11 +106,6 @@ class GenerationWorker:
         except InvalidRequestError:
             TICKETS_REFUSED.inc()
             raise
-
-
-def _check_request_id(request_id: str) -> None:
-    if len(request_id.encode()) > MAX_REQUEST_ID_BYTES:
-        raise InvalidRequestError.of("request_id", f"at most {MAX_REQUEST_ID_BYTES} bytes")
 
 
 class _Reported:
