@@ -28,8 +28,8 @@ from millstream_server.processor.requests import Completion
 from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.protobuf import generation as from_worker
+from millstream_server.protobuf.common import PRIORITIES
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
-from millstream_server.runtime.priority import Priority
 
 _ROLES = {
     chat_pb2.ROLE_SYSTEM: ChatRole.SYSTEM,
@@ -38,13 +38,6 @@ _ROLES = {
     chat_pb2.ROLE_ASSISTANT: ChatRole.ASSISTANT,
     chat_pb2.ROLE_TOOL: ChatRole.TOOL,
 }
-_PRIORITIES = {
-    processor_pb2.PRIORITY_UNSPECIFIED: Priority.NORMAL,
-    processor_pb2.PRIORITY_LOW: Priority.LOW,
-    processor_pb2.PRIORITY_NORMAL: Priority.NORMAL,
-    processor_pb2.PRIORITY_HIGH: Priority.HIGH,
-}
-
 _IN_SLOTS = (
     diffusion_pb2.GenerateTextRequest,
     diffusion_pb2.GenerateImageRequest,
@@ -251,7 +244,7 @@ def options_from_proto(options: processor_pb2.GenerationOptions, path: str) -> O
         path=path,
         sampling=from_worker.sampling_fields(options.sampling, f"{path}sampling"),
         logprobs=from_worker.logprob_options_from_proto(options),
-        priority=_PRIORITIES.get(options.priority),
+        priority=PRIORITIES.get(options.priority),
         n=options.n if options.HasField("n") else 1,
         stops=tuple(options.stop),
         min_interval_s=options.min_interval.ToNanoseconds() / 1e9

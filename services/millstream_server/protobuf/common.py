@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
@@ -10,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from millstream.v1 import generation_pb2, processor_pb2
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.priority import Priority
+from millstream_server.runtime.rpc.slot_session import CancelSlot, RequestT, StartSlot
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
 
 PRIORITIES = {
@@ -37,6 +39,24 @@ def known(field: str, values: dict[KeyT, ValueT], value: Any) -> ValueT:
     if found is None:
         raise InvalidRequestError.of(field, f"{value} is not a value that this server knows")
     return found
+
+
+def control_of(
+    message: Any, convert: Callable[[Any, TraceContext], RequestT]
+) -> StartSlot[RequestT] | CancelSlot:
+    """Read a slot stream's message, whose oneof `control` is `start` or `cancel`.
+
+    Raises:
+        InvalidRequestError: it is neither.
+    """
+    match message.WhichOneof("control"):
+        case "start":
+            start = message.start
+            return StartSlot(start.slot, lambda trace: convert(start, trace))
+        case "cancel":
+            return CancelSlot(message.cancel.slot)
+        case _:
+            raise InvalidRequestError.of("control", "set one of start, cancel")
 
 
 def optional(message: Any, field: str) -> Any:

@@ -17,7 +17,6 @@ from millstream_server.protobuf.diffusion import (
     video_from_proto,
     video_response,
 )
-from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.slot_session import CancelSlot, Output, StartSlot
@@ -47,10 +46,7 @@ class _Stream:
         self.response = response
 
     def control(self, message: Any) -> StartSlot[DiffusionRequest] | CancelSlot:
-        found = serve.control(message, self._call, self._convert)
-        if found is None:
-            raise InvalidRequestError.of("control", "set one of start, cancel")
-        return found
+        return serve.control(message, self._call, self._convert)
 
     async def run(self, request: DiffusionRequest, output: Output[Progress | Chunk]) -> Finished:
         return await self._core.run(request, output)

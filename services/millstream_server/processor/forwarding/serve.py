@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from millstream_server.processor.convert import new_request_id
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.forwarding.client_messages import ClientMessages
+from millstream_server.protobuf.common import control_of
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.slot_session import (
     CancelSlot,
@@ -47,21 +48,19 @@ def control(
     message: Any,
     call: Call,
     convert: Callable[[Any, TraceContext], Any],
-) -> StartSlot[Any] | CancelSlot | None:
-    """Read a message whose oneof is `start` or `cancel`; None: it is neither.
+) -> StartSlot[Any] | CancelSlot:
+    """Read a message whose oneof is `start` or `cancel`.
 
     The request gets an id if its client sent none, and the RPC's deadline if that is sooner.
+
+    Raises:
+        InvalidRequestError: it is neither.
     """
-    kind = message.WhichOneof("control")
-    if kind == "cancel":
-        return CancelSlot(message.cancel.slot)
-    if kind != "start":
-        return None
     left_s = call.time_left_s
     rpc_deadline_s = None if left_s is None else time.monotonic() + left_s
 
-    def read(trace: TraceContext) -> Any:
-        request = convert(message.start, trace_of(call, trace))
+    def read(start: Any, trace: TraceContext) -> Any:
+        request = convert(start, trace_of(call, trace))
         deadlines = [s for s in (request.deadline_s, rpc_deadline_s) if s is not None]
         return replace(
             request,
@@ -69,7 +68,7 @@ def control(
             deadline_s=min(deadlines, default=None),
         )
 
-    return StartSlot(message.start.slot, read)
+    return control_of(message, read)
 
 
 def trace_of(call: Call, current: TraceContext) -> TraceContext:

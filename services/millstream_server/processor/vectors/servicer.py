@@ -19,7 +19,6 @@ from millstream_server.protobuf.embedding import (
     ranking_to_proto,
     rerank_from_proto,
 )
-from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.slot_session import CancelSlot, Output, StartSlot
@@ -40,10 +39,7 @@ class _Stream:
         self._call = call
 
     def control(self, message: embedding_pb2.EmbedRequest) -> StartSlot[EmbedRequest] | CancelSlot:
-        found = serve.control(message, self._call, embed_from_proto)
-        if found is None:
-            raise InvalidRequestError.of("control", "set one of start, cancel")
-        return found
+        return serve.control(message, self._call, embed_from_proto)
 
     async def run(self, request: EmbedRequest, output: Output[Vectors]) -> EmbedFinished:
         return await self._core.embed(request, output)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc
+from millstream_server.protobuf.common import control_of
 from millstream_server.protobuf.diffusion import (
     Content,
     image_from_proto,
@@ -14,7 +15,7 @@ from millstream_server.protobuf.diffusion import (
     video_from_proto,
     video_response,
 )
-from millstream_server.runtime.errors import InvalidRequestError, UnsupportedMethodError
+from millstream_server.runtime.errors import UnsupportedMethodError
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.slot_session import CancelSlot, SlotSession, StartSlot
 from millstream_server.runtime.telemetry.trace_context import TraceContext
@@ -42,14 +43,7 @@ class _Streams:
         self._read = read
 
     def control(self, message: Any) -> StartSlot[DiffusionRequest] | CancelSlot:
-        match message.WhichOneof("control"):
-            case "start":
-                start, read = message.start, self._read
-                return StartSlot(start.slot, lambda trace: read(start, trace))
-            case "cancel":
-                return CancelSlot(message.cancel.slot)
-            case _:
-                raise InvalidRequestError.of("control", "is required: start or cancel")
+        return control_of(message, self._read)
 
     async def run(self, request: DiffusionRequest, output: DiffusionOutput) -> Finished:
         return await self._worker.run(request, output)

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator
 
 from millstream.v1 import embedding_pb2, embedding_pb2_grpc
+from millstream_server.protobuf.common import control_of
 from millstream_server.protobuf.embedding import (
     Content,
     embed_from_proto,
@@ -14,7 +15,6 @@ from millstream_server.protobuf.embedding import (
     ranking_to_proto,
     rerank_from_proto,
 )
-from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.slot_session import CancelSlot, Output, SlotSession, StartSlot
@@ -38,14 +38,7 @@ class EmbedSlots:
 
     def control(self, message: embedding_pb2.EmbedRequest) -> StartSlot[EmbedRequest] | CancelSlot:
         """See `SlotService.control`."""
-        match message.WhichOneof("control"):
-            case "start":
-                start = message.start
-                return StartSlot(start.slot, lambda trace: embed_from_proto(start, trace))
-            case "cancel":
-                return CancelSlot(message.cancel.slot)
-            case _:
-                raise InvalidRequestError.of("control", "set one of start, cancel")
+        return control_of(message, embed_from_proto)
 
     async def run(self, request: EmbedRequest, output: Output[Vectors]) -> EmbedFinished:
         """See `SlotService.run`."""
