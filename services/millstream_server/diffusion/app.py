@@ -19,11 +19,7 @@ async def run(settings: DiffusionSettings) -> int:
     diffuser = make_diffuser(settings.diffuser, kind, settings.model_path)
     plan = make_plan(
         settings.worker.hosted(diffuser, kind),
-        _model_name(settings),
+        settings.served_name,
         max_open_pixel_steps=settings.worker.max_open_pixel_steps,
     )
     return await app.run(settings, plan)
-
-
-def _model_name(settings: DiffusionSettings) -> str:
-    return settings.model_name or (settings.model_path.name if settings.model_path else "simulated")

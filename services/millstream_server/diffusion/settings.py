@@ -9,11 +9,11 @@ from millstream_server.diffusion.kind import KindSettings
 from millstream_server.runtime.settings import group, setting
 from millstream_server.worker.diffuser_choice import DiffuserSettings
 from millstream_server.worker.diffusion.settings import DiffusionWorkerSettings
-from millstream_server.worker.host_settings import HostSettings
+from millstream_server.worker.host_settings import ModelSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiffusionSettings(HostSettings):
+class DiffusionSettings(ModelSettings):
     """Read by `python -m millstream_server.diffusion`, except with `--kind text`."""
 
     max_open_requests: int = setting(
@@ -22,9 +22,6 @@ class DiffusionSettings(HostSettings):
     what: KindSettings = group(KindSettings)
     model_path: Path | None = setting(
         None, help="model directory (a pipeline's folder); not needed by the simulated engine"
-    )
-    model_name: str = setting(
-        "", help="name the model is served under; empty: the directory's name"
     )
     diffuser: DiffuserSettings = group(DiffuserSettings)
     worker: DiffusionWorkerSettings = group(DiffusionWorkerSettings)

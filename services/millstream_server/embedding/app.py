@@ -17,7 +17,7 @@ async def run(settings: EmbeddingSettings) -> int:
     Raises:
         SettingsError: settings contradict each other.
     """
-    plan = make_plan(_engine(settings), _model_name(settings), settings.vectors)
+    plan = make_plan(_engine(settings), settings.served_name, settings.vectors)
     return await app.run(settings, plan)
 
 
@@ -27,10 +27,6 @@ def _engine(settings: EmbeddingSettings) -> Embedder:
     return make_embedder(
         settings.sglang,
         settings.model_path,
-        _model_name(settings),
+        settings.served_name,
         metrics=bool(settings.metrics_listen),
     )
-
-
-def _model_name(settings: EmbeddingSettings) -> str:
-    return settings.model_name or (settings.model_path.name if settings.model_path else "simulated")

@@ -26,7 +26,7 @@ async def run(settings: EncodeSettings) -> int:
         transfer=settings.transfer.embedding_transfer,
     )
     hosted = settings.encoding.hosted(_encoder(settings))
-    return await app.run(settings, make_plan(hosted, _model_name(settings), serving))
+    return await app.run(settings, make_plan(hosted, settings.served_name, serving))
 
 
 def _encoder(settings: EncodeSettings) -> MediaEncoder:
@@ -38,10 +38,6 @@ def _encoder(settings: EncodeSettings) -> MediaEncoder:
     if settings.model_path is None:
         raise SettingsError("--model-path is required, except with --tower simulated")
     return make_encoder(settings.encoder, settings.model_path)
-
-
-def _model_name(settings: EncodeSettings) -> str:
-    return settings.model_name or (settings.model_path.name if settings.model_path else "simulated")
 
 
 def _tickets(key: str) -> EmbeddingTickets:

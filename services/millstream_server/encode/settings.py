@@ -10,18 +10,15 @@ from millstream_server.runtime.settings import group, setting
 from millstream_server.transfer.embeddings.settings import EmbeddingTransferSettings
 from millstream_server.worker.encoder_choice import EncoderSettings
 from millstream_server.worker.encoding.settings import EncodingSettings
-from millstream_server.worker.host_settings import HostSettings
+from millstream_server.worker.host_settings import ModelSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncodeSettings(HostSettings):
+class EncodeSettings(ModelSettings):
     """Read by `python -m millstream_server.encode`."""
 
     model_path: Path | None = setting(
         None, help="model directory (weights and config); not needed by the simulated tower"
-    )
-    model_name: str = setting(
-        "", help="name the model is served under; empty: the directory's name"
     )
     ticket_key: str = setting(
         "", help="hex key, 32 bytes or more, that signs tickets for embeddings", secret=True

@@ -12,11 +12,6 @@ from millstream_server.generation.generator import GeneratorEngine
 from millstream_server.worker.settings import EngineKind, WorkerSettings
 
 
-def model_name(settings: WorkerSettings) -> str:
-    """Return the name under which the model is served."""
-    return settings.model_name or (settings.model_path.name if settings.model_path else "simulated")
-
-
 def make_engine(
     settings: WorkerSettings, role: Role, dllm: DllmSettings | None = None
 ) -> GeneratorEngine:
@@ -28,7 +23,7 @@ def make_engine(
     context = EngineContext(
         role=role,
         model_path=settings.model_path,
-        model_name=model_name(settings),
+        model_name=settings.served_name,
         common=settings.common,
         metrics=bool(settings.metrics_listen),
         otlp_endpoint=settings.otlp_endpoint,

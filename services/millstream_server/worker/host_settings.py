@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
 from millstream_server.runtime.settings import setting
@@ -26,3 +27,20 @@ class HostSettings(ServiceSettings):
     max_open_requests: int = setting(
         0, help="most requests at once, running and queued; 0: four times what the engine runs"
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSettings(HostSettings):
+    """Settings of a worker process: those of its host, and the model."""
+
+    model_path: Path | None = setting(
+        None, help="model directory (weights and config); not needed by the simulated engine"
+    )
+    model_name: str = setting(
+        "", help="name the model is served under; empty: the directory's name"
+    )
+
+    @property
+    def served_name(self) -> str:
+        """The name under which the model is served."""
+        return self.model_name or (self.model_path.name if self.model_path else "simulated")

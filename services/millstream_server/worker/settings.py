@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from pathlib import Path
 
 from millstream_server.engines.settings import CommonEngineSettings
 from millstream_server.engines.sglang.settings import SglangSettings
@@ -14,7 +13,7 @@ from millstream_server.transfer.embeddings.settings import (
     EmbeddingFetchSettings,
     EmbeddingTransferSettings,
 )
-from millstream_server.worker.host_settings import HostSettings
+from millstream_server.worker.host_settings import ModelSettings
 
 
 class EngineKind(enum.Enum):
@@ -25,15 +24,9 @@ class EngineKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings(HostSettings):
+class WorkerSettings(ModelSettings):
     """Read by `python -m millstream_server.prefill` and `python -m millstream_server.decode`."""
 
-    model_path: Path | None = setting(
-        None, help="model directory (weights and config); not needed by the simulated engine"
-    )
-    model_name: str = setting(
-        "", help="name the model is served under; empty: the directory's name"
-    )
     engine: EngineKind = setting(EngineKind.SGLANG, help="sglang or simulated")
     common: CommonEngineSettings = group(CommonEngineSettings)
     sglang: SglangSettings = group(SglangSettings)

@@ -16,7 +16,7 @@ from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.transfer.ticket import TicketGate, TicketKey
 from millstream_server.worker import app
-from millstream_server.worker.engine_choice import make_engine, model_name
+from millstream_server.worker.engine_choice import make_engine
 from millstream_server.worker.generation.core import GenerationWorker
 from millstream_server.worker.generation.fetching import Fetcher
 from millstream_server.worker.generation.media import EmbeddingSource
@@ -73,7 +73,7 @@ async def run(
     plan = make_plan(
         make_engine(settings, role, dllm),
         role,
-        model_name(settings),
+        settings.served_name,
         service,
         TicketGate(key) if key and role.hands_off else None,
         max_open_tokens=settings.max_open_tokens,
