@@ -8,7 +8,7 @@ from typing import Protocol
 
 from millstream_server.engines.base import Engine, EngineInfo, Probeable
 from millstream_server.media.frames import Frames
-from millstream_server.runtime.errors import ServingError
+from millstream_server.runtime.errors import OverloadedError, ServingError
 from millstream_server.synthesis.request import Kind
 
 
@@ -75,6 +75,14 @@ class Step:
     """Steps that this job runs: with an input image fewer than `Job.steps`."""
     preview: Frames | None = None
     """The output as it would be now; of a video its first frame."""
+
+
+def too_little_memory(job: Job) -> OverloadedError:
+    """Return the failure of a job that ran out of memory."""
+    size = f"{job.width} x {job.height} pixels"
+    if job.frames > 1:
+        size += f" and {job.frames} frames"
+    return OverloadedError(f"The worker has too little memory for {size} now.")
 
 
 class Diffuser(Engine, Probeable, Protocol):

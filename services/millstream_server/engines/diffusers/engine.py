@@ -16,12 +16,11 @@ from millstream_server.media.frames import Frames
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InternalError,
-    OverloadedError,
     ServingError,
 )
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.threads import DaemonThreads
-from millstream_server.synthesis.diffuser import DiffuserInfo, Job, Step
+from millstream_server.synthesis.diffuser import DiffuserInfo, Job, Step, too_little_memory
 from millstream_server.synthesis.model_defaults import ModelDefaultsError
 
 __all__ = ["DiffusersEngine"]
@@ -179,10 +178,7 @@ class DiffusersEngine:
             return self._fault
         if type(error).__name__ in _OUT_OF_MEMORY or _CPU_OUT_OF_MEMORY in str(error):
             log.warning("too little memory for a job", width=job.width, height=job.height)
-            size = f"{job.width} x {job.height} pixels"
-            if job.frames > 1:
-                size += f" and {job.frames} frames"
-            return OverloadedError(f"The worker has too little memory for {size} now.")
+            return too_little_memory(job)
         failure = InternalError.with_id()
         log.error("the pipeline failed", error=error, error_id=failure.error_id)
         return failure

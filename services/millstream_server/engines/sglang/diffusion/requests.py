@@ -11,11 +11,10 @@ from millstream_server.media.items import Modality
 from millstream_server.runtime.errors import (
     InternalError,
     InvalidRequestError,
-    OverloadedError,
     ServingError,
 )
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.synthesis.diffuser import Job
+from millstream_server.synthesis.diffuser import Job, too_little_memory
 from millstream_server.synthesis.request import Kind
 
 log = get_log(__name__)
@@ -91,10 +90,7 @@ def read_result(result: Any, job: Job, kind: Kind) -> Frames:
 def _failure(reason: str, job: Job) -> ServingError:
     if any(words in reason.lower() for words in _OUT_OF_MEMORY):
         log.warning("too little memory for a job", width=job.width, height=job.height)
-        size = f"{job.width} x {job.height} pixels"
-        if job.frames > 1:
-            size += f" and {job.frames} frames"
-        return OverloadedError(f"The worker has too little memory for {size} now.")
+        return too_little_memory(job)
     failure = InternalError.with_id()
     log.error("SGLang failed", reason=reason, error_id=failure.error_id)
     return failure
