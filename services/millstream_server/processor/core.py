@@ -10,6 +10,7 @@ from millstream_server.generation.request import (
 )
 from millstream_server.processor.caller import Caller
 from millstream_server.processor.conversation import Conversation, Stoppable, Turn
+from millstream_server.processor.diffusion.text import TextForwarder, TextParts
 from millstream_server.processor.generation import Generation
 from millstream_server.processor.launch import GenerationParts
 from millstream_server.processor.limits import (
@@ -28,7 +29,6 @@ from millstream_server.processor.telemetry import (
     TEXT_COMPLETION,
     GenerationTelemetry,
 )
-from millstream_server.processor.text_diffusion import ForwardingParts, TextForwarder
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import (
@@ -69,7 +69,7 @@ class ProcessorCore:
         self.queues = {name: _queue(name, router, limits) for name in models.names}
         """Of each model."""
         self.text_diffusion = TextForwarder(
-            ForwardingParts(
+            TextParts(
                 models=models,
                 router=router,
                 workers=parts.workers,

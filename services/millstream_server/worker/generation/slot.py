@@ -19,7 +19,7 @@ class RequestRunner(Protocol):
     """What runs a stream's requests.
 
     `worker.generation.core.GenerationWorker`, or a Processor's
-    `processor.text_diffusion.TextForwarder`.
+    `processor.diffusion.text.TextForwarder`.
     """
 
     role: Role

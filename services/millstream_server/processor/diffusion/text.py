@@ -43,7 +43,7 @@ _NO_WORKER = "no worker with a diffusion language model is connected; retry in a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ForwardingParts:
+class TextParts:
     """What forwarded requests share with the Processor's other requests."""
 
     models: Models
@@ -66,13 +66,13 @@ class TextForwarder:
 
     role = Role.DIFFUSION
 
-    def __init__(self, parts: ForwardingParts) -> None:
+    def __init__(self, parts: TextParts) -> None:
         """Forward with ``parts``."""
         self.work = parts.work
         self.streams = OpenWork()
         """Not awaited in a drain: the server ends streams without requests."""
         self._parts = parts
-        self._open: dict[str, _Forwarded] = {}
+        self._open: dict[str, _TextRequest] = {}
 
     def context_length_of(self, model: str) -> int:
         """See `RequestRunner.context_length_of`."""
@@ -96,7 +96,7 @@ class TextForwarder:
         except ServingError as error:
             parts.count(error)
             raise
-        forwarded = _Forwarded(parts, request, sink, admission, telemetry)
+        forwarded = _TextRequest(parts, request, sink, admission, telemetry)
         forwarded.ended = lambda: self._open.pop(request.engine_id, None)
         self._open[request.engine_id] = forwarded
         forwarded.begin()
@@ -137,12 +137,12 @@ class TextForwarder:
         return served
 
 
-class _Forwarded:
+class _TextRequest:
     """One request: it waits, runs on a worker, ends once. The worker's output comes here."""
 
     def __init__(
         self,
-        parts: ForwardingParts,
+        parts: TextParts,
         request: GenerationRequest,
         sink: OutputSink,
         admission: Admission,
