@@ -16,23 +16,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import hashlib
 import io
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
 from millstream_client import Client
-from tests.support.bare_pictures import PROMPT
+from tests.support.bare_pictures import PROMPT, BarePipeline, pixels_digest
 from tests.support.ports import free_port
 from tests.support.processes import cpu_s, rss_mb
 from tests.support.suite import ServiceProcess, running
@@ -58,44 +55,6 @@ class Case:
     def median_s(self) -> float:
         """The median of the rounds."""
         return statistics.median(self.s)
-
-
-class Bare:
-    """The bare pipeline's process."""
-
-    def __init__(self, arguments: argparse.Namespace) -> None:
-        self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "tests.support.bare_pictures", str(arguments.model)),
-                *(str(arguments.size), str(arguments.size)),
-                *(str(arguments.steps), str(arguments.guidance)),
-            ],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self._line()
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError("the bare pipeline ended")
-        return line
-
-    def make(self, count: int) -> dict[str, Any]:
-        """Make images; return the figures."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{count}\n")
-        self._process.stdin.flush()
-        found: dict[str, Any] = json.loads(self._line())
-        return found
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.communicate()
 
 
 @contextmanager
@@ -142,7 +101,7 @@ async def requests(
         )
         media = await stream.result()
         pixels = Image.open(io.BytesIO(media.files[0].data)).tobytes()
-        return hashlib.sha256(pixels).hexdigest()
+        return pixels_digest(pixels)
 
     if at_once:
         return list(await asyncio.gather(*(one(seed) for seed in range(count))))
@@ -150,7 +109,7 @@ async def requests(
 
 
 async def measure(
-    arguments: argparse.Namespace, bare: Bare, processes: dict[str, ServiceProcess]
+    arguments: argparse.Namespace, bare: BarePipeline, processes: dict[str, ServiceProcess]
 ) -> list[Case]:
     """Measure in turns."""
     alone, one, queued = Case("bare pipeline"), Case("one at a time"), Case("queued")
@@ -199,8 +158,15 @@ def main() -> int:
     parser.add_argument("--guidance", type=float, default=3.0, help="(3)")
     arguments = parser.parse_args()
     with folder_for(arguments) as folder:
-        bare = Bare(arguments)
+        bare = BarePipeline(
+            arguments.model,
+            width=arguments.size,
+            height=arguments.size,
+            steps=arguments.steps,
+            guidance_scale=arguments.guidance,
+        )
         try:
+            bare.wait_ready()
             with services(arguments, folder) as processes:
                 cases = asyncio.run(measure(arguments, bare, processes))
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -202,6 +202,35 @@ async def test_prefill_and_decode_apart(tmp_path: Path, authority: Authority) ->
     suite.add_processor()
     async with suite.running(), suite.client() as client:
         assert (await client.chat("hi", max_new_tokens=3).answer()).text == "ABC"
+
+
+async def test_who_may_make_images_and_vectors(tmp_path: Path, authority: Authority) -> None:
+    suite = Secured(tmp_path, authority)
+    add = {"drawing": suite.made.add_diffusion_worker, "vectors": suite.made.add_embedding_worker}
+    for name, add_worker in add.items():
+        worker = add_worker(name, model_name=name, **suite.worker_flags)
+        suite.made.models[name] = [worker.address]
+    suite.add_processor()
+    async with suite.running():
+        async with suite.client() as client:
+            media, vectors, ranked = [await call for call in _generations(client)]
+            assert media.files[0].media_type == "image/png"
+            assert (len(vectors), len(ranked)) == (1, 1)
+        for key in (None, "c" * 32):
+            async with suite.client(key) as client:
+                for call in _generations(client):
+                    with pytest.raises(UnauthenticatedError, match="API key"):
+                        await call
+        for name in add:
+            address = suite.made.services[name].address
+            denied = await _info(address, authority.issue(UNKNOWN_PEER))
+            assert denied.reason == "PERMISSION_DENIED"
+
+
+def _generations(client: Client) -> Iterator[Any]:
+    yield client.generate_image("a cat", model="drawing").result()
+    yield client.embed("a cat", model="vectors")
+    yield client.rerank("a cat", ["a dog"], model="vectors")
 
 
 # ---- peers of a worker ---------------------------------------------------------------------------

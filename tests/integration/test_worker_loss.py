@@ -20,6 +20,7 @@ from millstream.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
+from millstream_client import Client
 from tests.conftest import ALPHABET_TEMPLATE
 from tests.support.chats import Answer, Conversation, chat, options, start
 from tests.support.failures import Failure, failure
@@ -30,6 +31,7 @@ from tests.support.waiting import until
 
 CHATS = 40
 TOKENS = 250
+_STEPS = 40
 LENGTH = generation_pb2.FINISH_REASON_LENGTH
 
 
@@ -255,3 +257,29 @@ async def _all_complete(conversations: list[Conversation]) -> None:
         outcome, _ = await _outcome(conversation)
         assert isinstance(outcome, Answer)
         assert outcome.usage.completion_tokens == TOKENS
+
+
+async def test_a_retry_of_the_library_takes_an_image_to_another_worker(tmp_path: Path) -> None:
+    flags = {"engine": "simulated", "model_name": "drawing", "simulated_step_s": 0.02}
+    workers = [
+        ServiceProcess("millstream_server.diffusion", flags, tmp_path / f"worker-{i}.log")
+        for i in range(2)
+    ]
+    front = ServiceProcess(
+        "millstream_server.processor",
+        {"models": "drawing", "workers": ",".join(worker.address for worker in workers)},
+        tmp_path / "front.log",
+    )
+    with running(*workers, front):
+        async with Client(front.address) as client:
+            await until(client.health, 20)
+            expected = await client.generate_image("a cat", seed=3, steps=_STEPS).result()
+            stream = client.generate_image("a cat", seed=3, steps=_STEPS)
+            async for progress in stream:
+                if progress.step >= 2:
+                    break
+            (loser,) = [worker for worker in workers if await _running(worker)]
+            loser.kill()
+            again = [progress.step async for progress in stream]
+            assert 0 in again, "from the first step on"
+            assert stream.media.files == expected.files

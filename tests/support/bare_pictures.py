@@ -14,8 +14,10 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
+from tests.support import forked
 from tests.support.processes import rss_mb
 
 PROMPT = "a red circle on a white background"
@@ -67,8 +69,60 @@ def _make(pipeline: Any, count: int, arguments: dict[str, Any]) -> list[str]:
     for seed in range(count):
         generator = torch.Generator().manual_seed(seed)
         image = pipeline(**arguments, generator=generator).images[0]
-        digests.append(hashlib.sha256(image.tobytes()).hexdigest())
+        digests.append(pixels_digest(image.tobytes()))
     return digests
+
+
+# ---- the test's side -----------------------------------------------------------------------------
+
+
+class BarePipeline:
+    """The test's handle of a bare pipeline in another process; its calls block."""
+
+    def __init__(
+        self, model: Path, *, width: int, height: int, steps: int, guidance_scale: float
+    ) -> None:
+        stdin, to_pipeline = os.pipe()
+        from_pipeline, stdout = os.pipe()
+        with open(os.devnull, "wb") as nothing:  # noqa: PTH123 - as a stream
+            self._process = forked.start(
+                "sglang",
+                "tests.support.bare_pictures",
+                [str(value) for value in (model, width, height, steps, guidance_scale)],
+                (stdin, stdout, nothing),
+                {"OMP_NUM_THREADS": "1", **os.environ},
+            )
+        os.close(stdin)
+        os.close(stdout)
+        self._counts = os.fdopen(to_pipeline, "w")
+        self._lines = os.fdopen(from_pipeline)
+
+    def wait_ready(self) -> None:
+        """Wait until the pipeline is loaded and warm."""
+        assert self._line() == "ready\n"
+
+    def make(self, count: int) -> dict[str, Any]:
+        """Make images of the seeds 0 to ``count`` - 1; return the figures."""
+        self._counts.write(f"{count}\n")
+        self._counts.flush()
+        found: dict[str, Any] = json.loads(self._line())
+        return found
+
+    def close(self) -> None:
+        """End the process."""
+        self._counts.close()
+        self._process.wait(60)
+        self._lines.close()
+
+    def _line(self) -> str:
+        line = self._lines.readline()
+        assert line, "the bare pipeline's process ended"
+        return line
+
+
+def pixels_digest(pixels: bytes) -> str:
+    """Return what the process prints of an image with these RGB pixels."""
+    return hashlib.sha256(pixels).hexdigest()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 `python -m tests.support.bare_vectors MODEL`: each line of stdin is a job, answered by a line.
 `{"inputs": [[5, 6]]}`: the results as SGLang gives them. `{"inputs": …, "at_once": 4, "seconds":
 2}`: so many calls with these inputs at a time; how many they were, and how long they took.
-`{"inputs": …, "kind": "bert"}`: the results of transformers, of a model made by `vector_models`.
+`{"inputs": …, "kind": "bert"}`: the results of transformers, of a model as `vector_models` makes
+them; with `"model": "DIRECTORY"` of another one.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ async def _serve(model: Path, out: Any) -> None:
             job = json.loads(line)
             answer: Any
             if "kind" in job:
-                answer = by_transformers(model, job["kind"], job["inputs"]).tolist()
+                folder = Path(job.get("model", model))
+                answer = by_transformers(folder, job["kind"], job["inputs"]).tolist()
             else:
                 answer = await (bare.rate(**job) if "seconds" in job else bare.run(**job))
             out.write(json.dumps(answer) + "\n")
