@@ -14,6 +14,7 @@ from millstream_server.processor.forwarding.client_messages import ClientMessage
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.slot_session import (
     CancelSlot,
+    Response,
     SlotService,
     SlotSession,
     StartSlot,
@@ -21,7 +22,7 @@ from millstream_server.runtime.rpc.slot_session import (
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
 from millstream_server.runtime.telemetry.tracing import incoming
 
-ResponseT = TypeVar("ResponseT")
+ResponseT = TypeVar("ResponseT", bound=Response)
 
 
 async def serve(
