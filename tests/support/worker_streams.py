@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -74,8 +75,7 @@ class Stream:
             ticket = convert.ticket_to_proto(ticket)
         timeout = None
         if timeout_s is not None:
-            timeout = Duration()
-            timeout.FromNanoseconds(int(timeout_s * 1e9))
+            timeout = Duration(seconds=math.floor(timeout_s), nanos=int(timeout_s % 1 * 1e9))
         self.slots[slot] = SlotView()
         await self.call.write(
             self._request_type(

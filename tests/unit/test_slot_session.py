@@ -30,6 +30,17 @@ from tests.support.waiting import until
 
 MIB = 1 << 20
 Content = SlotContent[str, str]
+
+
+class Message(Content):
+    """A message that is as large as the texts in it."""
+
+    def ByteSize(self) -> int:
+        """Return its size."""
+        texts = [text for part in (self.latest, self.entries, self.finished) for _, text in part]
+        return sum(map(len, texts + [error.message for _, error in self.errors]))
+
+
 Run = Callable[[Output[str]], Awaitable[str]]
 
 
@@ -69,8 +80,10 @@ class Service:
         with self.work.track():
             return await request.run(output)
 
-    def response(self, content: Content) -> Content:
-        return content
+    def response(self, content: Content) -> Message:
+        return Message(
+            content.latest, content.entries, content.finished, content.errors, content.draining
+        )
 
 
 @dataclass
@@ -80,7 +93,7 @@ class Caller:
     service: Service = field(default_factory=Service)
     stall_limit_s: float = 20.0
     messages: asyncio.Queue[Any] = field(default_factory=asyncio.Queue)
-    got: list[Content] = field(default_factory=list)
+    got: list[Message] = field(default_factory=list)
     read: int = 0
     """Messages that the session has taken."""
     may_read: asyncio.Event = field(default_factory=asyncio.Event)
@@ -93,7 +106,7 @@ class Caller:
             yield message
 
     async def _run(self) -> None:
-        session: SlotSession[Any, Request, str, str, Content] = SlotSession(
+        session: SlotSession[Any, Request, str, str, Message] = SlotSession(
             self.service, stall_limit_s=self.stall_limit_s
         )
         try:
@@ -420,3 +433,23 @@ async def test_a_drain_is_announced_and_what_is_open_may_end(caller: Caller) -> 
     assert await draining
     assert sum(content.draining for content in caller.got) == 1
     await _close(late)
+
+
+async def test_no_message_is_too_large_for_a_caller_that_reads_late(caller: Caller) -> None:
+    async def shows(output: Output[str]) -> str:
+        output.latest("p" * MIB)
+        return await _forever(output)
+
+    caller.may_read.clear()
+    for slot in range(8):
+        caller.send((slot, shows))
+    await until(lambda: caller.service.work.count == 8)
+    for slot in range(10, 3010):
+        caller.send((slot, InvalidRequestError("x" * 2000)))
+    await until(lambda: caller.read == 3008)
+    caller.may_read.set()
+    await caller.end(3009)
+    assert max(message.ByteSize() for message in caller.got) < 4 * MIB
+    shown = [slot for message in caller.got for slot, _ in message.latest]
+    failed = [slot for message in caller.got for slot, _ in message.errors]
+    assert (shown, failed) == ([*range(8)], [*range(10, 3010)])

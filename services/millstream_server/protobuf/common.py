@@ -25,6 +25,8 @@ _PRIORITIES_TO_PROTO = {
     Priority.NORMAL: processor_pb2.PRIORITY_NORMAL,
     Priority.HIGH: processor_pb2.PRIORITY_HIGH,
 }
+_MAX_TIMEOUT_S = 10 * 365 * 86_400
+"""Ten years. A longer timeout is cut to it: it could not be written again after this hop."""
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
 
@@ -90,11 +92,10 @@ def trace_of(message: Any, stream: TraceContext) -> TraceContext:
 
 
 def deadline_of(message: Any) -> float | None:
-    """Return a start's deadline, on the clock of `time.monotonic`."""
+    """Return a start's deadline, on the clock of `time.monotonic`; None: it has none."""
     if not message.HasField("timeout"):
         return None
-    seconds: float = message.timeout.ToNanoseconds() / 1e9
-    return time.monotonic() + seconds
+    return time.monotonic() + min(seconds(message.timeout), _MAX_TIMEOUT_S)
 
 
 def duration(seconds: float) -> Duration:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 from millstream.v1 import encode_pb2
 from millstream_server.media.file import MediaFile
+from millstream_server.protobuf.common import deadline_of
 from millstream_server.protobuf.media import MODALITIES, MODALITIES_TO_PROTO
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
@@ -48,7 +47,5 @@ def file_from_proto(message: encode_pb2.EncodeItem) -> MediaFile:
         trace=TraceContext(trace.traceparent, trace.tracestate, trace.baggage)
         if message.HasField("trace")
         else NOT_TRACED,
-        deadline_s=time.monotonic() + message.timeout.ToNanoseconds() / 1e9
-        if message.HasField("timeout")
-        else None,
+        deadline_s=deadline_of(message),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from millstream_server.generation.sampling import (
     Sampling,
 )
 from millstream_server.media.items import MAX_MEDIA_ITEMS, MediaInput
+from millstream_server.protobuf.common import deadline_of
 from millstream_server.protobuf.media import item_from_proto, item_to_proto
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
@@ -142,9 +142,7 @@ def start_from_proto(
         )
         if message.HasField("trace")
         else NOT_TRACED,
-        deadline_s=time.monotonic() + message.timeout.ToNanoseconds() / 1e9
-        if message.HasField("timeout")
-        else None,
+        deadline_s=deadline_of(message),
     )
 
 

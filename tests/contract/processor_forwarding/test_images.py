@@ -227,6 +227,15 @@ async def test_a_deadline_goes_with_the_request_and_ends_it() -> None:
         await until(lambda: worker.cancels == [start.slot])
 
 
+async def test_an_absurd_timeout_is_a_long_one() -> None:
+    async with drawing() as (front, worker), slots(front.diffusion.GenerateImage()) as client:
+        await client.send(image(0, timeout=Duration(seconds=2**63 - 1)))
+        start = await worker.started()
+        assert start.timeout.seconds > 365 * 86_400
+        worker.finish(start)
+        await client.end_of(0)
+
+
 async def test_the_deadline_of_the_rpc_goes_with_its_requests() -> None:
     async with (
         drawing() as (front, worker),

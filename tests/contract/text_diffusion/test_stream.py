@@ -73,6 +73,14 @@ async def test_without_a_length_the_context_is_filled(place: str, text_model: Te
     assert len(view.token_ids) == DLLM.context_length - 1
 
 
+async def test_an_absurd_timeout_is_a_long_one(place: str, text_model: TextModel) -> None:
+    async with serving(place, text_model) as at:
+        stream = text_stream(at.stub)
+        await stream.start(0, [9], max_new_tokens=2, timeout_s=2**63 - 1)
+        (view,) = await stream.ended(0)
+    assert view.token_ids == [10, 11]
+
+
 async def test_a_cancel_frees_the_worker_and_disturbs_nobody(
     place: str, text_model: TextModel
 ) -> None:

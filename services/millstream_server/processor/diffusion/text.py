@@ -30,6 +30,7 @@ from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import (
     SERVER_FAULTS,
+    InternalError,
     InvalidRequestError,
     NoWorkerError,
     ServingError,
@@ -38,6 +39,9 @@ from millstream_server.runtime.errors import (
 from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.request_id import check_length
 from millstream_server.runtime.telemetry.load_meter import LoadMeter
+from millstream_server.runtime.telemetry.log import get_log
+
+log = get_log(__name__)
 
 _NO_WORKER = "no worker with a diffusion language model is connected; retry in a moment"
 
@@ -202,8 +206,15 @@ class _TextRequest:
             request = replace(request, trace=self._span.carry(request.trace))
             self._cancel = self._parts.workers.generate(address, request, self)
         except ServingError as error:
-            # Later: the caller of `submit` doesn't have the request's id yet.
-            asyncio.get_running_loop().call_soon(self.fail, error)
+            self._fail_soon(error)
+        except Exception as error:  # noqa: BLE001 - a bug must not leave the request open for ever
+            internal = InternalError.with_id()
+            log.error("a request can't be sent", error_id=internal.error_id, error=error)
+            self._fail_soon(internal)
+
+    def _fail_soon(self, error: ServingError) -> None:
+        """Fail later: the caller of `submit` doesn't have the request's id yet."""
+        asyncio.get_running_loop().call_soon(self.fail, error)
 
     def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
         """Pass new tokens on."""

@@ -15,6 +15,7 @@ from millstream_server.protobuf.common import control_of
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.slot_session import (
     CancelSlot,
+    Response,
     SlotService,
     SlotSession,
     StartSlot,
@@ -22,7 +23,7 @@ from millstream_server.runtime.rpc.slot_session import (
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
 from millstream_server.runtime.telemetry.tracing import incoming
 
-ResponseT = TypeVar("ResponseT")
+ResponseT = TypeVar("ResponseT", bound=Response)
 
 
 async def serve(

@@ -33,6 +33,22 @@ class SlotContent(Generic[EntryT, EndT]):
     errors: Sequence[tuple[int, ServingError]]
     draining: bool
 
+    def halves(self) -> tuple[SlotContent[EntryT, EndT], SlotContent[EntryT, EndT]] | None:
+        """Return two parts, to be sent in this order; None: there is only one thing in it."""
+        parts: list[Sequence[Any]] = [self.latest, self.entries, self.finished, self.errors]
+        room = sum(map(len, parts)) // 2
+        if not room:
+            return None
+        first, second = [], []
+        for part in parts:
+            first.append(part[:room])
+            second.append(part[room:])
+            room = max(0, room - len(part))
+        return (
+            SlotContent(first[0], first[1], first[2], first[3], self.draining),
+            SlotContent(second[0], second[1], second[2], second[3], draining=False),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Item:

@@ -34,6 +34,8 @@ log = get_log(__name__)
 MAX_SLOT = 1 << 20
 _MAX_OPEN_SLOTS = 4096
 _STALL_LIMIT_S = 60.0
+_MAX_MESSAGE_BYTES = 3 << 20
+"""gRPC's callers take 4 MiB unless they say otherwise; one entry has little more than 1 MiB."""
 
 
 class SlotRequest(Protocol):
@@ -45,11 +47,19 @@ class SlotRequest(Protocol):
         ...
 
 
+class Response(Protocol):
+    """What a session reads of a message that it sends."""
+
+    def ByteSize(self) -> int:  # noqa: N802 - protobuf's name
+        """Return its size on the wire."""
+        ...
+
+
 MessageT_contra = TypeVar("MessageT_contra", contravariant=True)
-ResponseT_co = TypeVar("ResponseT_co", covariant=True)
+ResponseT_co = TypeVar("ResponseT_co", covariant=True, bound=Response)
 EntryT_contra = TypeVar("EntryT_contra", contravariant=True)
 MessageT = TypeVar("MessageT")
-ResponseT = TypeVar("ResponseT")
+ResponseT = TypeVar("ResponseT", bound=Response)
 RequestT = TypeVar("RequestT", bound=SlotRequest)
 
 
@@ -181,7 +191,8 @@ class SlotSession(Generic[MessageT, RequestT, EntryT, EndT, ResponseT]):
         with self._reading(messages) as reader:
             while True:
                 if self._output.filled:
-                    yield self._service.response(self._output.take())
+                    for response in self._messages(self._output.take()):
+                        yield response
                 elif reader.done() and not self._slots:
                     reader.result()
                     return
@@ -190,6 +201,18 @@ class SlotSession(Generic[MessageT, RequestT, EntryT, EndT, ResponseT]):
                 else:
                     self._output.wake.clear()
                     await self._output.wake.wait()
+
+    def _messages(self, content: SlotContent[EntryT, EndT]) -> Iterator[ResponseT]:
+        """Make a message, or several: one that is too large would end the caller's stream.
+
+        Only the message itself tells its size; that of errors and previews isn't known before.
+        """
+        response = self._service.response(content)
+        if response.ByteSize() <= _MAX_MESSAGE_BYTES or (halves := content.halves()) is None:
+            yield response
+            return
+        for half in halves:
+            yield from self._messages(half)
 
     @contextlib.contextmanager
     def _reading(self, messages: AsyncIterator[MessageT]) -> Iterator[asyncio.Task[None]]:
