@@ -22,11 +22,10 @@ from google.protobuf.wrappers_pb2 import DoubleValue, StringValue
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from millstream.orca import service_pb2, service_pb2_grpc
-from millstream.v1 import worker_pb2, worker_pb2_grpc
+from millstream.v1 import worker_pb2
 from millstream_server.engines.base import EngineInfo, EngineLoad, Role
 from millstream_server.runtime.errors import EngineFailedError, ServingError
 from millstream_server.runtime.lifecycle.signals import DRAINED, FAILED
-from millstream_server.runtime.telemetry.metrics import DRAINING
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
 from millstream_server.runtime.telemetry.tracing import ambient
 from millstream_server.worker import app
@@ -34,12 +33,10 @@ from millstream_server.worker.host import WorkerHost, WorkerPlan
 from millstream_server.worker.host_settings import HostSettings
 from tests.support.certificates import Authority, SecretMount
 from tests.support.failures import refusal
+from tests.support.hosted_worker import HostedWorker, host_settings, hosted_worker
 from tests.support.long_streams import (
     NOT_SERVING,
     SERVING,
-    HealthWatch,
-    server_status,
-    watched_health,
 )
 from tests.support.otlp_collector import collecting
 from tests.support.ports import free_port
@@ -147,15 +144,11 @@ def plan(engine: EmbeddingEngine) -> WorkerPlan[EngineInfo]:
     )
 
 
-@dataclass
-class Embedder:
+@dataclass(kw_only=True)
+class Embedder(HostedWorker):
     """A worker that runs here."""
 
     engine: EmbeddingEngine
-    settings: HostSettings
-    code: asyncio.Task[int]
-    channel: Any
-    health: HealthWatch
 
     def embed(self, text: str) -> Any:
         method = self.channel.unary_unary(
@@ -163,40 +156,17 @@ class Embedder:
         )
         return method(StringValue(value=text), timeout=20)
 
-    @property
-    def about(self) -> Any:
-        return worker_pb2_grpc.WorkerServiceStub(self.channel)
-
-    async def conditions(self) -> list[str]:
-        async with grpc.aio.insecure_channel(self.settings.admin_listen) as channel:
-            return list((await server_status(channel)).health_conditions)
-
 
 @contextlib.asynccontextmanager
 async def embedder(**changes: Any) -> AsyncIterator[Embedder]:
     engine = EmbeddingEngine()
-    settings = replace(
-        HostSettings(
-            listen=f"127.0.0.1:{free_port()}",
-            metrics_listen=f"127.0.0.1:{free_port()}",
-            admin_listen=f"127.0.0.1:{free_port()}",
-            canary_interval_s=0.1,
-            canary_timeout_s=0.3,
-            propagation_s=0.05,
-        ),
-        **changes,
-    )
-    code = asyncio.ensure_future(app.run(settings, plan(engine)))
-    try:
-        async with grpc.aio.insecure_channel(settings.listen) as channel:
-            await asyncio.wait_for(channel.channel_ready(), 10)
-            async with watched_health(channel, SERVICE) as (health,):
-                await health.until(SERVING)
-                yield Embedder(engine, settings, code, channel, health)
-    finally:
-        code.cancel()
-        await asyncio.wait({code})
-        DRAINING.set(0)  # the gauge is this whole process's
+    given: dict[str, Any] = {
+        "metrics_listen": f"127.0.0.1:{free_port()}",
+        "canary_interval_s": 0.1,
+        "canary_timeout_s": 0.3,
+    }
+    async with hosted_worker(host_settings(**(given | changes)), plan(engine)) as running:
+        yield Embedder(engine=engine, **running)
 
 
 async def test_it_embeds_and_says_what_it_is_and_how_loaded() -> None:

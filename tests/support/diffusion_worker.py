@@ -11,22 +11,17 @@ from typing import Any
 
 import grpc
 
-from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc, errors_pb2, worker_pb2_grpc
+from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc, errors_pb2
 from millstream_server.engines.simulated.diffuser import (
     SimulatedDiffuser,
     SimulatedDiffuserConfig,
 )
 from millstream_server.media.frames import Frames
-from millstream_server.runtime.telemetry.metrics import DRAINING
 from millstream_server.synthesis.diffuser import Job, Step
 from millstream_server.synthesis.request import Kind
-from millstream_server.worker import app
 from millstream_server.worker.diffusion.engine import DiffusionOptions, HostedDiffuser
 from millstream_server.worker.diffusion.service import make_plan
-from millstream_server.worker.diffusion.servicer import SERVICE
-from millstream_server.worker.host_settings import HostSettings
-from tests.support.encode_worker import SOON, host_settings
-from tests.support.long_streams import SERVING, HealthWatch, server_status, watched_health
+from tests.support.hosted_worker import HostedWorker, host_settings, hosted_worker
 from tests.support.waiting import EOF, until
 
 MODEL = "tiny-pictures"
@@ -77,28 +72,16 @@ VIDEOS = Setup(
 )
 
 
-@dataclass
-class Worker:
+@dataclass(kw_only=True)
+class Worker(HostedWorker):
     """A worker that runs here."""
 
     engine: SteppedDiffuser
     hosted: HostedDiffuser
-    settings: HostSettings
-    code: asyncio.Task[int]
-    channel: Any
-    health: HealthWatch
-
-    @property
-    def about(self) -> Any:
-        return worker_pb2_grpc.WorkerServiceStub(self.channel)
 
     @property
     def stub(self) -> Any:
         return diffusion_pb2_grpc.DiffusionServiceStub(self.channel)
-
-    async def conditions(self) -> list[str]:
-        async with grpc.aio.insecure_channel(self.settings.admin_listen) as channel:
-            return list((await server_status(channel)).health_conditions)
 
     async def until_load(self, running: int, queued: int) -> None:
         """Wait until so many requests have the device, and wait for it."""
@@ -248,18 +231,8 @@ async def diffusion_worker(setup: Setup | None = None, **changes: Any) -> AsyncI
     hosted = HostedDiffuser(engine, setup.options)
     settings = host_settings(**({"max_open_requests": 64} | changes))
     plan = make_plan(hosted, MODEL, max_open_pixel_steps=setup.max_open_pixel_steps)
-    code = asyncio.ensure_future(app.run(settings, plan))
-    try:
-        async with grpc.aio.insecure_channel(settings.listen, SOON) as channel:
-            await asyncio.wait_for(channel.channel_ready(), 10)
-            async with watched_health(channel, SERVICE) as (health,):
-                await health.until(SERVING)
-                yield Worker(engine, hosted, settings, code, channel, health)
-    finally:
-        engine.unwedge()
-        code.cancel()
-        await asyncio.wait({code})
-        DRAINING.set(0)  # the gauge is this whole process's
+    async with hosted_worker(settings, plan, engine.unwedge) as running:
+        yield Worker(engine=engine, hosted=hosted, **running)
 
 
 @contextlib.asynccontextmanager

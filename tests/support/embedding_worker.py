@@ -11,46 +11,29 @@ from typing import Any
 import grpc
 import numpy as np
 
-from millstream.v1 import embedding_pb2, embedding_pb2_grpc, errors_pb2, worker_pb2_grpc
+from millstream.v1 import embedding_pb2, embedding_pb2_grpc, errors_pb2
 from millstream_server.engines.simulated.vectors import (
     SimulatedEmbedder,
     SimulatedEmbedderConfig,
     vector,
 )
-from millstream_server.runtime.telemetry.metrics import DRAINING
-from millstream_server.worker import app
-from millstream_server.worker.host_settings import HostSettings
 from millstream_server.worker.vectors.service import make_plan
-from millstream_server.worker.vectors.servicer import SERVICE
 from millstream_server.worker.vectors.settings import VectorSettings
-from tests.support.encode_worker import SOON, host_settings
-from tests.support.long_streams import SERVING, HealthWatch, server_status, watched_health
+from tests.support.hosted_worker import HostedWorker, host_settings, hosted_worker
 from tests.support.waiting import EOF, until
 
 MODEL = "tiny-embedder"
 
 
-@dataclass
-class Worker:
+@dataclass(kw_only=True)
+class Worker(HostedWorker):
     """A worker that runs here."""
 
     engine: SimulatedEmbedder
-    settings: HostSettings
-    code: asyncio.Task[int]
-    channel: Any
-    health: HealthWatch
-
-    @property
-    def about(self) -> Any:
-        return worker_pb2_grpc.WorkerServiceStub(self.channel)
 
     @property
     def embedding(self) -> Any:
         return embedding_pb2_grpc.EmbeddingServiceStub(self.channel)
-
-    async def conditions(self) -> list[str]:
-        async with grpc.aio.insecure_channel(self.settings.admin_listen) as channel:
-            return list((await server_status(channel)).health_conditions)
 
     def rerank(self, pairs: Sequence[Sequence[int]], *, within_s: float = 20, **fields: Any) -> Any:
         """Start a Rerank call."""
@@ -179,18 +162,9 @@ async def embedding_worker(
     """Run a worker; ``changes`` are of its host's settings."""
     engine = SimulatedEmbedder(config)
     settings = host_settings(**changes)
-    code = asyncio.ensure_future(app.run(settings, make_plan(engine, MODEL, vectors)))
-    try:
-        async with grpc.aio.insecure_channel(settings.listen, SOON) as channel:
-            await asyncio.wait_for(channel.channel_ready(), 10)
-            async with watched_health(channel, SERVICE) as (health,):
-                await health.until(SERVING)
-                yield Worker(engine, settings, code, channel, health)
-    finally:
-        engine.unwedge()
-        code.cancel()
-        await asyncio.wait({code})
-        DRAINING.set(0)  # the gauge is this whole process's
+    plan = make_plan(engine, MODEL, vectors)
+    async with hosted_worker(settings, plan, engine.unwedge) as running:
+        yield Worker(engine=engine, **running)
 
 
 @contextlib.asynccontextmanager

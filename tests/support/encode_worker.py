@@ -13,31 +13,25 @@ from typing import Any
 import grpc
 from PIL import Image
 
-from millstream.v1 import encode_pb2, encode_pb2_grpc, media_pb2, worker_pb2_grpc
+from millstream.v1 import encode_pb2, encode_pb2_grpc, media_pb2
 from millstream_server.engines.simulated.encoder import SimulatedEncoder, SimulatedEncoderConfig
 from millstream_server.media.frames import Frames
 from millstream_server.media.items import Modality
 from millstream_server.media.limits import MediaLimits
 from millstream_server.runtime.errors import InvalidRequestError
-from millstream_server.runtime.telemetry.metrics import DRAINING
 from millstream_server.transfer.embeddings.store import EmbeddingStore
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketKey
-from millstream_server.worker import app
 from millstream_server.worker.encoding.core import EncodeOptions
 from millstream_server.worker.encoding.engine import HostedEncoder
 from millstream_server.worker.encoding.pipeline import PipelineOptions
 from millstream_server.worker.encoding.service import Serving, make_plan
-from millstream_server.worker.encoding.servicer import SERVICE
-from millstream_server.worker.host_settings import HostSettings
-from tests.support.long_streams import SERVING, HealthWatch, server_status, watched_health
-from tests.support.ports import free_port
+from tests.support.hosted_worker import HostedWorker, host_settings, hosted_worker
 from tests.support.waiting import EOF, until
 
 MODEL = "tiny-vision"
 IMAGE, VIDEO = media_pb2.MODALITY_IMAGE, media_pb2.MODALITY_VIDEO
 KEY = TicketKey(bytes(32))
-SOON = [("grpc.initial_reconnect_backoff_ms", 20)]  # the port may not be open at the first attempt
 
 
 class Decoders:
@@ -92,29 +86,17 @@ class Setup:
         return Serving(options=self.options, tickets=EmbeddingTickets(KEY))
 
 
-@dataclass
-class Encoder:
+@dataclass(kw_only=True)
+class Encoder(HostedWorker):
     """A worker that runs here."""
 
     tower: SimulatedEncoder
     hosted: HostedEncoder
     decoders: Any
-    settings: HostSettings
-    code: asyncio.Task[int]
-    channel: Any
-    health: HealthWatch
-
-    @property
-    def about(self) -> Any:
-        return worker_pb2_grpc.WorkerServiceStub(self.channel)
 
     @property
     def pinned_bytes(self) -> int:
         return self.hosted.store.pinned_bytes
-
-    async def conditions(self) -> list[str]:
-        async with grpc.aio.insecure_channel(self.settings.admin_listen) as channel:
-            return list((await server_status(channel)).health_conditions)
 
 
 class Stream:
@@ -196,19 +178,6 @@ def sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-def host_settings(**changes: Any) -> HostSettings:
-    return replace(
-        HostSettings(
-            listen=f"127.0.0.1:{free_port()}",
-            metrics_listen="",
-            admin_listen=f"127.0.0.1:{free_port()}",
-            canary_interval_s=0,
-            propagation_s=0.05,
-        ),
-        **changes,
-    )
-
-
 @contextlib.asynccontextmanager
 async def encode_worker(setup: Setup | None = None, **changes: Any) -> AsyncIterator[Encoder]:
     """Run a worker; ``changes`` are of its host's settings."""
@@ -217,18 +186,8 @@ async def encode_worker(setup: Setup | None = None, **changes: Any) -> AsyncIter
     hosted = setup.hosted(tower)
     settings = host_settings(**changes)
     plan = make_plan(hosted, MODEL, setup.serving)
-    code = asyncio.ensure_future(app.run(settings, plan))
-    try:
-        async with grpc.aio.insecure_channel(settings.listen, SOON) as channel:
-            await asyncio.wait_for(channel.channel_ready(), 10)
-            async with watched_health(channel, SERVICE) as (health,):
-                await health.until(SERVING)
-                yield Encoder(tower, hosted, setup.decoders, settings, code, channel, health)
-    finally:
-        tower.unwedge()
-        code.cancel()
-        await asyncio.wait({code})
-        DRAINING.set(0)  # the gauge is this whole process's
+    async with hosted_worker(settings, plan, tower.unwedge) as running:
+        yield Encoder(tower=tower, hosted=hosted, decoders=setup.decoders, **running)
 
 
 @contextlib.asynccontextmanager

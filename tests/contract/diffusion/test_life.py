@@ -31,7 +31,7 @@ from tests.support.diffusion_worker import (
     diffusion_worker,
     streaming,
 )
-from tests.support.encode_worker import SOON
+from tests.support.hosted_worker import SOON
 from tests.support.long_streams import NOT_SERVING, SERVING
 from tests.support.otlp_collector import collecting
 from tests.support.ports import free_port

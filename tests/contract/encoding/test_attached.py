@@ -30,8 +30,9 @@ from millstream_server.worker.encoding.attach import with_encoding
 from millstream_server.worker.encoding.engine import HostedEncoder
 from millstream_server.worker.encoding.service import Serving
 from millstream_server.worker.generation.app import make_plan
-from tests.support.encode_worker import MODEL, SOON, Setup, Stream, host_settings
+from tests.support.encode_worker import MODEL, Setup, Stream
 from tests.support.failures import refusal
+from tests.support.hosted_worker import SOON, host_settings
 from tests.support.long_streams import NOT_SERVING, SERVING, HealthWatch, watched_health
 from tests.support.media_files import solid
 from tests.support.waiting import until

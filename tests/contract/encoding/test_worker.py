@@ -33,7 +33,6 @@ from tests.support.encode_worker import (
     IMAGE,
     KEY,
     MODEL,
-    SOON,
     Setup,
     Stream,
     encode_stream,
@@ -41,6 +40,7 @@ from tests.support.encode_worker import (
     streaming,
 )
 from tests.support.failures import refusal
+from tests.support.hosted_worker import SOON
 from tests.support.long_streams import NOT_SERVING, SERVING
 from tests.support.media_files import solid
 from tests.support.otlp_collector import collecting

@@ -25,8 +25,8 @@ from tests.support.embedding_worker import (
     expected,
     streaming,
 )
-from tests.support.encode_worker import SOON
 from tests.support.failures import refusal
+from tests.support.hosted_worker import SOON
 from tests.support.long_streams import NOT_SERVING, SERVING
 from tests.support.otlp_collector import collecting
 from tests.support.ports import free_port
