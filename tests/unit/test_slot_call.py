@@ -1,13 +1,20 @@
-"""One request's entries at the Processor, between the worker's stream and whoever reads them."""
+"""One request at the Processor, between the worker's stream and whoever reads its entries."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from millstream_server.links.slot_stream import SlotCall
-from millstream_server.runtime.errors import WorkerLostError
+from millstream_server.engines.base import Role
+from millstream_server.links.diffusion_rpc import DiffusionRpc
+from millstream_server.links.link import Connection
+from millstream_server.links.slot_stream import SlotCall, SlotStream
+from millstream_server.routing.workers import WorkerView
+from millstream_server.runtime.errors import InvalidRequestError, WorkerLostError
+from millstream_server.synthesis.request import DiffusionRequest, Kind
 
 
 def _call() -> SlotCall[str, str]:
@@ -47,3 +54,16 @@ def test_the_end_is_told_also_if_nobody_reads(*, early: bool) -> None:
     if not early:
         call.when_ended(lambda: ended.append(True))
     assert ended == [True]
+
+
+async def test_a_request_that_no_worker_takes_in_one_message_uses_no_slot() -> None:
+    view = WorkerView("somewhere")
+    description: Any = SimpleNamespace(role=Role.DIFFUSION)
+    connection = Connection(None, description, view, lambda: None)  # type: ignore[arg-type]
+    stream = SlotStream(connection, DiffusionRpc(Kind.IMAGE))
+    request = DiffusionRequest(kind=Kind.IMAGE, prompt="", input_image=bytes(64 << 20))
+    with pytest.raises(InvalidRequestError, match="at most 67108864 go to a worker"):
+        stream.start(request)
+    assert (view.in_flight, view.in_use) == (0, 0)
+    stream.start(replace(request, input_image=b""))
+    assert view.in_flight == 1

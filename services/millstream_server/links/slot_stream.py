@@ -11,7 +11,13 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 
 from millstream_server.links.link import Connection
-from millstream_server.runtime.errors import RequestCancelledError, ServingError, WorkerLostError
+from millstream_server.runtime.errors import (
+    InvalidRequestError,
+    RequestCancelledError,
+    ServingError,
+    WorkerLostError,
+)
+from millstream_server.runtime.rpc.channel import MAX_WORKER_MESSAGE_BYTES
 from millstream_server.runtime.rpc.slot_output import EndT, EntryT, SlotContent
 from millstream_server.runtime.telemetry.client_rpcs import observe_call
 from millstream_server.runtime.telemetry.request_counts import RequestCounts
@@ -162,9 +168,14 @@ class SlotStream(Generic[RequestT, EntryT, EndT]):
     # ---- for callers -----------------------------------------------------------------------------
 
     def start(self, request: RequestT) -> SlotCall[EntryT, EndT]:
-        """Start a request."""
+        """Start a request.
+
+        Raises:
+            InvalidRequestError: it is too large for a worker.
+        """
         slot = self._free[-1] if self._free else self._slots
         message = self._rpc.start(slot, request)  # first: if it raises, no slot is used
+        _check_size(message.ByteSize())
         if self._free:
             self._free.pop()
         else:
@@ -271,3 +282,11 @@ class SlotStream(Generic[RequestT, EntryT, EndT]):
     def _send(self, message: Any) -> None:
         self._messages.append(message)
         self._filled.set()
+
+
+def _check_size(nbytes: int) -> None:
+    if nbytes > MAX_WORKER_MESSAGE_BYTES:
+        raise InvalidRequestError(
+            f"the request has {nbytes} bytes; at most {MAX_WORKER_MESSAGE_BYTES} go to a worker: "
+            "send a smaller file or fewer inputs"
+        )

@@ -7,9 +7,15 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
-from millstream.v1 import embedding_pb2, embedding_pb2_grpc, processor_pb2
+from millstream.v1 import (
+    diffusion_pb2,
+    embedding_pb2,
+    embedding_pb2_grpc,
+    processor_pb2,
+)
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.synthesis.request import Kind
+from millstream_server.worker.diffusion.engine import DiffusionOptions
 from tests.support import embedding_worker
 from tests.support.diffusion_worker import (
     MODEL,
@@ -69,6 +75,19 @@ async def test_videos_go_the_same_way() -> None:
         listed = await front.stub.ListModels(processor_pb2.ListModelsRequest())
         (model,) = listed.models
         assert list(model.tasks) == [processor_pb2.MODEL_TASK_GENERATE_VIDEO]
+
+
+async def test_a_file_that_the_worker_refuses_harms_nobody_else() -> None:
+    async with both(Setup(options=DiffusionOptions(max_input_bytes=1 << 20))) as (one, _, stream):
+        one.engine.by_hand()
+        await stream.start(0)
+        await one.until_load(1, 0)
+        await stream.start(1, input_image=diffusion_pb2.InputImage(data=bytes(3 << 20)))
+        refused = await stream.ended(1)
+        assert (refused.reason, refused.fields) == ("INVALID_REQUEST", ["input_image.data"])
+        assert "1048576 are allowed" in refused.message
+        one.engine.allow(5)
+        await stream.finished(0)
 
 
 def _is_at(view: SlotView, position: int) -> bool:

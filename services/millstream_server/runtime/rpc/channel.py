@@ -35,6 +35,9 @@ MAX_PENDING_RPCS = 32_768
 # Enough for a key, trace context and W3C baggage (8 KiB at most). It is used for both of gRPC's
 # limits, soft and hard: between the two gRPC refuses at random.
 MAX_METADATA_BYTES = 16 << 10
+# The largest message of a slot stream to a worker. A larger one than the worker takes would end the
+# stream, and every other request on it: workers take this much, Processors send no more.
+MAX_WORKER_MESSAGE_BYTES = 64 << 20
 # Reconnect soon after a worker's restart. gRPC's default is 1 s to 120 s.
 RECONNECT_FIRST_S = 0.2
 RECONNECT_MOST_S = 2.0

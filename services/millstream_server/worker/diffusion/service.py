@@ -7,6 +7,7 @@ import grpc
 from millstream.v1 import diffusion_pb2_grpc
 from millstream_server.engines.base import Role
 from millstream_server.protobuf.worker import description_to_proto
+from millstream_server.runtime.rpc.channel import MAX_WORKER_MESSAGE_BYTES
 from millstream_server.synthesis.diffuser import DiffuserInfo
 from millstream_server.worker.diffusion.core import DiffusionWorker
 from millstream_server.worker.diffusion.engine import HostedDiffuser
@@ -47,6 +48,9 @@ def make_plan(
         describe=description_to_proto,
         max_open_tokens=most_open,
         counted=PIXEL_STEPS,
-        max_receive_bytes=engine.options.max_input_bytes + _MESSAGE_OVERHEAD,
+        # A file above the limit fails as one request, not with the whole stream.
+        max_receive_bytes=max(
+            MAX_WORKER_MESSAGE_BYTES, engine.options.max_input_bytes + _MESSAGE_OVERHEAD
+        ),
         without_spans=STREAMS,
     )

@@ -9,13 +9,13 @@ import grpc
 from millstream.v1 import embedding_pb2_grpc
 from millstream_server.engines.base import Role
 from millstream_server.protobuf.worker import description_to_proto
+from millstream_server.runtime.rpc.channel import MAX_WORKER_MESSAGE_BYTES
 from millstream_server.vectors.embedder import Embedder, EmbedderInfo
 from millstream_server.worker.host import WorkerHost, WorkerPlan
 from millstream_server.worker.vectors.core import VectorWorker
 from millstream_server.worker.vectors.servicer import SERVICE, STREAM, EmbeddingServicer
 from millstream_server.worker.vectors.settings import VectorSettings
 
-_MAX_RECEIVE_BYTES = 32 << 20
 _OPEN_BATCHES = 256
 
 
@@ -39,7 +39,7 @@ def make_plan(
         add=add,
         describe=description_to_proto,
         max_open_tokens=partial(_most_open_tokens, chosen.max_open_tokens),
-        max_receive_bytes=_MAX_RECEIVE_BYTES,
+        max_receive_bytes=MAX_WORKER_MESSAGE_BYTES,
         without_spans=(STREAM,),
     )
 
