@@ -65,11 +65,22 @@ def assemble(autoencoder: Any, reader: Any, denoiser: Any) -> ZImagePipeline:
     )
 
 
+DEFAULTS = {
+    "width": SIDE,
+    "height": SIDE,
+    "steps": 20,
+    "guidance_scale": 3.0,
+    "max_prompt_tokens": 64,
+}
+"""What a request gets that names none: read by Millstream's diffusion workers."""
+
+
 def save(pipe: ZImagePipeline, folder: Path) -> None:
     """Writes the pipeline with everything both engines need; replaces what was there."""
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     pipe.save_pretrained(part)
+    write(part / "millstream.json", DEFAULTS)
     path = part / "transformer" / "config.json"
     settings = json.loads(path.read_text(encoding="utf-8"))
     # SGLang's names for two of diffusers' settings.
