@@ -67,7 +67,7 @@ def _further(model: FurtherModel, millstream: str, where: str) -> str:
         case Task.EMBEDDING:
             return f'{millstream} embed --compare "a cat" "a kitten" "a database"{where}'
         case _:
-            documents = '"Mix flour and water." "A GPU has many cores."'
+            documents = '"Mix flour and water, then bake." "A GPU has many cores."'
             return f'{millstream} rerank "How do I bake bread?" {documents}{where}'
 
 
