@@ -12,7 +12,6 @@ from pathlib import Path
 from tests.support.models import VOCAB_SIZE as TOKENIZER_SIZE
 from tests.support.models import save_tokenizer
 
-MASK_TOKEN_ID = 151_669
 VOCAB_SIZE = 151_680
 CONTEXT_LENGTH = 512
 BLOCK_TOKENS = 4

@@ -25,7 +25,7 @@ __all__ = [
 class RequestSpan:
     """Without tracing: records nothing and passes the trace context on.
 
-    Of `finished` and `failed` only the first call counts.
+    Of `finished`, `succeeded` and `failed` only the first call counts.
     """
 
     __slots__ = ()
@@ -37,8 +37,8 @@ class RequestSpan:
     def finished(self, finish: Finish) -> None:
         """Record that the request finished."""
 
-    def encoded(self) -> None:
-        """Record that an image or a video was encoded, instead of `finished`."""
+    def succeeded(self) -> None:
+        """Record that a request without tokens succeeded, instead of `finished`."""
 
     def failed(self, error: BaseException) -> None:
         """Record the request's failure."""
@@ -62,10 +62,10 @@ class TracedRequest(RequestSpan):
 
     def finished(self, finish: Finish) -> None:
         """See `RequestSpan.finished`."""
-        self.encoded()
+        self.succeeded()
 
-    def encoded(self) -> None:
-        """See `RequestSpan.encoded`."""
+    def succeeded(self) -> None:
+        """See `RequestSpan.succeeded`."""
         span, self._span = self._span, None
         if span is not None:
             span.end()

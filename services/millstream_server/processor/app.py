@@ -15,6 +15,7 @@ from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.diffusion.core import DiffusionCore
 from millstream_server.processor.diffusion.servicer import SERVICE as DIFFUSION
 from millstream_server.processor.diffusion.servicer import DiffusionServicer
+from millstream_server.processor.diffusion.text import TextForwarder, TextParts
 from millstream_server.processor.forwarding.forwarder import Forwarder, ForwardingParts
 from millstream_server.processor.forwarding.held_bytes import HeldBytes
 from millstream_server.processor.launch import GenerationParts
@@ -122,10 +123,26 @@ def add_services(server: Server, core: ProcessorCore, workers: Fleet, limits: Fo
     )
     processor_pb2_grpc.add_ProcessorServiceServicer_to_server(ProcessorServicer(core), server.grpc)
     diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(
-        DiffusionServicer(core, DiffusionCore(forwarder, workers)), server.grpc
+        DiffusionServicer(core, DiffusionCore(forwarder, workers), _text(core, workers)),
+        server.grpc,
     )
     embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(
         EmbeddingServicer(core, VectorsCore(forwarder, workers)), server.grpc
+    )
+
+
+def _text(core: ProcessorCore, workers: Fleet) -> TextForwarder:
+    return TextForwarder(
+        TextParts(
+            models=core.models,
+            router=core.router,
+            workers=workers,
+            queues=core.queues,
+            limits=core.limits,
+            telemetry=core.telemetry,
+            meter=core.meter,
+            work=core.work,
+        )
     )
 
 

@@ -10,7 +10,6 @@ from millstream_server.generation.request import (
 )
 from millstream_server.processor.caller import Caller
 from millstream_server.processor.conversation import Conversation, Stoppable, Turn
-from millstream_server.processor.diffusion.text import TextForwarder, TextParts
 from millstream_server.processor.generation import Generation
 from millstream_server.processor.launch import GenerationParts
 from millstream_server.processor.limits import (
@@ -63,24 +62,12 @@ class ProcessorCore:
         self.work = OpenWork()
         self.meter = LoadMeter(self._utilization)
         self.router = router
+        self.limits = limits
         self._requests = RequestBuilder(models, limits, media)
-        self._telemetry = telemetry or GenerationTelemetry()
+        self.telemetry = telemetry or GenerationTelemetry()
         self._parts = parts
         self.queues = {name: _queue(name, router, limits) for name in models.names}
         """Of each model."""
-        self.text_diffusion = TextForwarder(
-            TextParts(
-                models=models,
-                router=router,
-                workers=parts.workers,
-                queues=self.queues,
-                limits=limits,
-                telemetry=self._telemetry,
-                meter=self.meter,
-                work=self.work,
-            )
-        )
-        """Runs the requests of DiffusionService.GenerateText."""
 
     @contextlib.contextmanager
     def call(self, on_drain: Callable[[], None] | None = None) -> Iterator[None]:
@@ -109,7 +96,7 @@ class ProcessorCore:
         Raises:
             ServingError: it was refused.
         """
-        telemetry = self._telemetry.open(CHAT, caller.trace, conversation.number)
+        telemetry = self.telemetry.open(CHAT, caller.trace, conversation.number)
         options = conversation.options
         with telemetry:
             with self._refusals():
@@ -133,7 +120,7 @@ class ProcessorCore:
         Raises:
             ServingError: it was refused.
         """
-        telemetry = self._telemetry.open(TEXT_COMPLETION, caller.trace)
+        telemetry = self.telemetry.open(TEXT_COMPLETION, caller.trace)
         options = completion.options
         with telemetry:
             with self._refusals():

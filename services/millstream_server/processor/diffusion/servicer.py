@@ -9,6 +9,7 @@ from typing import Any
 from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.diffusion.core import DiffusionCore
+from millstream_server.processor.diffusion.text import TextForwarder
 from millstream_server.processor.forwarding import serve
 from millstream_server.protobuf.diffusion import (
     Content,
@@ -55,16 +56,17 @@ class _Stream:
 class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
     """Serves DiffusionService."""
 
-    def __init__(self, front: ProcessorCore, core: DiffusionCore) -> None:
-        """Serve with ``core``; ``front`` knows whether the process drains."""
+    def __init__(self, front: ProcessorCore, core: DiffusionCore, text: TextForwarder) -> None:
+        """Serve with ``core``, and ``text`` for GenerateText; ``front`` knows of drains."""
         self._front = front
         self._core = core
+        self._text = text
 
     async def GenerateText(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateTextRequest], call: Call
     ) -> AsyncIterator[diffusion_pb2.GenerateTextResponse]:
         """Generate one stream's texts of token ids; see generation.proto for the rules."""
-        session = WorkerSession(self._front.text_diffusion, diffusion_pb2.GenerateTextResponse)
+        session = WorkerSession(self._text, diffusion_pb2.GenerateTextResponse)
         with session.reading(request_iterator):
             while (response := await session.next()) is not None:
                 yield response

@@ -217,7 +217,7 @@ class Forwarded:
         if self._span is None:
             return
         if error is None:
-            self._span.encoded()
+            self._span.succeeded()
         else:
             self._span.failed(error)
 

@@ -163,7 +163,7 @@ class TurnMedia:
         except BaseException as error:
             span.failed(error)
             raise
-        span.encoded()
+        span.succeeded()
         if self._released:  # another item has failed meanwhile
             self._encoders.release(address, item.lease)
             raise RequestCancelledError("the turn ended before its media were encoded")
