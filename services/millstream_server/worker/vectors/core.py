@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
 from millstream_server.runtime.errors import DeadlinePassedError, WorkerDrainingError
+from millstream_server.runtime.rpc.slot_session import Output
 from millstream_server.runtime.telemetry.metrics import EMBED_TOKENS
 from millstream_server.vectors.checks import check_embed, check_rerank
 from millstream_server.vectors.embedder import Embedder, EmbedderInfo
@@ -20,14 +20,6 @@ from millstream_server.worker.vectors.batcher import Batcher, BatchLimits, Part
 _UNREAD_BYTES = 4 << 20
 """Of a request whose caller reads slowly; see `BatchLimits.max_unread`."""
 _FLOAT_BYTES = 4
-
-
-class Output(Protocol):
-    """Where a batch's vectors go; `runtime.rpc.slot_session.Output` in a process."""
-
-    async def put(self, entry: Vectors, nbytes: int) -> None:
-        """Send ``entry``, of ``nbytes``; wait while the caller reads too slowly."""
-        ...
 
 
 class VectorWorker:
@@ -53,7 +45,7 @@ class VectorWorker:
         self._embedding: Batcher | None = None
         self._ranking: Batcher | None = None
 
-    async def embed(self, request: EmbedRequest, output: Output) -> EmbedFinished:
+    async def embed(self, request: EmbedRequest, output: Output[Vectors]) -> EmbedFinished:
         """Embed a batch; cancel the call to stop it.
 
         Raises:
