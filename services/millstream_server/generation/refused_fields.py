@@ -1,4 +1,4 @@
-"""Fields of a request that an engine would ignore without a word, and that are refused instead.
+"""Fields of a request that an engine would ignore silently, and that are refused instead.
 
 An engine names them in `GeneratorInfo.refused_fields`, by their paths in StartGeneration. Here is
 which of them a request sets.

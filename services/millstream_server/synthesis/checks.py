@@ -225,7 +225,7 @@ def _frames(request: DiffusionRequest, info: DiffuserInfo) -> Iterator[FieldViol
 
 
 def _missing(request: DiffusionRequest, info: DiffuserInfo) -> Iterator[FieldViolation]:
-    """Yield what is asked for in vain, by name."""
+    """Yield the fields that ask for what this model or worker can't do."""
     if request.input_image and not info.image_to_image:
         yield FieldViolation("input_image", "this model makes images from prompts only")
     if request.negative_prompt and not info.negative_prompts:

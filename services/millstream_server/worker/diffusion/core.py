@@ -12,7 +12,7 @@ from millstream_server.synthesis.checks import check_tokens, jobs, outputs_of, r
 from millstream_server.synthesis.output import Chunk, Finished, Progress
 from millstream_server.synthesis.request import DiffusionRequest, DiffusionSettings
 from millstream_server.worker.diffusion.delivery import Deliveries
-from millstream_server.worker.diffusion.device_queue import Place
+from millstream_server.worker.diffusion.device_queue import QueueEntry
 from millstream_server.worker.diffusion.engine import HostedDiffuser
 from millstream_server.worker.diffusion.progress import ProgressReporter
 from millstream_server.worker.diffusion.stages import Stage, Stages
@@ -84,8 +84,8 @@ class _Making:
         """Make and deliver all outputs."""
         try:
             async with self._deliveries.undone_on_failure():
-                with self._engine.queue.join(self._reporter.waiting) as place:
-                    tokens = await self._made(place)
+                with self._engine.queue.join(self._reporter.waiting) as entry:
+                    tokens = await self._made(entry)
                 outputs = await self._deliveries.all()
         finally:
             self._reporter.close()
@@ -101,12 +101,12 @@ class _Making:
             running_s=stages[Stage.RUN],
         )
 
-    async def _made(self, place: Place) -> int:
+    async def _made(self, entry: QueueEntry) -> int:
         """Make the outputs, in turn with other requests; return the prompt's tokens."""
         settings = self._settings
         with self._stages.timed(Stage.QUEUE):
             tokens, image = await self._prepared()
-            await place.turn()
+            await entry.acquire()
         steps = settings.steps
         if settings.strength is not None:
             steps = max(1, round(steps * settings.strength))

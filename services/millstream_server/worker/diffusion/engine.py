@@ -123,8 +123,8 @@ class HostedDiffuser:
 
     async def probe(self, dp_rank: int) -> None:
         """See `Probeable.probe`; it waits in the queue like a request."""
-        with self.queue.join() as place:
-            await place.turn()
+        with self.queue.join() as entry:
+            await entry.acquire()
             await self._diffuser.probe(dp_rank)
 
     def metrics(self) -> Iterable[Metric]:
