@@ -17,6 +17,7 @@ from millstream_server.worker.host import WorkerPlan
 from millstream_server.worker.host_settings import HostSettings
 from tests.support.long_streams import SERVING, HealthWatch, server_status, watched_health
 from tests.support.ports import free_port
+from tests.support.waiting import until
 
 SOON = [("grpc.initial_reconnect_backoff_ms", 20)]  # the port may not be open at the first attempt
 
@@ -35,8 +36,19 @@ class HostedWorker:
         return worker_pb2_grpc.WorkerServiceStub(self.channel)
 
     async def conditions(self) -> list[str]:
+        return list((await self._status()).health_conditions)
+
+    async def until_open(self, requests: int) -> None:
+        """Wait until so many requests are open at the worker."""
+
+        async def reached() -> bool:
+            return (await self._status()).open_work["requests"] == requests
+
+        await until(reached)
+
+    async def _status(self) -> Any:
         async with grpc.aio.insecure_channel(self.settings.admin_listen) as channel:
-            return list((await server_status(channel)).health_conditions)
+            return await server_status(channel)
 
 
 def host_settings(**changes: Any) -> HostSettings:

@@ -106,6 +106,7 @@ async def test_a_caller_that_reads_nothing_holds_up_nobody_and_can_cancel() -> N
         await other.start(0)
         await other.finished(0)
         await silent.cancel(0)
+        await one.until_open(1)  # before it reads: else the request may end well first
         silent.read_on()
         assert (await silent.ended(0)).reason == "CANCELLED"
         assert (await silent.finished(1)).complete == {0, 1, 2, 3}
