@@ -38,11 +38,15 @@ class HostedWorker:
     async def conditions(self) -> list[str]:
         return list((await self._status()).health_conditions)
 
+    async def open_requests(self) -> int:
+        """Return how many requests are open at the worker."""
+        return int((await self._status()).open_work["requests"])
+
     async def until_open(self, requests: int) -> None:
         """Wait until so many requests are open at the worker."""
 
         async def reached() -> bool:
-            return (await self._status()).open_work["requests"] == requests
+            return await self.open_requests() == requests
 
         await until(reached)
 
