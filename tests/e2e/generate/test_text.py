@@ -57,7 +57,8 @@ async def test_tokens_equal_the_engines_own(stub: Any) -> None:
     params = {"temperature": 0, "max_new_tokens": MOST, "stop_token_ids": END_TOKENS}
     cases = [{"input_ids": prompt, "sampling_params": params} for prompt in prompts]
     bare = asyncio.to_thread(
-        *(forked.run, "sglang", "tests.support.bare_sglang"),
+        forked.run,
+        *("sglang", "tests.support.bare_sglang"),
         *("denoise", str(model_of(DLLM)), json.dumps(cases)),
     )
     answers = await asyncio.gather(*(ask(stub, question) for question in QUESTIONS))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import pytest
 
@@ -52,7 +54,7 @@ async def test_of_an_image(suite: Suite, images: Stream) -> None:
 async def test_of_a_batch_of_texts(suite: Suite) -> None:
     trace_id = "2" * 32
     async with grpc.aio.insecure_channel(suite.front.address) as channel:
-        stub = embedding_pb2_grpc.EmbeddingServiceStub(channel)
+        stub: Any = embedding_pb2_grpc.EmbeddingServiceStub(channel)
         metadata = (("traceparent", traceparent(trace_id)),)
         async with slots(stub.Embed(metadata=metadata)) as stream:
             await stream.send(batch(0, "bread", "rain", model=EMBEDDER))
