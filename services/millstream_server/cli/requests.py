@@ -171,7 +171,8 @@ def _add_rerank(commands: Commands) -> None:
         vectors.run_rerank,
         "Sort documents by how well they answer a query.",
         "",
-        'millstream rerank "How do I bake bread?" "Mix flour and water, then bake." "A GPU has cores."',
+        'millstream rerank "How do I bake bread?" "Mix flour and water, then bake." '
+        '"A GPU has cores."',
         'millstream rerank "What is prefill?" - --top-n 3 < passages.txt',
     )
     parser.add_argument("query", metavar="QUERY", help="the question")
