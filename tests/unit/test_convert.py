@@ -154,12 +154,11 @@ def test_an_unset_max_new_tokens_becomes_what_the_context_leaves() -> None:
     assert convert.start_from_proto(message, 30).sampling.max_new_tokens == 1
 
 
-def test_an_absurd_timeout_is_a_number_all_the_same() -> None:
+def test_an_absurd_timeout_is_a_long_one_that_can_be_sent_on() -> None:
     message = generation_pb2.StartGeneration(token_ids=[1])
     message.timeout.seconds = 2**63 - 1
-    timeout_s = convert.start_from_proto(message, 100).time_left_s
-    assert timeout_s is not None
-    assert timeout_s > 1e18
+    request = convert.start_from_proto(message, 100)
+    assert convert.start_to_proto(0, request).timeout.seconds > 365 * 86_400
 
 
 LOGPROBS = {
