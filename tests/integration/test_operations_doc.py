@@ -236,7 +236,7 @@ def test_the_readme_shows_snippets_that_are_tested() -> None:
     shown = blocks.findall((_ROOT / "README.md").read_text(encoding="utf-8"))
     # tests/contract/test_client_doc.py runs those of this page.
     run = blocks.findall((_ROOT / "docs" / "client.md").read_text(encoding="utf-8"))
-    assert len(shown) == 2
+    assert len(shown) == 3
     assert set(shown) <= set(run)
 
 

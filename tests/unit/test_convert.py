@@ -154,12 +154,11 @@ def test_an_unset_max_new_tokens_becomes_what_the_context_leaves() -> None:
     assert convert.start_from_proto(message, 30).sampling.max_new_tokens == 1
 
 
-def test_an_absurd_timeout_is_cut_to_ten_years() -> None:
+def test_an_absurd_timeout_is_a_long_one_that_can_be_sent_on() -> None:
     message = generation_pb2.StartGeneration(token_ids=[1])
     message.timeout.seconds = 2**63 - 1
-    timeout_s = convert.start_from_proto(message, 100).time_left_s
-    assert timeout_s is not None
-    assert timeout_s == pytest.approx(10 * 365 * 86_400)
+    request = convert.start_from_proto(message, 100)
+    assert convert.start_to_proto(0, request).timeout.seconds > 365 * 86_400
 
 
 LOGPROBS = {
@@ -215,3 +214,16 @@ def test_every_finish_reason_of_an_engine_has_its_name_in_the_contract() -> None
 def test_every_grammar_of_the_contract_is_known() -> None:
     grammars = sampling_pb2.Constraint.DESCRIPTOR.oneofs_by_name["grammar"].fields
     assert {kind.value for kind in ConstraintKind} == {field.name for field in grammars}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "kept"),
+    [((55, 10, 10), (55, 10, 10)), ((129, 10, 10), (0, 0, 0)), ((55, 5000, 9000), (55, 0, 0))],
+)
+def test_a_trace_context_that_is_too_long_is_not_kept(
+    lengths: tuple[int, int, int], kept: tuple[int, int, int]
+) -> None:
+    parts = dict(zip(("traceparent", "tracestate", "baggage"), lengths, strict=True))
+    trace = generation_pb2.TraceContext(**{name: "x" * length for name, length in parts.items()})
+    found = convert.start_from_proto(generation_pb2.StartGeneration(trace=trace), 10).trace
+    assert (len(found.traceparent), len(found.tracestate), len(found.baggage)) == kept

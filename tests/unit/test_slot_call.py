@@ -12,8 +12,9 @@ from millstream_server.engines.base import Role
 from millstream_server.links.diffusion_rpc import DiffusionRpc
 from millstream_server.links.link import Connection
 from millstream_server.links.slot_stream import SlotCall, SlotStream
+from millstream_server.links.unread import UnreadOutput
 from millstream_server.routing.workers import WorkerView
-from millstream_server.runtime.errors import InvalidRequestError, WorkerLostError
+from millstream_server.runtime.errors import InvalidRequestError, OverloadedError, WorkerLostError
 from millstream_server.synthesis.request import DiffusionRequest, Kind
 
 
@@ -67,3 +68,36 @@ async def test_a_request_that_no_worker_takes_in_one_message_uses_no_slot() -> N
     assert (view.in_flight, view.in_use) == (0, 0)
     stream.start(replace(request, input_image=b""))
     assert view.in_flight == 1
+
+
+async def test_of_too_much_unread_output_that_of_the_stalled_request_goes() -> None:
+    cancelled: list[int] = []
+    stream: Any = SimpleNamespace(cancel=lambda slot, _: cancelled.append(slot))
+    unread = UnreadOutput(130)
+    stalled, read = (SlotCall[str, str](stream, slot, unread) for slot in range(2))
+    entries = read.entries()
+    stalled.add("1", latest=False, nbytes=60)
+    for _ in range(3):
+        read.add("2", latest=False, nbytes=30)
+        await anext(entries)
+    assert unread.used == 90
+    stalled.add("3", latest=False, nbytes=50)
+    assert (unread.used, cancelled) == (30, [0])
+    with pytest.raises(OverloadedError, match="too much output waits"):
+        await anext(stalled.entries())
+    read.finish("end")
+    assert [entry async for entry in entries] == []
+    assert (read.end, unread.used) == ("end", 0)
+
+
+async def test_what_a_cancelled_request_has_not_read_is_dropped() -> None:
+    stream: Any = SimpleNamespace(cancel=lambda *_: None)
+    unread = UnreadOutput()
+    call = SlotCall[str, str](stream, 0, unread)
+    call.add("old", latest=True, nbytes=5)
+    call.add("new", latest=True, nbytes=10)
+    call.add("chunk", latest=False, nbytes=20)
+    assert await anext(call.entries()) == ("new", True)
+    assert unread.used == 30
+    call.cancel()
+    assert unread.used == 0

@@ -13,6 +13,7 @@ from millstream.v1 import decode_pb2, errors_pb2, generation_pb2
 from millstream_server.engines.base import Role
 from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest
+from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.worker.generation.session import WorkerSession
 from tests.support.logged import events
@@ -163,3 +164,20 @@ async def test_a_start_that_breaks_is_that_slots_internal_error(
     assert "ZeroDivisionError: a secret" in caplog.text, "the log says why"
     healthy.emit((5,))
     assert list((await stream.frame()).token_ids) == [5]
+
+
+async def test_a_message_of_many_bad_starts_is_obeyed_as_their_errors_are_read() -> None:
+    engine = Scripted()
+    engine.error = InvalidRequestError.of("token_ids", "is empty")
+    stream = Open(engine)
+    controls = [
+        generation_pb2.GenerationControl(start=generation_pb2.StartGeneration(slot=slot))
+        for slot in range(5000)
+    ]
+    stream.controls.put_nowait(decode_pb2.DecodeRequest(controls=controls))
+    stream.controls.put_nowait(None)
+    failed = [
+        [error.slot for error in response.frame.errors] async for response in stream.responses
+    ]
+    assert [slot for slots in failed for slot in slots] == [*range(5000)]
+    assert max(map(len, failed)) < 1100

@@ -26,6 +26,9 @@ _REQUESTS = {
 }
 _STARTS = {Kind.IMAGE: image_to_proto, Kind.VIDEO: video_to_proto}
 
+_ENTRY_BYTES = 512
+"""Of an entry without its content."""
+
 
 class DiffusionRpc:
     """The `SlotRpc` of one kind of output."""
@@ -50,6 +53,10 @@ class DiffusionRpc:
     def cancel(self, slot: int) -> Any:
         """See `SlotRpc.cancel`."""
         return _REQUESTS[self._kind](cancel=diffusion_pb2.CancelDiffusion(slot=slot))
+
+    def nbytes(self, entry: Progress | Chunk) -> int:
+        """See `SlotRpc.nbytes`."""
+        return _ENTRY_BYTES + len(entry.preview if isinstance(entry, Progress) else entry.data)
 
     def content(self, response: Any) -> Content:
         """See `SlotRpc.content`."""

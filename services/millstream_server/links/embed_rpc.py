@@ -14,6 +14,9 @@ from millstream_server.vectors.request import EmbedRequest
 
 EmbedCall = SlotCall[Vectors, EmbedFinished]
 
+_ENTRY_BYTES = 512
+"""Of an entry without its content."""
+
 
 class EmbedRpc:
     """The `SlotRpc` of EmbeddingService.Embed."""
@@ -32,6 +35,10 @@ class EmbedRpc:
     def cancel(self, slot: int) -> embedding_pb2.EmbedRequest:
         """See `SlotRpc.cancel`."""
         return embedding_pb2.EmbedRequest(cancel=embedding_pb2.CancelEmbed(slot=slot))
+
+    def nbytes(self, entry: Vectors) -> int:
+        """See `SlotRpc.nbytes`."""
+        return _ENTRY_BYTES + len(entry.values)
 
     def content(self, response: Any) -> Content:
         """See `SlotRpc.content`."""

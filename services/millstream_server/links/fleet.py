@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Collection
 
 from millstream_server.generation.output import OutputSink
@@ -12,6 +13,7 @@ from millstream_server.links.diffusion_rpc import DiffusionCall
 from millstream_server.links.embed_rpc import EmbedCall
 from millstream_server.links.encode_stream import Encoding
 from millstream_server.links.link import WorkerLink
+from millstream_server.links.unread import UnreadOutput
 from millstream_server.links.worker_calls import WorkerCalls
 from millstream_server.media.file import MediaFile
 from millstream_server.routing.discovery import Discovery
@@ -43,8 +45,13 @@ class Fleet:
         *,
         tls: ClientTls | None = None,
         tracing: Tracing | None = None,
+        unread: UnreadOutput | None = None,
     ) -> None:
-        """Prepare; `open` starts to connect."""
+        """Prepare; `open` starts to connect. ``unread`` bounds the output that clients don't read.
+
+        Without one the bound is 512 MiB.
+        """
+        self._unread = unread or UnreadOutput()
         self._discovery = discovery
         self._router = router
         self._tls = tls
@@ -132,7 +139,7 @@ class Fleet:
         for address in sorted(set(addresses) - self._links.keys()):
             link = self._links[address] = WorkerLink(
                 address,
-                WorkerCalls,
+                functools.partial(WorkerCalls, unread=self._unread),
                 self._router.changed,
                 tls=self._tls,
                 tracing=self._tracing,

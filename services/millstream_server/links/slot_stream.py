@@ -11,17 +11,21 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 
 from millstream_server.links.link import Connection
+from millstream_server.links.unread import UnreadOutput
 from millstream_server.runtime.errors import (
     InvalidRequestError,
+    OverloadedError,
     RequestCancelledError,
     ServingError,
     WorkerLostError,
 )
+from millstream_server.runtime.retry_delay import jittered
 from millstream_server.runtime.rpc.channel import MAX_WORKER_MESSAGE_BYTES
 from millstream_server.runtime.rpc.slot_output import EndT, EntryT, SlotContent
 from millstream_server.runtime.telemetry.client_rpcs import observe_call
 from millstream_server.runtime.telemetry.request_counts import RequestCounts
 
+_RETRY_S = 1.0
 RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
 RequestT = TypeVar("RequestT")
 
@@ -46,6 +50,10 @@ class SlotRpc(Protocol[RequestT_contra, EntryT, EndT]):
         """Make the message that stops a request."""
         ...
 
+    def nbytes(self, entry: EntryT) -> int:
+        """Return about what an entry takes."""
+        ...
+
     def content(self, response: Any) -> SlotContent[EntryT, EndT]:
         """Convert a message of the worker.
 
@@ -61,11 +69,16 @@ class SlotCall(Generic[EntryT, EndT]):
     Read `entries` to their end, then `end`.
     """
 
-    def __init__(self, stream: SlotStream[Any, EntryT, EndT], slot: int) -> None:
+    def __init__(
+        self, stream: SlotStream[Any, EntryT, EndT], slot: int, unread: UnreadOutput | None = None
+    ) -> None:
         """Use `SlotStream.start` to make one."""
         self._stream = stream
         self._slot = slot
-        self._entries: deque[tuple[EntryT, bool]] = deque()
+        self._unread = unread or UnreadOutput()
+        self._taken_bytes = 0
+        """Of the entry that was taken last; its reader may still have it."""
+        self._entries: deque[tuple[EntryT, bool, int]] = deque()
         self._wake = asyncio.Event()
         self._end: EndT | None = None
         self._error: ServingError | None = None
@@ -89,13 +102,15 @@ class SlotCall(Generic[EntryT, EndT]):
         """
         while True:
             while self._entries:
-                yield self._entries.popleft()
+                entry, latest, self._taken_bytes = self._entries.popleft()
+                yield entry, latest
+                self._read()
+            if self._error is not None:
+                raise self._error
             if self._ended:
-                break
+                return
             self._wake.clear()
             await self._wake.wait()
-        if self._error is not None:
-            raise self._error
 
     @property
     def end(self) -> EndT:
@@ -106,21 +121,35 @@ class SlotCall(Generic[EntryT, EndT]):
         return self._end
 
     def cancel(self) -> None:
-        """Stop the request, at any time, also twice and after the end.
+        """Stop the request, at any time, also twice and after the end; drop its entries.
 
         `entries` then raises RequestCancelledError, unless the request had ended before.
         """
+        self._read()
+        self._drop()
         self._stream.cancel(self._slot, self)
 
     # ---- for the stream --------------------------------------------------------------------------
 
-    def add(self, entry: EntryT, *, latest: bool) -> None:
-        """Take an entry."""
+    def add(self, entry: EntryT, *, latest: bool, nbytes: int = 0) -> None:
+        """Take an entry of about ``nbytes``."""
         if self.cancelled:
             return
         if latest and self._entries and self._entries[-1][1]:
-            self._entries.pop()
-        self._entries.append((entry, latest))
+            self._unread.remove(self, self._entries.pop()[2])
+        self._entries.append((entry, latest, nbytes))
+        self._wake.set()
+        self._unread.add(self, nbytes)
+
+    def overflowed(self) -> None:
+        """Fail: see `UnreadOutput`."""
+        self._drop()
+        self._stream.cancel(self._slot, self)
+        self._error = self._error or OverloadedError(
+            "the server is busy: too much output waits for clients to read it, and this request's "
+            "has waited longest; read faster, or start fewer requests at once",
+            retry_delay_s=jittered(_RETRY_S),
+        )
         self._wake.set()
 
     def finish(self, end: EndT) -> None:
@@ -130,8 +159,18 @@ class SlotCall(Generic[EntryT, EndT]):
 
     def fail(self, error: ServingError) -> None:
         """Take the failure."""
-        self._error = error
+        self._error = self._error or error
         self._over()
+
+    def _read(self) -> None:
+        """Count the entry that was taken last as read."""
+        taken, self._taken_bytes = self._taken_bytes, 0
+        self._unread.remove(self, taken)
+
+    def _drop(self) -> None:
+        """Drop the entries that were not taken."""
+        self._unread.remove(self, sum(nbytes for _, _, nbytes in self._entries))
+        self._entries.clear()
 
     def _over(self) -> None:
         self._ended = True
@@ -143,13 +182,18 @@ class SlotCall(Generic[EntryT, EndT]):
 class SlotStream(Generic[RequestT, EntryT, EndT]):
     """The stream of one connection to a worker; the link's `AbilityCalls` for one ability.
 
-    A request's entries gather in the Processor until they are read. Their size is bounded by the
-    request: the worker sends no more than it asked for.
+    A request's entries gather in the Processor until they are read.
     """
 
-    def __init__(self, connection: Connection, rpc: SlotRpc[RequestT, EntryT, EndT]) -> None:
-        """Prepare; `run` opens the stream."""
+    def __init__(
+        self,
+        connection: Connection,
+        rpc: SlotRpc[RequestT, EntryT, EndT],
+        unread: UnreadOutput | None = None,
+    ) -> None:
+        """Prepare; `run` opens the stream. ``unread`` bounds what gathers."""
         self._connection = connection
+        self._unread = unread or UnreadOutput()
         self._view = connection.view
         self._rpc = rpc
         self._counts = RequestCounts(connection.description.role.value)
@@ -180,7 +224,7 @@ class SlotStream(Generic[RequestT, EntryT, EndT]):
             self._free.pop()
         else:
             self._slots += 1
-        call = self._open[slot] = SlotCall(self, slot)
+        call = self._open[slot] = SlotCall(self, slot, self._unread)
         self._view.in_flight += 1
         self._view.in_use += 1
         self._counts.begun()
@@ -255,7 +299,7 @@ class SlotStream(Generic[RequestT, EntryT, EndT]):
 
     def _add(self, entries: Sequence[tuple[int, EntryT]], *, latest: bool) -> None:
         for slot, entry in entries:
-            self._in_use(slot).add(entry, latest=latest)
+            self._in_use(slot).add(entry, latest=latest, nbytes=self._rpc.nbytes(entry))
 
     def _fail(self, slot: int, error: ServingError) -> None:
         call = self._release(slot)

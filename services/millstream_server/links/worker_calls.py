@@ -16,6 +16,7 @@ from millstream_server.links.generation_stream import GenerationStream
 from millstream_server.links.link import AbilityCalls, Connection
 from millstream_server.links.rank_calls import RankCalls
 from millstream_server.links.slot_stream import SlotStream
+from millstream_server.links.unread import UnreadOutput
 from millstream_server.media.file import MediaFile
 from millstream_server.runtime.errors import WorkerLostError
 from millstream_server.synthesis.diffuser import DiffuserInfo
@@ -28,20 +29,22 @@ from millstream_server.vectors.request import EmbedRequest, RerankRequest
 class WorkerCalls:
     """The link's `AbilityCalls`: those of every ability that the worker has."""
 
-    def __init__(self, connection: Connection) -> None:
-        """Make the calls that the worker's description allows."""
+    def __init__(self, connection: Connection, unread: UnreadOutput | None = None) -> None:
+        """Make the calls that the worker's description allows; ``unread``: see `SlotStream`."""
         worker = connection.description
         generates = isinstance(worker.engine, GeneratorInfo)
         self._generation = GenerationStream(connection) if generates else None
         encodes = worker.role is Role.ENCODE or worker.encoder is not None
         self._encoding = EncodeStream(connection) if encodes else None
         kinds = worker.engine.kinds if isinstance(worker.engine, DiffuserInfo) else ()
-        self._diffusion = {kind: SlotStream(connection, DiffusionRpc(kind)) for kind in kinds}
+        self._diffusion = {
+            kind: SlotStream(connection, DiffusionRpc(kind), unread) for kind in kinds
+        }
         self._embedding: SlotStream[EmbedRequest, Vectors, EmbedFinished] | None = None
         self._ranking: RankCalls | None = None
         if isinstance(worker.engine, EmbedderInfo):
             # Also to a worker that only ranks: the stream says when the worker leaves or is lost.
-            self._embedding = SlotStream(connection, EmbedRpc())
+            self._embedding = SlotStream(connection, EmbedRpc(), unread)
             self._ranking = RankCalls(connection)
         # The generation's `close` resets the view's counts, so it comes last.
         found: tuple[AbilityCalls | None, ...] = (

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from millstream.v1 import diffusion_pb2_grpc, embedding_pb2_grpc, processor_pb2_grpc
 from millstream_server.links.fleet import Fleet
+from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.convert import held_bytes
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.diffusion.core import DiffusionCore
@@ -160,6 +161,7 @@ def _fleet(settings: ProcessorSettings, service: Service, router: Router) -> Fle
         router,
         tls=_worker_tls(settings),
         tracing=service.tracing,
+        unread=UnreadOutput(settings.max_open_bytes),
     )
 
 

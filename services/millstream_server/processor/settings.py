@@ -91,8 +91,8 @@ class ProcessorSettings(ServiceSettings):
     max_open_streams: int = setting(10_000, help="most RPCs open at once")
     max_open_bytes: int = setting(
         512 << 20,
-        help="most bytes of messages that open RPCs hold, and of requests on streams of images, "
-        "videos and vectors, each (512 MiB)",
+        help="most bytes of messages that open RPCs hold, of requests on streams of images, "
+        "videos and vectors, and of output there that clients have not read, each (512 MiB)",
     )
 
     def model_directories(self) -> dict[str, Path | None]:

@@ -27,6 +27,8 @@ _PRIORITIES_TO_PROTO = {
 }
 _MAX_TIMEOUT_S = 10 * 365 * 86_400
 """Ten years. A longer timeout is cut to it: it could not be written again after this hop."""
+_MAX_TRACEPARENT, _MAX_TRACESTATE, _MAX_BAGGAGE = 128, 4096, 8192
+"""Characters. W3C: 55 so far, at least 512 that must be passed on, at most 8192 bytes."""
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
 
@@ -87,8 +89,20 @@ def trace_of(message: Any, stream: TraceContext) -> TraceContext:
     """Return a start's own trace context, else the stream's."""
     if not message.HasField("trace") or not message.trace.traceparent:
         return stream
-    trace = message.trace
-    return TraceContext(trace.traceparent, trace.tracestate, trace.baggage)
+    return context_of(message.trace)
+
+
+def context_of(message: generation_pb2.TraceContext) -> TraceContext:
+    """Convert a trace context; without parts that are too long, since a request waits with them."""
+    if len(message.traceparent) > _MAX_TRACEPARENT:
+        return NOT_TRACED
+    fits_state = len(message.tracestate) <= _MAX_TRACESTATE
+    fits_baggage = len(message.baggage) <= _MAX_BAGGAGE
+    return TraceContext(
+        message.traceparent,
+        message.tracestate if fits_state else "",
+        message.baggage if fits_baggage else "",
+    )
 
 
 def deadline_of(message: Any) -> float | None:

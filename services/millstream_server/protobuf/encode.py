@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from millstream.v1 import encode_pb2
 from millstream_server.media.file import MediaFile
-from millstream_server.protobuf.common import deadline_of
+from millstream_server.protobuf.common import context_of, deadline_of
 from millstream_server.protobuf.media import MODALITIES, MODALITIES_TO_PROTO
 from millstream_server.runtime.errors import InvalidRequestError
-from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
+from millstream_server.runtime.telemetry.trace_context import NOT_TRACED
 
 
 def write_item(message: encode_pb2.EncodeItem, slot: int, file: MediaFile, *, inline: bool) -> None:
@@ -37,15 +37,12 @@ def file_from_proto(message: encode_pb2.EncodeItem) -> MediaFile:
     """
     if message.modality not in MODALITIES:
         raise InvalidRequestError.of("modality", "is not one that this server knows")
-    trace = message.trace
     return MediaFile(
         modality=MODALITIES[message.modality],
         data=message.data,
         sha256=message.sha256,
         salt=message.cache_salt,
         request_id=message.request_id,
-        trace=TraceContext(trace.traceparent, trace.tracestate, trace.baggage)
-        if message.HasField("trace")
-        else NOT_TRACED,
+        trace=context_of(message.trace) if message.HasField("trace") else NOT_TRACED,
         deadline_s=deadline_of(message),
     )

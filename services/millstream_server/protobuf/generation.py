@@ -18,10 +18,10 @@ from millstream_server.generation.sampling import (
     Sampling,
 )
 from millstream_server.media.items import MAX_MEDIA_ITEMS, MediaInput
-from millstream_server.protobuf.common import deadline_of
+from millstream_server.protobuf.common import context_of, deadline_of
 from millstream_server.protobuf.media import item_from_proto, item_to_proto
 from millstream_server.runtime.errors import InvalidRequestError
-from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
+from millstream_server.runtime.telemetry.trace_context import NOT_TRACED
 from millstream_server.transfer.ticket import Ticket
 
 _FINISH_TO_PROTO = {
@@ -137,11 +137,7 @@ def start_from_proto(
         ),
         logprobs=logprob_options_from_proto(message),
         ticket=_ticket_from_proto(message.ticket) if message.HasField("ticket") else None,
-        trace=TraceContext(
-            message.trace.traceparent, message.trace.tracestate, message.trace.baggage
-        )
-        if message.HasField("trace")
-        else NOT_TRACED,
+        trace=context_of(message.trace) if message.HasField("trace") else NOT_TRACED,
         deadline_s=deadline_of(message),
     )
 

@@ -15,6 +15,7 @@ from millstream_server.processor import app
 from millstream_server.processor.text.tokenizer import TextModel
 from tests.support.failures import refusal
 from tests.support.in_process import InProcessProcessor, processor
+from tests.support.logged import events
 from tests.support.played_forwarding import (
     RANKING,
     PlayedEmbedder,
@@ -104,6 +105,20 @@ async def test_a_refusal_names_the_client_s_fields(
         assert [violation.field for violation in error.violations] == fields
         assert error.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
         assert not worker.starts
+
+
+async def test_a_very_long_request_id_is_not_logged_whole(
+    text_model: TextModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    async with (
+        serving(text_model, PlayedEmbedder()) as front,
+        slots(front.embedding.Embed()) as client,
+    ):
+        await client.send(batch(0, "a", request_id="x" * 100_000))
+        await client.error_of(0)
+    (ended,) = events(caplog, "request ended")
+    assert len(ended["request"]) == 128
 
 
 async def test_a_batch_of_too_many_tokens_is_refused(text_model: TextModel) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from millstream_server.processor.forwarding.fit import Fit
+from millstream_server.processor.forwarding.promised import PromisedFiles
 from millstream_server.routing.tasks import TASK_OF_KIND
 from millstream_server.runtime.errors import InternalError
 from millstream_server.synthesis.checks import outputs_of, resolve
@@ -74,6 +75,7 @@ class DiffusionCore:
             await forwarded.admit(tell=lambda at: output.latest(Progress(queue_position=at)))
             address, engine = forwarded.pick(fit)
             request = _filled(request, _diffuser(engine), forwarded.name)
+            promised = PromisedFiles(outputs_of(request), address, to_url=request.to_url)
             trace = forwarded.leg(address)
             making = self._workers.diffuse(address, replace(request, trace=trace))
             making.when_ended(forwarded.released)
@@ -82,7 +84,9 @@ class DiffusionCore:
                     if isinstance(entry, Progress):
                         output.latest(entry)
                     else:
+                        promised.check(entry)
                         await output.put(entry, len(entry.data))
+                promised.check_all(making.end)
             except BaseException as error:
                 making.cancel()
                 forwarded.ended(error)

@@ -35,6 +35,7 @@ from millstream_server.runtime.telemetry.tracing import Tracing
 
 log = get_log(__name__)
 
+_MAX_LOGGED_ID = 128
 _OPERATIONS = {
     Task.EMBED: "embeddings",
     Task.RERANK: "rerank",
@@ -109,12 +110,13 @@ class Forwarder:
             ServingError: it can't run, or the block raised it.
         """
         telemetry = ForwardedTelemetry(self.parts.tracing, _OPERATIONS[task], request.trace)
+        request_id = request.request_id[:_MAX_LOGGED_ID]  # a longer one will be refused
         forwarded: Forwarded | None = None
         try:
             with telemetry, _deadline(request), self.parts.held.hold(nbytes):
                 name = self.parts.models.name_of(request.model, task)
                 engines = self.parts.router.pool(name).engines(task)
-                telemetry.known(name, engines[0].engine, request.request_id)
+                telemetry.known(name, engines[0].engine, request_id)
                 forwarded = Forwarded(self, telemetry, task, request, name)
                 try:
                     yield forwarded
@@ -130,7 +132,7 @@ class Forwarder:
         finally:
             log.info(
                 "request ended",
-                request=request.request_id,
+                request=request_id,
                 trace_id=telemetry.trace_id,
                 model=forwarded.name if forwarded else "-",
                 task=task.name,

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from millstream_server.processor.forwarding.fit import Fit
+from millstream_server.processor.forwarding.promised import PromisedVectors, check_ranked
 from millstream_server.processor.vectors.tokens import BatchTokenizer
 from millstream_server.routing.tasks import Task
 from millstream_server.runtime.errors import FieldViolation, InternalError, InvalidRequestError
@@ -95,13 +96,17 @@ class VectorsCore:
         with self._forwarder.request(Task.EMBED, request, _nbytes(request)) as forwarded:
             request, fit = await self._embed_request(request, texts, forwarded)
             await forwarded.admit(tokens=sum(map(len, request.inputs)))
-            address, _ = forwarded.pick(fit)
+            address, engine = forwarded.pick(fit)
+            dimensions = request.dimensions or _embedder(engine).width
+            promised = PromisedVectors(len(request.inputs), dimensions, address)
             trace = forwarded.leg(address)
             batch = self._workers.embed(address, replace(request, trace=trace))
             batch.when_ended(forwarded.released)
             try:
                 async for vectors, _ in batch.entries():
+                    promised.check(vectors)
                     await output.put(vectors, len(vectors.values))
+                promised.check_all()
             except InvalidRequestError as error:
                 forwarded.ended(error)
                 raise _for_client(error, texts) from error
@@ -147,6 +152,7 @@ class VectorsCore:
             trace = forwarded.leg(address)
             try:
                 ranking = await self._workers.rerank(address, replace(sent, trace=trace))
+                check_ranked(ranking.results, len(sent.pairs), sent.top_n, address)
             except InvalidRequestError as error:
                 forwarded.ended(error)
                 raise _for_client(error, texts) from error

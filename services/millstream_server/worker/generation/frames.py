@@ -13,6 +13,9 @@ from millstream_server.protobuf import generation as convert
 from millstream_server.protobuf.errors import error_to_proto
 from millstream_server.runtime.errors import ServingError
 
+_MAX_ENDS = 1024
+"""While more ends are waiting to be sent, no further control of the caller is obeyed."""
+
 
 class FrameBuilder:
     """Collects what slots report; `take` returns it as a response and starts the next frame.
@@ -32,6 +35,7 @@ class FrameBuilder:
         "_response_type",
         "_sequence",
         "_slots",
+        "_taken",
         "_token_ids",
         "filled",
         "wake",
@@ -44,6 +48,7 @@ class FrameBuilder:
         self._sequence = 0
         self.wake = asyncio.Event()
         """Set when the frame has content."""
+        self._taken = asyncio.Event()
         self._begin()
 
     def _begin(self) -> None:
@@ -89,6 +94,12 @@ class FrameBuilder:
         self._fill()
         self._draining = True
 
+    async def short(self) -> None:
+        """Wait until so few ends are waiting to be sent that further controls may be obeyed."""
+        while len(self._finishes) + len(self._errors) > _MAX_ENDS:
+            self._taken.clear()
+            await self._taken.wait()
+
     def take(self) -> Any:
         """Return the response, and start the next frame."""
         response = self._response_type()
@@ -96,6 +107,7 @@ class FrameBuilder:
         self._write(response.frame)
         self._metrics.frame(len(self._token_ids))
         self._begin()
+        self._taken.set()
         return response
 
     def _write(self, frame: generation_pb2.StepFrame) -> None:

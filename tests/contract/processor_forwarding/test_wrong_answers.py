@@ -1,0 +1,97 @@
+"""Workers that send what was not asked for: the request fails, and may be sent again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import grpc
+import pytest
+
+from millstream.v1 import diffusion_pb2, embedding_pb2, errors_pb2
+from millstream_server.processor.text.tokenizer import TextModel
+from tests.contract.processor_forwarding.test_images import drawing
+from tests.contract.processor_forwarding.test_vectors import serving
+from tests.support.failures import refusal
+from tests.support.played_forwarding import RANKING, PlayedEmbedder, batch, image, slots
+
+LOST = errors_pb2.ERROR_REASON_WORKER_LOST
+
+
+class WrongEmbedder(PlayedEmbedder):
+    """Sends these vectors, or scores, and ends each request well."""
+
+    vectors: Sequence[dict[str, Any]] = ()
+    ranked: Sequence[int] = ()
+
+    async def _embed(self, start: embedding_pb2.StartEmbed, context: Any) -> None:
+        response = embedding_pb2.EmbedResponse()
+        for vectors in self.vectors:
+            response.vectors.add(slot=start.slot, **vectors)
+        response.finished.add(slot=start.slot)
+        await context.write(response)
+
+    async def Rerank(self, request: Any, context: Any) -> embedding_pb2.RerankResponse:
+        results = [embedding_pb2.RankedDocument(index=index) for index in self.ranked]
+        return embedding_pb2.RerankResponse(results=results)
+
+
+@pytest.mark.parametrize(
+    "vectors",
+    [
+        [],
+        [{"indices": [0], "dimensions": 4, "values": bytes(16)}],
+        [{"indices": [0, 9], "dimensions": 4, "values": bytes(32)}],
+        [{"indices": [0, 0], "dimensions": 4, "values": bytes(32)}],
+        [{"indices": [0, 1], "dimensions": 4, "values": bytes(31)}],
+        [{"indices": [0, 1], "dimensions": 3, "values": bytes(24)}],
+        [{"indices": [0, 1], "dimensions": 4, "values": bytes(32)}] * 2,
+    ],
+)
+async def test_wrong_vectors_are_no_good_end(
+    text_model: TextModel, vectors: Sequence[dict[str, Any]]
+) -> None:
+    worker = WrongEmbedder()
+    worker.vectors = vectors
+    async with serving(text_model, worker) as front, slots(front.embedding.Embed()) as client:
+        await client.send(batch(0, "a", "b"))
+        error = await client.error_of(0)
+        assert (error.reason, error.retryable) == (LOST, True)
+
+
+@pytest.mark.parametrize("ranked", [[], [0], [0, 0], [0, 2]])
+async def test_wrong_scores_are_no_good_end(text_model: TextModel, ranked: Sequence[int]) -> None:
+    worker = WrongEmbedder(info=RANKING)
+    worker.ranked = ranked
+    async with serving(text_model, worker) as front:
+        request = embedding_pb2.RerankRequest(query="q", documents=["a", "b"])
+        failed = await refusal(front.embedding.Rerank(request))
+    assert (failed.code, failed.reason) == (grpc.StatusCode.UNAVAILABLE, "WORKER_LOST")
+
+
+@pytest.mark.parametrize(
+    ("chunks", "outputs"), [([], [5]), ([(0, 5)], [6]), ([(0, 5), (1, 5)], [5, 5]), ([(0, 5)], [])]
+)
+async def test_wrong_files_are_no_good_end(
+    chunks: Sequence[tuple[int, int]], outputs: Sequence[int]
+) -> None:
+    async with drawing() as (front, worker), slots(front.diffusion.GenerateImage()) as client:
+        await client.send(image(0))
+        slot = (await worker.started()).slot
+        worker.say(
+            chunks=[
+                diffusion_pb2.OutputChunk(slot=slot, output=output, data=bytes(size), last=True)
+                for output, size in chunks
+            ],
+            finished=[
+                diffusion_pb2.DiffusionFinished(
+                    slot=slot,
+                    outputs=[
+                        diffusion_pb2.DiffusionOutput(total_bytes=size, media_type="image/png")
+                        for size in outputs
+                    ],
+                )
+            ],
+        )
+        error = await client.error_of(0)
+        assert (error.reason, error.retryable) == (LOST, True)
