@@ -12,6 +12,7 @@ import pytest
 
 from millstream_server.decode.settings import DecodeSettings
 from millstream_server.diffusion.settings import DiffusionSettings
+from millstream_server.diffusion.text_settings import TextDiffusionSettings
 from millstream_server.embedding.settings import EmbeddingSettings
 from millstream_server.encode.settings import EncodeSettings
 from millstream_server.processor.settings import ProcessorSettings
@@ -26,9 +27,11 @@ _ROW = re.compile(r"^\| `(--[a-z-]+|MILLSTREAM_[A-Z_]+)` \| *(.*?) *\| .+ \|$", 
 
 
 def _documented(page: str) -> dict[str, str]:
-    """Read the table of the section "Settings": names and defaults."""
-    text = (_ROOT / page).read_text(encoding="utf-8")
-    section = re.split(r"^## Settings$", text, flags=re.MULTILINE)[1]
+    """Read the table of the section "Settings", or of another one: names and defaults."""
+    path, _, section_name = page.partition("#")
+    text = (_ROOT / path).read_text(encoding="utf-8")
+    heading = rf"^## {re.escape(section_name or 'Settings')}$"
+    section = re.split(heading, text, flags=re.MULTILINE)[1]
     rows = _ROW.findall(re.split(r"^(?:## |\*\*)", section, flags=re.MULTILINE)[0])
     assert len(rows) == len(dict(rows)), f"{page} has a setting twice"
     return dict(rows)
@@ -64,6 +67,11 @@ def _default(f: dataclasses.Field[Any]) -> str:
         (f"{_SERVICES}/decode/README.md", DecodeSettings, WorkerSettings),
         (f"{_SERVICES}/encode/README.md", EncodeSettings, HostSettings),
         (f"{_SERVICES}/diffusion/README.md", DiffusionSettings, HostSettings),
+        (
+            f"{_SERVICES}/diffusion/README.md#Settings with `--kind text`",
+            TextDiffusionSettings,
+            WorkerSettings,
+        ),
         (f"{_SERVICES}/embedding/README.md", EmbeddingSettings, HostSettings),
         (f"{_SERVICES}/processor/README.md", ProcessorSettings, ServiceSettings),
     ],
@@ -84,6 +92,7 @@ def test_no_page_names_a_setting_that_does_not_exist() -> None:
             EncodeSettings,
             EmbeddingSettings,
             ProcessorSettings,
+            TextDiffusionSettings,
         )
         for f in declared(cls)
     }

@@ -69,8 +69,9 @@ def suite(
     del expected_text  # asked for so that the bare engine has come and gone first
     logs = tmp_path_factory.mktemp("dllm-logs")
     worker = ServiceProcess(
-        "tests.support.text_diffusion_worker",
+        "millstream_server.diffusion",
         {
+            "kind": "text",
             "model_path": dllm_model,
             "model_name": MODEL,
             "dllm_algorithm": "LowConfidence",
