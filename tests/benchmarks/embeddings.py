@@ -1,14 +1,15 @@
-"""How many inputs a second an embedding worker embeds, beside a bare engine on the same model.
+"""Inputs a second through Processor and embedding worker, beside a bare engine on the same model.
 
-    python -m tests.benchmarks.embeddings                     # a table, about a minute
-    python -m tests.benchmarks.embeddings --model demo/embedder/model --rounds 5 --json
+    python -m tests.benchmarks.embeddings                     # the demo model, about a minute
+    python -m tests.benchmarks.embeddings --direct            # without the Processor
+    python -m tests.benchmarks.embeddings --rounds 5 --json
 
-A worker on SGLang and a bare sgl.Engine, each a process of its own, take turns on the machine: in
-each round every case runs on one and then on the other, and the ratio is the median of the rounds'.
-The bare engine is called within its process, with lists of token ids, and its vectors stay there;
-the worker's go to a client over gRPC, which shares the machine's cores. The smaller the model, the
-more of the time that is. CPU is that of the process that clients talk to, without SGLang's own
-processes, which are the same for both; RSS likewise.
+A worker on SGLang with a Processor before it, and a bare sgl.Engine, each in processes of their
+own, take turns on the machine: in each round every case runs on one and then on the other, and the
+ratio is the median of the rounds'. The bare engine is called within its process, with lists of
+token ids, and its vectors stay there; ours go to a client over gRPC, which shares the machine's
+cores. The smaller the model, the more of the time that is. CPU is that of the processes without
+SGLang's own, which are the same for both; RSS likewise.
 
 Cases: inputs per call x tokens per input, and how many calls at a time.
 """
@@ -31,11 +32,11 @@ import grpc
 from millstream.v1 import embedding_pb2, embedding_pb2_grpc
 from tests.support.bare_vectors import BareProcess
 from tests.support.processes import cpu_s, rss_mb
-from tests.support.suite import ServiceProcess
-from tests.support.vector_models import make_vector_model
+from tests.support.suite import ServiceProcess, stop_all
 from tests.support.verdict import folder_for, parser_of
 from tests.support.waiting import EOF
 
+_DEMO = Path(__file__).parents[2] / "demo" / "embedder" / "model"
 _CASES = ((64, 64, 4), (64, 64, 1), (1, 8, 32), (1, 8, 1))
 _WARM_UP = 0.2
 _SMALLEST_VOCABULARY = 1000
@@ -47,25 +48,25 @@ class Row:
 
     case: str
     bare_per_s: list[float] = field(default_factory=list)
-    worker_per_s: list[float] = field(default_factory=list)
+    served_per_s: list[float] = field(default_factory=list)
     bare_cpu_us: list[float] = field(default_factory=list)
-    worker_cpu_us: list[float] = field(default_factory=list)
+    served_cpu_us: list[float] = field(default_factory=list)
 
     @property
     def ratios(self) -> list[float]:
-        """Return the worker's rate over the bare engine's, of each round."""
-        return [ours / bare for ours, bare in zip(self.worker_per_s, self.bare_per_s, strict=True)]
+        """Return our rate over the bare engine's, of each round."""
+        return [ours / bare for ours, bare in zip(self.served_per_s, self.bare_per_s, strict=True)]
 
     def figures(self) -> dict[str, Any]:
         """Return the medians."""
         return {
             "case": self.case,
             "bare_per_s": statistics.median(self.bare_per_s),
-            "worker_per_s": statistics.median(self.worker_per_s),
+            "served_per_s": statistics.median(self.served_per_s),
             "ratio": statistics.median(self.ratios),
             "ratios": sorted(self.ratios),
             "bare_cpu_us_per_input": statistics.median(self.bare_cpu_us),
-            "worker_cpu_us_per_input": statistics.median(self.worker_cpu_us),
+            "served_cpu_us_per_input": statistics.median(self.served_cpu_us),
         }
 
 
@@ -116,7 +117,7 @@ class Bench:
     """Both, while they run."""
 
     bare: BareProcess
-    service: ServiceProcess
+    services: dict[str, ServiceProcess]
     client: Client
     seconds: float
 
@@ -131,34 +132,58 @@ class Bench:
         row.bare_per_s.append(done / told["took_s"])
         row.bare_cpu_us.append(1e6 * (cpu_s(self.bare.pid) - before) / done)
         await self.client.calls(inputs, at_once, _WARM_UP * self.seconds)
-        before, began = cpu_s(self.service.pid), time.monotonic()
+        before, began = self._cpu_s(), time.monotonic()
         done = await self.client.calls(inputs, at_once, self.seconds) * count
-        row.worker_per_s.append(done / (time.monotonic() - began))
-        row.worker_cpu_us.append(1e6 * (cpu_s(self.service.pid) - before) / done)
+        row.served_per_s.append(done / (time.monotonic() - began))
+        row.served_cpu_us.append(1e6 * (self._cpu_s() - before) / done)
+
+    def _cpu_s(self) -> float:
+        return sum(cpu_s(service.pid) for service in self.services.values())
 
 
-async def run(arguments: argparse.Namespace, model: Path, folder: Path) -> dict[str, Any]:
+async def run(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Start both, measure, return what was measured."""
-    bare = BareProcess(model)
-    flags = {"model_path": model}
-    service = ServiceProcess("millstream_server.embedding", flags, folder / "worker.log").start()
+    bare = BareProcess(arguments.model)
+    services = make_services(arguments, folder)
     rows = [Row(f"{count} x {tokens}, {at_once} at once") for count, tokens, at_once in _CASES]
     try:
-        await service.until_serving(300)
+        for service in services.values():
+            service.start()
+        for service in services.values():
+            await service.until_serving(300)
         await asyncio.to_thread(bare.ask, inputs=[[5]])
-        async with grpc.aio.insecure_channel(service.address) as channel:
+        async with grpc.aio.insecure_channel(list(services.values())[-1].address) as channel:
             client = Client(channel)
-            bench = Bench(bare, service, client, arguments.seconds)
+            bench = Bench(bare, services, client, arguments.seconds)
             for _, (row, case) in itertools.product(
                 range(arguments.rounds), zip(rows, _CASES, strict=True)
             ):
                 await bench.measure(row, *case)
             client.close()
-        rss = {"bare_rss_mb": rss_mb(bare.pid), "worker_rss_mb": rss_mb(service.pid)}
+        rss = {name: rss_mb(service.pid) for name, service in services.items()}
+        rss["bare"] = rss_mb(bare.pid)
     finally:
         bare.close()
-        service.stop(60)
-    return {"rows": [row.figures() for row in rows], **rss}
+        stop_all(*services.values(), timeout_s=60)
+    return {"rows": [row.figures() for row in rows], "rss_mb": rss}
+
+
+def make_services(arguments: argparse.Namespace, folder: Path) -> dict[str, ServiceProcess]:
+    """Make what is measured, and start nothing; clients talk to the last one."""
+    common = {"log_level": "warning"}
+    worker = ServiceProcess(
+        "millstream_server.embedding",
+        {**common, "model_path": arguments.model, "model_name": "embedder"},
+        folder / "worker.log",
+    )
+    if arguments.direct:
+        return {"worker": worker}
+    front = ServiceProcess(
+        "millstream_server.processor",
+        {**common, "models": f"embedder={arguments.model}", "workers": worker.address},
+        folder / "processor.log",
+    )
+    return {"worker": worker, "processor": front}
 
 
 def table(found: dict[str, Any]) -> str:
@@ -166,27 +191,27 @@ def table(found: dict[str, Any]) -> str:
     line = "{:22}{:>12}{:>12}{:>8}{:>16}{:>14}{:>14}"
     lines = [
         "inputs per second; CPU in us per input",
-        line.format("case", "bare", "worker", "ratio", "(rounds)", "bare CPU", "worker CPU"),
+        line.format("case", "bare", "ours", "ratio", "(rounds)", "bare CPU", "our CPU"),
     ]
     for row in found["rows"]:
         spread = f"{row['ratios'][0]:.2f}-{row['ratios'][-1]:.2f}"
-        cells = (f"{row[name]:.0f}" for name in ("bare_per_s", "worker_per_s"))
-        cpu = (f"{row[f'{who}_cpu_us_per_input']:.0f}" for who in ("bare", "worker"))
+        cells = (f"{row[name]:.0f}" for name in ("bare_per_s", "served_per_s"))
+        cpu = (f"{row[f'{who}_cpu_us_per_input']:.0f}" for who in ("bare", "served"))
         lines.append(line.format(row["case"], *cells, f"{row['ratio']:.2f}", spread, *cpu))
-    lines.append(f"RSS: bare {found['bare_rss_mb']:.0f} MB, worker {found['worker_rss_mb']:.0f} MB")
+    lines.append("RSS: " + ", ".join(f"{name} {mb:.0f} MB" for name, mb in found["rss_mb"].items()))
     return "\n".join(lines)
 
 
 def main() -> None:
     """Parse arguments, measure, print."""
     parser = parser_of("embeddings", __doc__)
-    parser.add_argument("--model", type=Path, help="model to embed with; else a tiny random one")
+    parser.add_argument("--model", type=Path, default=_DEMO, help="a model's folder (the demo's)")
+    parser.add_argument("--direct", action="store_true", help="measure without the Processor")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement (2)")
     parser.add_argument("--rounds", type=int, default=3, help="how often each is measured (3)")
     arguments = parser.parse_args()
     with folder_for(arguments) as folder:
-        model = arguments.model or make_vector_model(folder / "model", "qwen3")
-        found = asyncio.run(run(arguments, model, folder))
+        found = asyncio.run(run(arguments, folder))
     print(json.dumps(found) if arguments.json else table(found))  # noqa: T201
 
 

@@ -11,7 +11,9 @@ device never waits for the network. The overhead is how much longer an image tak
 bare pipeline in the same round: the median of the rounds, and the middle half of them. Rounds are
 short and many, since neighbours slow a shared host for seconds at a time. Every image is compared
 with the bare one, pixel for pixel. CPU is what the kernel charged to a process, divided by the
-images. Each request gets a progress message per step.
+images. "idle" is how long per image the model's thread neither ran nor waited for a core: the time
+in which we keep the device from working, and nobody else does. Each request gets a progress message
+per step.
 """
 
 from __future__ import annotations
@@ -50,6 +52,8 @@ class Case:
     cpu_ms: dict[str, list[float]] = field(default_factory=dict)
     """CPU per image by process."""
     rss_mb: dict[str, float] = field(default_factory=dict)
+    idle_ms: list[float] = field(default_factory=list)
+    """Time per image in which the model's thread was blocked."""
     equal: bool = True
     """Whether all images were those of the bare pipeline."""
 
@@ -114,6 +118,32 @@ async def requests(
     return [await one(seed) for seed in range(count)]
 
 
+class ModelThread:
+    """Of a process the thread that has run the most since this was made."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._before = self._read()
+        self._began_s = time.perf_counter()
+
+    def _read(self) -> dict[str, tuple[float, float]]:
+        """Return how long each thread ran, and waited for a core, in seconds."""
+        found = {}
+        for task in Path(f"/proc/{self._pid}/task").iterdir():
+            ran, waited, _ = (task / "schedstat").read_text().split()
+            found[task.name] = int(ran) / 1e9, int(waited) / 1e9
+        return found
+
+    def idle_s(self) -> float:
+        """Return how long it has neither run nor waited for a core."""
+        took_s = time.perf_counter() - self._began_s
+        spent = []
+        for name, (ran, waited) in self._read().items():
+            ran_before, waited_before = self._before.get(name, (0.0, 0.0))
+            spent.append((ran - ran_before, waited - waited_before))
+        return max(0.0, took_s - sum(max(spent)))
+
+
 async def measure(
     arguments: argparse.Namespace, bare: BarePipeline, processes: dict[str, ServiceProcess]
 ) -> list[Case]:
@@ -122,15 +152,19 @@ async def measure(
     async with Client(processes["processor"].address) as client:
         await requests(client, arguments, 2, at_once=False)
         for _ in range(arguments.rounds):
+            thread = ModelThread(bare.pid)
             found = await asyncio.to_thread(bare.make, arguments.images)
+            alone.idle_ms.append(1000 * thread.idle_s() / arguments.images)
             alone.s.append(found["s"])
             alone.cpu_ms.setdefault("bare", []).append(1000 * found["cpu_s"])
             alone.rss_mb["bare"] = found["rss_mb"]
             for case, at_once in ((one, False), (queued, True)):
                 before = {name: cpu_s(p.pid) for name, p in processes.items()}
+                thread = ModelThread(processes["diffusion"].pid)
                 began_s = time.perf_counter()
                 digests = await requests(client, arguments, arguments.images, at_once=at_once)
                 case.s.append((time.perf_counter() - began_s) / arguments.images)
+                case.idle_ms.append(1000 * thread.idle_s() / arguments.images)
                 case.equal &= digests == found["sha256"]
                 for name, process in processes.items():
                     spent_s = cpu_s(process.pid) - before[name]
@@ -141,8 +175,8 @@ async def measure(
 
 def table(cases: list[Case]) -> str:
     """Lay the figures out for a terminal."""
-    line = "{:16}{:>12}{:>10}  {:16}{:>6}  {}"
-    lines = [line.format("", "images/min", "overhead", "(rounds)", "equal", "CPU, RSS")]
+    line = "{:16}{:>12}{:>10}  {:18}{:>9}{:>7}  {}"
+    lines = [line.format("", "images/min", "overhead", "(half)", "idle ms", "equal", "CPU, RSS")]
     for case in cases:
         overheads = case.overheads(cases[0])
         quarter = len(overheads) // 4
@@ -153,7 +187,8 @@ def table(cases: list[Case]) -> str:
         )
         equal = "yes" if case.equal else "NO"
         overhead, rate = f"{statistics.median(overheads):+.1%}", f"{60 / case.median_s:.1f}"
-        lines.append(line.format(case.name, rate, overhead, spread, equal, spent))
+        idle = f"{statistics.median(case.idle_ms):.1f}"
+        lines.append(line.format(case.name, rate, overhead, spread, idle, equal, spent))
     return "\n".join(lines)
 
 

@@ -97,6 +97,10 @@ class BarePipeline:
         self._counts = os.fdopen(to_pipeline, "w")
         self._lines = os.fdopen(from_pipeline)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def wait_ready(self) -> None:
         """Wait until the pipeline is loaded and warm."""
         assert self._line() == "ready\n"
