@@ -247,7 +247,7 @@ async def test_a_ranking_s_deadline_trace_and_cancel_reach_the_worker(
         await until(lambda: bool(worker.reranks))
         left_s = worker.left_s[0]
         assert left_s is not None
-        assert 0 < left_s <= 60
+        assert 0 < left_s < 61  # gRPC rounds what is left up on its way
         assert worker.metadata[0]["traceparent"] == TRACEPARENT
         call.cancel()
         await until(lambda: worker.cancelled == 1)
