@@ -138,6 +138,12 @@ def _add_further(parser: argparse.ArgumentParser) -> None:
         "--dllm-model": "a diffusion language model",
     }.items():
         group.add_argument(flag, type=Path, metavar="DIR", help=help_)
+    group.add_argument(
+        "--image-engine",
+        choices=("diffusers", "sglang"),
+        default="diffusers",
+        help="what makes the images (default: %(default)s)",
+    )
 
 
 def _add_places(parser: argparse.ArgumentParser) -> None:

@@ -12,6 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +92,10 @@ def _further(args: argparse.Namespace) -> tuple[FurtherModel, ...]:
         Task.EMBEDDING: args.embedding_model,
         Task.RERANK: args.rerank_model,
     }
-    return tuple(
+    chosen = [
         choose_further(task, path) for task, path in given.items() if path is not None or args.all
-    )
+    ]
+    return tuple(replace(model, image_engine=args.image_engine) for model in chosen)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from millstream_server.cli.main import make_parser
-from millstream_server.cli.suite.further import Task, marker
+from millstream_server.cli.suite.further import FurtherModel, Task, marker
 from millstream_server.cli.suite.plan import (
     PlanError,
     PlannedService,
@@ -97,6 +97,22 @@ def test_further_models_have_workers_of_their_own(
     }.items():
         at = commands[name].index(flags[0])
         assert commands[name][at : at + len(flags)] == flags
+
+
+def test_two_models_of_one_name_are_refused(options: UpOptions, ports: PortClaims) -> None:
+    twice = (FurtherModel(Task.RERANK, options.model, "m"),)
+    with pytest.raises(PlanError, match="two models would be called 'm'"):
+        make_plan(replace(options, further=twice), ports)
+
+
+def test_images_are_made_by_the_engine_that_was_chosen(
+    options: UpOptions, ports: PortClaims
+) -> None:
+    model = FurtherModel(Task.IMAGE, options.model, "draw", image_engine="sglang")
+    for engine, made_by in ((EngineKind.SGLANG, "sglang"), (EngineKind.SIMULATED, "simulated")):
+        plan = make_plan(replace(options, engine=engine, further=(model,)), ports)
+        command = plan.command(plan.workers[-1])
+        assert command[command.index("--engine") + 1] == made_by
 
 
 def test_a_further_model_that_is_none_is_refused(tmp_path: Path) -> None:

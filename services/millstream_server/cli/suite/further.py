@@ -40,6 +40,8 @@ class FurtherModel:
     task: Task
     path: Path
     name: str
+    image_engine: str = "diffusers"
+    """The engine of one that makes images, unless the suite is simulated."""
 
     @property
     def processor_entry(self) -> str:
@@ -49,7 +51,7 @@ class FurtherModel:
     def engine(self, kind: EngineKind) -> str:
         """Return the name of its engine, in a suite whose other engines are of ``kind``."""
         if self.task is Task.IMAGE and kind is EngineKind.SGLANG:
-            return "diffusers"
+            return self.image_engine
         return kind.value
 
     def flags(self, engine: EngineKind) -> list[str]:

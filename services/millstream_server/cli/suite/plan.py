@@ -62,6 +62,19 @@ class UpOptions:
     further: tuple[FurtherModel, ...] = ()
     """Models for other tasks than chats."""
 
+    def check_names(self) -> None:
+        """Check that no two models have the same name.
+
+        Raises:
+            PlanError: two have.
+        """
+        names = [self.model_name, *(model.name for model in self.further)]
+        for name in names:
+            if names.count(name) > 1:
+                raise PlanError(
+                    f"two models would be called {name!r}: rename a directory, or give --model-name"
+                )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedService:
@@ -172,8 +185,9 @@ def make_plan(options: UpOptions, ports: PortClaims, gpus: int = 0) -> SuitePlan
     """Plan services and ports; a default port in use is replaced by the next free one.
 
     Raises:
-        PlanError: the counts make no suite, or a port is not available.
+        PlanError: the counts or the models' names make no suite, or a port is not available.
     """
+    options.check_names()
     roles = ["prefill"] * options.prefill if options.topology == "disaggregated" else []
     if options.decode < 1 or (options.topology == "disaggregated" and not roles):
         raise PlanError("a suite needs --decode 1 or more, and --prefill 1 or more to disaggregate")
