@@ -45,7 +45,7 @@ async def _refused_to_start(service: ServiceProcess) -> tuple[int, str]:
             {"admin_listen": "127.0.0.1:0", "admin_peers": "operator.example"},
             "--admin-peers: set --tls-cert-file",
         ),
-        ("processor", {"models": "tiny"}, "--models: 'tiny' is not NAME=DIR"),
+        ("processor", {"models": "tiny="}, "--models: 'tiny=' is neither NAME=DIR nor NAME"),
         ("processor", {"models": "tiny=/nowhere"}, "--models: "),
         ("processor", {"worker_tls_cert_file": "/nowhere"}, "--worker-tls-ca-file is needed"),
         ("processor", {"api_keys_file": "/nowhere"}, "--api-keys-file: can't read /nowhere"),

@@ -99,12 +99,14 @@ class ProcessorSettings(ServiceSettings):
         """Parse `models`; None: no directory was given.
 
         Raises:
-            SettingsError: an entry is neither NAME=DIR nor NAME.
+            SettingsError: an entry is neither NAME=DIR nor NAME, or a name is there twice.
         """
         directories: dict[str, Path | None] = {}
         for entry in self.models:
             name, equals, directory = entry.partition("=")
             if not name or (equals and not directory):
                 raise SettingsError(f"--models: {entry!r} is neither NAME=DIR nor NAME")
+            if name in directories:
+                raise SettingsError(f"--models: {name!r} is there twice")
             directories[name] = Path(directory) if directory else None
         return directories
