@@ -26,7 +26,7 @@ $(READY): requirements/cpu.lock requirements/torch-cuda.lock requirements/instal
 up: setup ## start the whole suite here, on real SGLang with the demo model; ARGS=--multimodal: for pictures too
 	@$(BIN)/millstream up $(ARGS)
 
-test: setup ## all tests, real SGLang among them (some nine minutes on two cores)
+test: setup ## all tests, real SGLang among them (some 19 minutes on two cores)
 	@$(BIN)/python -m pytest $(TESTS)
 
 test-vendor: setup ## show the vendors' bugs that we work around, and which are gone (a minute)
