@@ -1,12 +1,12 @@
 """Millstream's client library: chat, complete, make images, embed; with asyncio or without."""
 
-from millstream.v1.chat_pb2 import Message, Tool
+from millstream.v1.chat_pb2 import ChatMessage, ChatTool
 from millstream.v1.diffusion_pb2 import DiffusionProgress, ImageFormat, OutputDelivery
 from millstream.v1.embedding_pb2 import RankedDocument
 from millstream.v1.generation_pb2 import FinishReason
-from millstream.v1.processor_pb2 import ChoiceDelta, Model
+from millstream.v1.processor_pb2 import ChoiceDelta, ServedModel
 from millstream.v1.sampling_pb2 import LogprobOptions, SamplingParams
-from millstream.v1.usage_pb2 import Usage
+from millstream.v1.usage_pb2 import GenerationUsage
 from millstream_client.answers import Answer, Choice
 from millstream_client.client import Client
 from millstream_client.conversation import Conversation
@@ -40,6 +40,8 @@ __all__ = [
     "NO_RETRY",
     "Answer",
     "AnswerStream",
+    "ChatMessage",
+    "ChatTool",
     "Choice",
     "ChoiceDelta",
     "Client",
@@ -51,6 +53,7 @@ __all__ = [
     "FinishReason",
     "GeneratedFile",
     "GeneratedMedia",
+    "GenerationUsage",
     "Image",
     "ImageFormat",
     "IncompleteAnswerError",
@@ -60,10 +63,8 @@ __all__ = [
     "MediaFileError",
     "MediaMessage",
     "MediaStream",
-    "Message",
     "MessageTooLargeError",
     "MillstreamError",
-    "Model",
     "NotFoundError",
     "Options",
     "OutputDelivery",
@@ -73,15 +74,14 @@ __all__ = [
     "RequestCancelledError",
     "Retry",
     "SamplingParams",
+    "ServedModel",
     "SyncAnswerStream",
     "SyncClient",
     "SyncConversation",
     "SyncMediaStream",
     "Tls",
-    "Tool",
     "UnauthenticatedError",
     "UnavailableError",
-    "Usage",
     "Video",
     "assistant",
     "system",

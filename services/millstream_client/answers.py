@@ -50,7 +50,7 @@ class Answer:
     """Number of the turn on its stream, from 1; 0 for a completion."""
     choices: list[Choice] = field(default_factory=list)
     """By index; one unless ``n`` was set."""
-    usage: usage_pb2.Usage = field(default_factory=usage_pb2.Usage)
+    usage: usage_pb2.GenerationUsage = field(default_factory=usage_pb2.GenerationUsage)
     """Token counts; zero until complete."""
     prompt_logprobs: list[processor_pb2.TokenLogprob] = field(default_factory=list)
     longest_pacing_interval_s: float = 0.0

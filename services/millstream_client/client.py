@@ -16,6 +16,7 @@ from millstream.v1 import (
     processor_pb2,
     processor_pb2_grpc,
 )
+from millstream.v1.processor_pb2 import REQUEST_PRIORITY_UNSPECIFIED, RequestPriority
 from millstream_client import requests
 from millstream_client.connection import Connection
 from millstream_client.conversation import Conversation
@@ -109,7 +110,7 @@ class Client:
         videos: Sequence[VideoInput] = (),
         system: str | None = None,
         model: str = "",
-        tools: Sequence[chat_pb2.Tool] = (),
+        tools: Sequence[chat_pb2.ChatTool] = (),
         request_id: str = "",
         timeout_s: float | None = None,
         **knobs: Unpack[Knobs],
@@ -152,7 +153,7 @@ class Client:
         *,
         system: str | None = None,
         model: str = "",
-        tools: Sequence[chat_pb2.Tool] = (),
+        tools: Sequence[chat_pb2.ChatTool] = (),
         request_id: str = "",
         **knobs: Unpack[Knobs],
     ) -> Conversation:
@@ -170,7 +171,7 @@ class Client:
         text: TextInput,
         *,
         model: str = "",
-        tools: Sequence[chat_pb2.Tool] = (),
+        tools: Sequence[chat_pb2.ChatTool] = (),
         special_tokens: bool = True,
         timeout_s: float | None = None,
     ) -> processor_pb2.TokenizeResponse:
@@ -207,7 +208,7 @@ class Client:
         format: diffusion_pb2.ImageFormat.ValueType = diffusion_pb2.IMAGE_FORMAT_PNG,  # noqa: A002
         model: str = "",
         request_id: str = "",
-        priority: processor_pb2.Priority.ValueType = processor_pb2.PRIORITY_UNSPECIFIED,
+        priority: RequestPriority.ValueType = REQUEST_PRIORITY_UNSPECIFIED,
         timeout_s: float | None = None,
         **knobs: Unpack[DiffusionKnobs],
     ) -> MediaStream:
@@ -235,7 +236,7 @@ class Client:
         fps: int | None = None,
         model: str = "",
         request_id: str = "",
-        priority: processor_pb2.Priority.ValueType = processor_pb2.PRIORITY_UNSPECIFIED,
+        priority: RequestPriority.ValueType = REQUEST_PRIORITY_UNSPECIFIED,
         timeout_s: float | None = None,
         **knobs: Unpack[DiffusionKnobs],
     ) -> MediaStream:
@@ -259,7 +260,7 @@ class Client:
         normalize: bool | None = None,
         model: str = "",
         request_id: str = "",
-        priority: processor_pb2.Priority.ValueType | None = None,
+        priority: processor_pb2.RequestPriority.ValueType | None = None,
         timeout_s: float | None = None,
     ) -> Embeddings:
         """Turn texts, or their token ids, into vectors; a single text gives one vector.
@@ -291,7 +292,7 @@ class Client:
         return_documents: bool = False,
         model: str = "",
         request_id: str = "",
-        priority: processor_pb2.Priority.ValueType = processor_pb2.PRIORITY_UNSPECIFIED,
+        priority: RequestPriority.ValueType = REQUEST_PRIORITY_UNSPECIFIED,
         timeout_s: float | None = None,
     ) -> list[embedding_pb2.RankedDocument]:
         """Score documents by how well they answer a query; return them best first."""
@@ -308,7 +309,7 @@ class Client:
         response = await self.connection.call(lambda: stub(self.channel).Rerank, request, timeout_s)
         return list(response.results)
 
-    async def models(self, *, timeout_s: float | None = None) -> list[processor_pb2.Model]:
+    async def models(self, *, timeout_s: float | None = None) -> list[processor_pb2.ServedModel]:
         """Return the models that are served."""
         request = processor_pb2.ListModelsRequest()
         response = await self.connection.call(lambda: self.stub.ListModels, request, timeout_s)

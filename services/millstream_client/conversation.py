@@ -44,7 +44,7 @@ class Conversation:
         self._running: Request | None = None
 
     @property
-    def messages(self) -> tuple[chat_pb2.Message, ...]:
+    def messages(self) -> tuple[chat_pb2.ChatMessage, ...]:
         """The messages of all finished turns, with the bytes of their images and videos."""
         return self._history.messages
 

@@ -199,7 +199,7 @@ def start_image(
     strength: float | None,
     format: diffusion_pb2.ImageFormat.ValueType,  # noqa: A002 - the contract's name
     request_id: str,
-    priority: processor_pb2.Priority.ValueType,
+    priority: processor_pb2.RequestPriority.ValueType,
 ) -> diffusion_pb2.GenerateImageRequest:
     """Make the message of a request for images; reads the input image's file.
 

@@ -18,7 +18,7 @@ class Turn:
     said: Sequence[AnyMessage]
     options: processor_pb2.GenerationOptions | None = None
     """New options from this turn on; None: the old ones stay."""
-    messages: Sequence[chat_pb2.Message] = ()
+    messages: Sequence[chat_pb2.ChatMessage] = ()
     """The same as the contract's messages; empty before `read`."""
 
     async def read(self) -> None:
@@ -32,7 +32,7 @@ class Turn:
 
     def request(self) -> processor_pb2.ChatRequest:
         """Make the message for a stream that has the conversation's messages already."""
-        if not self.messages or self.messages[0].role == chat_pb2.ROLE_TOOL:
+        if not self.messages or self.messages[0].role == chat_pb2.CHAT_ROLE_TOOL:
             results = processor_pb2.ToolResults(messages=self.messages)
             return processor_pb2.ChatRequest(tool_results=results)
         turn = processor_pb2.UserTurn(content=self.messages[0].content, options=self.options)
@@ -47,14 +47,14 @@ class History:
         self._start = start
         self._has_turns = False
         self._unread: Sequence[AnyMessage] = ()
-        plain = [message for message in said if isinstance(message, chat_pb2.Message)]
+        plain = [message for message in said if isinstance(message, chat_pb2.ChatMessage)]
         if len(plain) == len(said):
             start.messages.extend(plain)
         else:
             self._unread = said
 
     @property
-    def messages(self) -> tuple[chat_pb2.Message, ...]:
+    def messages(self) -> tuple[chat_pb2.ChatMessage, ...]:
         """All messages so far."""
         return tuple(self._start.messages)
 

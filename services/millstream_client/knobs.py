@@ -50,7 +50,7 @@ class Knobs(Sampling, total=False):
     """The contract's ``min_interval``, in seconds."""
     return_token_ids: bool
     include_special_tokens: bool
-    priority: processor_pb2.Priority.ValueType
+    priority: processor_pb2.RequestPriority.ValueType
 
 
 _SAMPLING = sampling_pb2.SamplingParams.DESCRIPTOR

@@ -16,17 +16,17 @@ from millstream_client.media import Image, Part, Video
 class MediaMessage:
     """A message with images or videos, whose files are read when it is sent."""
 
-    role: chat_pb2.Role.ValueType
+    role: chat_pb2.ChatRole.ValueType
     content: tuple[Part, ...]
     tool_call_id: str = ""
 
-    def read(self) -> chat_pb2.Message:
+    def read(self) -> chat_pb2.ChatMessage:
         """Make the contract's message of it; blocks while it reads the files.
 
         Raises:
             MediaFileError: a file can't be read.
         """
-        return chat_pb2.Message(
+        return chat_pb2.ChatMessage(
             role=self.role,
             content=[
                 chat_pb2.ContentPart(text=part) if isinstance(part, str) else part.read()
@@ -36,7 +36,7 @@ class MediaMessage:
         )
 
 
-AnyMessage = chat_pb2.Message | MediaMessage
+AnyMessage = chat_pb2.ChatMessage | MediaMessage
 Content = Part | Sequence[Part]
 """What one message says: a text, an image, a video, or several of them in order."""
 ChatInput = Part | Sequence[Part | AnyMessage]
@@ -44,12 +44,12 @@ ChatInput = Part | Sequence[Part | AnyMessage]
 
 It is one type of list, since type checkers can't tell two apart while they read a literal.
 """
-TextInput = str | Sequence[chat_pb2.Message]
+TextInput = str | Sequence[chat_pb2.ChatMessage]
 """A text, or a whole conversation."""
 
 
 def message(
-    role: chat_pb2.Role.ValueType, parts: Iterable[Part], tool_call_id: str = ""
+    role: chat_pb2.ChatRole.ValueType, parts: Iterable[Part], tool_call_id: str = ""
 ) -> AnyMessage:
     """Make a message; only one with images or videos is a MediaMessage.
 
@@ -63,36 +63,36 @@ def message(
     return made.read() if all(isinstance(part, str) for part in made.content) else made
 
 
-def system(text: str) -> chat_pb2.Message:
+def system(text: str) -> chat_pb2.ChatMessage:
     """Make a system message: the operator's instructions."""
-    return _text(chat_pb2.ROLE_SYSTEM, text)
+    return _text(chat_pb2.CHAT_ROLE_SYSTEM, text)
 
 
 @overload
-def user(*content: str) -> chat_pb2.Message: ...
+def user(*content: str) -> chat_pb2.ChatMessage: ...
 @overload
 def user(*content: Part) -> AnyMessage: ...
 def user(*content: Part) -> AnyMessage:
     """Make a user's message of texts, images and videos, in any order."""
-    return message(chat_pb2.ROLE_USER, content)
+    return message(chat_pb2.CHAT_ROLE_USER, content)
 
 
-def assistant(text: str) -> chat_pb2.Message:
+def assistant(text: str) -> chat_pb2.ChatMessage:
     """Make a message of the model."""
-    return _text(chat_pb2.ROLE_ASSISTANT, text)
+    return _text(chat_pb2.CHAT_ROLE_ASSISTANT, text)
 
 
 @overload
-def tool_result(tool_call_id: str, *content: str) -> chat_pb2.Message: ...
+def tool_result(tool_call_id: str, *content: str) -> chat_pb2.ChatMessage: ...
 @overload
 def tool_result(tool_call_id: str, *content: Part) -> AnyMessage: ...
 def tool_result(tool_call_id: str, *content: Part) -> AnyMessage:
     """Make a message with the result of a tool call: texts, images, videos."""
-    return message(chat_pb2.ROLE_TOOL, content, tool_call_id)
+    return message(chat_pb2.CHAT_ROLE_TOOL, content, tool_call_id)
 
 
-def _text(role: chat_pb2.Role.ValueType, text: str) -> chat_pb2.Message:
-    return chat_pb2.Message(role=role, content=[chat_pb2.ContentPart(text=text)])
+def _text(role: chat_pb2.ChatRole.ValueType, text: str) -> chat_pb2.ChatMessage:
+    return chat_pb2.ChatMessage(role=role, content=[chat_pb2.ContentPart(text=text)])
 
 
 def messages(
@@ -125,10 +125,10 @@ def question(said: Any, media: Sequence[Image | Video] = ()) -> AnyMessage:
     parts = [said] if isinstance(said, Part) else list(said)
     if media and parts == [""]:
         parts = []
-    return message(chat_pb2.ROLE_USER, [*media, *parts])
+    return message(chat_pb2.CHAT_ROLE_USER, [*media, *parts])
 
 
-async def read_messages(said: Iterable[AnyMessage]) -> list[chat_pb2.Message]:
+async def read_messages(said: Iterable[AnyMessage]) -> list[chat_pb2.ChatMessage]:
     """Make the contract's messages; files are read in a thread.
 
     Raises:
@@ -142,7 +142,7 @@ async def read_messages(said: Iterable[AnyMessage]) -> list[chat_pb2.Message]:
 def chat_start(
     *,
     model: str,
-    tools: Sequence[chat_pb2.Tool],
+    tools: Sequence[chat_pb2.ChatTool],
     request_id: str,
     options: processor_pb2.GenerationOptions,
 ) -> processor_pb2.ChatStart:
@@ -172,7 +172,7 @@ def complete_request(
 
 
 def tokenize_request(
-    said: TextInput, *, model: str, tools: Sequence[chat_pb2.Tool], special_tokens: bool
+    said: TextInput, *, model: str, tools: Sequence[chat_pb2.ChatTool], special_tokens: bool
 ) -> processor_pb2.TokenizeRequest:
     """Make the request of Tokenize from raw text or a conversation."""
     if isinstance(said, str):

@@ -157,7 +157,7 @@ class SyncConversation(_Facade[Conversation]):
     tool_results = _forward(Conversation.tool_results, _stream)
 
     @property
-    def messages(self) -> tuple[chat_pb2.Message, ...]:
+    def messages(self) -> tuple[chat_pb2.ChatMessage, ...]:
         """The messages of all finished turns."""
         return self._inner.messages
 

@@ -61,7 +61,7 @@ _BARE_TIMES = 100
 _ONE_TOKEN = options(1, ignore_eos=True)
 _COLUMNS = ("case", "images/s", "processor", "encode", "decoders", "generate", "client")
 
-Message = chat_pb2.Message
+Message = chat_pb2.ChatMessage
 
 
 @dataclass

@@ -137,8 +137,8 @@ async def chat(stub: Any, tokens: int) -> Answer:
     request = processor_pb2.ChatRequest(
         start=processor_pb2.ChatStart(
             messages=[
-                chat_pb2.Message(
-                    role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text=_PROMPT)]
+                chat_pb2.ChatMessage(
+                    role=chat_pb2.CHAT_ROLE_USER, content=[chat_pb2.ContentPart(text=_PROMPT)]
                 )
             ],
             options=processor_pb2.GenerationOptions(sampling=sampling(tokens)),

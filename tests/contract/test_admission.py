@@ -58,7 +58,7 @@ CANCELLED = generation_pb2.FINISH_REASON_CANCELLED
 LENGTH = generation_pb2.FINISH_REASON_LENGTH
 TWO = replace(ALPHABET, step_s=0.01, max_running_requests=2)
 ENDLESS = options(400)
-HIGH, LOW = processor_pb2.PRIORITY_HIGH, processor_pb2.PRIORITY_LOW
+HIGH, LOW = processor_pb2.REQUEST_PRIORITY_HIGH, processor_pb2.REQUEST_PRIORITY_LOW
 
 
 class Counted:

@@ -90,8 +90,8 @@ async def test_hanging_up_forgets_the_turn_and_the_next_one_reopens(
         counted = await kind.run(client.tokenize, conversation.messages[:-1])
         assert third.usage.prompt_tokens == len(counted.token_ids)
         assert [m.role for m in conversation.messages] == [
-            chat_pb2.ROLE_USER,
-            chat_pb2.ROLE_ASSISTANT,
+            chat_pb2.CHAT_ROLE_USER,
+            chat_pb2.CHAT_ROLE_ASSISTANT,
         ] * 2
         await kind.run(conversation.close)
 

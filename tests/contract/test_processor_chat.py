@@ -30,7 +30,7 @@ CANCELLED = generation_pb2.FINISH_REASON_CANCELLED
 STEPPING = replace(ALPHABET, step_s=0.005)
 
 
-async def _prompt_tokens(stub: Any, *messages: chat_pb2.Message) -> int:
+async def _prompt_tokens(stub: Any, *messages: chat_pb2.ChatMessage) -> int:
     conversation = processor_pb2.Conversation(messages=messages)
     answer = await stub.Tokenize(processor_pb2.TokenizeRequest(conversation=conversation))
     return len(answer.token_ids)
@@ -80,12 +80,12 @@ async def test_each_turn_has_everything_said_before_as_its_context(text_model: T
         assert (await conversation.answer(1)).text == "ABC"
         await conversation.say(user_turn("go on"))
         second = await conversation.answer(2)
-        said = [message("hi"), message("ABC", chat_pb2.ROLE_ASSISTANT), message("go on")]
+        said = [message("hi"), message("ABC", chat_pb2.CHAT_ROLE_ASSISTANT), message("go on")]
         assert second.text == "ABC"
         assert second.usage.prompt_tokens == await _prompt_tokens(front.stub, *said)
         await conversation.say(user_turn("more"))
         third = await conversation.answer(3)
-        said += [message("ABC", chat_pb2.ROLE_ASSISTANT), message("more")]
+        said += [message("ABC", chat_pb2.CHAT_ROLE_ASSISTANT), message("more")]
         assert third.usage.prompt_tokens == await _prompt_tokens(front.stub, *said)
         assert len(await conversation.end()) == 3
         assert await conversation.call.code() is grpc.StatusCode.OK
@@ -105,7 +105,7 @@ async def test_a_user_turn_sent_early_waits_for_the_running_one(text_model: Text
         conversation = Conversation(front.stub)
         await conversation.say(start("hi", opts=options(20)), user_turn("and"))
         first, second = await conversation.end()
-        said = [message("hi"), message(first.text, chat_pb2.ROLE_ASSISTANT), message("and")]
+        said = [message("hi"), message(first.text, chat_pb2.CHAT_ROLE_ASSISTANT), message("and")]
         assert first.usage.completion_tokens == second.usage.completion_tokens == 20
         assert second.usage.prompt_tokens == await _prompt_tokens(front.stub, *said)
 
@@ -125,14 +125,14 @@ async def test_too_many_waiting_turns_end_the_conversation(text_model: TextModel
 async def test_tool_results_start_the_next_turn(text_model: TextModel) -> None:
     async with suite(text_model) as (front, _):
         call = chat_pb2.ToolCall(id="c1", name="sum", arguments_json='{"a": 1}')
-        asked = message("calling", chat_pb2.ROLE_ASSISTANT, tool_calls=[call])
-        result = message("42", chat_pb2.ROLE_TOOL, tool_call_id="c1")
+        asked = message("calling", chat_pb2.CHAT_ROLE_ASSISTANT, tool_calls=[call])
+        result = message("42", chat_pb2.CHAT_ROLE_TOOL, tool_call_id="c1")
         conversation = Conversation(front.stub)
         await conversation.say(start(messages=[message("sum"), asked, result], opts=options(2)))
         await conversation.answer(1)
         await conversation.say(tool_results(result))
         second = await conversation.answer(2)
-        said = [message("sum"), asked, result, message("AB", chat_pb2.ROLE_ASSISTANT), result]
+        said = [message("sum"), asked, result, message("AB", chat_pb2.CHAT_ROLE_ASSISTANT), result]
         assert second.usage.prompt_tokens == await _prompt_tokens(front.stub, *said)
         await conversation.end()
 
@@ -142,7 +142,7 @@ async def test_only_choice_0_goes_into_the_context(text_model: TextModel) -> Non
         conversation = Conversation(front.stub)
         await conversation.say(start("hi", opts=options(3, n=3)), user_turn("go on", options(1)))
         first, second = await conversation.end()
-        said = [message("hi"), message("ABC", chat_pb2.ROLE_ASSISTANT), message("go on")]
+        said = [message("hi"), message("ABC", chat_pb2.CHAT_ROLE_ASSISTANT), message("go on")]
         assert len(first.choices) == 3
         assert second.usage.prompt_tokens == await _prompt_tokens(front.stub, *said)
 
@@ -188,7 +188,7 @@ async def test_cancel_of_a_running_turn_keeps_the_conversation(text_model: TextM
         await one.until_idle()
         await conversation.say(user_turn("again", options(2)))
         second = await conversation.answer(2)
-        said = [message("hi"), message(first.text, chat_pb2.ROLE_ASSISTANT), message("again")]
+        said = [message("hi"), message(first.text, chat_pb2.CHAT_ROLE_ASSISTANT), message("again")]
         assert second.text == "AB"
         assert second.usage.prompt_tokens == await _prompt_tokens(front.stub, *said)
         await conversation.end()

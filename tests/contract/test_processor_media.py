@@ -261,7 +261,10 @@ async def test_the_models_own_placeholder_in_a_text_is_refused(suite: MediaSuite
 
 
 async def test_media_in_an_assistants_message_are_refused(suite: MediaSuite) -> None:
-    messages = [user("Hi"), chat_pb2.Message(role=chat_pb2.ROLE_ASSISTANT, content=[image(RED)])]
+    messages = [
+        user("Hi"),
+        chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_ASSISTANT, content=[image(RED)]),
+    ]
     chat = Conversation(suite.stub)
     await chat.say(start(messages=[*messages, user("?")], opts=FEW))
     with pytest.raises(grpc.aio.AioRpcError, match="only USER and TOOL messages may have images"):

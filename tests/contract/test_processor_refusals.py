@@ -76,20 +76,20 @@ def _seconds(value: float) -> Duration:
 
 CALL = chat_pb2.ToolCall(id="c1", name="f", arguments_json="{}")
 UNKNOWN: Any = 77
-ASSISTANT, TOOL = chat_pb2.ROLE_ASSISTANT, chat_pb2.ROLE_TOOL
+ASSISTANT, TOOL = chat_pb2.CHAT_ROLE_ASSISTANT, chat_pb2.CHAT_ROLE_TOOL
 
 
-def _tool(schema: str, name: str = "f") -> chat_pb2.Tool:
-    return chat_pb2.Tool(name=name, parameters_json_schema=schema)
+def _tool(schema: str, name: str = "f") -> chat_pb2.ChatTool:
+    return chat_pb2.ChatTool(name=name, parameters_json_schema=schema)
 
 
 _LATER_PART = chat_pb2.ContentPart.FromString(b"\x9a\x06\x03png")
 """A part whose kind is field 99 of the oneof: one of a newer contract."""
 
 
-def _message_with(part: chat_pb2.ContentPart) -> chat_pb2.Message:
-    return chat_pb2.Message(
-        role=chat_pb2.ROLE_USER, content=[chat_pb2.ContentPart(text="Look: "), part]
+def _message_with(part: chat_pb2.ContentPart) -> chat_pb2.ChatMessage:
+    return chat_pb2.ChatMessage(
+        role=chat_pb2.CHAT_ROLE_USER, content=[chat_pb2.ContentPart(text="Look: "), part]
     )
 
 
@@ -107,7 +107,7 @@ REFUSED: dict[str, tuple[Any, list[str]]] = {
         start("a", opts=options(constraint=sampling_pb2.Constraint())),
         ["options.sampling.constraint"],
     ),
-    "no role": (start(messages=[chat_pb2.Message()]), ["messages[0].role"]),
+    "no role": (start(messages=[chat_pb2.ChatMessage()]), ["messages[0].role"]),
     "unknown role": (start(messages=[message("a"), message("b", UNKNOWN)]), ["messages[1].role"]),
     "assistant last": (
         start(messages=[message("a"), message("b", ASSISTANT)]),
@@ -237,7 +237,7 @@ async def test_bad_later_turns_are_refused_by_their_own_fields(
 async def test_a_wrong_role_is_told_the_roles_as_they_are_written(text_model: TextModel) -> None:
     async with suite(text_model) as (front, _):
         failed = await _chat_refusal(front, start(messages=[message("a", UNKNOWN)]))
-    known = [name for name, _ in chat_pb2.Role.items() if name != "ROLE_UNSPECIFIED"]
+    known = [name for name, _ in chat_pb2.ChatRole.items() if name != "CHAT_ROLE_UNSPECIFIED"]
     assert all(name in failed.message for name in known)
 
 

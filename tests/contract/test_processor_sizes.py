@@ -11,8 +11,8 @@ from millstream_server.processor.text.tokenizer import TextModel
 from tests.support.failures import refusal
 from tests.support.in_process import suite
 
-EMPTY = chat_pb2.Message()
-CROWDED = chat_pb2.Message(content=[chat_pb2.ContentPart()] * (MAX_PARTS + 1))
+EMPTY = chat_pb2.ChatMessage()
+CROWDED = chat_pb2.ChatMessage(content=[chat_pb2.ContentPart()] * (MAX_PARTS + 1))
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ CROWDED = chat_pb2.Message(content=[chat_pb2.ContentPart()] * (MAX_PARTS + 1))
     [
         (processor_pb2.ChatStart(messages=[EMPTY] * (MAX_MESSAGES + 1)), "start.messages"),
         (processor_pb2.ChatStart(messages=[CROWDED]), "start.messages"),
-        (processor_pb2.ChatStart(tools=[chat_pb2.Tool()] * (MAX_TOOLS + 1)), "start.tools"),
+        (processor_pb2.ChatStart(tools=[chat_pb2.ChatTool()] * (MAX_TOOLS + 1)), "start.tools"),
     ],
     ids=["messages", "parts", "tools"],
 )

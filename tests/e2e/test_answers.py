@@ -81,7 +81,11 @@ async def test_a_conversation_carries_its_context(stub: Any) -> None:
     await conversation.say(user_turn("And then?"))
     second = await conversation.answer(2)
     await conversation.end()
-    told = [message("Hello"), message(first.text, chat_pb2.ROLE_ASSISTANT), message("And then?")]
+    told = [
+        message("Hello"),
+        message(first.text, chat_pb2.CHAT_ROLE_ASSISTANT),
+        message("And then?"),
+    ]
     at_once = await chat(stub, messages=told, opts=opts)
     assert second.text == at_once.text
     assert second.usage.prompt_tokens == at_once.usage.prompt_tokens > first.usage.prompt_tokens

@@ -243,7 +243,7 @@ def _chat_request(tokens: int) -> bytes:
     content = [chat_pb2.ContentPart(text=_PROMPT)]
     return processor_pb2.ChatRequest(
         start=processor_pb2.ChatStart(
-            messages=[chat_pb2.Message(role=chat_pb2.ROLE_USER, content=content)],
+            messages=[chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_USER, content=content)],
             options=processor_pb2.GenerationOptions(sampling=_sampling(tokens)),
         )
     ).SerializeToString()

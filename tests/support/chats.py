@@ -18,9 +18,9 @@ from tests.support.waiting import EOF
 
 
 def message(
-    text: str, role: chat_pb2.Role.ValueType = chat_pb2.ROLE_USER, **fields: Any
-) -> chat_pb2.Message:
-    return chat_pb2.Message(role=role, content=[chat_pb2.ContentPart(text=text)], **fields)
+    text: str, role: chat_pb2.ChatRole.ValueType = chat_pb2.CHAT_ROLE_USER, **fields: Any
+) -> chat_pb2.ChatMessage:
+    return chat_pb2.ChatMessage(role=role, content=[chat_pb2.ContentPart(text=text)], **fields)
 
 
 def options(max_new_tokens: int | None = None, **fields: Any) -> processor_pb2.GenerationOptions:
@@ -45,7 +45,7 @@ def user_turn(text: str, opts: processor_pb2.GenerationOptions | None = None) ->
     )
 
 
-def tool_results(*messages: chat_pb2.Message) -> Any:
+def tool_results(*messages: chat_pb2.ChatMessage) -> Any:
     return processor_pb2.ChatRequest(tool_results=processor_pb2.ToolResults(messages=messages))
 
 
@@ -109,7 +109,7 @@ class Answer:
         return self.choices[0].finish_reason
 
     @property
-    def usage(self) -> usage_pb2.Usage:
+    def usage(self) -> usage_pb2.GenerationUsage:
         assert self.finished is not None
         return self.finished.usage
 

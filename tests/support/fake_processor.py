@@ -61,8 +61,8 @@ class _Conversation:
     files: list[bytes | str] = field(default_factory=list)
     """The bytes, or the URL, of each image and video, in order."""
 
-    def add(self, message: chat_pb2.Message) -> None:
-        role = chat_pb2.Role.Name(message.role).removeprefix("ROLE_").lower()
+    def add(self, message: chat_pb2.ChatMessage) -> None:
+        role = chat_pb2.ChatRole.Name(message.role).removeprefix("CHAT_ROLE_").lower()
         self.question = "".join(part.text for part in message.content)
         self.said.append((role, "".join(map(self._read, message.content))))
 
@@ -171,7 +171,7 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
                 conversation.add(message)
             return
         conversation.add(
-            chat_pb2.Message(role=chat_pb2.ROLE_USER, content=request.user_turn.content)
+            chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_USER, content=request.user_turn.content)
         )
 
     async def _answer(
@@ -242,7 +242,7 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
     ) -> processor_pb2.ListModelsResponse:
         return processor_pb2.ListModelsResponse(
             models=[
-                processor_pb2.Model(
+                processor_pb2.ServedModel(
                     name=MODEL,
                     ready=True,
                     context_length=2048,
@@ -255,7 +255,7 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
                         processor_pb2.ModelWorkers(role=worker_pb2.WORKER_ROLE_DECODE, connected=2),
                     ],
                 ),
-                processor_pb2.Model(name="away", ready=False),
+                processor_pb2.ServedModel(name="away", ready=False),
             ]
         )
 
@@ -285,7 +285,7 @@ def _finished(
     prompt: int, completion: int, cached: int, media: int = 0
 ) -> processor_pb2.TurnFinished:
     return processor_pb2.TurnFinished(
-        usage=usage_pb2.Usage(
+        usage=usage_pb2.GenerationUsage(
             prompt_tokens=prompt,
             completion_tokens=completion,
             cached_tokens=cached,

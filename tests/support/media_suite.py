@@ -177,10 +177,10 @@ def video(data: bytes) -> chat_pb2.ContentPart:
     return chat_pb2.ContentPart(video=media_pb2.Media(data=data))
 
 
-def user(*parts: str | chat_pb2.ContentPart) -> chat_pb2.Message:
+def user(*parts: str | chat_pb2.ContentPart) -> chat_pb2.ChatMessage:
     """Make a user's message of texts and media, in order."""
-    return chat_pb2.Message(
-        role=chat_pb2.ROLE_USER,
+    return chat_pb2.ChatMessage(
+        role=chat_pb2.CHAT_ROLE_USER,
         content=[chat_pb2.ContentPart(text=p) if isinstance(p, str) else p for p in parts],
     )
 

@@ -153,6 +153,6 @@ def start(link: Link, sink: Sink, request: GenerationRequest = REQUEST) -> Calla
 
 def finish(slot: int) -> generation_pb2.SlotFinish:
     """Make the good end of a request."""
-    usage = usage_pb2.Usage(prompt_tokens=1, completion_tokens=2)
+    usage = usage_pb2.GenerationUsage(prompt_tokens=1, completion_tokens=2)
     reason = generation_pb2.FINISH_REASON_LENGTH
     return generation_pb2.SlotFinish(slot=slot, reason=reason, usage=usage)

@@ -84,7 +84,7 @@ class Question:
         return cls(parts)
 
     @property
-    def message(self) -> chat_pb2.Message:
+    def message(self) -> chat_pb2.ChatMessage:
         """The message to a Processor."""
         return media_suite.user(*(p if isinstance(p, str) else p.part for p in self.parts))
 

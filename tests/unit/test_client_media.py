@@ -31,7 +31,7 @@ def _image(data: bytes) -> chat_pb2.ContentPart:
 
 def _start(*sizes: int) -> processor_pb2.ChatRequest:
     content = [_image(bytes([i]) * size) for i, size in enumerate(sizes)]
-    message = chat_pb2.Message(role=chat_pb2.ROLE_USER, content=content)
+    message = chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_USER, content=content)
     return processor_pb2.ChatRequest(start=processor_pb2.ChatStart(messages=[message]))
 
 
@@ -42,8 +42,8 @@ def test_parts_keep_their_order(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"a")
     made = user("Left:", Image(tmp_path / "a.png"), "film:", Video(b"v"), Image("HTTPS://x/y.png"))
     assert isinstance(made, MediaMessage)
-    assert made.read() == chat_pb2.Message(
-        role=chat_pb2.ROLE_USER,
+    assert made.read() == chat_pb2.ChatMessage(
+        role=chat_pb2.CHAT_ROLE_USER,
         content=[
             chat_pb2.ContentPart(text="Left:"),
             _image(b"a"),
@@ -58,7 +58,7 @@ def test_a_tool_may_return_an_image() -> None:
     made = tool_result("c1", "a chart:", Image(bytearray(b"p")))
     assert isinstance(made, MediaMessage)
     read = made.read()
-    assert (read.role, read.tool_call_id) == (chat_pb2.ROLE_TOOL, "c1")
+    assert (read.role, read.tool_call_id) == (chat_pb2.CHAT_ROLE_TOOL, "c1")
     assert read.content[1] == _image(b"p")
 
 
@@ -71,8 +71,8 @@ def test_media_stands_before_the_questions_text() -> None:
         "Video('v.mp4')",
     ]
     made = question("What is it?", media[:1])
-    assert made == MediaMessage(chat_pb2.ROLE_USER, (Image("a.png"), "What is it?"))
-    assert question("", media[:1]) == MediaMessage(chat_pb2.ROLE_USER, (Image("a.png"),))
+    assert made == MediaMessage(chat_pb2.CHAT_ROLE_USER, (Image("a.png"), "What is it?"))
+    assert question("", media[:1]) == MediaMessage(chat_pb2.CHAT_ROLE_USER, (Image("a.png"),))
     assert question("") == user("")
 
 
@@ -84,7 +84,7 @@ def test_a_path_given_for_several_is_one() -> None:
 def test_a_list_is_one_message_or_a_conversation() -> None:
     content: list[Part] = ["What is it?", Image(b"i")]
     parts = messages(content, "S")
-    assert [m.role for m in parts] == [chat_pb2.ROLE_SYSTEM, chat_pb2.ROLE_USER]
+    assert [m.role for m in parts] == [chat_pb2.CHAT_ROLE_SYSTEM, chat_pb2.CHAT_ROLE_USER]
     assert messages(["one", "two"]) == [user("one", "two")]
     assert messages([user("one"), assistant("two")]) == [user("one"), assistant("two")]
     assert messages([]) == []
@@ -191,7 +191,7 @@ def test_ids_differ_each_time() -> None:
         ),
         processor_pb2.ChatRequest(
             tool_results=processor_pb2.ToolResults(
-                messages=[chat_pb2.Message(content=[_image(b"0" * 2 * MIB)])]
+                messages=[chat_pb2.ChatMessage(content=[_image(b"0" * 2 * MIB)])]
             )
         ),
     ],

@@ -70,7 +70,7 @@ def test_knobs_of_every_kind_are_converted() -> None:
         stop="x",
         min_interval_s=0.25,
         logprobs=sampling_pb2.LogprobOptions(top=2),
-        priority=processor_pb2.PRIORITY_LOW,
+        priority=processor_pb2.REQUEST_PRIORITY_LOW,
     )
     assert options == processor_pb2.GenerationOptions(
         sampling=sampling_pb2.SamplingParams(
@@ -79,7 +79,7 @@ def test_knobs_of_every_kind_are_converted() -> None:
         stop=["x"],
         min_interval=duration_pb2.Duration(nanos=250_000_000),
         logprobs=sampling_pb2.LogprobOptions(top=2),
-        priority=processor_pb2.PRIORITY_LOW,
+        priority=processor_pb2.REQUEST_PRIORITY_LOW,
     )
     assert options.sampling.HasField("ignore_eos")
 

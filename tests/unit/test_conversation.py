@@ -66,7 +66,7 @@ def _end(conversation: Conversation) -> None:
 
 async def test_turns_come_in_order_and_then_the_end() -> None:
     conversation = await _begun()
-    result = message("42", chat_pb2.ROLE_TOOL, tool_call_id="c")
+    result = message("42", chat_pb2.CHAT_ROLE_TOOL, tool_call_id="c")
     await _read(_requests(user_turn("a"), tool_results(result)), conversation)
     first, second = await conversation.next_turn(), await conversation.next_turn()
     assert first is not None

@@ -16,8 +16,10 @@ def _chat(**start: object) -> bytes:
     return message.SerializeToString()
 
 
-def _message(*texts: str, name: str = "") -> chat_pb2.Message:
-    return chat_pb2.Message(content=[chat_pb2.ContentPart(text=text) for text in texts], name=name)
+def _message(*texts: str, name: str = "") -> chat_pb2.ChatMessage:
+    return chat_pb2.ChatMessage(
+        content=[chat_pb2.ContentPart(text=text) for text in texts], name=name
+    )
 
 
 CASES = {
@@ -30,7 +32,7 @@ CASES = {
         options=processor_pb2.GenerationOptions(stop=["good", "bad!", "bad!"])
     ),
     "start.messages[0].tool_calls[0].id": _chat(
-        messages=[chat_pb2.Message(tool_calls=[chat_pb2.ToolCall(id="bad!")])]
+        messages=[chat_pb2.ChatMessage(tool_calls=[chat_pb2.ToolCall(id="bad!")])]
     ),
 }
 

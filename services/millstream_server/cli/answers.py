@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from millstream.v1 import generation_pb2
-from millstream_client import Answer, AnswerStream, ChoiceDelta, Usage
+from millstream_client import Answer, AnswerStream, ChoiceDelta, GenerationUsage
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 _KEPT_CONTROLS = "\n\t"
@@ -69,13 +69,13 @@ _ENDINGS: dict[int, str] = {
 }
 
 
-def add_usage(total: Usage, more: Usage) -> None:
+def add_usage(total: GenerationUsage, more: GenerationUsage) -> None:
     """Add one answer's token counts to a conversation's."""
-    for field_ in Usage.DESCRIPTOR.fields:
+    for field_ in GenerationUsage.DESCRIPTOR.fields:
         setattr(total, field_.name, getattr(total, field_.name) + getattr(more, field_.name))
 
 
-def usage_line(usage: Usage) -> str:
+def usage_line(usage: GenerationUsage) -> str:
     """Return a conversation's token counts in words."""
     media = f", {usage.media_tokens} for images and videos" if usage.media_tokens else ""
     return (

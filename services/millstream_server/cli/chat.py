@@ -16,11 +16,11 @@ from prompt_toolkit import PromptSession
 from millstream_client import (
     Client,
     Conversation,
+    GenerationUsage,
     IncompleteAnswerError,
     MediaFileError,
     MillstreamError,
     RequestCancelledError,
-    Usage,
 )
 from millstream_server.cli.answers import (
     Stopwatch,
@@ -129,7 +129,7 @@ class _Chat:
         self._source = source
         self._conversation = self._new_conversation()
         self._attached = Attachments(args.media)
-        self._usage = Usage()
+        self._usage = GenerationUsage()
         self._cancels: set[asyncio.Task[None]] = set()
 
     def _new_conversation(self) -> Conversation:
@@ -155,7 +155,7 @@ class _Chat:
         if line == "/new":
             await self._conversation.close()
             self._conversation = self._new_conversation()
-            self._usage = Usage()
+            self._usage = GenerationUsage()
             self._attached.take()
             print("A new conversation.")
         elif line == "/usage":

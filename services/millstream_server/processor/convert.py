@@ -32,11 +32,11 @@ from millstream_server.protobuf.common import PRIORITIES
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 
 _ROLES = {
-    chat_pb2.ROLE_SYSTEM: ChatRole.SYSTEM,
-    chat_pb2.ROLE_DEVELOPER: ChatRole.DEVELOPER,
-    chat_pb2.ROLE_USER: ChatRole.USER,
-    chat_pb2.ROLE_ASSISTANT: ChatRole.ASSISTANT,
-    chat_pb2.ROLE_TOOL: ChatRole.TOOL,
+    chat_pb2.CHAT_ROLE_SYSTEM: ChatRole.SYSTEM,
+    chat_pb2.CHAT_ROLE_DEVELOPER: ChatRole.DEVELOPER,
+    chat_pb2.CHAT_ROLE_USER: ChatRole.USER,
+    chat_pb2.CHAT_ROLE_ASSISTANT: ChatRole.ASSISTANT,
+    chat_pb2.CHAT_ROLE_TOOL: ChatRole.TOOL,
 }
 _IN_SLOTS = (
     diffusion_pb2.GenerateTextRequest,
@@ -145,12 +145,12 @@ def _tool_results(message: processor_pb2.ToolResults, uploads: Uploads) -> Turn:
     messages = messages_from_proto(message.messages, field, uploads)
     for result in messages:
         if result.role is not ChatRole.TOOL:
-            raise InvalidRequestError.of(f"{result.field}.role", "must be ROLE_TOOL")
+            raise InvalidRequestError.of(f"{result.field}.role", "must be CHAT_ROLE_TOOL")
     return Turn(tuple(messages), None, field)
 
 
 def messages_from_proto(
-    messages: Sequence[chat_pb2.Message], field: str, uploads: Uploads | None
+    messages: Sequence[chat_pb2.ChatMessage], field: str, uploads: Uploads | None
 ) -> list[ChatMessage]:
     """Convert messages; ``field`` is their path. Without ``uploads`` media are refused.
 
@@ -166,7 +166,7 @@ def messages_from_proto(
     ]
 
 
-def _message(message: chat_pb2.Message, field: str, uploads: Uploads | None) -> ChatMessage:
+def _message(message: chat_pb2.ChatMessage, field: str, uploads: Uploads | None) -> ChatMessage:
     """Convert a message; an unknown role becomes None, which is refused later."""
     text, parts = _content(message.content, f"{field}.content", uploads)
     return ChatMessage(
@@ -223,7 +223,7 @@ def _media_part(part: chat_pb2.ContentPart, field: str, uploads: Uploads | None)
     raise InvalidRequestError.of(field, "set one of data, upload_id, url")
 
 
-def tools_from_proto(tools: Sequence[chat_pb2.Tool], field: str) -> list[Tool]:
+def tools_from_proto(tools: Sequence[chat_pb2.ChatTool], field: str) -> list[Tool]:
     """Convert tools; ``field`` is their path.
 
     Raises:
@@ -337,7 +337,7 @@ def finished_to_proto(generation: Generation) -> processor_pb2.TurnFinished | No
     usage = generation.usage()
     text = generation.text_model
     return processor_pb2.TurnFinished(
-        usage=usage_pb2.Usage(
+        usage=usage_pb2.GenerationUsage(
             prompt_tokens=usage.prompt_tokens,
             completion_tokens=usage.completion_tokens,
             cached_tokens=usage.cached_tokens,

@@ -14,9 +14,9 @@ from millstream_server.vectors.embedder import EmbedderInfo
 _TASKS = {task: processor_pb2.ModelTask.Value(f"MODEL_TASK_{task.name}") for task in Task}
 
 
-def model_to_proto(model: ModelStatus) -> processor_pb2.Model:
+def model_to_proto(model: ModelStatus) -> processor_pb2.ServedModel:
     """Convert a served model; of several workers for images or vectors, the first one's info."""
-    message = processor_pb2.Model(
+    message = processor_pb2.ServedModel(
         name=model.name,
         ready=model.ready,
         context_length=_context_length(model),

@@ -15,15 +15,15 @@ from millstream_server.runtime.rpc.slot_session import CancelSlot, RequestT, Sta
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
 
 PRIORITIES = {
-    processor_pb2.PRIORITY_UNSPECIFIED: Priority.NORMAL,
-    processor_pb2.PRIORITY_LOW: Priority.LOW,
-    processor_pb2.PRIORITY_NORMAL: Priority.NORMAL,
-    processor_pb2.PRIORITY_HIGH: Priority.HIGH,
+    processor_pb2.REQUEST_PRIORITY_UNSPECIFIED: Priority.NORMAL,
+    processor_pb2.REQUEST_PRIORITY_LOW: Priority.LOW,
+    processor_pb2.REQUEST_PRIORITY_NORMAL: Priority.NORMAL,
+    processor_pb2.REQUEST_PRIORITY_HIGH: Priority.HIGH,
 }
 _PRIORITIES_TO_PROTO = {
-    Priority.LOW: processor_pb2.PRIORITY_LOW,
-    Priority.NORMAL: processor_pb2.PRIORITY_NORMAL,
-    Priority.HIGH: processor_pb2.PRIORITY_HIGH,
+    Priority.LOW: processor_pb2.REQUEST_PRIORITY_LOW,
+    Priority.NORMAL: processor_pb2.REQUEST_PRIORITY_NORMAL,
+    Priority.HIGH: processor_pb2.REQUEST_PRIORITY_HIGH,
 }
 _MAX_TIMEOUT_S = 10 * 365 * 86_400
 """Ten years. A longer timeout is cut to it: it could not be written again after this hop."""

@@ -127,7 +127,7 @@ async def test_a_higher_priority_goes_first_and_the_others_learn_it() -> None:
         await client.send(image(0))
         await client.send(image(1))
         await until(lambda: client.positions(1) == [1])
-        await client.send(image(2, priority=processor_pb2.PRIORITY_HIGH))
+        await client.send(image(2, priority=processor_pb2.REQUEST_PRIORITY_HIGH))
         await until(lambda: client.positions(1) == [1, 2])
         assert client.positions(2) == [1]
 

@@ -169,10 +169,10 @@ async def test_the_trace_and_the_priority_go_with_the_batch(text_model: TextMode
         serving(text_model, worker) as front,
         slots(front.embedding.Embed(metadata=(("traceparent", TRACEPARENT),))) as client,
     ):
-        await client.send(batch(0, "a", priority=processor_pb2.PRIORITY_LOW))
+        await client.send(batch(0, "a", priority=processor_pb2.REQUEST_PRIORITY_LOW))
         await client.end_of(0)
         assert worker.starts[0].trace.traceparent == TRACEPARENT
-        assert worker.starts[0].priority == processor_pb2.PRIORITY_LOW
+        assert worker.starts[0].priority == processor_pb2.REQUEST_PRIORITY_LOW
 
 
 # ---- Rerank

@@ -32,7 +32,9 @@ def _stats(watch: Stopwatch, *deltas: processor_pb2.ChoiceDelta, completion: int
     for delta in deltas:
         watch.add(delta)
         answer.add(processor_pb2.ChatResponse(choices=[delta]))
-    usage = usage_pb2.Usage(prompt_tokens=8, completion_tokens=completion, cached_tokens=6)
+    usage = usage_pb2.GenerationUsage(
+        prompt_tokens=8, completion_tokens=completion, cached_tokens=6
+    )
     answer.add(processor_pb2.ChatResponse(finished=processor_pb2.TurnFinished(usage=usage)))
     return watch.stats(answer)
 

@@ -24,13 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!millstream/orca/load_report.proto\x12\x10xds.data.orca.v3\"\xaf\x05\n\x0eOrcaLoadReport\x12\'\n\x0f\x63pu_utilization\x18\x01 \x01(\x01R\x0e\x63puUtilization\x12\'\n\x0fmem_utilization\x18\x02 \x01(\x01R\x0ememUtilization\x12\x14\n\x03rps\x18\x03 \x01(\x04\x42\x02\x18\x01R\x03rps\x12T\n\x0crequest_cost\x18\x04 \x03(\x0b\x32\x31.xds.data.orca.v3.OrcaLoadReport.RequestCostEntryR\x0brequestCost\x12S\n\x0butilization\x18\x05 \x03(\x0b\x32\x31.xds.data.orca.v3.OrcaLoadReport.UtilizationEntryR\x0butilization\x12%\n\x0erps_fractional\x18\x06 \x01(\x01R\rrpsFractional\x12\x10\n\x03\x65ps\x18\x07 \x01(\x01R\x03\x65ps\x12W\n\rnamed_metrics\x18\x08 \x03(\x0b\x32\x32.xds.data.orca.v3.OrcaLoadReport.NamedMetricsEntryR\x0cnamedMetrics\x12\x37\n\x17\x61pplication_utilization\x18\t \x01(\x01R\x16\x61pplicationUtilization\x1a>\n\x10RequestCostEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\x01R\x05value:\x02\x38\x01\x1a>\n\x10UtilizationEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\x01R\x05value:\x02\x38\x01\x1a?\n\x11NamedMetricsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\x01R\x05value:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!millstream/orca/load_report.proto\x12\x10xds.data.orca.v3\"\xaf\x05\n\x0eOrcaLoadReport\x12\'\n\x0f\x63pu_utilization\x18\x01 \x01(\x01R\x0e\x63puUtilization\x12\'\n\x0fmem_utilization\x18\x02 \x01(\x01R\x0ememUtilization\x12\x14\n\x03rps\x18\x03 \x01(\x04\x42\x02\x18\x01R\x03rps\x12T\n\x0crequest_cost\x18\x04 \x03(\x0b\x32\x31.xds.data.orca.v3.OrcaLoadReport.RequestCostEntryR\x0brequestCost\x12S\n\x0butilization\x18\x05 \x03(\x0b\x32\x31.xds.data.orca.v3.OrcaLoadReport.UtilizationEntryR\x0butilization\x12%\n\x0erps_fractional\x18\x06 \x01(\x01R\rrpsFractional\x12\x10\n\x03\x65ps\x18\x07 \x01(\x01R\x03\x65ps\x12W\n\rnamed_metrics\x18\x08 \x03(\x0b\x32\x32.xds.data.orca.v3.OrcaLoadReport.NamedMetricsEntryR\x0cnamedMetrics\x12\x37\n\x17\x61pplication_utilization\x18\t \x01(\x01R\x16\x61pplicationUtilization\x1a>\n\x10RequestCostEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\x01R\x05value:\x02\x38\x01\x1a>\n\x10UtilizationEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\x01R\x05value:\x02\x38\x01\x1a?\n\x11NamedMetricsEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\x01R\x05value:\x02\x38\x01\x42\x30Z.github.com/cncf/xds/go/xds/data/orca/v3;orcav3b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'millstream.orca.load_report_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'Z.github.com/cncf/xds/go/xds/data/orca/v3;orcav3'
   _globals['_ORCALOADREPORT_REQUESTCOSTENTRY']._loaded_options = None
   _globals['_ORCALOADREPORT_REQUESTCOSTENTRY']._serialized_options = b'8\001'
   _globals['_ORCALOADREPORT_UTILIZATIONENTRY']._loaded_options = None

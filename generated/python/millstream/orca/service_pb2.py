@@ -26,13 +26,14 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from millstream.orca import load_report_pb2 as millstream_dot_orca_dot_load__report__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dmillstream/orca/service.proto\x12\x13xds.service.orca.v3\x1a\x1egoogle/protobuf/duration.proto\x1a!millstream/orca/load_report.proto\"\x89\x01\n\x15OrcaLoadReportRequest\x12\x42\n\x0freport_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.DurationR\x0ereportInterval\x12,\n\x12request_cost_names\x18\x02 \x03(\tR\x10requestCostNames2u\n\x0eOpenRcaService\x12\x63\n\x11StreamCoreMetrics\x12*.xds.service.orca.v3.OrcaLoadReportRequest\x1a .xds.data.orca.v3.OrcaLoadReport0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dmillstream/orca/service.proto\x12\x13xds.service.orca.v3\x1a\x1egoogle/protobuf/duration.proto\x1a!millstream/orca/load_report.proto\"\x89\x01\n\x15OrcaLoadReportRequest\x12\x42\n\x0freport_interval\x18\x01 \x01(\x0b\x32\x19.google.protobuf.DurationR\x0ereportInterval\x12,\n\x12request_cost_names\x18\x02 \x03(\tR\x10requestCostNames2u\n\x0eOpenRcaService\x12\x63\n\x11StreamCoreMetrics\x12*.xds.service.orca.v3.OrcaLoadReportRequest\x1a .xds.data.orca.v3.OrcaLoadReport0\x01\x42\x33Z1github.com/cncf/xds/go/xds/service/orca/v3;orcav3b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'millstream.orca.service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
-  DESCRIPTOR._loaded_options = None
+  _globals['DESCRIPTOR']._loaded_options = None
+  _globals['DESCRIPTOR']._serialized_options = b'Z1github.com/cncf/xds/go/xds/service/orca/v3;orcav3'
   _globals['_ORCALOADREPORTREQUEST']._serialized_start=122
   _globals['_ORCALOADREPORTREQUEST']._serialized_end=259
   _globals['_OPENRCASERVICE']._serialized_start=261

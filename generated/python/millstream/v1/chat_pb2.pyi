@@ -20,45 +20,45 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _Role:
+class _ChatRole:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType], _builtins.type):
+class _ChatRoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ChatRole.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    ROLE_UNSPECIFIED: _Role.ValueType  # 0
+    CHAT_ROLE_UNSPECIFIED: _ChatRole.ValueType  # 0
     """Not set; refused."""
-    ROLE_SYSTEM: _Role.ValueType  # 1
+    CHAT_ROLE_SYSTEM: _ChatRole.ValueType  # 1
     """The operator's instructions."""
-    ROLE_DEVELOPER: _Role.ValueType  # 2
+    CHAT_ROLE_DEVELOPER: _ChatRole.ValueType  # 2
     """The developer's instructions, for models whose template has this role; otherwise used as SYSTEM."""
-    ROLE_USER: _Role.ValueType  # 3
+    CHAT_ROLE_USER: _ChatRole.ValueType  # 3
     """The user."""
-    ROLE_ASSISTANT: _Role.ValueType  # 4
+    CHAT_ROLE_ASSISTANT: _ChatRole.ValueType  # 4
     """The model."""
-    ROLE_TOOL: _Role.ValueType  # 5
+    CHAT_ROLE_TOOL: _ChatRole.ValueType  # 5
     """A tool's result."""
 
-class Role(_Role, metaclass=_RoleEnumTypeWrapper):
-    """Role is the author of a message."""
+class ChatRole(_ChatRole, metaclass=_ChatRoleEnumTypeWrapper):
+    """ChatRole is the author of a message."""
 
-ROLE_UNSPECIFIED: Role.ValueType  # 0
+CHAT_ROLE_UNSPECIFIED: ChatRole.ValueType  # 0
 """Not set; refused."""
-ROLE_SYSTEM: Role.ValueType  # 1
+CHAT_ROLE_SYSTEM: ChatRole.ValueType  # 1
 """The operator's instructions."""
-ROLE_DEVELOPER: Role.ValueType  # 2
+CHAT_ROLE_DEVELOPER: ChatRole.ValueType  # 2
 """The developer's instructions, for models whose template has this role; otherwise used as SYSTEM."""
-ROLE_USER: Role.ValueType  # 3
+CHAT_ROLE_USER: ChatRole.ValueType  # 3
 """The user."""
-ROLE_ASSISTANT: Role.ValueType  # 4
+CHAT_ROLE_ASSISTANT: ChatRole.ValueType  # 4
 """The model."""
-ROLE_TOOL: Role.ValueType  # 5
+CHAT_ROLE_TOOL: ChatRole.ValueType  # 5
 """A tool's result."""
-Global___Role: _TypeAlias = Role  # noqa: Y015
+Global___ChatRole: _TypeAlias = ChatRole  # noqa: Y015
 
 @_typing.final
-class Message(_message.Message):
-    """Message is one turn of a conversation."""
+class ChatMessage(_message.Message):
+    """ChatMessage is one turn of a conversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -67,7 +67,7 @@ class Message(_message.Message):
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
     TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
-    role: Global___Role.ValueType
+    role: Global___ChatRole.ValueType
     """The author."""
     tool_call_id: _builtins.str
     """TOOL only, and required there: id of the call that this is the result of."""
@@ -84,7 +84,7 @@ class Message(_message.Message):
     def __init__(
         self,
         *,
-        role: Global___Role.ValueType = ...,
+        role: Global___ChatRole.ValueType = ...,
         content: _abc.Iterable[Global___ContentPart] | None = ...,
         tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
         tool_call_id: _builtins.str = ...,
@@ -96,7 +96,7 @@ class Message(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Message: _TypeAlias = Message  # noqa: Y015
+Global___ChatMessage: _TypeAlias = ChatMessage  # noqa: Y015
 
 @_typing.final
 class ContentPart(_message.Message):
@@ -135,8 +135,8 @@ class ContentPart(_message.Message):
 Global___ContentPart: _TypeAlias = ContentPart  # noqa: Y015
 
 @_typing.final
-class Tool(_message.Message):
-    """Tool describes a function the model may call."""
+class ChatTool(_message.Message):
+    """ChatTool describes a function the model may call."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -164,7 +164,7 @@ class Tool(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Tool: _TypeAlias = Tool  # noqa: Y015
+Global___ChatTool: _TypeAlias = ChatTool  # noqa: Y015
 
 @_typing.final
 class ToolCall(_message.Message):

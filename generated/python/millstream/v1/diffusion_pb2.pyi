@@ -375,7 +375,7 @@ class StartImage(_message.Message):
     """Model; may be left empty when only one that makes images is served. Workers ignore it."""
     format: Global___ImageFormat.ValueType
     """Format of the files; unset: PNG."""
-    priority: _processor_pb2.Priority.ValueType
+    priority: _processor_pb2.RequestPriority.ValueType
     """The order in which requests wait at a Processor."""
     @_builtins.property
     def options(self) -> Global___DiffusionOptions:
@@ -402,7 +402,7 @@ class StartImage(_message.Message):
         options: Global___DiffusionOptions | None = ...,
         input_image: Global___InputImage | None = ...,
         format: Global___ImageFormat.ValueType = ...,
-        priority: _processor_pb2.Priority.ValueType = ...,
+        priority: _processor_pb2.RequestPriority.ValueType = ...,
         trace: _generation_pb2.TraceContext | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
     ) -> None: ...
@@ -443,7 +443,7 @@ class StartVideo(_message.Message):
     """
     fps: _builtins.int
     """Frames per second in the file, 1 to 120. Unset: DiffusionModelInfo.default_fps."""
-    priority: _processor_pb2.Priority.ValueType
+    priority: _processor_pb2.RequestPriority.ValueType
     """As in StartImage."""
     @_builtins.property
     def options(self) -> Global___DiffusionOptions:
@@ -466,7 +466,7 @@ class StartVideo(_message.Message):
         options: Global___DiffusionOptions | None = ...,
         frames: _builtins.int | None = ...,
         fps: _builtins.int | None = ...,
-        priority: _processor_pb2.Priority.ValueType = ...,
+        priority: _processor_pb2.RequestPriority.ValueType = ...,
         trace: _generation_pb2.TraceContext | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
     ) -> None: ...

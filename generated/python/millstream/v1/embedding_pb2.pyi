@@ -85,7 +85,7 @@ class StartEmbed(_message.Message):
     """Whether vectors are scaled to the length 1, after they were cut. False: they are as the engine makes
     them; SGLang's have the length 1 before they are cut. Unset: true.
     """
-    priority: _processor_pb2.Priority.ValueType
+    priority: _processor_pb2.RequestPriority.ValueType
     """The order in which requests wait at a Processor."""
     @_builtins.property
     def inputs(self) -> _containers.RepeatedCompositeFieldContainer[Global___EmbedInput]:
@@ -108,7 +108,7 @@ class StartEmbed(_message.Message):
         inputs: _abc.Iterable[Global___EmbedInput] | None = ...,
         dimensions: _builtins.int | None = ...,
         normalize: _builtins.bool | None = ...,
-        priority: _processor_pb2.Priority.ValueType = ...,
+        priority: _processor_pb2.RequestPriority.ValueType = ...,
         trace: _generation_pb2.TraceContext | None = ...,
         timeout: _duration_pb2.Duration | None = ...,
     ) -> None: ...
@@ -369,7 +369,7 @@ class RerankRequest(_message.Message):
     """Return the documents' texts too; needs `documents`."""
     request_id: _builtins.str
     """The caller's id for logs and traces: printable, at most 128 bytes. Empty: the server makes one."""
-    priority: _processor_pb2.Priority.ValueType
+    priority: _processor_pb2.RequestPriority.ValueType
     """The order in which requests wait at a Processor."""
     @_builtins.property
     def documents(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -393,7 +393,7 @@ class RerankRequest(_message.Message):
         top_n: _builtins.int | None = ...,
         return_documents: _builtins.bool = ...,
         request_id: _builtins.str = ...,
-        priority: _processor_pb2.Priority.ValueType = ...,
+        priority: _processor_pb2.RequestPriority.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_top_n", b"_top_n", "top_n", b"top_n"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...

@@ -356,7 +356,7 @@ class SlotFinish(_message.Message):
     matched_token_id: _builtins.int
     """The EOS or stop token that matched, if reason is STOP; it is the last of the slot's tokens."""
     @_builtins.property
-    def usage(self) -> _usage_pb2.Usage:
+    def usage(self) -> _usage_pb2.GenerationUsage:
         """The request's token counts."""
 
     @_builtins.property
@@ -369,7 +369,7 @@ class SlotFinish(_message.Message):
         slot: _builtins.int = ...,
         reason: Global___FinishReason.ValueType = ...,
         matched_token_id: _builtins.int | None = ...,
-        usage: _usage_pb2.Usage | None = ...,
+        usage: _usage_pb2.GenerationUsage | None = ...,
         prompt_logprobs: Global___TokenLogprobs | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "matched_token_id", b"matched_token_id", "prompt_logprobs", b"prompt_logprobs", "usage", b"usage"]  # noqa: Y015

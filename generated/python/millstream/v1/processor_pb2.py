@@ -31,64 +31,64 @@ from millstream.v1 import usage_pb2 as millstream_dot_v1_dot_usage__pb2
 from millstream.v1 import worker_pb2 as millstream_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dmillstream/v1/processor.proto\x12\rmillstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18millstream/v1/chat.proto\x1a\x1emillstream/v1/generation.proto\x1a\x19millstream/v1/media.proto\x1a\x1cmillstream/v1/sampling.proto\x1a\x19millstream/v1/usage.proto\x1a\x1amillstream/v1/worker.proto\"\x89\x03\n\x11GenerationOptions\x12\x39\n\x08sampling\x18\x01 \x01(\x0b\x32\x1d.millstream.v1.SamplingParamsR\x08sampling\x12\x12\n\x04stop\x18\x02 \x03(\tR\x04stop\x12\x11\n\x01n\x18\x03 \x01(\rH\x00R\x01n\x88\x01\x01\x12\x39\n\x08logprobs\x18\x04 \x01(\x0b\x32\x1d.millstream.v1.LogprobOptionsR\x08logprobs\x12<\n\x0cmin_interval\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationR\x0bminInterval\x12(\n\x10return_token_ids\x18\x06 \x01(\x08R\x0ereturnTokenIds\x12\x34\n\x16include_special_tokens\x18\x07 \x01(\x08R\x14includeSpecialTokens\x12\x33\n\x08priority\x18\x08 \x01(\x0e\x32\x17.millstream.v1.PriorityR\x08priorityB\x04\n\x02_n\"\xb6\x02\n\x0b\x43hatRequest\x12\x30\n\x05start\x18\x01 \x01(\x0b\x32\x18.millstream.v1.ChatStartH\x00R\x05start\x12\x36\n\tuser_turn\x18\x02 \x01(\x0b\x32\x17.millstream.v1.UserTurnH\x00R\x08userTurn\x12?\n\x0ctool_results\x18\x03 \x01(\x0b\x32\x1a.millstream.v1.ToolResultsH\x00R\x0btoolResults\x12\x33\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x19.millstream.v1.CancelTurnH\x00R\x06\x63\x61ncel\x12<\n\x0bmedia_chunk\x18\x05 \x01(\x0b\x32\x19.millstream.v1.MediaChunkH\x00R\nmediaChunkB\t\n\x07message\"\xdb\x01\n\tChatStart\x12\x14\n\x05model\x18\x01 \x01(\tR\x05model\x12\x32\n\x08messages\x18\x02 \x03(\x0b\x32\x16.millstream.v1.MessageR\x08messages\x12)\n\x05tools\x18\x03 \x03(\x0b\x32\x13.millstream.v1.ToolR\x05tools\x12:\n\x07options\x18\x04 \x01(\x0b\x32 .millstream.v1.GenerationOptionsR\x07options\x12\x1d\n\nrequest_id\x18\x05 \x01(\tR\trequestId\"|\n\x08UserTurn\x12\x34\n\x07\x63ontent\x18\x01 \x03(\x0b\x32\x1a.millstream.v1.ContentPartR\x07\x63ontent\x12:\n\x07options\x18\x02 \x01(\x0b\x32 .millstream.v1.GenerationOptionsR\x07options\"A\n\x0bToolResults\x12\x32\n\x08messages\x18\x01 \x03(\x0b\x32\x16.millstream.v1.MessageR\x08messages\".\n\nCancelTurn\x12\x17\n\x04turn\x18\x01 \x01(\rH\x00R\x04turn\x88\x01\x01\x42\x07\n\x05_turn\"\xc7\x01\n\x0c\x43hatResponse\x12\x12\n\x04turn\x18\x01 \x01(\rR\x04turn\x12\x34\n\x07started\x18\x02 \x01(\x0b\x32\x1a.millstream.v1.TurnStartedR\x07started\x12\x34\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x1a.millstream.v1.ChoiceDeltaR\x07\x63hoices\x12\x37\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x1b.millstream.v1.TurnFinishedR\x08\x66inished\"B\n\x0bTurnStarted\x12\x1d\n\nrequest_id\x18\x01 \x01(\tR\trequestId\x12\x14\n\x05model\x18\x02 \x01(\tR\x05model\"\xaf\x02\n\x0b\x43hoiceDelta\x12\x14\n\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n\x04text\x18\x02 \x01(\tR\x04text\x12\x1f\n\x0btoken_count\x18\x03 \x01(\rR\ntokenCount\x12\x1b\n\ttoken_ids\x18\x04 \x03(\rR\x08tokenIds\x12\x37\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1b.millstream.v1.TokenLogprobR\x08logprobs\x12@\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x1b.millstream.v1.FinishReasonR\x0c\x66inishReason\x12=\n\x0cmatched_stop\x18\x07 \x01(\x0b\x32\x1a.millstream.v1.MatchedStopR\x0bmatchedStop\"\xa7\x01\n\x0cTokenLogprob\x12\x19\n\x08token_id\x18\x01 \x01(\rR\x07tokenId\x12\x12\n\x04text\x18\x02 \x01(\tR\x04text\x12\x1f\n\x0btoken_bytes\x18\x03 \x01(\x0cR\ntokenBytes\x12\x18\n\x07logprob\x18\x04 \x01(\x02R\x07logprob\x12-\n\x03top\x18\x05 \x03(\x0b\x32\x1b.millstream.v1.TokenLogprobR\x03top\"\xd3\x01\n\x0cTurnFinished\x12*\n\x05usage\x18\x01 \x01(\x0b\x32\x14.millstream.v1.UsageR\x05usage\x12\x44\n\x0fprompt_logprobs\x18\x02 \x03(\x0b\x32\x1b.millstream.v1.TokenLogprobR\x0epromptLogprobs\x12Q\n\x17longest_pacing_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationR\x15longestPacingInterval\"\xda\x01\n\x0f\x43ompleteRequest\x12\x14\n\x05model\x18\x01 \x01(\tR\x05model\x12\x14\n\x04text\x18\x02 \x01(\tH\x00R\x04text\x12\x36\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x17.millstream.v1.TokenIdsH\x00R\x08tokenIds\x12:\n\x07options\x18\x04 \x01(\x0b\x32 .millstream.v1.GenerationOptionsR\x07options\x12\x1d\n\nrequest_id\x18\x05 \x01(\tR\trequestIdB\x08\n\x06prompt\"\xb7\x01\n\x10\x43ompleteResponse\x12\x34\n\x07started\x18\x01 \x01(\x0b\x32\x1a.millstream.v1.TurnStartedR\x07started\x12\x34\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x1a.millstream.v1.ChoiceDeltaR\x07\x63hoices\x12\x37\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1b.millstream.v1.TurnFinishedR\x08\x66inished\"\x1c\n\x08TokenIds\x12\x10\n\x03ids\x18\x01 \x03(\rR\x03ids\"m\n\x0c\x43onversation\x12\x32\n\x08messages\x18\x01 \x03(\x0b\x32\x16.millstream.v1.MessageR\x08messages\x12)\n\x05tools\x18\x02 \x03(\x0b\x32\x13.millstream.v1.ToolR\x05tools\"\xb5\x01\n\x0fTokenizeRequest\x12\x14\n\x05model\x18\x01 \x01(\tR\x05model\x12\x14\n\x04text\x18\x02 \x01(\tH\x00R\x04text\x12\x41\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32\x1b.millstream.v1.ConversationH\x00R\x0c\x63onversation\x12*\n\x11no_special_tokens\x18\x04 \x01(\x08R\x0fnoSpecialTokensB\x07\n\x05input\"X\n\x10TokenizeResponse\x12\x1b\n\ttoken_ids\x18\x01 \x03(\rR\x08tokenIds\x12\'\n\x0frendered_prompt\x18\x02 \x01(\tR\x0erenderedPrompt\"|\n\x11\x44\x65tokenizeRequest\x12\x14\n\x05model\x18\x01 \x01(\tR\x05model\x12\x1b\n\ttoken_ids\x18\x02 \x03(\rR\x08tokenIds\x12\x34\n\x16include_special_tokens\x18\x03 \x01(\x08R\x14includeSpecialTokens\"(\n\x12\x44\x65tokenizeResponse\x12\x12\n\x04text\x18\x01 \x01(\tR\x04text\"\x13\n\x11ListModelsRequest\"B\n\x12ListModelsResponse\x12,\n\x06models\x18\x01 \x03(\x0b\x32\x14.millstream.v1.ModelR\x06models\"\x8e\x03\n\x05Model\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n\x05ready\x18\x02 \x01(\x08R\x05ready\x12%\n\x0e\x63ontext_length\x18\x03 \x01(\rR\rcontextLength\x12\x35\n\x07workers\x18\x04 \x03(\x0b\x32\x1b.millstream.v1.ModelWorkersR\x07workers\x12\x12\n\x04\x63hat\x18\x05 \x01(\x08R\x04\x63hat\x12\x37\n\nmodalities\x18\x06 \x03(\x0e\x32\x17.millstream.v1.ModalityR\nmodalities\x12.\n\x05tasks\x18\x07 \x03(\x0e\x32\x18.millstream.v1.ModelTaskR\x05tasks\x12?\n\tdiffusion\x18\x08 \x01(\x0b\x32!.millstream.v1.DiffusionModelInfoR\tdiffusion\x12?\n\tembedding\x18\t \x01(\x0b\x32!.millstream.v1.EmbeddingModelInfoR\tembedding\"[\n\x0cModelWorkers\x12-\n\x04role\x18\x01 \x01(\x0e\x32\x19.millstream.v1.WorkerRoleR\x04role\x12\x1c\n\tconnected\x18\x02 \x01(\rR\tconnected*^\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x10\n\x0cPRIORITY_LOW\x10\x01\x12\x13\n\x0fPRIORITY_NORMAL\x10\x02\x12\x11\n\rPRIORITY_HIGH\x10\x03*\xde\x01\n\tModelTask\x12\x1a\n\x16MODEL_TASK_UNSPECIFIED\x10\x00\x12\x13\n\x0fMODEL_TASK_CHAT\x10\x01\x12\x17\n\x13MODEL_TASK_COMPLETE\x10\x02\x12\x14\n\x10MODEL_TASK_EMBED\x10\x03\x12\x15\n\x11MODEL_TASK_RERANK\x10\x04\x12\x1d\n\x19MODEL_TASK_GENERATE_IMAGE\x10\x05\x12\x1d\n\x19MODEL_TASK_GENERATE_VIDEO\x10\x06\x12\x1c\n\x18MODEL_TASK_GENERATE_TEXT\x10\x07\x32\x99\x03\n\x10ProcessorService\x12\x43\n\x04\x43hat\x12\x1a.millstream.v1.ChatRequest\x1a\x1b.millstream.v1.ChatResponse(\x01\x30\x01\x12M\n\x08\x43omplete\x12\x1e.millstream.v1.CompleteRequest\x1a\x1f.millstream.v1.CompleteResponse0\x01\x12K\n\x08Tokenize\x12\x1e.millstream.v1.TokenizeRequest\x1a\x1f.millstream.v1.TokenizeResponse\x12Q\n\nDetokenize\x12 .millstream.v1.DetokenizeRequest\x1a!.millstream.v1.DetokenizeResponse\x12Q\n\nListModels\x12 .millstream.v1.ListModelsRequest\x1a!.millstream.v1.ListModelsResponseB^\n\x10io.millstream.v1P\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dmillstream/v1/processor.proto\x12\rmillstream.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x18millstream/v1/chat.proto\x1a\x1emillstream/v1/generation.proto\x1a\x19millstream/v1/media.proto\x1a\x1cmillstream/v1/sampling.proto\x1a\x19millstream/v1/usage.proto\x1a\x1amillstream/v1/worker.proto\"\x90\x03\n\x11GenerationOptions\x12\x39\n\x08sampling\x18\x01 \x01(\x0b\x32\x1d.millstream.v1.SamplingParamsR\x08sampling\x12\x12\n\x04stop\x18\x02 \x03(\tR\x04stop\x12\x11\n\x01n\x18\x03 \x01(\rH\x00R\x01n\x88\x01\x01\x12\x39\n\x08logprobs\x18\x04 \x01(\x0b\x32\x1d.millstream.v1.LogprobOptionsR\x08logprobs\x12<\n\x0cmin_interval\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationR\x0bminInterval\x12(\n\x10return_token_ids\x18\x06 \x01(\x08R\x0ereturnTokenIds\x12\x34\n\x16include_special_tokens\x18\x07 \x01(\x08R\x14includeSpecialTokens\x12:\n\x08priority\x18\x08 \x01(\x0e\x32\x1e.millstream.v1.RequestPriorityR\x08priorityB\x04\n\x02_n\"\xb6\x02\n\x0b\x43hatRequest\x12\x30\n\x05start\x18\x01 \x01(\x0b\x32\x18.millstream.v1.ChatStartH\x00R\x05start\x12\x36\n\tuser_turn\x18\x02 \x01(\x0b\x32\x17.millstream.v1.UserTurnH\x00R\x08userTurn\x12?\n\x0ctool_results\x18\x03 \x01(\x0b\x32\x1a.millstream.v1.ToolResultsH\x00R\x0btoolResults\x12\x33\n\x06\x63\x61ncel\x18\x04 \x01(\x0b\x32\x19.millstream.v1.CancelTurnH\x00R\x06\x63\x61ncel\x12<\n\x0bmedia_chunk\x18\x05 \x01(\x0b\x32\x19.millstream.v1.MediaChunkH\x00R\nmediaChunkB\t\n\x07message\"\xe3\x01\n\tChatStart\x12\x14\n\x05model\x18\x01 \x01(\tR\x05model\x12\x36\n\x08messages\x18\x02 \x03(\x0b\x32\x1a.millstream.v1.ChatMessageR\x08messages\x12-\n\x05tools\x18\x03 \x03(\x0b\x32\x17.millstream.v1.ChatToolR\x05tools\x12:\n\x07options\x18\x04 \x01(\x0b\x32 .millstream.v1.GenerationOptionsR\x07options\x12\x1d\n\nrequest_id\x18\x05 \x01(\tR\trequestId\"|\n\x08UserTurn\x12\x34\n\x07\x63ontent\x18\x01 \x03(\x0b\x32\x1a.millstream.v1.ContentPartR\x07\x63ontent\x12:\n\x07options\x18\x02 \x01(\x0b\x32 .millstream.v1.GenerationOptionsR\x07options\"E\n\x0bToolResults\x12\x36\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.millstream.v1.ChatMessageR\x08messages\".\n\nCancelTurn\x12\x17\n\x04turn\x18\x01 \x01(\rH\x00R\x04turn\x88\x01\x01\x42\x07\n\x05_turn\"\xc7\x01\n\x0c\x43hatResponse\x12\x12\n\x04turn\x18\x01 \x01(\rR\x04turn\x12\x34\n\x07started\x18\x02 \x01(\x0b\x32\x1a.millstream.v1.TurnStartedR\x07started\x12\x34\n\x07\x63hoices\x18\x03 \x03(\x0b\x32\x1a.millstream.v1.ChoiceDeltaR\x07\x63hoices\x12\x37\n\x08\x66inished\x18\x04 \x01(\x0b\x32\x1b.millstream.v1.TurnFinishedR\x08\x66inished\"B\n\x0bTurnStarted\x12\x1d\n\nrequest_id\x18\x01 \x01(\tR\trequestId\x12\x14\n\x05model\x18\x02 \x01(\tR\x05model\"\xaf\x02\n\x0b\x43hoiceDelta\x12\x14\n\x05index\x18\x01 \x01(\rR\x05index\x12\x12\n\x04text\x18\x02 \x01(\tR\x04text\x12\x1f\n\x0btoken_count\x18\x03 \x01(\rR\ntokenCount\x12\x1b\n\ttoken_ids\x18\x04 \x03(\rR\x08tokenIds\x12\x37\n\x08logprobs\x18\x05 \x03(\x0b\x32\x1b.millstream.v1.TokenLogprobR\x08logprobs\x12@\n\rfinish_reason\x18\x06 \x01(\x0e\x32\x1b.millstream.v1.FinishReasonR\x0c\x66inishReason\x12=\n\x0cmatched_stop\x18\x07 \x01(\x0b\x32\x1a.millstream.v1.MatchedStopR\x0bmatchedStop\"\xa7\x01\n\x0cTokenLogprob\x12\x19\n\x08token_id\x18\x01 \x01(\rR\x07tokenId\x12\x12\n\x04text\x18\x02 \x01(\tR\x04text\x12\x1f\n\x0btoken_bytes\x18\x03 \x01(\x0cR\ntokenBytes\x12\x18\n\x07logprob\x18\x04 \x01(\x02R\x07logprob\x12-\n\x03top\x18\x05 \x03(\x0b\x32\x1b.millstream.v1.TokenLogprobR\x03top\"\xdd\x01\n\x0cTurnFinished\x12\x34\n\x05usage\x18\x01 \x01(\x0b\x32\x1e.millstream.v1.GenerationUsageR\x05usage\x12\x44\n\x0fprompt_logprobs\x18\x02 \x03(\x0b\x32\x1b.millstream.v1.TokenLogprobR\x0epromptLogprobs\x12Q\n\x17longest_pacing_interval\x18\x03 \x01(\x0b\x32\x19.google.protobuf.DurationR\x15longestPacingInterval\"\xda\x01\n\x0f\x43ompleteRequest\x12\x14\n\x05model\x18\x01 \x01(\tR\x05model\x12\x14\n\x04text\x18\x02 \x01(\tH\x00R\x04text\x12\x36\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x17.millstream.v1.TokenIdsH\x00R\x08tokenIds\x12:\n\x07options\x18\x04 \x01(\x0b\x32 .millstream.v1.GenerationOptionsR\x07options\x12\x1d\n\nrequest_id\x18\x05 \x01(\tR\trequestIdB\x08\n\x06prompt\"\xb7\x01\n\x10\x43ompleteResponse\x12\x34\n\x07started\x18\x01 \x01(\x0b\x32\x1a.millstream.v1.TurnStartedR\x07started\x12\x34\n\x07\x63hoices\x18\x02 \x03(\x0b\x32\x1a.millstream.v1.ChoiceDeltaR\x07\x63hoices\x12\x37\n\x08\x66inished\x18\x03 \x01(\x0b\x32\x1b.millstream.v1.TurnFinishedR\x08\x66inished\"\x1c\n\x08TokenIds\x12\x10\n\x03ids\x18\x01 \x03(\rR\x03ids\"u\n\x0c\x43onversation\x12\x36\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.millstream.v1.ChatMessageR\x08messages\x12-\n\x05tools\x18\x02 \x03(\x0b\x32\x17.millstream.v1.ChatToolR\x05tools\"\xb5\x01\n\x0fTokenizeRequest\x12\x14\n\x05model\x18\x01 \x01(\tR\x05model\x12\x14\n\x04text\x18\x02 \x01(\tH\x00R\x04text\x12\x41\n\x0c\x63onversation\x18\x03 \x01(\x0b\x32\x1b.millstream.v1.ConversationH\x00R\x0c\x63onversation\x12*\n\x11no_special_tokens\x18\x04 \x01(\x08R\x0fnoSpecialTokensB\x07\n\x05input\"X\n\x10TokenizeResponse\x12\x1b\n\ttoken_ids\x18\x01 \x03(\rR\x08tokenIds\x12\'\n\x0frendered_prompt\x18\x02 \x01(\tR\x0erenderedPrompt\"|\n\x11\x44\x65tokenizeRequest\x12\x14\n\x05model\x18\x01 \x01(\tR\x05model\x12\x1b\n\ttoken_ids\x18\x02 \x03(\rR\x08tokenIds\x12\x34\n\x16include_special_tokens\x18\x03 \x01(\x08R\x14includeSpecialTokens\"(\n\x12\x44\x65tokenizeResponse\x12\x12\n\x04text\x18\x01 \x01(\tR\x04text\"\x13\n\x11ListModelsRequest\"H\n\x12ListModelsResponse\x12\x32\n\x06models\x18\x01 \x03(\x0b\x32\x1a.millstream.v1.ServedModelR\x06models\"\x94\x03\n\x0bServedModel\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n\x05ready\x18\x02 \x01(\x08R\x05ready\x12%\n\x0e\x63ontext_length\x18\x03 \x01(\rR\rcontextLength\x12\x35\n\x07workers\x18\x04 \x03(\x0b\x32\x1b.millstream.v1.ModelWorkersR\x07workers\x12\x12\n\x04\x63hat\x18\x05 \x01(\x08R\x04\x63hat\x12\x37\n\nmodalities\x18\x06 \x03(\x0e\x32\x17.millstream.v1.ModalityR\nmodalities\x12.\n\x05tasks\x18\x07 \x03(\x0e\x32\x18.millstream.v1.ModelTaskR\x05tasks\x12?\n\tdiffusion\x18\x08 \x01(\x0b\x32!.millstream.v1.DiffusionModelInfoR\tdiffusion\x12?\n\tembedding\x18\t \x01(\x0b\x32!.millstream.v1.EmbeddingModelInfoR\tembedding\"[\n\x0cModelWorkers\x12-\n\x04role\x18\x01 \x01(\x0e\x32\x19.millstream.v1.WorkerRoleR\x04role\x12\x1c\n\tconnected\x18\x02 \x01(\rR\tconnected*\x85\x01\n\x0fRequestPriority\x12 \n\x1cREQUEST_PRIORITY_UNSPECIFIED\x10\x00\x12\x18\n\x14REQUEST_PRIORITY_LOW\x10\x01\x12\x1b\n\x17REQUEST_PRIORITY_NORMAL\x10\x02\x12\x19\n\x15REQUEST_PRIORITY_HIGH\x10\x03*\xde\x01\n\tModelTask\x12\x1a\n\x16MODEL_TASK_UNSPECIFIED\x10\x00\x12\x13\n\x0fMODEL_TASK_CHAT\x10\x01\x12\x17\n\x13MODEL_TASK_COMPLETE\x10\x02\x12\x14\n\x10MODEL_TASK_EMBED\x10\x03\x12\x15\n\x11MODEL_TASK_RERANK\x10\x04\x12\x1d\n\x19MODEL_TASK_GENERATE_IMAGE\x10\x05\x12\x1d\n\x19MODEL_TASK_GENERATE_VIDEO\x10\x06\x12\x1c\n\x18MODEL_TASK_GENERATE_TEXT\x10\x07\x32\x99\x03\n\x10ProcessorService\x12\x43\n\x04\x43hat\x12\x1a.millstream.v1.ChatRequest\x1a\x1b.millstream.v1.ChatResponse(\x01\x30\x01\x12M\n\x08\x43omplete\x12\x1e.millstream.v1.CompleteRequest\x1a\x1f.millstream.v1.CompleteResponse0\x01\x12K\n\x08Tokenize\x12\x1e.millstream.v1.TokenizeRequest\x1a\x1f.millstream.v1.TokenizeResponse\x12Q\n\nDetokenize\x12 .millstream.v1.DetokenizeRequest\x1a!.millstream.v1.DetokenizeResponse\x12Q\n\nListModels\x12 .millstream.v1.ListModelsRequest\x1a!.millstream.v1.ListModelsResponseB\xbb\x01\n\x10io.millstream.v1P\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1\xa2\x02\x03MSM\xaa\x02\rMillstream.V1\xba\x02\nMillstream\xca\x02\rMillstream\\V1\xe2\x02\x16Millstream\\V1\\Metadata\xea\x02\x0eMillstream::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'millstream.v1.processor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'\n\020io.millstream.v1P\001ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1'
-  _globals['_PRIORITY']._serialized_start=3955
-  _globals['_PRIORITY']._serialized_end=4049
-  _globals['_MODELTASK']._serialized_start=4052
-  _globals['_MODELTASK']._serialized_end=4274
+  _globals['DESCRIPTOR']._serialized_options = b'\n\020io.millstream.v1P\001ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1\242\002\003MSM\252\002\rMillstream.V1\272\002\nMillstream\312\002\rMillstream\\V1\342\002\026Millstream\\V1\\Metadata\352\002\016Millstream::V1'
+  _globals['_REQUESTPRIORITY']._serialized_start=4005
+  _globals['_REQUESTPRIORITY']._serialized_end=4138
+  _globals['_MODELTASK']._serialized_start=4141
+  _globals['_MODELTASK']._serialized_end=4363
   _globals['_GENERATIONOPTIONS']._serialized_start=251
-  _globals['_GENERATIONOPTIONS']._serialized_end=644
-  _globals['_CHATREQUEST']._serialized_start=647
-  _globals['_CHATREQUEST']._serialized_end=957
-  _globals['_CHATSTART']._serialized_start=960
-  _globals['_CHATSTART']._serialized_end=1179
-  _globals['_USERTURN']._serialized_start=1181
-  _globals['_USERTURN']._serialized_end=1305
-  _globals['_TOOLRESULTS']._serialized_start=1307
-  _globals['_TOOLRESULTS']._serialized_end=1372
-  _globals['_CANCELTURN']._serialized_start=1374
-  _globals['_CANCELTURN']._serialized_end=1420
-  _globals['_CHATRESPONSE']._serialized_start=1423
-  _globals['_CHATRESPONSE']._serialized_end=1622
-  _globals['_TURNSTARTED']._serialized_start=1624
-  _globals['_TURNSTARTED']._serialized_end=1690
-  _globals['_CHOICEDELTA']._serialized_start=1693
-  _globals['_CHOICEDELTA']._serialized_end=1996
-  _globals['_TOKENLOGPROB']._serialized_start=1999
-  _globals['_TOKENLOGPROB']._serialized_end=2166
-  _globals['_TURNFINISHED']._serialized_start=2169
-  _globals['_TURNFINISHED']._serialized_end=2380
-  _globals['_COMPLETEREQUEST']._serialized_start=2383
-  _globals['_COMPLETEREQUEST']._serialized_end=2601
-  _globals['_COMPLETERESPONSE']._serialized_start=2604
-  _globals['_COMPLETERESPONSE']._serialized_end=2787
-  _globals['_TOKENIDS']._serialized_start=2789
-  _globals['_TOKENIDS']._serialized_end=2817
-  _globals['_CONVERSATION']._serialized_start=2819
-  _globals['_CONVERSATION']._serialized_end=2928
-  _globals['_TOKENIZEREQUEST']._serialized_start=2931
-  _globals['_TOKENIZEREQUEST']._serialized_end=3112
-  _globals['_TOKENIZERESPONSE']._serialized_start=3114
-  _globals['_TOKENIZERESPONSE']._serialized_end=3202
-  _globals['_DETOKENIZEREQUEST']._serialized_start=3204
-  _globals['_DETOKENIZEREQUEST']._serialized_end=3328
-  _globals['_DETOKENIZERESPONSE']._serialized_start=3330
-  _globals['_DETOKENIZERESPONSE']._serialized_end=3370
-  _globals['_LISTMODELSREQUEST']._serialized_start=3372
-  _globals['_LISTMODELSREQUEST']._serialized_end=3391
-  _globals['_LISTMODELSRESPONSE']._serialized_start=3393
-  _globals['_LISTMODELSRESPONSE']._serialized_end=3459
-  _globals['_MODEL']._serialized_start=3462
-  _globals['_MODEL']._serialized_end=3860
-  _globals['_MODELWORKERS']._serialized_start=3862
-  _globals['_MODELWORKERS']._serialized_end=3953
-  _globals['_PROCESSORSERVICE']._serialized_start=4277
-  _globals['_PROCESSORSERVICE']._serialized_end=4686
+  _globals['_GENERATIONOPTIONS']._serialized_end=651
+  _globals['_CHATREQUEST']._serialized_start=654
+  _globals['_CHATREQUEST']._serialized_end=964
+  _globals['_CHATSTART']._serialized_start=967
+  _globals['_CHATSTART']._serialized_end=1194
+  _globals['_USERTURN']._serialized_start=1196
+  _globals['_USERTURN']._serialized_end=1320
+  _globals['_TOOLRESULTS']._serialized_start=1322
+  _globals['_TOOLRESULTS']._serialized_end=1391
+  _globals['_CANCELTURN']._serialized_start=1393
+  _globals['_CANCELTURN']._serialized_end=1439
+  _globals['_CHATRESPONSE']._serialized_start=1442
+  _globals['_CHATRESPONSE']._serialized_end=1641
+  _globals['_TURNSTARTED']._serialized_start=1643
+  _globals['_TURNSTARTED']._serialized_end=1709
+  _globals['_CHOICEDELTA']._serialized_start=1712
+  _globals['_CHOICEDELTA']._serialized_end=2015
+  _globals['_TOKENLOGPROB']._serialized_start=2018
+  _globals['_TOKENLOGPROB']._serialized_end=2185
+  _globals['_TURNFINISHED']._serialized_start=2188
+  _globals['_TURNFINISHED']._serialized_end=2409
+  _globals['_COMPLETEREQUEST']._serialized_start=2412
+  _globals['_COMPLETEREQUEST']._serialized_end=2630
+  _globals['_COMPLETERESPONSE']._serialized_start=2633
+  _globals['_COMPLETERESPONSE']._serialized_end=2816
+  _globals['_TOKENIDS']._serialized_start=2818
+  _globals['_TOKENIDS']._serialized_end=2846
+  _globals['_CONVERSATION']._serialized_start=2848
+  _globals['_CONVERSATION']._serialized_end=2965
+  _globals['_TOKENIZEREQUEST']._serialized_start=2968
+  _globals['_TOKENIZEREQUEST']._serialized_end=3149
+  _globals['_TOKENIZERESPONSE']._serialized_start=3151
+  _globals['_TOKENIZERESPONSE']._serialized_end=3239
+  _globals['_DETOKENIZEREQUEST']._serialized_start=3241
+  _globals['_DETOKENIZEREQUEST']._serialized_end=3365
+  _globals['_DETOKENIZERESPONSE']._serialized_start=3367
+  _globals['_DETOKENIZERESPONSE']._serialized_end=3407
+  _globals['_LISTMODELSREQUEST']._serialized_start=3409
+  _globals['_LISTMODELSREQUEST']._serialized_end=3428
+  _globals['_LISTMODELSRESPONSE']._serialized_start=3430
+  _globals['_LISTMODELSRESPONSE']._serialized_end=3502
+  _globals['_SERVEDMODEL']._serialized_start=3505
+  _globals['_SERVEDMODEL']._serialized_end=3909
+  _globals['_MODELWORKERS']._serialized_start=3911
+  _globals['_MODELWORKERS']._serialized_end=4002
+  _globals['_PROCESSORSERVICE']._serialized_start=4366
+  _globals['_PROCESSORSERVICE']._serialized_end=4775
 # @@protoc_insertion_point(module_scope)

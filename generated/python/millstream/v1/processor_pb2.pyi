@@ -26,38 +26,38 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
-class _Priority:
+class _RequestPriority:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
 
-class _PriorityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Priority.ValueType], _builtins.type):
+class _RequestPriorityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RequestPriority.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
-    PRIORITY_UNSPECIFIED: _Priority.ValueType  # 0
-    """The same as PRIORITY_NORMAL."""
-    PRIORITY_LOW: _Priority.ValueType  # 1
+    REQUEST_PRIORITY_UNSPECIFIED: _RequestPriority.ValueType  # 0
+    """The same as REQUEST_PRIORITY_NORMAL."""
+    REQUEST_PRIORITY_LOW: _RequestPriority.ValueType  # 1
     """For batches and evaluations. Displaced first."""
-    PRIORITY_NORMAL: _Priority.ValueType  # 2
+    REQUEST_PRIORITY_NORMAL: _RequestPriority.ValueType  # 2
     """The usual."""
-    PRIORITY_HIGH: _Priority.ValueType  # 3
+    REQUEST_PRIORITY_HIGH: _RequestPriority.ValueType  # 3
     """Before all others, for users who wait. The server doesn't restrict who may use it."""
 
-class Priority(_Priority, metaclass=_PriorityEnumTypeWrapper):
-    """Priority is the order in which a model's requests wait for capacity. Within a priority it is first
+class RequestPriority(_RequestPriority, metaclass=_RequestPriorityEnumTypeWrapper):
+    """RequestPriority is the order in which a model's requests wait for capacity. Within a priority it is first
     come, first served. No priority starves: of eight requests admitted, at least one is the one that has
     waited longest. When the queue is full, a request displaces the latest of a lower priority, which
     ends with RESOURCE_EXHAUSTED (OVERLOADED), as if it had been refused on arrival. Running requests
     are never displaced.
     """
 
-PRIORITY_UNSPECIFIED: Priority.ValueType  # 0
-"""The same as PRIORITY_NORMAL."""
-PRIORITY_LOW: Priority.ValueType  # 1
+REQUEST_PRIORITY_UNSPECIFIED: RequestPriority.ValueType  # 0
+"""The same as REQUEST_PRIORITY_NORMAL."""
+REQUEST_PRIORITY_LOW: RequestPriority.ValueType  # 1
 """For batches and evaluations. Displaced first."""
-PRIORITY_NORMAL: Priority.ValueType  # 2
+REQUEST_PRIORITY_NORMAL: RequestPriority.ValueType  # 2
 """The usual."""
-PRIORITY_HIGH: Priority.ValueType  # 3
+REQUEST_PRIORITY_HIGH: RequestPriority.ValueType  # 3
 """Before all others, for users who wait. The server doesn't restrict who may use it."""
-Global___Priority: _TypeAlias = Priority  # noqa: Y015
+Global___RequestPriority: _TypeAlias = RequestPriority  # noqa: Y015
 
 class _ModelTask:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -126,7 +126,7 @@ class GenerationOptions(_message.Message):
     """Also send token ids."""
     include_special_tokens: _builtins.bool
     """Also send special tokens as text. Unset: false."""
-    priority: Global___Priority.ValueType
+    priority: Global___RequestPriority.ValueType
     """The order in which requests wait for capacity. An unknown value is refused."""
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
@@ -160,7 +160,7 @@ class GenerationOptions(_message.Message):
         min_interval: _duration_pb2.Duration | None = ...,
         return_token_ids: _builtins.bool = ...,
         include_special_tokens: _builtins.bool = ...,
-        priority: Global___Priority.ValueType = ...,
+        priority: Global___RequestPriority.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "logprobs", b"logprobs", "min_interval", b"min_interval", "n", b"n", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -240,11 +240,11 @@ class ChatStart(_message.Message):
     request_id: _builtins.str
     """The client's id for logs and traces: printable, at most 128 bytes. Empty: the server makes one."""
     @_builtins.property
-    def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.Message]:
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatMessage]:
         """The conversation so far, at least one message; the last is not the model's."""
 
     @_builtins.property
-    def tools(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.Tool]:
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatTool]:
         """Tools the model may call."""
 
     @_builtins.property
@@ -257,8 +257,8 @@ class ChatStart(_message.Message):
         self,
         *,
         model: _builtins.str = ...,
-        messages: _abc.Iterable[_chat_pb2.Message] | None = ...,
-        tools: _abc.Iterable[_chat_pb2.Tool] | None = ...,
+        messages: _abc.Iterable[_chat_pb2.ChatMessage] | None = ...,
+        tools: _abc.Iterable[_chat_pb2.ChatTool] | None = ...,
         options: Global___GenerationOptions | None = ...,
         request_id: _builtins.str = ...,
     ) -> None: ...
@@ -308,13 +308,13 @@ class ToolResults(_message.Message):
 
     MESSAGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.Message]:
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatMessage]:
         """One or more messages of role TOOL."""
 
     def __init__(
         self,
         *,
-        messages: _abc.Iterable[_chat_pb2.Message] | None = ...,
+        messages: _abc.Iterable[_chat_pb2.ChatMessage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -520,7 +520,7 @@ class TurnFinished(_message.Message):
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     LONGEST_PACING_INTERVAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def usage(self) -> _usage_pb2.Usage:
+    def usage(self) -> _usage_pb2.GenerationUsage:
         """What the turn used, over all choices."""
 
     @_builtins.property
@@ -536,7 +536,7 @@ class TurnFinished(_message.Message):
     def __init__(
         self,
         *,
-        usage: _usage_pb2.Usage | None = ...,
+        usage: _usage_pb2.GenerationUsage | None = ...,
         prompt_logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
         longest_pacing_interval: _duration_pb2.Duration | None = ...,
     ) -> None: ...
@@ -661,18 +661,18 @@ class Conversation(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.Message]:
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatMessage]:
         """The messages."""
 
     @_builtins.property
-    def tools(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.Tool]:
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[_chat_pb2.ChatTool]:
         """The tools."""
 
     def __init__(
         self,
         *,
-        messages: _abc.Iterable[_chat_pb2.Message] | None = ...,
-        tools: _abc.Iterable[_chat_pb2.Tool] | None = ...,
+        messages: _abc.Iterable[_chat_pb2.ChatMessage] | None = ...,
+        tools: _abc.Iterable[_chat_pb2.ChatTool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -827,13 +827,13 @@ class ListModelsResponse(_message.Message):
 
     MODELS_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___Model]:
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServedModel]:
         """By name."""
 
     def __init__(
         self,
         *,
-        models: _abc.Iterable[Global___Model] | None = ...,
+        models: _abc.Iterable[Global___ServedModel] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
@@ -844,8 +844,8 @@ class ListModelsResponse(_message.Message):
 Global___ListModelsResponse: _TypeAlias = ListModelsResponse  # noqa: Y015
 
 @_typing.final
-class Model(_message.Message):
-    """Model is one served model."""
+class ServedModel(_message.Message):
+    """ServedModel is one served model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -905,7 +905,7 @@ class Model(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Model: _TypeAlias = Model  # noqa: Y015
+Global___ServedModel: _TypeAlias = ServedModel  # noqa: Y015
 
 @_typing.final
 class ModelWorkers(_message.Message):

@@ -17,8 +17,8 @@ else:
 DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
-class Usage(_message.Message):
-    """Usage has exact token counts, also after a cancel."""
+class GenerationUsage(_message.Message):
+    """GenerationUsage has exact token counts, also after a cancel."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -48,4 +48,4 @@ class Usage(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___Usage: _TypeAlias = Usage  # noqa: Y015
+Global___GenerationUsage: _TypeAlias = GenerationUsage  # noqa: Y015

@@ -34,7 +34,7 @@ def examples(plan: SuitePlan) -> list[str]:
     else:
         once, content = '--once "What is Millstream?"', '{"text":"What is Millstream?"}'
     named = f'"model":"{plan.options.model_name}",' if plan.options.further else ""
-    chat = f'{{{named}"messages":[{{"role":"ROLE_USER","content":[{content}]}}]}}'
+    chat = f'{{{named}"messages":[{{"role":"CHAT_ROLE_USER","content":[{content}]}}]}}'
     several = any(further.task is Task.TEXT_DIFFUSION for further in plan.options.further)
     to = f"{where} --model {plan.options.model_name}" if several else where
     lines = [

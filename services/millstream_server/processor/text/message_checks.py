@@ -74,7 +74,7 @@ def _check_message(
     path: str, message: ChatMessage, calls_so_far: set[str]
 ) -> Iterator[FieldViolation]:
     if message.role is None:
-        known = ", ".join(f"ROLE_{role.name}" for role in ChatRole)
+        known = ", ".join(f"CHAT_ROLE_{role.name}" for role in ChatRole)
         yield FieldViolation(f"{path}.role", f"must be one of {known}")
         return
     if message.parts and message.role not in _MEDIA_ROLES:
