@@ -86,9 +86,9 @@ class Answer:
             while delta.index >= len(self.choices):
                 self.choices.append(Choice(index=len(self.choices)))
             self.choices[delta.index].add(delta)
+        self.prompt_logprobs.extend(message.prompt_logprobs)
         if message.HasField("finished"):
             self.usage.CopyFrom(message.finished.usage)
-            self.prompt_logprobs.extend(message.finished.prompt_logprobs)
             pacing = message.finished.longest_pacing_interval
             self.longest_pacing_interval_s = pacing.ToNanoseconds() / 1e9
             self.complete = True

@@ -29,7 +29,8 @@ class Conversation:
     """A conversation: turns, one at a time.
 
     All turns share one stream, so that the server keeps worker and KV prefix. If the stream broke,
-    the next turn opens another, which starts with every finished turn; a failed turn is not kept.
+    or the server shuts down, the next turn opens another, which starts with every finished turn; a
+    failed turn is not kept.
     A turn that failed before any of its answer arrived is retried like any request.
     """
 
@@ -42,6 +43,9 @@ class Conversation:
         """Whether the running turn's files are being read or sent, before the turn itself."""
         self._turns_on_call = 0
         self._running: Request | None = None
+        self._server_drains = False
+        self._ahead: asyncio.Future[Any] | None = None
+        """The first read of a turn on a stream that was idle."""
 
     @property
     def messages(self) -> tuple[chat_pb2.ChatMessage, ...]:
@@ -99,11 +103,11 @@ class Conversation:
 
     async def close(self) -> None:
         """Close the stream, or abort it if a turn is running."""
-        call, self._call = self._call, None
         if self._running is not None:
+            self._call = None
             self._running.cancel()
-        elif call is not None:
-            await half_close(call)
+        else:
+            await self._leave()
 
     async def __aenter__(self) -> Self:
         """Return the conversation."""
@@ -146,9 +150,13 @@ class Conversation:
         try:
             call = await self._send(turn, request)
             while not finished:
-                message = await call.read()
+                message = await self._read(call)
                 if not isinstance(message, processor_pb2.ChatResponse):  # EOF
                     raise incomplete()
+                if message.HasField("draining"):
+                    self._server_drains = True
+                    if not (message.HasField("started") or request.answer.request_id):
+                        continue  # it came between two turns
                 request.answer.add(message)
                 finished = message.HasField("finished")
                 yield message
@@ -157,9 +165,17 @@ class Conversation:
                 timer.cancel()
             if finished:
                 self._history.add(turn, request.answer)
+                if self._server_drains:
+                    await self._leave()
             elif self._call is not None:
                 self._call.cancel()
-                self._call = None
+                self._call = self._ahead = None
+
+    async def _leave(self) -> None:
+        """Close the stream after a turn: the next one opens another."""
+        call, self._call = self._call, None
+        if call is not None:
+            await half_close(call)
 
     async def _send(self, turn: Turn, request: Request) -> Any:
         """Send a turn on the stream, or on a new one with all messages before."""
@@ -167,18 +183,29 @@ class Conversation:
         if call is not None and not call.done():
             self._turns_on_call += 1
             request.watch(call)
-            if await self._write(call, turn.request()) or await _failed(call):
-                return call  # if the server has refused the turn already, reading raises the error
+            # A notice that wasn't read yet would hide that the stream has ended.
+            self._ahead = _reading(call)
+            if await self._write(call, turn.request()):
+                return call
+            notice = isinstance(await _result(self._ahead), processor_pb2.ChatResponse)
+            if not notice and await _failed(call):
+                return call  # the server has refused the turn already: reading raises the error
             # The stream ended before the turn: open a new one.
+            self._ahead = None
         request.check_not_ended()
         self._call = call = self._connection.stub.Chat(  # type: ignore[call-arg]  # the stubs know no writers
             metadata=self._connection.metadata(), wait_for_ready=False
         )
         self._turns_on_call = 1
+        self._server_drains = False
         request.watch(call)
         # If it has failed, reading raises the error.
         await self._write(call, self._history.start(turn))
         return call
+
+    async def _read(self, call: Any) -> Any:
+        ahead, self._ahead = self._ahead, None
+        return await (ahead or call.read())
 
     async def _write(self, call: Any, message: processor_pb2.ChatRequest) -> bool:
         """Send a turn's files that don't fit in its message, then the message."""
@@ -188,6 +215,19 @@ class Conversation:
             return False
         self._preparing = False  # a cancel may follow it
         return await write(call, message)
+
+
+def _reading(call: Any) -> asyncio.Future[Any]:
+    """Begin to read a message; its failure may go unread."""
+    reading: asyncio.Future[Any] = asyncio.ensure_future(call.read())
+    reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+    return reading
+
+
+async def _result(reading: asyncio.Future[Any]) -> Any:
+    """Wait for a read; None if it fails."""
+    await asyncio.wait([reading])
+    return None if reading.cancelled() or reading.exception() else reading.result()
 
 
 async def _failed(call: Any) -> bool:

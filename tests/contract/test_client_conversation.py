@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,7 @@ from millstream_client import (
     user,
 )
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.clients import KINDS, Kind, tell_serving
+from tests.support.clients import KINDS, Kind
 from tests.support.in_process import ALPHABET, InProcessProcessor, InProcessWorker, suite
 from tests.support.waiting import until
 
@@ -145,10 +146,28 @@ async def test_a_server_that_drains_takes_no_conversation_with_it(
         conversation = client.conversation(max_new_tokens=3)
         await kind.run(conversation.say("hi").answer)
         busy, idle = (first, second) if first.core.work.count else (second, first)
-        await tell_serving(busy.server, serving=False)
+        busy.server.begin_drain()
         await busy.core.work.drain(0.0, 10.0)
         await busy.server.stop(0)
         answer = await kind.run(conversation.say("on").answer)
         assert (answer.text, answer.turn, idle.core.work.count) == ("ABC", 1, 1)
         assert len(conversation.messages) == 4
+        await kind.run(conversation.close)
+
+
+@both
+async def test_the_turn_after_a_draining_one_opens_a_new_stream(
+    text_model: TextModel, kind: Kind
+) -> None:
+    """The client closes its side as soon as the answer is complete, so the drain ends."""
+    async with (
+        suite(text_model, STEPPING) as (front, _),
+        kind.connect(front.address, retry=NO_RETRY) as client,
+    ):
+        conversation = client.conversation(max_new_tokens=20)
+        running = asyncio.ensure_future(kind.run(conversation.say("hi").answer))
+        await until(lambda: front.core.work.count == 1)
+        draining = asyncio.ensure_future(front.core.work.drain(0.0, 10.0))
+        assert (await running).complete
+        assert await draining
         await kind.run(conversation.close)

@@ -18,9 +18,10 @@ from millstream.v1 import processor_pb2_grpc
 from millstream_client import Options, Tls, UnavailableError
 from millstream_client.service_config import RECOMMENDED, to_json
 from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.runtime.rpc.health import ACCEPTING
 from tests.support.certificates import Authority
 from tests.support.chats import chat, options
-from tests.support.clients import KINDS, Kind, tell_serving
+from tests.support.clients import KINDS, Kind
 from tests.support.fake_processor import FakeProcessor
 from tests.support.in_process import (
     ALPHABET,
@@ -51,7 +52,7 @@ async def two_processors(
 
 async def _leave(front: InProcessProcessor) -> None:
     """What a Processor does on SIGTERM."""
-    await tell_serving(front.server, serving=False)
+    front.server.begin_drain()
     await front.core.work.drain(0.3, 10.0)
     await front.server.stop(0.2)
 
@@ -119,7 +120,7 @@ async def test_a_processor_that_shuts_down_fails_no_request(
 
 
 @both
-async def test_a_processor_that_turns_not_serving_gets_nothing_new(
+async def test_a_processor_that_accepts_nothing_gets_nothing_new(
     text_model: TextModel, kind: Kind
 ) -> None:
     async with (
@@ -144,7 +145,7 @@ async def test_a_processor_that_turns_not_serving_gets_nothing_new(
             return all(served.values())
 
         await until(both_asked)
-        await tell_serving(first.server, serving=False)
+        first.server.health.set(ACCEPTING, serving=False)
 
         async def noticed() -> bool:
             before = served[first.port]
@@ -153,7 +154,7 @@ async def test_a_processor_that_turns_not_serving_gets_nothing_new(
             return served[first.port] == before
 
         await until(noticed)
-        await tell_serving(first.server, serving=True)
+        first.server.health.set(ACCEPTING, serving=True)
         await until(both_asked)
 
 

@@ -162,6 +162,7 @@ async def test_answers_are_those_of_an_aggregated_worker(text_model: TextModel) 
             worker_pb2.WORKER_ROLE_PREFILL,
             worker_pb2.WORKER_ROLE_DECODE,
         }
+        assert worker_pb2.ENGINE_ABILITY_LOGIT_BIAS in models.models[0].abilities
 
 
 async def test_many_at_once(text_model: TextModel) -> None:
@@ -297,5 +298,5 @@ async def test_prompt_logprobs_come_from_the_leg_that_runs_the_prompt(
         opts = options(1, logprobs=sampling_pb2.LogprobOptions(prompt=True))
         answer = await gather(both.front.stub.Complete(completion([7, 8, 9], opts)))
         assert answer.finished is not None
-        assert [entry.token_id for entry in answer.finished.prompt_logprobs] == [7, 8, 9]
+        assert [entry.token_id for entry in answer.prompt_logprobs] == [7, 8, 9]
         await both.until_idle()

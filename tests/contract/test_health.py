@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer as StockServicer
 
 from millstream_server.runtime.rpc import health
-from millstream_server.runtime.rpc.health import LIVENESS, MAX_LISTED, HealthServicer
+from millstream_server.runtime.rpc.health import ACCEPTING, LIVENESS, MAX_LISTED, HealthServicer
 from millstream_server.runtime.rpc.interceptor import RpcInterceptor
 from tests.support.failures import refusal
 from tests.support.vendor import trap
@@ -142,7 +142,7 @@ async def test_list_names_all(kind: Callable[[], Any]) -> None:
         await r.health.set(NAME, serving=True)
         answer = await r.stub.List(health_pb2.HealthListRequest())
         states = {name: status.status for name, status in answer.statuses.items()}
-        assert states.keys() - {LIVENESS} == {"", NAME, OTHER}
+        assert states.keys() - {LIVENESS, ACCEPTING} == {"", NAME, OTHER}
         assert (states[NAME], states[OTHER]) == (SERVING, NOT_SERVING)
 
 
@@ -185,7 +185,20 @@ async def test_liveness_is_serving_whatever_happens() -> None:
         health.begin_drain()
         assert [await r.check(name) for name in ("", NAME, OTHER)] == [NOT_SERVING] * 3
         assert await r.check(LIVENESS) == SERVING
-        assert health.states == {"": False, NAME: False, OTHER: False, LIVENESS: True}
+        names = ("", NAME, OTHER, ACCEPTING)
+        assert health.states == {**dict.fromkeys(names, False), LIVENESS: True}
+
+
+async def test_a_server_accepts_until_it_drains_whatever_it_serves() -> None:
+    async with running() as r:
+        health: HealthServicer = r.health.servicer
+        assert await r.check(ACCEPTING) == SERVING
+        health.set(serving=False)
+        assert await r.check(ACCEPTING) == SERVING
+        watch = r.stub.Watch(health_pb2.HealthCheckRequest(service=ACCEPTING))
+        assert await read(watch) == SERVING
+        health.begin_drain()
+        assert await read(watch) == NOT_SERVING
 
 
 async def test_every_watcher_gets_every_change_to_its_name_only() -> None:
@@ -220,7 +233,7 @@ async def test_an_unknown_name() -> None:
 async def test_a_list_too_long_is_refused() -> None:
     async with running() as r:
         health: HealthServicer = r.health.servicer
-        health.set(*(f"s{i}" for i in range(MAX_LISTED - 4)), serving=True)
+        health.set(*(f"s{i}" for i in range(MAX_LISTED - 5)), serving=True)
         assert len((await r.stub.List(health_pb2.HealthListRequest())).statuses) == MAX_LISTED
         health.set("one.more", serving=True)
         failed = await refusal(r.stub.List(health_pb2.HealthListRequest()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -310,3 +311,26 @@ async def test_a_client_that_leaves_while_its_turn_waits_frees_the_engine(
         conversation.call.cancel()
         await until(lambda: front.core.work.count == 0)
         await one.until_idle()
+
+
+async def test_a_shutdown_is_told_between_two_turns(text_model: TextModel) -> None:
+    async with suite(text_model) as (front, _):
+        conversation = Conversation(front.stub)
+        await conversation.say(start("hi", opts=options(2)))
+        await conversation.answer()
+        draining = asyncio.ensure_future(front.core.work.drain(0.0, 10.0))
+        told = await conversation.call.read()
+        assert told == processor_pb2.ChatResponse(turn=1, draining=processor_pb2.ServerDraining())
+        assert len(await conversation.end()) == 1
+        assert await draining
+
+
+async def test_a_shutdown_is_told_with_the_running_turn(text_model: TextModel) -> None:
+    async with suite(text_model, STEPPING) as (front, _):
+        conversation = Conversation(front.stub)
+        await conversation.say(start("hi", opts=options(10)))
+        await conversation.read()
+        draining = asyncio.ensure_future(front.core.work.drain(0.0, 10.0))
+        (answer,) = await conversation.end()
+        assert (answer.draining, answer.usage.completion_tokens) == (True, 10)
+        assert await draining

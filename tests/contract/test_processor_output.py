@@ -143,7 +143,7 @@ async def test_logprobs_carry_text_and_bytes(text_model: TextModel) -> None:
         assert [(t.text, t.logprob) for t in entries[0].top] == [("C", -0.5), ("D", -1.0)]
         assert all(not t.top for t in entries[0].top)
         assert answer.finished is not None
-        first, second = answer.finished.prompt_logprobs
+        first, second = answer.prompt_logprobs
         assert (first.text, second.text, second.logprob) == ("A", "B", -0.5)
         assert math.isnan(first.logprob)
 
@@ -175,7 +175,48 @@ async def test_logprobs_end_with_the_stop(text_model: TextModel) -> None:
         assert answer.choices[0].token_ids == list(range(A, A + 4))
         assert answer.usage.completion_tokens == 4
         assert answer.finished is not None
-        assert list(answer.finished.prompt_logprobs) == []
+        assert list(answer.prompt_logprobs) == []
+
+
+MOST_BYTES = 4 << 20
+"""What gRPC libraries take unless told otherwise."""
+
+
+async def test_a_long_prompts_logprobs_come_in_messages_that_clients_take(
+    text_model: TextModel,
+) -> None:
+    prompt = [A + at % 20 for at in range(400_000)]
+    asked = sampling_pb2.LogprobOptions(prompt=True)
+    roomy = replace(ALPHABET, context_length=500_000)
+    async with suite(text_model, roomy) as (front, _):
+        call = front.stub.Complete(completion(prompt, options(1, logprobs=asked)))
+        messages = [message async for message in call]
+    sizes = [message.ByteSize() for message in messages]
+    assert sum(sizes) > MOST_BYTES > max(sizes)
+    assert [e.token_id for message in messages for e in message.prompt_logprobs] == prompt
+
+
+async def test_many_choices_with_logprobs_too(text_model: TextModel) -> None:
+    """Gathered for one message, the output would be larger than clients take."""
+    interval = Duration(seconds=2)
+    asked = sampling_pb2.LogprobOptions(top=20)
+    roomy = replace(ALPHABET, context_length=10_000, max_running_requests=16)
+    async with suite(text_model, roomy) as (front, _):
+        opts = options(1_000, n=16, logprobs=asked, min_interval=interval)
+        messages = [message async for message in front.stub.Complete(completion([A], opts))]
+    sizes = [message.ByteSize() for message in messages]
+    assert sum(sizes) > MOST_BYTES > max(sizes)
+    assert sum(len(delta.logprobs) for m in messages for delta in m.choices) == 16 * 1_000
+    assert [m.HasField("finished") for m in messages].index(True) == len(messages) - 1
+
+
+async def test_a_text_of_too_many_tokens_is_refused(text_model: TextModel) -> None:
+    async with suite(text_model) as (front, _):
+        request = processor_pb2.TokenizeRequest(text="ÿ" * (1 << 20) + "z" * (1 << 20))
+        refused = await refusal(front.stub.Tokenize(request))
+        assert refused.code is grpc.StatusCode.INVALID_ARGUMENT
+        assert refused.fields == ("text",)
+        assert "divide it" in refused.message
 
 
 # ---- choices

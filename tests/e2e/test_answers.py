@@ -61,7 +61,7 @@ async def test_logprobs(stub: Any) -> None:
     assert all(len(entry.top) == 2 for entry in entries)
     assert all(entry.top[0].token_id == entry.token_id for entry in entries), "greedy is the top"
     assert answer.finished is not None
-    prompt = answer.finished.prompt_logprobs
+    prompt = answer.prompt_logprobs
     assert [entry.token_id for entry in prompt] == _PROMPT
     assert all(entry.logprob <= 0 for entry in prompt[1:])
 

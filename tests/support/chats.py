@@ -81,8 +81,10 @@ class Answer:
     turn: int = 0
     started: processor_pb2.TurnStarted | None = None
     choices: dict[int, Choice] = field(default_factory=dict)
+    prompt_logprobs: list[processor_pb2.TokenLogprob] = field(default_factory=list)
     finished: processor_pb2.TurnFinished | None = None
     messages: int = 0
+    draining: bool = False
 
     def add(self, response: processor_pb2.ChatResponse | processor_pb2.CompleteResponse) -> None:
         """Take in a message; checks what each must satisfy."""
@@ -95,6 +97,9 @@ class Answer:
         assert len(indices) == len(set(indices)), "two entries for one choice"
         for delta in response.choices:
             self.choices.setdefault(delta.index, Choice()).add(delta)
+        self.prompt_logprobs.extend(response.prompt_logprobs)
+        if isinstance(response, processor_pb2.ChatResponse):
+            self.draining |= response.HasField("draining")
         if response.HasField("finished"):
             self.finished = response.finished
             assert all(choice.finish_reason for choice in self.choices.values())

@@ -1,12 +1,16 @@
-"""The recommended gRPC service config; `python -m millstream_client.service_config` prints it.
+"""The recommended gRPC service configs: two JSON files, which any gRPC library accepts.
 
-Any gRPC library accepts it as JSON, so that a client in another language balances and retries as
-ours does. What it contains, and why:
+`recommended.json` is for several Processors behind one target, `one_server.json` for one. With them
+a client in another language balances and retries as ours does; `python -m
+millstream_client.service_config` prints the first. What they contain, and why:
 
 - ``weighted_round_robin`` sends more to Processors that report less load, and is plain round robin
   while they report nothing. They report on a separate stream, since the trailers of long answers
   come late. A library without this policy uses ``round_robin``, next in the list.
-- ``healthCheckConfig`` watches each Processor's health: one that drains gets nothing new, at once.
+- ``healthCheckConfig`` watches the health name `accepting`, which a Processor reports as SERVING
+  until it drains: then it gets nothing new, at once. Not the service's own name: without workers
+  that is NOT_SERVING, and a client without a server to call sees its deadline pass, where a call
+  would fail with NO_WORKER and a sentence.
 - ``retryPolicy`` covers UNAVAILABLE alone, the one code that says "elsewhere, or soon". An attempt
   is retried only before its first response message. Until then the caller has received nothing, and
   a request has no effect but its answer, so sending it again is safe, a Chat's buffered messages
@@ -23,39 +27,24 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
+from importlib import resources
 from typing import Any
 
 SERVICE = "millstream.v1.ProcessorService"
 DIFFUSION_SERVICE = "millstream.v1.DiffusionService"
 EMBEDDING_SERVICE = "millstream.v1.EmbeddingService"
 
-_METHODS: dict[str, Any] = {
-    "name": [{"service": name} for name in (SERVICE, DIFFUSION_SERVICE, EMBEDDING_SERVICE)],
-    "waitForReady": True,
-    "retryPolicy": {
-        "maxAttempts": 5,
-        "initialBackoff": "0.1s",
-        "maxBackoff": "2s",
-        "backoffMultiplier": 2,
-        "retryableStatusCodes": ["UNAVAILABLE"],
-    },
-}
 
-ONE_SERVER: Mapping[str, Any] = {
-    "methodConfig": [_METHODS],
-    "retryThrottling": {"maxTokens": 1000, "tokenRatio": 0.5},
-}
+def _load(name: str) -> Mapping[str, Any]:
+    loaded: dict[str, Any] = json.loads(resources.files(__name__).joinpath(name).read_text())
+    return loaded
+
+
+ONE_SERVER = _load("one_server.json")
 """For a target that is a single server: nothing to balance, and no health check, since the error of
 a server that isn't ready helps more than no call."""
 
-RECOMMENDED: Mapping[str, Any] = {
-    "loadBalancingConfig": [
-        {"weighted_round_robin": {"enableOobLoadReport": True, "oobReportingPeriod": "5s"}},
-        {"round_robin": {}},
-    ],
-    "healthCheckConfig": {"serviceName": SERVICE},
-    **ONE_SERVER,
-}
+RECOMMENDED = _load("recommended.json")
 """For several Processors behind one target."""
 
 

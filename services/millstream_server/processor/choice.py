@@ -13,7 +13,7 @@ from millstream_server.processor.legs import Leg, LegEvents
 from millstream_server.processor.text.output import ChoiceText
 
 _MOST_TOKENS = 16_384
-_MOST_LOGPROBS = 1_024
+_MOST_LOGPROBS = 256
 """Most tokens of one delta, without and with logprobs (up to 21 each): clients take messages of
 4 MiB, and while one stream's backlog becomes text all others wait."""
 

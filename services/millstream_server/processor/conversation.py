@@ -30,6 +30,10 @@ class Turn:
     """Path of the turn's field in the message: ``start.messages``, ``user_turn.content``."""
 
 
+class DrainNotice:
+    """In place of a turn: the client is to be told that the server shuts down."""
+
+
 class Stoppable(Protocol):
     """A turn that waits (`queue.admission.Admission`) or runs (`generation.Generation`)."""
 
@@ -86,6 +90,7 @@ class Conversation:
         self._preparing = False
         self._cancelled: set[int] = set()
         self._draining = False
+        self._notice_due = False
 
     @property
     def options(self) -> Options:
@@ -156,15 +161,21 @@ class Conversation:
 
     def drain(self) -> None:
         """The server shuts down: turns added already still run, then the stream ends."""
-        self._draining = True
+        self._draining = self._notice_due = True
         self._changed.set()
 
     # ---- to the client
 
-    async def next_turn(self) -> Turn | None:
+    def take_notice(self) -> bool:
+        """Return whether the client is to be told now that the server shuts down: once True."""
+        due, self._notice_due = self._notice_due, False
+        return due
+
+    async def next_turn(self) -> Turn | DrainNotice | None:
         """Wait for the next turn, and add its messages and options to the conversation.
 
-        Return None when the client has closed its side and no turn waits.
+        Return None when the client has closed its side and no turn waits. A `DrainNotice` comes
+        once, if the server begins to shut down between two turns.
 
         Raises:
             ServingError: a client's error given to `fail`, or the server shuts down.
@@ -183,6 +194,8 @@ class Conversation:
                 raise _shutting_down()
             if self._input_closed:
                 return None
+            if self.take_notice():
+                return DrainNotice()
             await self._wait()
 
     async def _wait(self) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from millstream.v1 import (
@@ -14,19 +13,14 @@ from millstream.v1 import (
     embedding_pb2,
     media_pb2,
     processor_pb2,
-    usage_pb2,
 )
-from millstream_server.generation.output import TokenLogprob
 from millstream_server.media.items import Modality
-from millstream_server.processor.choice import Delta
 from millstream_server.processor.conversation import Conversation, Turn
-from millstream_server.processor.generation import Generation
 from millstream_server.processor.media.parts import MediaPart
 from millstream_server.processor.media.uploads import Uploads
 from millstream_server.processor.options import Options
 from millstream_server.processor.requests import Completion
 from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
-from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.protobuf import generation as from_worker
 from millstream_server.protobuf.common import PRIORITIES
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
@@ -275,77 +269,3 @@ def completion_from_proto(request: processor_pb2.CompleteRequest) -> Completion:
 def new_request_id() -> str:
     """Make an id for a request whose client sent none."""
     return f"req-{secrets.token_hex(8)}"
-
-
-# ---- what the client gets ------------------------------------------------------------------------
-
-
-def started_to_proto(generation: Generation) -> processor_pb2.TurnStarted:
-    """Convert the start of a turn."""
-    request = generation.request
-    return processor_pb2.TurnStarted(request_id=request.request_id, model=request.model)
-
-
-def choices_to_proto(
-    deltas: Sequence[Delta], generation: Generation
-) -> list[processor_pb2.ChoiceDelta]:
-    """Convert the choices' new output."""
-    return [_delta(delta, generation) for delta in deltas]
-
-
-def _delta(delta: Delta, generation: Generation) -> processor_pb2.ChoiceDelta:
-    message = processor_pb2.ChoiceDelta(
-        index=delta.index, text=delta.text, token_count=len(delta.token_ids)
-    )
-    if generation.options.return_token_ids:
-        message.token_ids.extend(delta.token_ids)
-    if delta.logprobs:
-        text = generation.text_model
-        message.logprobs.extend(logprob_to_proto(entry, text) for entry in delta.logprobs)
-    if delta.finish_reason is not None:
-        message.finish_reason = from_worker.finish_reason_to_proto(delta.finish_reason)
-        if isinstance(delta.matched_stop, str):
-            message.matched_stop.text = delta.matched_stop
-        elif delta.matched_stop is not None:
-            message.matched_stop.token_id = delta.matched_stop
-    return message
-
-
-def logprob_to_proto(entry: TokenLogprob, text: TextModel) -> processor_pb2.TokenLogprob:
-    """Convert one token's logprob, with the token's text and bytes."""
-    return processor_pb2.TokenLogprob(
-        token_id=entry.token_id,
-        text=text.token_text(entry.token_id),
-        token_bytes=text.token_bytes(entry.token_id),
-        logprob=entry.logprob,
-        top=[
-            processor_pb2.TokenLogprob(
-                token_id=token,
-                text=text.token_text(token),
-                token_bytes=text.token_bytes(token),
-                logprob=logprob,
-            )
-            for token, logprob in entry.top
-        ],
-    )
-
-
-def finished_to_proto(generation: Generation) -> processor_pb2.TurnFinished | None:
-    """Convert the end of a turn; None while it runs."""
-    if not generation.complete:
-        return None
-    usage = generation.usage()
-    text = generation.text_model
-    return processor_pb2.TurnFinished(
-        usage=usage_pb2.GenerationUsage(
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            cached_tokens=usage.cached_tokens,
-            media_tokens=usage.media_tokens,
-        ),
-        prompt_logprobs=[logprob_to_proto(e, text) for e in generation.prompt_logprobs()],
-        longest_pacing_interval=Duration(
-            nanos=int(generation.paced.longest_interval_s % 1 * 1e9),
-            seconds=int(generation.paced.longest_interval_s),
-        ),
-    )

@@ -6,7 +6,11 @@ from millstream.v1 import processor_pb2
 from millstream_server.processor.models import ModelStatus
 from millstream_server.protobuf.diffusion_model import diffusion_model_to_proto
 from millstream_server.protobuf.media import MODALITIES_TO_PROTO
-from millstream_server.protobuf.worker import ROLES_TO_PROTO, embedding_model_to_proto
+from millstream_server.protobuf.worker import (
+    ROLES_TO_PROTO,
+    abilities_to_proto,
+    embedding_model_to_proto,
+)
 from millstream_server.routing.tasks import Task
 from millstream_server.synthesis.diffuser import DiffuserInfo
 from millstream_server.vectors.embedder import EmbedderInfo
@@ -27,6 +31,7 @@ def model_to_proto(model: ModelStatus) -> processor_pb2.ServedModel:
         chat=model.text is not None and model.text.chat_template.available,
         modalities=sorted(MODALITIES_TO_PROTO[modality] for modality in model.modalities),
         tasks=sorted(_TASKS[task] for task in model.tasks),
+        abilities=abilities_to_proto(model.engine.abilities) if model.engine else (),
     )
     for info in reversed(model.others):
         if isinstance(info, DiffuserInfo):

@@ -8,9 +8,9 @@ import time
 from collections.abc import AsyncIterator
 
 from millstream.v1 import processor_pb2, processor_pb2_grpc
-from millstream_server.processor import convert
+from millstream_server.processor import convert, responses
 from millstream_server.processor.caller import Caller
-from millstream_server.processor.conversation import Conversation
+from millstream_server.processor.conversation import Conversation, DrainNotice
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.listing import model_to_proto
 from millstream_server.processor.media.uploads import Uploads
@@ -21,6 +21,7 @@ from millstream_server.runtime.security.auth import caller
 from millstream_server.runtime.telemetry.tracing import incoming
 
 MAX_DETOKENIZE_IDS = 1 << 20
+_DRAINING = processor_pb2.ServerDraining()
 
 
 class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
@@ -49,19 +50,27 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
             reading = asyncio.ensure_future(_read(requests, conversation))
             try:
                 while (turn := await conversation.next_turn()) is not None:
+                    if isinstance(turn, DrainNotice):
+                        yield processor_pb2.ChatResponse(
+                            turn=conversation.number, draining=_DRAINING
+                        )
+                        continue
                     generation = await core.answer(conversation, turn, rpc_caller)
                     started: processor_pb2.TurnStarted | None
-                    started = convert.started_to_proto(generation)
+                    started = responses.started_to_proto(generation)
                     try:
                         while not generation.complete:
                             deltas = await generation.deltas()
-                            yield processor_pb2.ChatResponse(
-                                turn=conversation.number,
-                                started=started,
-                                choices=convert.choices_to_proto(deltas, generation),
-                                finished=convert.finished_to_proto(generation),
-                            )
-                            started = None
+                            for part in responses.parts_to_proto(deltas, generation):
+                                yield processor_pb2.ChatResponse(
+                                    turn=conversation.number,
+                                    started=started,
+                                    choices=part.choices,
+                                    prompt_logprobs=part.prompt_logprobs,
+                                    finished=part.finished,
+                                    draining=_DRAINING if conversation.take_notice() else None,
+                                )
+                                started = None
                     finally:
                         core.end(generation)
                     conversation.ended(generation.first_text(), generation.workers)
@@ -76,16 +85,18 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         with core.call():
             completion = convert.completion_from_proto(request)
             generation = await core.complete(completion, _caller(call))
-            started: processor_pb2.TurnStarted | None = convert.started_to_proto(generation)
+            started: processor_pb2.TurnStarted | None = responses.started_to_proto(generation)
             try:
                 while not generation.complete:
                     deltas = await generation.deltas()
-                    yield processor_pb2.CompleteResponse(
-                        started=started,
-                        choices=convert.choices_to_proto(deltas, generation),
-                        finished=convert.finished_to_proto(generation),
-                    )
-                    started = None
+                    for part in responses.parts_to_proto(deltas, generation):
+                        yield processor_pb2.CompleteResponse(
+                            started=started,
+                            choices=part.choices,
+                            prompt_logprobs=part.prompt_logprobs,
+                            finished=part.finished,
+                        )
+                        started = None
             finally:
                 core.end(generation)
 
@@ -104,13 +115,17 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                 convert.tools_from_proto(request.conversation.tools, paths.tools),
                 paths,
             )
-            return processor_pb2.TokenizeResponse(token_ids=ids, rendered_prompt=prompt)
+            response = processor_pb2.TokenizeResponse(token_ids=ids, rendered_prompt=prompt)
+            responses.check_size(response, "conversation")
+            return response
         if kind != "text":
             raise InvalidRequestError.of("input", "set one of text, conversation")
         ids = await models.tokenize(
             text, request.text, special_tokens=not request.no_special_tokens
         )
-        return processor_pb2.TokenizeResponse(token_ids=ids)
+        response = processor_pb2.TokenizeResponse(token_ids=ids)
+        responses.check_size(response, "text")
+        return response
 
     async def Detokenize(
         self, request: processor_pb2.DetokenizeRequest, call: Call
@@ -128,7 +143,9 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         answer = await self._core.models.detokenize(
             text, ids, special_tokens=request.include_special_tokens
         )
-        return processor_pb2.DetokenizeResponse(text=answer)
+        response = processor_pb2.DetokenizeResponse(text=answer)
+        responses.check_size(response, "token_ids")
+        return response
 
     async def ListModels(
         self, request: processor_pb2.ListModelsRequest, call: Call

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from millstream.v1 import media_pb2, worker_pb2
 from millstream_server.encoding.encoder import EncoderInfo
@@ -40,12 +40,17 @@ _ABILITIES = {worker_pb2.EngineAbility.Value(f"ENGINE_ABILITY_{a.name}"): a for 
 _ROLES = {value: role for role, value in ROLES_TO_PROTO.items()}
 
 
+def abilities_to_proto(abilities: Collection[Ability]) -> list[worker_pb2.EngineAbility.ValueType]:
+    """Convert an engine's or a model's abilities, in the contract's order."""
+    return [value for value, ability in _ABILITIES.items() if ability in abilities]
+
+
 def description_to_proto(description: WorkerDescription) -> worker_pb2.WorkerInfo:
     """Convert the description of a worker of any ability."""
     info = info_to_proto(description)
     engine, encoder = description.engine, description.encoder
     if isinstance(engine, GeneratorInfo):
-        info.abilities.extend(value for value, a in _ABILITIES.items() if a in engine.abilities)
+        info.abilities.extend(abilities_to_proto(engine.abilities))
         info.batched_controls = True
         for name in _GENERATOR_FIELDS:
             setattr(info, name, getattr(engine, name))

@@ -313,7 +313,7 @@ async def test_a_lie_about_the_bytes(responses: tuple[Any, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "segment_bytes"),
+    ("name", "segment_size_bytes"),
     [
         ("../../etc/passwd", 4096),
         ("millstream-" + "0" * 32, 4096),
@@ -322,11 +322,11 @@ async def test_a_lie_about_the_bytes(responses: tuple[Any, ...]) -> None:
     ],
 )
 async def test_a_name_that_is_none(
-    name: str, segment_bytes: int, caplog: pytest.LogCaptureFixture
+    name: str, segment_size_bytes: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The receiver asks for the bytes inline instead; this liar has none."""
     shared = encode_pb2.SharedMemoryBytes(
-        segment="a", name=name, segment_bytes=segment_bytes, offset=0
+        segment="a", name=name, segment_size_bytes=segment_size_bytes, offset=0
     )
     liar = Liar(offer(way={"shared_memory": shared}))
     async with lying(liar) as address, sending() as sender, fetching() as fetcher:

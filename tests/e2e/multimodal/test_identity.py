@@ -46,7 +46,7 @@ async def test_one_by_one_with_the_ids_of_the_prompt(cases: list[Case], either: 
         answer = await ask(either, question, logprobs=wanted)
         check(answer, case)
         assert answer.finished is not None
-        entries = answer.finished.prompt_logprobs
+        entries = answer.prompt_logprobs
         assert [entry.token_id for entry in entries] == list(case.prompt.token_ids)
         without = sum(math.isnan(entry.logprob) for entry in entries)
         assert without == 1 + case.prompt.media_tokens, "the first, and the placeholders"

@@ -79,7 +79,7 @@ async def test_another_machine_gets_no_offer(stored: Stored) -> None:
 @pytest.mark.parametrize(("offset", "nbytes"), [(1024, 1), (769, 256), (1 << 62, 1)])
 async def test_a_range_outside_the_segment(stored: Stored, offset: int, nbytes: int) -> None:
     good = await offered(stored)
-    bad = SharedMemoryOffer(good.segment, good.name, good.segment_bytes, offset)
+    bad = SharedMemoryOffer(good.segment, good.name, good.segment_size_bytes, offset)
     with pytest.raises(WayError) as caught:
         await SharedMemoryReceiver().read(bad, nbytes)
     assert caught.value.cause == "range"

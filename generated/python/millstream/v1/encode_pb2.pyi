@@ -578,7 +578,7 @@ class SharedMemoryBytes(_message.Message):
 
     SEGMENT_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
-    SEGMENT_BYTES_FIELD_NUMBER: _builtins.int
+    SEGMENT_SIZE_BYTES_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     segment: _builtins.str
     """Id of the segment."""
@@ -587,7 +587,7 @@ class SharedMemoryBytes(_message.Message):
     gets one byte with the segment's file descriptor, for reading. It exists until then, and never
     longer than until the caller's next message. Empty: the caller has the segment open.
     """
-    segment_bytes: _builtins.int
+    segment_size_bytes: _builtins.int
     """Size of the segment."""
     offset: _builtins.int
     """Where the tensor begins."""
@@ -596,12 +596,12 @@ class SharedMemoryBytes(_message.Message):
         *,
         segment: _builtins.str = ...,
         name: _builtins.str = ...,
-        segment_bytes: _builtins.int = ...,
+        segment_size_bytes: _builtins.int = ...,
         offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "offset", b"offset", "segment", b"segment", "segment_bytes", b"segment_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "offset", b"offset", "segment", b"segment", "segment_size_bytes", b"segment_size_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -352,7 +352,9 @@ Global___CancelTurn: _TypeAlias = CancelTurn  # noqa: Y015
 
 @_typing.final
 class ChatResponse(_message.Message):
-    """ChatResponse is one message to the client. All of its parts may come in one message."""
+    """ChatResponse is one message to the client. All of its parts may come in one message. No message is
+    larger than 4 MiB.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -360,8 +362,10 @@ class ChatResponse(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     turn: _builtins.int
-    """Turn this belongs to, from 1."""
+    """Turn this belongs to, from 1. With `draining` alone: the last turn that has started; 0 if none has."""
     @_builtins.property
     def started(self) -> Global___TurnStarted:
         """Set in a turn's first message."""
@@ -374,6 +378,14 @@ class ChatResponse(_message.Message):
     def finished(self) -> Global___TurnFinished:
         """Set in a turn's last message."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
+        """The prompt's logprobs, if requested: the next ones, in order. They come before `finished` or with it."""
+
+    @_builtins.property
+    def draining(self) -> Global___ServerDraining:
+        """Set once, when the server begins to shut down."""
+
     def __init__(
         self,
         *,
@@ -381,14 +393,35 @@ class ChatResponse(_message.Message):
         started: Global___TurnStarted | None = ...,
         choices: _abc.Iterable[Global___ChoiceDelta] | None = ...,
         finished: Global___TurnFinished | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
+        draining: Global___ServerDraining | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "finished", b"finished", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "finished", b"finished", "started", b"started", "turn", b"turn"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "draining", b"draining", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "started", b"started", "turn", b"turn"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ChatResponse: _TypeAlias = ChatResponse  # noqa: Y015
+
+@_typing.final
+class ServerDraining(_message.Message):
+    """ServerDraining tells that the server shuts down. It accepts turns for a short time more, half a
+    second unless set otherwise.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ServerDraining: _TypeAlias = ServerDraining  # noqa: Y015
 
 @_typing.final
 class TurnStarted(_message.Message):
@@ -517,15 +550,10 @@ class TurnFinished(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     USAGE_FIELD_NUMBER: _builtins.int
-    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     LONGEST_PACING_INTERVAL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def usage(self) -> _usage_pb2.GenerationUsage:
         """What the turn used, over all choices."""
-
-    @_builtins.property
-    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
-        """The prompt's logprobs, if requested."""
 
     @_builtins.property
     def longest_pacing_interval(self) -> _duration_pb2.Duration:
@@ -537,12 +565,11 @@ class TurnFinished(_message.Message):
         self,
         *,
         usage: _usage_pb2.GenerationUsage | None = ...,
-        prompt_logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
         longest_pacing_interval: _duration_pb2.Duration | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["longest_pacing_interval", b"longest_pacing_interval", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["longest_pacing_interval", b"longest_pacing_interval", "prompt_logprobs", b"prompt_logprobs", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["longest_pacing_interval", b"longest_pacing_interval", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -594,13 +621,16 @@ Global___CompleteRequest: _TypeAlias = CompleteRequest  # noqa: Y015
 
 @_typing.final
 class CompleteResponse(_message.Message):
-    """CompleteResponse is one message to the client. All of its parts may come in one message."""
+    """CompleteResponse is one message to the client. All of its parts may come in one message. No message
+    is larger than 4 MiB.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STARTED_FIELD_NUMBER: _builtins.int
     CHOICES_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___TurnStarted:
         """Set in the first message."""
@@ -613,16 +643,21 @@ class CompleteResponse(_message.Message):
     def finished(self) -> Global___TurnFinished:
         """Set in the last message."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprob]:
+        """The prompt's logprobs, if requested: the next ones, in order. They come before `finished` or with it."""
+
     def __init__(
         self,
         *,
         started: Global___TurnStarted | None = ...,
         choices: _abc.Iterable[Global___ChoiceDelta] | None = ...,
         finished: Global___TurnFinished | None = ...,
+        prompt_logprobs: _abc.Iterable[Global___TokenLogprob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["finished", b"finished", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choices", b"choices", "finished", b"finished", "prompt_logprobs", b"prompt_logprobs", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -858,6 +893,7 @@ class ServedModel(_message.Message):
     TASKS_FIELD_NUMBER: _builtins.int
     DIFFUSION_FIELD_NUMBER: _builtins.int
     EMBEDDING_FIELD_NUMBER: _builtins.int
+    ABILITIES_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name to use in requests."""
     ready: _builtins.bool
@@ -886,6 +922,10 @@ class ServedModel(_message.Message):
     def embedding(self) -> _worker_pb2.EmbeddingModelInfo:
         """Models that embed or rank: what they take."""
 
+    @_builtins.property
+    def abilities(self) -> _containers.RepeatedScalarFieldContainer[_worker_pb2.EngineAbility.ValueType]:
+        """Models that generate text: the optional features that requests may use now."""
+
     def __init__(
         self,
         *,
@@ -898,10 +938,11 @@ class ServedModel(_message.Message):
         tasks: _abc.Iterable[Global___ModelTask.ValueType] | None = ...,
         diffusion: _worker_pb2.DiffusionModelInfo | None = ...,
         embedding: _worker_pb2.EmbeddingModelInfo | None = ...,
+        abilities: _abc.Iterable[_worker_pb2.EngineAbility.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["diffusion", b"diffusion", "embedding", b"embedding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "context_length", b"context_length", "diffusion", b"diffusion", "embedding", b"embedding", "modalities", b"modalities", "name", b"name", "ready", b"ready", "tasks", b"tasks", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "chat", b"chat", "context_length", b"context_length", "diffusion", b"diffusion", "embedding", b"embedding", "modalities", b"modalities", "name", b"name", "ready", b"ready", "tasks", b"tasks", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

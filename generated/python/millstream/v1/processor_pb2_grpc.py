@@ -88,8 +88,9 @@ class ProcessorServiceServicer:
         After a turn has finished, `user_turn` or `tool_results` starts the next one, with all messages so
         far as its context; sent earlier, they wait for the running turn. `cancel` stops the running turn,
         which then finishes with FINISH_REASON_CANCELLED; what it has generated stays in the context.
-        When the server shuts down, turns received before still run; a client that then doesn't close its
-        side within a second gets UNAVAILABLE, and can continue on another server with its own context.
+        When the server shuts down, it sends `draining` at once. Turns received before still run; a client
+        SHOULD close its side when they have finished, and go on in a new call, with its own context. One
+        that doesn't close its side within a second gets UNAVAILABLE.
         After the client closes its side, waiting turns still run, then the stream ends: one message and
         a half-close make a single request.
         """
@@ -105,14 +106,16 @@ class ProcessorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Tokenize(self, request, context):
-        """Tokenize turns text, or a conversation through the model's chat template, into token ids.
+        """Tokenize turns text, or a conversation through the model's chat template, into token ids. If the
+        response would be larger than 4 MiB, the most that clients take unless told otherwise, it fails with
+        INVALID_ARGUMENT.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Detokenize(self, request, context):
-        """Detokenize turns token ids into text.
+        """Detokenize turns token ids into text; its response is bounded in the same way.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -31,17 +31,21 @@ class ProcessorServiceStub:
     After a turn has finished, `user_turn` or `tool_results` starts the next one, with all messages so
     far as its context; sent earlier, they wait for the running turn. `cancel` stops the running turn,
     which then finishes with FINISH_REASON_CANCELLED; what it has generated stays in the context.
-    When the server shuts down, turns received before still run; a client that then doesn't close its
-    side within a second gets UNAVAILABLE, and can continue on another server with its own context.
+    When the server shuts down, it sends `draining` at once. Turns received before still run; a client
+    SHOULD close its side when they have finished, and go on in a new call, with its own context. One
+    that doesn't close its side within a second gets UNAVAILABLE.
     After the client closes its side, waiting turns still run, then the stream ends: one message and
     a half-close make a single request.
     """
     Complete: _aio.UnaryStreamMultiCallable[_processor_pb2.CompleteRequest, _processor_pb2.CompleteResponse]
     """Complete continues a raw prompt, without a chat template."""
     Tokenize: _aio.UnaryUnaryMultiCallable[_processor_pb2.TokenizeRequest, _processor_pb2.TokenizeResponse]
-    """Tokenize turns text, or a conversation through the model's chat template, into token ids."""
+    """Tokenize turns text, or a conversation through the model's chat template, into token ids. If the
+    response would be larger than 4 MiB, the most that clients take unless told otherwise, it fails with
+    INVALID_ARGUMENT.
+    """
     Detokenize: _aio.UnaryUnaryMultiCallable[_processor_pb2.DetokenizeRequest, _processor_pb2.DetokenizeResponse]
-    """Detokenize turns token ids into text."""
+    """Detokenize turns token ids into text; its response is bounded in the same way."""
     ListModels: _aio.UnaryUnaryMultiCallable[_processor_pb2.ListModelsRequest, _processor_pb2.ListModelsResponse]
     """ListModels lists the served models, and whether each has all the workers it needs."""
 
@@ -68,8 +72,9 @@ class ProcessorServiceServicer(metaclass=_abc_1.ABCMeta):
         After a turn has finished, `user_turn` or `tool_results` starts the next one, with all messages so
         far as its context; sent earlier, they wait for the running turn. `cancel` stops the running turn,
         which then finishes with FINISH_REASON_CANCELLED; what it has generated stays in the context.
-        When the server shuts down, turns received before still run; a client that then doesn't close its
-        side within a second gets UNAVAILABLE, and can continue on another server with its own context.
+        When the server shuts down, it sends `draining` at once. Turns received before still run; a client
+        SHOULD close its side when they have finished, and go on in a new call, with its own context. One
+        that doesn't close its side within a second gets UNAVAILABLE.
         After the client closes its side, waiting turns still run, then the stream ends: one message and
         a half-close make a single request.
         """
@@ -88,7 +93,10 @@ class ProcessorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _processor_pb2.TokenizeRequest,
         context: _aio.ServicerContext[_processor_pb2.TokenizeRequest, _abc.Awaitable[_processor_pb2.TokenizeResponse]],
     ) -> _abc.Awaitable[_processor_pb2.TokenizeResponse]:
-        """Tokenize turns text, or a conversation through the model's chat template, into token ids."""
+        """Tokenize turns text, or a conversation through the model's chat template, into token ids. If the
+        response would be larger than 4 MiB, the most that clients take unless told otherwise, it fails with
+        INVALID_ARGUMENT.
+        """
 
     @_abc_1.abstractmethod
     def Detokenize(
@@ -96,7 +104,7 @@ class ProcessorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _processor_pb2.DetokenizeRequest,
         context: _aio.ServicerContext[_processor_pb2.DetokenizeRequest, _abc.Awaitable[_processor_pb2.DetokenizeResponse]],
     ) -> _abc.Awaitable[_processor_pb2.DetokenizeResponse]:
-        """Detokenize turns token ids into text."""
+        """Detokenize turns token ids into text; its response is bounded in the same way."""
 
     @_abc_1.abstractmethod
     def ListModels(

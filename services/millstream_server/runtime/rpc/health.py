@@ -27,6 +27,10 @@ from millstream_server.runtime.rpc.call import Call
 SERVICE_NAME = "grpc.health.v1.Health"
 LIVENESS = "liveness"
 """SERVING as long as the process responds; the only name for a Kubernetes liveness probe."""
+ACCEPTING = "accepting"
+"""SERVING until the drain begins: the name for the health checks of gRPC clients that balance. A
+server that can't serve for another reason, such as a Processor without workers, says so in the
+error of a call; a client that leaves the server out would only see its own deadline pass."""
 MAX_NAME = 256
 """Longest name in a request. Callers aren't authenticated."""
 MAX_WATCHES = 16_384
@@ -37,24 +41,24 @@ _Status = health_pb2.HealthCheckResponse
 
 
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """Health by name; every name but `liveness` is NOT_SERVING until `set`.
+    """Health by name; every name but `liveness` and `accepting` is NOT_SERVING until `set`.
 
     May be added to several servers of a process. All calls come from one event loop.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
-        """Start with ``names``, the whole server ("") and `liveness`."""
-        self._serving = {"": False, **dict.fromkeys(names, False), LIVENESS: True}
+        """Start with ``names``, the whole server (""), `liveness` and `accepting`."""
+        self._serving = {"": False, **dict.fromkeys(names, False), LIVENESS: True, ACCEPTING: True}
         self._watches: dict[str, set[asyncio.Event]] = {}
         self._draining = False
         self._closed = False
 
     def set(self, *names: str, serving: bool) -> None:
-        """Set the health of ``names``; of all but `liveness` when no name is given.
+        """Set the health of ``names``; without names of all but `liveness` and `accepting`.
 
         A new name is added. During a drain no name becomes SERVING.
         """
-        for name in names or tuple(self._serving):
+        for name in names or self._serving.keys() - {ACCEPTING}:
             if name != LIVENESS:
                 self._serving[name] = serving and not self._draining
                 self._wake(name)
@@ -63,6 +67,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         """Set every name but `liveness` to NOT_SERVING for good; open Watches report it."""
         self._draining = True
         self.set(serving=False)
+        self.set(ACCEPTING, serving=False)
 
     def close(self) -> None:
         """Drain, then end every Watch; else each would delay `grpc.aio.Server.stop` by its grace.

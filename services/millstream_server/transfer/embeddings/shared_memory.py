@@ -197,8 +197,8 @@ async def _mapped(offer: SharedMemoryOffer) -> mmap.mmap:
             path.unlink()
     try:
         size = os.fstat(fd).st_size
-        if size != offer.segment_bytes or not is_sealed(fd):
-            raise WayError("segment", f"it has {size} bytes, not {offer.segment_bytes}")
+        if size != offer.segment_size_bytes or not is_sealed(fd):
+            raise WayError("segment", f"it has {size} bytes, not {offer.segment_size_bytes}")
         return mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
     except OSError as error:
         raise WayError("map", str(error)) from error

@@ -40,7 +40,7 @@ class SharedMemoryOffer:
 
     segment: str
     name: str
-    segment_bytes: int
+    segment_size_bytes: int
     offset: int
 
 

@@ -164,7 +164,7 @@ def _offer_from_proto(response: encode_pb2.FetchResponse, ticket: EmbeddingTicke
         case "shared_memory":
             shared = offer.shared_memory
             return SharedMemoryOffer(
-                shared.segment, shared.name, shared.segment_bytes, shared.offset
+                shared.segment, shared.name, shared.segment_size_bytes, shared.offset
             )
         case "nixl":
             return NixlOffer(bytes(offer.nixl.metadata), offer.nixl.address)

@@ -186,10 +186,10 @@ def _abilities(start: encode_pb2.FetchStart) -> Abilities:
 def _offer_to_proto(opening: Opening, nbytes: int) -> encode_pb2.FetchOffer:
     message = encode_pb2.FetchOffer(total_bytes=nbytes)
     match opening.offer:
-        case SharedMemoryOffer(segment, name, segment_bytes, offset):
+        case SharedMemoryOffer(segment, name, segment_size_bytes, offset):
             message.shared_memory.segment = segment
             message.shared_memory.name = name
-            message.shared_memory.segment_bytes = segment_bytes
+            message.shared_memory.segment_size_bytes = segment_size_bytes
             message.shared_memory.offset = offset
         case NixlOffer(metadata, address):
             message.nixl.metadata = metadata
