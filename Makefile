@@ -12,10 +12,10 @@ TESTS ?=
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-vendor check gen gen-check fmt lint types bench bench-long lock clean
+.PHONY: help setup up test test-vendor check gen gen-check release-contract fmt lint types bench bench-long lock clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## make .venv: SGLang for the CPU, the suite, the developers' tools (1-4 minutes)
 
@@ -41,6 +41,10 @@ gen-check: gen ## fail if the committed stubs or protos aren't what `make gen` m
 	@buf format --diff --exit-code
 	@git diff --exit-code --stat -- generated
 	@test -z "$$(git status --porcelain -- generated)" || { git status --short -- generated; exit 1; }
+
+release-contract: setup ## keep the contract of this version; later ones must not break its clients
+	@mkdir -p proto/releases
+	@buf build -o proto/releases/$$($(BIN)/python -c 'import importlib.metadata as m; print(m.version("millstream"))').binpb
 
 fmt: setup ## format code and protos
 	@ruff format .

@@ -1,7 +1,8 @@
-"""`python -m tests.support.breaking`: is the contract compatible with the newest release of it?
+"""`python -m tests.support.breaking`: is the contract compatible with every release of it?
 
-Compares proto/ with its state at the newest `v*` tag or, before the first release, at the commit
-before; `buf breaking` (FILE) says what breaks clients.
+`proto/releases/VERSION.binpb` is the contract of a release, as `buf build` wrote it; `buf breaking`
+(FILE) says what of proto/ would break that release's clients. A release writes its own file with
+`make release-contract`.
 """
 
 from __future__ import annotations
@@ -10,27 +11,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-
-def _git(*arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.strip() if done.returncode == 0 else ""
+RELEASES = Path("proto/releases")
 
 
 def main() -> int:
-    """Run buf; answers its exit code."""
-    base = _git("describe", "--tags", "--match", "v*", "--abbrev=0") or _git("rev-parse", "HEAD^")
-    if not _git("ls-tree", base, "proto/") or not base:
-        print("buf breaking: no earlier version of proto/ to compare with")  # noqa: T201
-        return 0
-    return subprocess.run(
-        [str(Path(sys.executable).with_name("buf")), "breaking", "--against", f".git#ref={base}"],
-        check=False,
-    ).returncode
+    """Run buf against each release; return the first exit code that isn't 0."""
+    releases = sorted(RELEASES.glob("*.binpb"))
+    if not releases:
+        print(f"buf breaking: no release in {RELEASES} to compare with")  # noqa: T201
+        return 1
+    buf = str(Path(sys.executable).with_name("buf"))
+    checks = (
+        subprocess.run([buf, "breaking", "--against", str(release)], check=False).returncode
+        for release in releases
+    )
+    return next((code for code in checks if code), 0)
 
 
 if __name__ == "__main__":
