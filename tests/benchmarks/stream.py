@@ -31,7 +31,7 @@ from millstream_server.generation.output import Finish, TokenLogprob
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
 from millstream_server.links.fleet import Fleet
-from millstream_server.routing.discovery import StaticDiscovery
+from millstream_server.routing.discovery.static import StaticDiscovery
 from millstream_server.routing.policy import PolicyName, make_policy
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router

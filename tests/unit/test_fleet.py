@@ -11,7 +11,7 @@ import pytest
 from millstream_server.engines.base import Role
 from millstream_server.generation.output import Finish
 from millstream_server.links.fleet import Fleet
-from millstream_server.routing.discovery import Addresses, Discovery
+from millstream_server.routing.discovery.base import Addresses, Discovery
 from millstream_server.routing.policy import PolicyName, make_policy
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router

@@ -16,7 +16,7 @@ from millstream_server.links.link import WorkerLink
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.links.worker_calls import WorkerCalls
 from millstream_server.media.file import MediaFile
-from millstream_server.routing.discovery import Discovery
+from millstream_server.routing.discovery.base import Discovery
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import WorkerLostError
 from millstream_server.runtime.security.tls import ClientTls

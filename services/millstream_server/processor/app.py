@@ -36,7 +36,7 @@ from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.vectors.core import VectorsCore
 from millstream_server.processor.vectors.servicer import SERVICE as EMBEDDING
 from millstream_server.processor.vectors.servicer import EmbeddingServicer
-from millstream_server.routing.discovery import make_discovery
+from millstream_server.routing.discovery.choice import make_discovery
 from millstream_server.routing.policy import make_policy
 from millstream_server.routing.router import Router
 from millstream_server.runtime.lifecycle.conditions import NO_WORKERS

@@ -1,8 +1,9 @@
-"""Where the workers are."""
+"""Workers from a list, DNS, a file, and several of these."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,14 +11,12 @@ from typing import Any
 
 import pytest
 
-from millstream_server.routing.discovery import (
-    Addresses,
-    DnsDiscovery,
-    FileDiscovery,
-    StaticDiscovery,
-    make_discovery,
-)
-from millstream_server.runtime.settings import SettingsError
+from millstream_server.routing.discovery.base import Addresses, Discovery
+from millstream_server.routing.discovery.choice import make_discovery
+from millstream_server.routing.discovery.dns import DnsDiscovery
+from millstream_server.routing.discovery.file import FileDiscovery
+from millstream_server.routing.discovery.merged import MergedDiscovery
+from millstream_server.routing.discovery.static import StaticDiscovery
 from tests.support.waiting import until
 
 
@@ -110,35 +109,43 @@ async def test_changes_of_a_file_are_followed_and_what_cannot_be_read_keeps_the_
     assert await change == {"c:3"}
 
 
-# ---- the setting
+# ---- several
 
 
-@pytest.mark.parametrize(
-    ("workers", "sentence"),
-    [
-        ([], "name at least one worker"),
-        (["a"], "'a' is not HOST:PORT"),
-        (["a:1", ":2"], "':2' is not HOST:PORT"),
-        (["a:0"], "'a:0' is not HOST:PORT"),
-        (["a:65536"], "'a:65536' is not HOST:PORT"),
-        (["dns:workers"], "'dns:workers' is not dns:NAME:PORT"),
-        (["dns:workers:x"], "'dns:workers:x' is not dns:NAME:PORT"),
-        (["dns:///workers:1"], "is not dns:NAME:PORT"),
-        (["dns:workers:1", "a:1"], "'dns:workers:1' stands alone"),
-        (["a:1", "file:/x"], "'file:/x' stands alone"),
-        (["file:"], "needs a path"),
-        (["file:/no/such/file"], "can't read /no/such/file: No such file or directory"),
-    ],
-)
-def test_a_wrong_setting_is_refused_in_a_sentence(workers: list[str], sentence: str) -> None:
-    with pytest.raises(SettingsError) as refused:
-        make_discovery(workers)
-    assert str(refused.value).startswith("--workers: ")
-    assert sentence in str(refused.value)
+async def test_several_are_merged_and_one_that_fails_does_not_hinder_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolver = Resolver("10.0.0.1")
+    resolver.fails = True
+    monkeypatch.setattr(socket, "getaddrinfo", resolver)
+    path = tmp_path / "listed"
+    path.write_text("b:2\na:1\n")
+    sources: list[Discovery] = [
+        StaticDiscovery(["a:1"]),
+        DnsDiscovery("workers", 50061, interval_s=0.01),
+        FileDiscovery(path, interval_s=0.01),
+    ]
+    async with contextlib.aclosing(MergedDiscovery(sources).watch()) as watch:
+        found = await _next(watch)
+        while found != {"a:1", "b:2"}:
+            found = await _next(watch)
+        resolver.fails = False
+        assert await _next(watch) == {"a:1", "b:2", "10.0.0.1:50061"}
+        replaced = tmp_path / "new"
+        replaced.write_text("c:3\n")
+        replaced.rename(path)
+        assert await _next(watch) == {"a:1", "c:3", "10.0.0.1:50061"}, "a:1 is listed still"
 
 
-def test_the_setting_makes_each_kind(tmp_path: Path) -> None:
-    path = tmp_path / "workers"
-    path.write_text("a:1")
-    assert isinstance(make_discovery(["dns:workers.default.svc:50061"]), DnsDiscovery)
-    assert isinstance(make_discovery([f"file:{path}"]), FileDiscovery)
+class Broken:
+    async def watch(self) -> AsyncIterator[Addresses]:
+        yield frozenset({"b:2"})
+        raise RuntimeError
+
+
+async def test_a_source_that_breaks_keeps_what_it_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    merged = MergedDiscovery([Broken(), StaticDiscovery(["a:1"])])
+    assert [found async for found in merged.watch()][-1] == {"a:1", "b:2"}
+    assert caplog.text.count("a source of workers failed") == 1
