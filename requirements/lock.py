@@ -73,11 +73,11 @@ def write(name: str, lines: list[str]) -> None:
 
 def main() -> None:
     """Write all four."""
-    base = required("processor", "cli")
+    base = required("processor", "cli", "s3")
     write("processor.lock", resolve(base))
     write("cpu.lock", install_cpu(base))
     write("torch-cuda.lock", resolve_cuda())
-    write("gpu.lock", resolve(required("processor", "cli", "gpu")))
+    write("gpu.lock", resolve(required("processor", "cli", "s3", "gpu")))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from pathlib import Path
 from millstream.v1 import diffusion_pb2_grpc, embedding_pb2_grpc, processor_pb2_grpc
 from millstream_server.links.fleet import Fleet
 from millstream_server.links.unread import UnreadOutput
+from millstream_server.model_files.state import expect_usable
 from millstream_server.processor.convert import held_bytes
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.diffusion.core import DiffusionCore
@@ -254,6 +255,9 @@ def _worker_tls(settings: ProcessorSettings) -> ClientTls | None:
 
 
 def _load_models(directories: dict[str, Path | None]) -> dict[str, TextModel | None]:
+    for directory in directories.values():
+        if directory:
+            expect_usable(directory)
     try:
         return {
             name: TextModel.load(directory) if directory else None

@@ -16,6 +16,7 @@ from millstream_server.engines.transformers.tower import TowerConfig
 from millstream_server.engines.transformers.vision import TransformersTower
 from millstream_server.media import families
 from millstream_server.media.items import Content
+from millstream_server.model_files.state import expect_weights
 from millstream_server.runtime.settings import SettingsError, setting
 
 
@@ -63,6 +64,7 @@ def make_encoder(
     Raises:
         SettingsError: the model reads no images, or the tower can't run its family.
     """
+    expect_weights(model_path)
     try:
         family = families.load(model_path)
     except families.UnusableFamilyError as error:

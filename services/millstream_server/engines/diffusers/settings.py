@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from millstream_server.engines.diffusers.config import INDEX, DiffusersConfig
+from millstream_server.model_files.state import expect_weights
 from millstream_server.runtime.settings import SettingsError, setting
 
 
@@ -35,6 +36,7 @@ def diffuser_config(
     """
     if model_path is None:
         raise SettingsError("--model-path is required with --engine diffusers: a pipeline's folder")
+    expect_weights(model_path)
     if not (model_path / INDEX).is_file():
         raise SettingsError(f"--model-path {model_path}: there is no {INDEX} in it")
     return DiffusersConfig(

@@ -11,6 +11,7 @@ from millstream_server.engines.base import Role
 from millstream_server.engines.settings import DllmSettings, EngineContext
 from millstream_server.engines.sglang import dllm
 from millstream_server.engines.sglang.config import SglangEngineConfig
+from millstream_server.model_files.state import expect_weights
 from millstream_server.runtime.settings import SettingsError, setting
 
 
@@ -69,10 +70,11 @@ def model_directory(path: Path | None) -> Path:
     """Return the directory of a model's files.
 
     Raises:
-        SettingsError: it is none.
+        SettingsError: it is none, or its download isn't complete.
     """
     if path is None:
         raise SettingsError("--model-path is required with --engine sglang: a model directory")
+    expect_weights(path)
     if not (path / "config.json").is_file():
         raise SettingsError(f"--model-path {path}: there is no config.json in it")
     return path

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from millstream_server.engines.sglang.diffusion.config import INDEX, SglangDiffuserConfig
+from millstream_server.model_files.state import expect_weights
 from millstream_server.runtime.settings import SettingsError, setting
 
 
@@ -44,6 +45,7 @@ def diffuser_config(
     """
     if model_path is None:
         raise SettingsError("--model-path is required with SGLang: a pipeline's folder")
+    expect_weights(model_path)
     if not (model_path / INDEX).is_file():
         raise SettingsError(f"--model-path {model_path}: there is no {INDEX} in it")
     if settings.num_gpus < 1:

@@ -1,0 +1,1 @@
+"""Brings a model's files into a directory, before a service that reads them starts."""

@@ -1,0 +1,135 @@
+"""The files that a model has where it comes from, and which of them are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Protocol
+
+from millstream_server.model_files.errors import RefusedError
+
+_TORCH = {".bin", ".pt", ".pth", ".ckpt"}
+_OTHERS = {".h5", ".msgpack", ".ot", ".onnx", ".onnx_data", ".gguf", ".tflite", ".npz", ".mlmodel"}
+_COPIES = _TORCH | _OTHERS
+"""What holds the same weights again where safetensors are."""
+_WEIGHTS = _COPIES | {".safetensors"}
+_COPY_FOLDERS = frozenset({"original", "metal", "onnx", "openvino", "coreml", "gguf"})
+"""Folders in which publishers put the same weights for other programs."""
+_VARIANTS = (".fp16", ".bf16", ".fp32", ".non_ema")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file of a model."""
+
+    name: str
+    """Its path below the model, with slashes."""
+    size: int
+    """Bytes."""
+    tag: str
+    """Changes with the content: an entity tag or a blob's id."""
+    sha256: str | None = None
+    """Of the content, where the source tells it."""
+    git_sha1: str | None = None
+    """Of the content as a blob of git, where the source tells it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A model's files at one moment."""
+
+    revision: str
+    """Names that moment: a commit, or a digest of names, sizes and tags."""
+    files: Sequence[RemoteFile]
+
+
+class Source(Protocol):
+    """Where a model comes from. `download` is called by several threads at once."""
+
+    def listing(self, revision: str | None) -> Listing:
+        """List the files of a revision that was listed before, or of the URI's own.
+
+        Raises:
+            FetchError: it can't be had.
+        """
+
+    def download(
+        self, file: RemoteFile, directory: Path, revision: str, report: Callable[[int], None]
+    ) -> None:
+        """Write a file to its place below ``directory``, where it appears complete or not at all.
+
+        ``report`` is called with how many further bytes are there; fewer than 0: they are lost.
+
+        Raises:
+            FetchError: it can't be had.
+            OSError: the disk is full, or isn't writable.
+        """
+
+
+def checked(files: Iterable[RemoteFile]) -> list[RemoteFile]:
+    """Return the files, sorted.
+
+    Raises:
+        RefusedError: a name leads out of the directory, or there are none.
+    """
+    found = sorted(files, key=lambda file: file.name)
+    for file in found:
+        path = PurePosixPath(file.name)
+        if path.is_absolute() or ".." in path.parts or "\\" in file.name or "\0" in file.name:
+            raise RefusedError(f"the file name {file.name!r} leads out of the model's directory")
+    if not found:
+        raise RefusedError("there are no files")
+    return found
+
+
+def without_weights(files: Iterable[RemoteFile]) -> list[RemoteFile]:
+    """Keep configurations, tokenizer and templates: all that the Processor reads."""
+    return [file for file in _ours(files) if not _is_weights(file)]
+
+
+def wanted(files: Iterable[RemoteFile]) -> list[RemoteFile]:
+    """Leave out files that hold weights a second time, for other programs."""
+    given = _ours(files)
+    tensors = {file.name for file in given if file.name.endswith(".safetensors")}
+    if not tensors:
+        return given
+    folders = {str(PurePosixPath(name).parent) for name in tensors}
+    is_pipeline = any(file.name == "model_index.json" for file in given)
+    return [file for file in given if not _is_copy(file, tensors, folders, is_pipeline=is_pipeline)]
+
+
+def _ours(files: Iterable[RemoteFile]) -> list[RemoteFile]:
+    """Leave out what belongs to the place and not to the model."""
+    return [file for file in files if not PurePosixPath(file.name).name.startswith(".git")]
+
+
+def _is_weights(file: RemoteFile) -> bool:
+    return PurePosixPath(file.name).suffix in _WEIGHTS or file.name.endswith(
+        (".safetensors.index.json", ".bin.index.json")
+    )
+
+
+def _is_copy(file: RemoteFile, tensors: set[str], folders: set[str], *, is_pipeline: bool) -> bool:
+    path = PurePosixPath(file.name)
+    folder = str(path.parent)
+    if path.parts[0] in _COPY_FOLDERS and any("/" not in name for name in tensors):
+        return True
+    if is_pipeline and folder == "." and path.suffix in _WEIGHTS:
+        return True  # a pipeline's weights are in its folders; the root has them once more
+    if path.suffix in _COPIES or file.name.endswith(".bin.index.json"):
+        return folder in folders
+    if file.name not in tensors:
+        return False
+    if path.name.startswith("consolidated"):
+        return any(str(path.with_name(n)) in tensors for n in _names(folder, tensors))
+    return any(
+        variant in path.name and str(path.with_name(path.name.replace(variant, ""))) in tensors
+        for variant in _VARIANTS
+    )
+
+
+def _names(folder: str, tensors: set[str]) -> list[str]:
+    """List the names of the ordinary weights in a folder."""
+    paths = map(PurePosixPath, tensors)
+    return [p.name for p in paths if str(p.parent) == folder and p.name.startswith("model")]

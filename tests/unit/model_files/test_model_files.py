@@ -1,0 +1,197 @@
+"""Which files are wanted, what a directory's marks mean, and what is refused before a download."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from millstream_server.model_files import state
+from millstream_server.model_files.__main__ import main
+from millstream_server.model_files.errors import FailedError, RefusedError
+from millstream_server.model_files.fetch import Options, fetch
+from millstream_server.model_files.listing import (
+    Listing,
+    RemoteFile,
+    checked,
+    wanted,
+    without_weights,
+)
+from millstream_server.model_files.uri import HubUri, S3Uri, parse_uri
+from millstream_server.model_files.wait import wait
+from millstream_server.runtime.settings import SettingsError
+
+URI = "hf://org/tiny"
+
+
+def _files(*names: str) -> list[RemoteFile]:
+    return [RemoteFile(name, 1, "tag") for name in names]
+
+
+def _state(**changes: object) -> state.State:
+    values = {"uri": URI, "revision": "r", "weights": True, "files": {"a": 3}, "tags": {}}
+    return state.State(**{**values, **changes})  # type: ignore[arg-type]
+
+
+class _Source:
+    """A source with a plan for each attempt of its one file."""
+
+    def __init__(self, *contents: bytes) -> None:
+        self.contents = list(contents)
+
+    def listing(self, revision: str | None) -> Listing:
+        return Listing("r", [RemoteFile("a", 3, "tag")])
+
+    def download(self, file: RemoteFile, directory: Path, revision: str, report: object) -> None:
+        (directory / file.name).write_bytes(self.contents.pop(0))
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("hf://org/na.me-1", HubUri("org/na.me-1", None)),
+        ("hf://org/name@refs/pr/1", HubUri("org/name", "refs/pr/1")),
+        ("s3://bucket/a/b/", S3Uri("bucket", "a/b")),
+    ],
+)
+def test_a_uri_is_read(text: str, parsed: object) -> None:
+    assert parse_uri(text) == parsed
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("hf://name", "is not hf://org/name"),
+        ("s3://bucket", "is not hf://org/name"),
+        ("llama", "is not hf://org/name"),
+        ("pvc://claim/llama", "a claim is mounted as it is"),
+        ("oci://registry/x", "an image volume is mounted"),
+    ],
+)
+def test_what_cannot_be_fetched_is_refused(
+    text: str, says: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fetch", text, str(tmp_path)]) == 2
+    assert says in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "left_out"),
+    [
+        (("model.safetensors", "config.json"), set()),
+        (("pytorch_model.bin", "config.json"), set()),
+        (
+            ("m-1.safetensors", "pytorch_model.bin", "pytorch_model.bin.index.json", "a.gguf"),
+            {"pytorch_model.bin", "pytorch_model.bin.index.json", "a.gguf"},
+        ),
+        (("model.safetensors", "original/c.pth", "onnx/m.onnx"), {"original/c.pth", "onnx/m.onnx"}),
+        (("model-1.safetensors", "consolidated.safetensors"), {"consolidated.safetensors"}),
+        (("consolidated.safetensors", "params.json"), set()),
+        (
+            (
+                "model_index.json",
+                "all.safetensors",
+                "unet/d.safetensors",
+                "unet/d.fp16.safetensors",
+            ),
+            {"all.safetensors", "unet/d.fp16.safetensors"},
+        ),
+        # Nothing else holds these weights.
+        (("model.safetensors", "head/weights.pt"), set()),
+        (("unet/d.fp16.safetensors", "model_index.json"), set()),
+    ],
+)
+def test_copies_of_the_weights_are_left_out(given: tuple[str, ...], left_out: set[str]) -> None:
+    kept = {file.name for file in wanted(_files(*given, ".gitattributes"))}
+    assert set(given) - kept == left_out
+
+
+def test_a_processor_reads_no_weights() -> None:
+    given = _files("config.json", "m.safetensors", "m.safetensors.index.json", "tokenizer.model")
+    assert [file.name for file in without_weights(given)] == ["config.json", "tokenizer.model"]
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "a\\..\\x"])
+def test_no_file_name_leads_out_of_the_directory(name: str) -> None:
+    with pytest.raises(RefusedError, match="leads out"):
+        checked(_files(name))
+
+
+def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "lost+found").mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(RefusedError, match=r"files that don't come from here: notes\.txt"):
+        fetch(URI, _Source, tmp_path, Options())
+
+
+def test_a_disk_that_is_too_small_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
+    with pytest.raises(RefusedError, match=r"has 0 MiB free; 0 MiB are missing"):
+        fetch(URI, lambda: _Source(b"abc"), tmp_path, Options())
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_full_disk_is_named(tmp_path: Path) -> None:
+    class Full(_Source):
+        def download(self, *_: object) -> None:
+            with Path("/dev/full").open("w") as file:
+                file.write("x" * 100_000)
+
+    with pytest.raises(RefusedError, match="is full"):
+        fetch(URI, Full, tmp_path, Options())
+
+
+def test_a_wrong_size_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    fetch(URI, lambda: _Source(b"ab", b"abc"), tmp_path, Options(retries=1))
+    assert (tmp_path / "a").read_bytes() == b"abc"
+    (tmp_path / "a").write_bytes(b"a")
+    with pytest.raises(FailedError, match="it has 2 bytes instead of 3"):
+        fetch(URI, lambda: _Source(b"ab", b"ab"), tmp_path, Options(retries=1))
+
+
+def test_a_service_refuses_a_directory_that_lacks_files(tmp_path: Path) -> None:
+    state.expect_weights(tmp_path)  # somebody's own
+    state.write(tmp_path / state.PARTIAL, _state())
+    with pytest.raises(SettingsError, match=rf"download of {URI} into .* 0 of 1 files"):
+        state.expect_usable(tmp_path)
+    (tmp_path / "a").write_bytes(b"abc")
+    state.write(tmp_path / state.COMPLETE, _state())
+    state.expect_weights(tmp_path)
+    (tmp_path / state.PARTIAL).unlink()
+    (tmp_path / "a").write_bytes(b"a")
+    with pytest.raises(SettingsError, match="lacks files of"):
+        state.expect_usable(tmp_path)
+    (tmp_path / "a").write_bytes(b"abc")
+    state.write(tmp_path / state.COMPLETE, _state(weights=False))
+    state.expect_usable(tmp_path)
+    with pytest.raises(SettingsError, match="fetched with --without-weights"):
+        state.expect_weights(tmp_path)
+
+
+def test_wait_ends_when_the_directory_is_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+
+    def meanwhile(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        fetch(URI, lambda: _Source(b"abc"), tmp_path / "m", Options())
+
+    monkeypatch.setattr("time.sleep", meanwhile)
+    wait(tmp_path / "m", timeout_s=60, period_s=0)
+    assert looks == 1
+
+
+def test_wait_gives_up_when_nothing_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    state.write(tmp_path / state.PARTIAL, _state())
+    with pytest.raises(FailedError, match=r"nothing has arrived for 0 s \(0 MiB are there\)"):
+        wait(tmp_path, timeout_s=0, period_s=0)
