@@ -151,7 +151,7 @@ def _broken_server() -> Iterator[str]:
         server.stop(0).wait()
 
 
-def _refuse(request: Any, context: Any) -> None:
+def _refuse(_request: Any, context: Any) -> None:
     context.abort(grpc.StatusCode.UNAVAILABLE, "broken on purpose")
 
 
