@@ -15,12 +15,14 @@ class ExampleChecks:
     """Whether the language's library retries, as the service config says."""
 
     @pytest.fixture(scope="class")
-    def command(self) -> list[str]:
+    @classmethod
+    def command(cls) -> list[str]:
         raise NotImplementedError
 
     @pytest.fixture(scope="class")
-    def run(self, example_suite: ExampleSuite, command: list[str]) -> Run:
-        return example_suite.run(command, retries=self.retries)
+    @classmethod
+    def run(cls, example_suite: ExampleSuite, command: list[str]) -> Run:
+        return example_suite.run(command, retries=cls.retries)
 
     def test_it_asks_for_health(self, run: Run) -> None:
         assert run.of("health") == [{"event": "health", "status": "SERVING"}]
