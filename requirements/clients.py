@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = Path(__file__).with_name("clients.debian")
-NPM: tuple[str, ...] = ()
+NPM = ("generated/typescript",)
 """Folders, from the repository's root, whose package-lock.json is installed."""
 _RETRIES = ["-o", "Acquire::Retries=3"]
 

@@ -93,6 +93,7 @@ class Language:
         return "; ".join(filter(None, (tool.missing() for tool in self.tools)))
 
 
+_TS_PROTO = "require('./generated/typescript/node_modules/ts-proto/package.json').version"
 _PROTOC = Tool(("protoc", "--version"), "libprotoc 3.21.12")
 LANGUAGES = {
     "descriptors": Language("generated/descriptors", descriptors.write),
@@ -109,6 +110,11 @@ LANGUAGES = {
         _buf("java"),
         (_PROTOC, _debian("protobuf-compiler-grpc-java-plugin", "1.41.3")),
         _without_annotations,
+    ),
+    "typescript": Language(
+        "generated/typescript/src/gen",
+        _buf("typescript"),
+        (Tool(("node", "-p", _TS_PROTO), "2.18.0"),),
     ),
 }
 
