@@ -18,6 +18,8 @@ from grpc_health.v1 import health_pb2
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUT = "generated/descriptors/millstream.binpb"
 _OTHERS = (code_pb2, error_details_pb2, status_pb2, health_pb2)
+# Python's package has the file under another path; elsewhere that would be a second copy of its symbols.
+_PATHS = {"grpc_health/v1/health.proto": "grpc/health/v1/health.proto"}
 
 
 def _with_imports(file: FileDescriptor) -> Iterator[FileDescriptor]:
@@ -46,7 +48,9 @@ def write(root: Path) -> None:
         for file in _with_imports(other.DESCRIPTOR):
             if file.name not in known:
                 known.add(file.name)
-                file.CopyToProto(found.file.add())
+                added = found.file.add()
+                file.CopyToProto(added)
+                added.name = _PATHS.get(file.name, file.name)
     path = root / OUTPUT
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(found.SerializeToString(deterministic=True))
