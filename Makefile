@@ -12,16 +12,20 @@ TESTS ?=
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test test-vendor check gen gen-check release-contract fmt lint types bench bench-long lock clean
+.PHONY: help setup setup-clients up test test-vendor check gen gen-check gen-clients gen-clients-check \
+  release-contract fmt lint types bench bench-long lock clean
 
 help: ## list the commands
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(READY) ## make .venv: SGLang for the CPU, the suite, the developers' tools (1-4 minutes)
 
 $(READY): requirements/cpu.lock requirements/torch-cuda.lock requirements/install.py pyproject.toml
 	@$(BIN)/python requirements/install.py --probe 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
 	@$(BIN)/python requirements/install.py
+
+setup-clients: ## install Go, Java, C++, Ruby and npm packages, for stubs and tests in those languages (Debian, as root)
+	@$(PYTHON) requirements/clients.py
 
 up: setup ## start the whole suite here, on real SGLang with the demo model; ARGS=--multimodal: for pictures too
 	@$(BIN)/millstream up $(ARGS)
@@ -32,7 +36,7 @@ test: setup ## all tests, real SGLang among them (some 19 minutes on two cores)
 test-vendor: setup ## show the vendors' bugs that we work around, and which are gone (a minute)
 	@$(BIN)/python -m pytest --vendor $(TESTS)
 
-check: lint types gen-check test ## everything CI runs
+check: lint types gen-check gen-clients-check test ## everything CI runs
 
 gen: setup ## make the Python stubs from proto/
 	@buf generate
@@ -45,6 +49,12 @@ gen-check: gen ## fail if the committed stubs or protos aren't what `make gen` m
 release-contract: setup ## keep the contract of this version; later ones must not break its clients
 	@mkdir -p proto/releases
 	@buf build -o proto/releases/$$($(BIN)/python -c 'import importlib.metadata as m; print(m.version("millstream"))').binpb
+
+gen-clients: setup ## make the stubs of other languages from proto/ (needs what setup-clients installs)
+	@$(BIN)/python generated/tools/gen_clients.py
+
+gen-clients-check: setup ## fail if they aren't what `make gen-clients` makes; what can't be made here is skipped
+	@$(BIN)/python generated/tools/gen_clients.py --check
 
 fmt: setup ## format code and protos
 	@ruff format .

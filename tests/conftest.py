@@ -64,7 +64,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.option.collectonly:
         return
     kinds: list[forked.Kind] = []
-    if any("integration" in item.path.parts or "e2e" in item.path.parts for item in session.items):
+    folders = {part for item in session.items for part in item.path.parts}
+    if folders & {"clients", "e2e", "integration"}:
         kinds.append("services")
     if any(item.get_closest_marker("sglang") for item in session.items):
         kinds.append("sglang")
