@@ -4,6 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Tools for the tests of the Helm chart
+DEPLOY := .venv-deploy
+DEPLOY_READY := $(DEPLOY)/.ready
 # What `make up` hands to `millstream up`, e.g. make up ARGS="--topology aggregated --port 6000"
 ARGS ?=
 # What `make test` hands to pytest, e.g. make test TESTS="tests/unit -k ticket"
@@ -12,7 +15,7 @@ TESTS ?=
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-clients up test test-vendor check gen gen-check gen-clients gen-clients-check \
+.PHONY: help setup setup-deploy setup-clients up test test-vendor check gen gen-check gen-clients gen-clients-check \
   release-contract fmt lint types bench bench-long lock clean
 
 help: ## list the commands
@@ -27,10 +30,16 @@ $(READY): requirements/cpu.lock requirements/torch-cuda.lock requirements/instal
 setup-clients: ## install Go, Java, C++, Ruby and npm packages, for stubs and tests in those languages (Debian, as root)
 	@$(PYTHON) requirements/clients.py
 
+setup-deploy: $(DEPLOY_READY) ## make .venv-deploy: Helm 3 and 4 and other tools that tests/deploy runs (a minute)
+
+$(DEPLOY_READY): requirements/deploy.lock requirements/deploy-files.in requirements/install_deploy.py requirements/install.py
+	@$(DEPLOY)/bin/python requirements/install.py --probe 2>/dev/null || $(PYTHON) -m venv --clear $(DEPLOY)
+	@$(DEPLOY)/bin/python requirements/install_deploy.py
+
 up: setup ## start the whole suite here, on real SGLang with the demo model; ARGS=--multimodal: for pictures too
 	@$(BIN)/millstream up $(ARGS)
 
-test: setup ## all tests, real SGLang among them (some 19 minutes on two cores)
+test: setup setup-deploy ## all tests, real SGLang among them (some 19 minutes on two cores)
 	@$(BIN)/python -m pytest $(TESTS)
 
 test-vendor: setup ## show the vendors' bugs that we work around, and which are gone (a minute)
@@ -81,5 +90,5 @@ bench-long: setup ## what holds for minutes: soak, cancelled streams, restarts, 
 lock: ## resolve requirements/*.in anew and write requirements/*.lock
 	@$(PYTHON) requirements/lock.py
 
-clean: ## remove .venv and caches
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .millstream
+clean: ## remove .venv, .venv-deploy and caches
+	@rm -rf $(VENV) $(DEPLOY) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .millstream

@@ -251,7 +251,7 @@ def pip_install(*requirements: str, options: Iterable[str] = ()) -> None:
     if pip.returncode:
         raise InstallError(
             f"pip failed. Its last lines:\n{''.join(output[-20:])}"
-            "Once the cause is removed, `make setup` goes on from here."
+            "Once the cause is removed, run the same command: it goes on from here."
         )
 
 

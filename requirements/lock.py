@@ -72,12 +72,13 @@ def write(name: str, lines: list[str]) -> None:
 
 
 def main() -> None:
-    """Write all four."""
+    """Write all five."""
     base = required("processor", "cli", "s3")
     write("processor.lock", resolve(base))
     write("cpu.lock", install_cpu(base))
     write("torch-cuda.lock", resolve_cuda())
     write("gpu.lock", resolve(required("processor", "cli", "s3", "gpu")))
+    write("deploy.lock", resolve(["--requirement", str(HERE / "deploy.in")]))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,118 @@
+"""The chart renders, with every Helm and for every Kubernetes, and refuses what it doesn't know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.deploy_tools import (
+    CHART,
+    KUBERNETES,
+    Helm,
+    Manifest,
+    RenderError,
+    values_files,
+)
+from tests.support.kube_rules import broken_rules
+
+VALUES = values_files()
+Render = Callable[..., list[Manifest]]
+
+
+def without_random(manifests: Sequence[Manifest]) -> list[Manifest]:
+    """Hide what a render makes up: the values of generated secrets."""
+    return [
+        {**manifest, "data": sorted(manifest["data"])}
+        if manifest["kind"] == "Secret" and "data" in manifest
+        else manifest
+        for manifest in manifests
+    ]
+
+
+def test_the_chart_has_its_examples() -> None:
+    assert {"all", "cpu-demo", "epd", "multinode", "pd", "single-gpu"} <= set(VALUES)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_both_helms_lint_an_example_strictly(name: str, helm3: Helm, helm4: Helm) -> None:
+    for helm in (helm3, helm4):
+        assert "0 chart(s) failed" in helm.lint(name)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_both_helms_render_the_same(name: str, helm3: Helm, helm4: Helm) -> None:
+    assert without_random(helm3.template(name)) == without_random(helm4.template(name))
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+def test_kubernetes_knows_every_field_of_the_examples(
+    version: str, render: Render, kube_validate: Callable[[Sequence[Manifest], str], None]
+) -> None:
+    for name in VALUES:
+        kube_validate(render(name, kubernetes=version), version)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_cluster_without_custom_resources_gets_none(
+    name: str, render: Render, kube_validate: Callable[[Sequence[Manifest], str], None]
+) -> None:
+    try:
+        manifests = render(name, apis=())
+    except RenderError as refused:
+        # What the values ask for can't be done there: said, and not left out in silence.
+        assert name in {"multinode", "all"}, refused
+        assert "LeaderWorkerSet" in str(refused)
+        return
+    custom = {m["apiVersion"] for m in manifests if "." in m["apiVersion"].partition("/")[0]}
+    assert all(api.partition("/")[0].endswith(".k8s.io") for api in custom), custom
+    kube_validate(manifests, KUBERNETES[0])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"processsor": {"replicas": 3}},
+        {"processor": {"replica": 3}},
+        {"decode": {"pools": {"main": {"replica": 3}}}},
+        {"security": {"tls": {"enable": True}}},
+        {"poolDefaults": {"drain": {"limitSecond": 3}}},
+    ],
+)
+@pytest.mark.parametrize("helm", ["helm3", "helm4"])
+def test_a_misspelt_key_is_refused_by_its_name(
+    helm: str, values: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    key: Any = values
+    while isinstance(key, dict):
+        name, key = next(iter(key.items()))
+    with pytest.raises(RenderError, match=rf"additional properties '{name}' not allowed"):
+        request.getfixturevalue(helm).text("pd", values=values)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_cluster_would_take_an_example(name: str, render: Render) -> None:
+    manifests = render(name)
+    assert broken_rules(manifests, secrets=existing_secrets(name)) == []
+
+
+def existing_secrets(name: str) -> list[str]:
+    """Name the secrets that an example says exist already."""
+    values = yaml.safe_load((CHART / f"values-{name}.yaml").read_text(encoding="utf-8"))
+
+    def named(value: Any, key: str = "") -> Iterator[str]:
+        if isinstance(value, dict):
+            for inner, part in value.items():
+                yield from named(part, key + "." + inner)
+        elif isinstance(value, str) and re.search(r"[sS]ecrets?(\.\w+)?(\.name)?$", key):
+            yield value
+
+    return list(named(values))
+
+
+def test_names_stay_within_bounds_with_long_ones(render: Render) -> None:
+    values = {"fullnameOverride": "a-release-with-a-name-of-sixty-three-characters-" + "x" * 15}
+    assert broken_rules(render("pd", values=values), secrets=existing_secrets("pd")) == []
