@@ -73,7 +73,7 @@ def write(name: str, lines: list[str]) -> None:
 
 def main() -> None:
     """Write all five."""
-    base = required("processor", "cli", "s3")
+    base = required("processor", "cli", "s3", "kubernetes")
     write("processor.lock", resolve(base))
     write("cpu.lock", install_cpu(base))
     write("torch-cuda.lock", resolve_cuda())

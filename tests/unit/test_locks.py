@@ -68,10 +68,10 @@ def _gaps(pins: dict[str, str], roots: list[str], not_asked: frozenset[str]) -> 
 @pytest.mark.parametrize(
     ("lock", "roots", "not_asked"),
     [
-        ("processor.lock", BASE, frozenset[str]()),
+        ("processor.lock", [*BASE, *EXTRAS["kubernetes"]], frozenset[str]()),
         (
             "cpu.lock",
-            [*BASE, *DEV, *_lines("cpu.in"), *_lines("cpu-nodeps.in")],
+            [*BASE, *EXTRAS["kubernetes"], *DEV, *_lines("cpu.in"), *_lines("cpu-nodeps.in")],
             frozenset({"torch", *(Requirement(line).name for line in _lines("cpu-nodeps.in"))}),
         ),
         # Asks the build of torch that is installed here.

@@ -19,7 +19,8 @@ class ProcessorSettings(ServiceSettings):
         "NAME alone for a model that makes images or videos"
     )
     workers: tuple[str, ...] = setting(
-        help="where the workers of all roles are: HOST:PORT,… or dns:NAME:PORT or file:PATH"
+        help="where the workers of all roles are, one or more of HOST:PORT, dns:NAME:PORT, "
+        "k8s:SERVICE, k8s:NAMESPACE/SERVICE and file:PATH, separated by commas"
     )
     policy: PolicyName = setting(
         PolicyName.LEAST_LOADED,
