@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2
 ROOT = Path(__file__).resolve().parents[2]
 OUTPUT = "generated/descriptors/millstream.binpb"
 _OTHERS = (code_pb2, error_details_pb2, status_pb2, health_pb2)
-# Python's package has the file under another path; elsewhere that would be a second copy of its symbols.
+# Python's package has it under another path: in C++ a second copy of the same symbols.
 _PATHS = {"grpc_health/v1/health.proto": "grpc/health/v1/health.proto"}
 
 

@@ -1,0 +1,84 @@
+"""The Java sources, and the example client in Java, on Debian's grpc-java."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.client_builds import ROOT, built, need, run
+from tests.support.client_checks import ExampleChecks
+
+_SOURCES = ROOT / "generated" / "java" / "src" / "main" / "java"
+_DESCRIPTORS = ROOT / "generated" / "descriptors" / "millstream.binpb"
+_EXAMPLE = Path(__file__).with_name("java")
+_JARS = [
+    Path("/usr/share/java", f"{name}.jar")
+    for name in (
+        *("protobuf", "proto-google-common-protos", "guava", "gson", "perfmark-api"),
+        *(f"grpc-{part}" for part in ("api", "context", "core", "netty", "stub")),
+        *("grpc-protobuf", "grpc-protobuf-lite"),
+        *("netty-buffer", "netty-codec", "netty-codec-http", "netty-codec-http2", "netty-common"),
+        *(
+            "netty-handler",
+            "netty-resolver",
+            "netty-transport",
+            "netty-transport-native-unix-common",
+        ),
+    )
+]
+# Debian has no grpc-services, and a google.rpc that is older than ErrorInfo.
+_OTHER_PROTOS = (
+    "google/rpc/error_details.proto",
+    "grpc/health/v1/health.proto",
+)
+
+
+def _class_path(*folders: Path) -> str:
+    return ":".join(map(str, [*folders, *_JARS]))
+
+
+def _compile(sources: Path, classes: Path, *libraries: Path, release: int = 11) -> None:
+    files = sorted(map(str, sources.rglob("*.java")))
+    options = [
+        "-J-XX:TieredStopAtLevel=1",
+        "-nowarn",
+        "-proc:none",
+        "--release",
+        str(release),
+        "-d",
+        str(classes),
+    ]
+    run(["javac", *options, "-cp", _class_path(*libraries), *files], sources)
+
+
+def _build_stubs(folder: Path) -> None:
+    """Compile the package as Java 8 code, which the libraries still support."""
+    _compile(_SOURCES, folder, release=8)
+
+
+def _build_others(folder: Path) -> None:
+    made = folder / "sources"
+    made.mkdir()
+    plugin = ["--plugin=protoc-gen-grpc=/usr/bin/grpc_java_plugin", f"--grpc_out={made}"]
+    source = f"--descriptor_set_in={_DESCRIPTORS}"
+    run(["protoc", source, f"--java_out={made}", *plugin, *_OTHER_PROTOS], folder)
+    for path in made.rglob("*Grpc.java"):
+        path.write_text(re.sub(r"@javax\.annotation\.Generated\([^)]*\)", "", path.read_text()))
+    _compile(made, folder)
+
+
+class TestJava(ExampleChecks):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def command(cls) -> list[str]:
+        need("java", "javac", "protoc", "grpc_java_plugin", *_JARS)
+        stubs = built("java-stubs", [_SOURCES], _build_stubs)
+        others = built("java-others", [_DESCRIPTORS], _build_others)
+        example = built(
+            "java-example",
+            [_SOURCES, _EXAMPLE],
+            lambda folder: _compile(_EXAMPLE, folder, stubs, others),
+        )
+        return ["java", "-Xshare:auto", "-cp", _class_path(example, stubs, others), "Example"]
