@@ -72,8 +72,9 @@ def write(name: str, lines: list[str]) -> None:
 
 
 def main() -> None:
-    """Write all five."""
+    """Write all six."""
     base = required("processor", "cli", "s3", "kubernetes")
+    write("build.lock", resolve(PROJECT["build-system"]["requires"]))
     write("processor.lock", resolve(base))
     write("cpu.lock", install_cpu(base))
     write("torch-cuda.lock", resolve_cuda())
