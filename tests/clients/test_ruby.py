@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.support.client_builds import ROOT, built, need, run
 from tests.support.client_checks import ExampleChecks
 
 _EXAMPLE = Path(__file__).parent / "ruby" / "example.rb"
-_DESCRIPTORS = Path(__file__).parents[2] / "generated" / "descriptors" / "millstream.binpb"
-_MESSAGES = ("chat", "errors", "generation", "kv_transfer", "media", "sampling", "tensor", "usage")
+_DESCRIPTORS = ROOT / "generated" / "descriptors" / "millstream.binpb"
+_FILES = [
+    f"millstream/v1/{name}.proto"
+    for name in (
+        *("chat", "errors", "generation", "kv_transfer", "media", "processor", "sampling"),
+        *("tensor", "usage", "worker"),
+    )
+]
+
+
+def _build(folder: Path) -> None:
+    made = [f"--descriptor_set_in={_DESCRIPTORS}", f"--ruby_out={folder}", f"--grpc_out={folder}"]
+    run(["grpc_tools_ruby_protoc", *made, *_FILES], folder)
 
 
 class TestRuby(ExampleChecks):
     @pytest.fixture(scope="class")
     @classmethod
-    def command(cls, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-        tools = ("ruby", "grpc_tools_ruby_protoc")
-        missing = [tool for tool in tools if shutil.which(tool) is None]
-        if missing:
-            pytest.skip(f"needs {', '.join(missing)}: run `make setup-clients`")
-        stubs = tmp_path_factory.mktemp("ruby")
-        files = [f"millstream/v1/{name}.proto" for name in (*_MESSAGES, "processor", "worker")]
-        subprocess.run(
-            [
-                "grpc_tools_ruby_protoc",
-                f"--descriptor_set_in={_DESCRIPTORS}",
-                f"--ruby_out={stubs}",
-                f"--grpc_out={stubs}",
-                *files,
-            ],
-            check=True,
-            timeout=60,
-        )
-        return ["ruby", "-w", "-I", str(stubs), str(_EXAMPLE)]
+    def command(cls) -> list[str]:
+        need("ruby", "grpc_tools_ruby_protoc")
+        stubs = built("ruby", [_DESCRIPTORS], _build)
+        return ["ruby", "-I", str(stubs), str(_EXAMPLE)]
