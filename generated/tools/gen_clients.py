@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import filecmp
+import json
 import os
 import re
 import shutil
@@ -72,6 +73,20 @@ def _buf(language: str) -> Callable[[Path], None]:
     return generate
 
 
+def _with_service_configs(folder: Path) -> None:
+    """Add the service configs as text: grpc-js takes one as a channel option."""
+    configs = ROOT / "services" / "millstream_client" / "service_config"
+    lines = ["// Made from services/millstream_client/service_config. DO NOT EDIT."]
+    for name, what in (
+        ("recommended", "For several Processors: balancing, health and retries."),
+        ("one_server", "For a single one: retries."),
+    ):
+        text = json.dumps(json.loads((configs / f"{name}.json").read_text()))
+        constant = "recommendedServiceConfig" if name == "recommended" else "oneServerServiceConfig"
+        lines += [f"/** {what} */", f"export const {constant} =\n  {text!r};"]
+    (folder / "service_config.ts").write_text("\n".join(lines) + "\n")
+
+
 def _nothing(_: Path) -> None:
     """Leave the output as it is."""
 
@@ -115,6 +130,7 @@ LANGUAGES = {
         "generated/typescript/src/gen",
         _buf("typescript"),
         (Tool(("node", "-p", _TS_PROTO), "2.18.0"),),
+        _with_service_configs,
     ),
 }
 

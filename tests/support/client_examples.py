@@ -35,12 +35,13 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from millstream.v1 import processor_pb2, processor_pb2_grpc, sampling_pb2
-from millstream_client.service_config import RECOMMENDED, to_json
+from millstream_client import service_config
 from tests.support.simulated_suite import MODEL, SimulatedSuite
 from tests.support.suite import ServiceProcess
 
 API_KEY = secrets.token_hex(16)
 FULL_MODEL = "full"
+_SERVICE_CONFIG = Path(service_config.__file__).with_name("recommended.json")
 _RUN_LIMIT_S = 60.0
 
 
@@ -72,7 +73,6 @@ class ExampleSuite:
     broken: str = ""
     """That server's address."""
     suite: SimulatedSuite = field(init=False)
-    service_config: Path = field(init=False)
 
     def __post_init__(self) -> None:
         """Add the services."""
@@ -86,8 +86,6 @@ class ExampleSuite:
                 max_queued_requests=1,
                 log_level="info",
             )
-        self.service_config = self.folder / "service_config.json"
-        self.service_config.write_text(to_json(RECOMMENDED))
 
     @property
     def processors(self) -> list[ServiceProcess]:
@@ -111,7 +109,7 @@ class ExampleSuite:
             "MILLSTREAM_API_KEY": API_KEY,
             "MILLSTREAM_MODEL": MODEL,
             "MILLSTREAM_FULL_MODEL": FULL_MODEL,
-            "MILLSTREAM_SERVICE_CONFIG": str(self.service_config),
+            "MILLSTREAM_SERVICE_CONFIG": str(_SERVICE_CONFIG),
             "TRACEPARENT": f"00-{trace_id}-{secrets.token_hex(8)}-01",
         }
         done = subprocess.run(
@@ -136,7 +134,8 @@ def _lines_of(processor: ServiceProcess, trace_id: str) -> list[str]:
 def _broken_server() -> Iterator[str]:
     server: Any = grpc.server(futures.ThreadPoolExecutor(8))
     servicer = health.HealthServicer()
-    servicer.set("millstream.v1.ProcessorService", health_pb2.HealthCheckResponse.SERVING)
+    for name in ("accepting", "millstream.v1.ProcessorService"):
+        servicer.set(name, health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
     handlers = {
         "Chat": grpc.stream_stream_rpc_method_handler(_refuse),

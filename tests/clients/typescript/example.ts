@@ -1,5 +1,4 @@
 /** A client of Millstream in TypeScript; tests/support/client_examples.py says what it does. */
-import { readFileSync } from "node:fs";
 import { promisify } from "node:util";
 import { credentials, Metadata, status, type ServiceError } from "@grpc/grpc-js";
 import {
@@ -12,6 +11,7 @@ import {
   finishReasonToJSON,
   GenerationOptions,
   ProcessorServiceClient,
+  recommendedServiceConfig,
 } from "@millstream/grpc";
 import {
   HealthCheckRequest,
@@ -24,9 +24,7 @@ const environment = process.env as Record<string, string>;
 const model = environment["MILLSTREAM_MODEL"] ?? "";
 
 // One channel for all services and calls. `ipv4:` takes a list; a DNS name is `dns:///name:50051`.
-const channelOptions = {
-  "grpc.service_config": readFileSync(environment["MILLSTREAM_SERVICE_CONFIG"]!, "utf8"),
-};
+const channelOptions = { "grpc.service_config": recommendedServiceConfig };
 const processor = new ProcessorServiceClient(
   `ipv4:${environment["MILLSTREAM_ADDRESSES"]}`,
   credentials.createInsecure(), // credentials.createSsl() for a server with TLS

@@ -2,4 +2,4 @@
 
 /* eslint-disable */
 
-export * from "./grpc_health/v1/health.js";
+export * from "./grpc/health/v1/health.js";

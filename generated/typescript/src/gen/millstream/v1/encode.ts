@@ -251,7 +251,7 @@ export interface SharedMemoryBytes {
    */
   name: string;
   /** Size of the segment. */
-  segmentBytes: bigint;
+  segmentSizeBytes: bigint;
   /** Where the tensor begins. */
   offset: bigint;
 }
@@ -2089,7 +2089,7 @@ export const InlineBytes: MessageFns<InlineBytes, "millstream.v1.InlineBytes"> =
 };
 
 function createBaseSharedMemoryBytes(): SharedMemoryBytes {
-  return { segment: "", name: "", segmentBytes: 0n, offset: 0n };
+  return { segment: "", name: "", segmentSizeBytes: 0n, offset: 0n };
 }
 
 export const SharedMemoryBytes: MessageFns<SharedMemoryBytes, "millstream.v1.SharedMemoryBytes"> = {
@@ -2102,11 +2102,11 @@ export const SharedMemoryBytes: MessageFns<SharedMemoryBytes, "millstream.v1.Sha
     if (message.name !== "") {
       writer.uint32(18).string(message.name);
     }
-    if (message.segmentBytes !== 0n) {
-      if (BigInt.asUintN(64, message.segmentBytes) !== message.segmentBytes) {
-        throw new globalThis.Error("value provided for field message.segmentBytes of type uint64 too large");
+    if (message.segmentSizeBytes !== 0n) {
+      if (BigInt.asUintN(64, message.segmentSizeBytes) !== message.segmentSizeBytes) {
+        throw new globalThis.Error("value provided for field message.segmentSizeBytes of type uint64 too large");
       }
-      writer.uint32(24).uint64(message.segmentBytes);
+      writer.uint32(24).uint64(message.segmentSizeBytes);
     }
     if (message.offset !== 0n) {
       if (BigInt.asUintN(64, message.offset) !== message.offset) {
@@ -2151,7 +2151,7 @@ export const SharedMemoryBytes: MessageFns<SharedMemoryBytes, "millstream.v1.Sha
               break;
             }
 
-            message.segmentBytes = reader.uint64() as bigint;
+            message.segmentSizeBytes = reader.uint64() as bigint;
             continue;
           }
           case 4: {
@@ -2178,10 +2178,10 @@ export const SharedMemoryBytes: MessageFns<SharedMemoryBytes, "millstream.v1.Sha
     return {
       segment: isSet(object.segment) ? globalThis.String(object.segment) : "",
       name: isSet(object.name) ? globalThis.String(object.name) : "",
-      segmentBytes: isSet(object.segmentBytes)
-        ? BigInt(object.segmentBytes)
-        : isSet(object.segment_bytes)
-        ? BigInt(object.segment_bytes)
+      segmentSizeBytes: isSet(object.segmentSizeBytes)
+        ? BigInt(object.segmentSizeBytes)
+        : isSet(object.segment_size_bytes)
+        ? BigInt(object.segment_size_bytes)
         : 0n,
       offset: isSet(object.offset) ? BigInt(object.offset) : 0n,
     };
@@ -2195,8 +2195,8 @@ export const SharedMemoryBytes: MessageFns<SharedMemoryBytes, "millstream.v1.Sha
     if (message.name !== "") {
       obj.name = message.name;
     }
-    if (message.segmentBytes !== 0n) {
-      obj.segmentBytes = message.segmentBytes.toString();
+    if (message.segmentSizeBytes !== 0n) {
+      obj.segmentSizeBytes = message.segmentSizeBytes.toString();
     }
     if (message.offset !== 0n) {
       obj.offset = message.offset.toString();
@@ -2211,8 +2211,8 @@ export const SharedMemoryBytes: MessageFns<SharedMemoryBytes, "millstream.v1.Sha
     const message = createBaseSharedMemoryBytes();
     message.segment = object.segment ?? "";
     message.name = object.name ?? "";
-    message.segmentBytes = (object.segmentBytes !== undefined && object.segmentBytes !== null)
-      ? BigInt(object.segmentBytes)
+    message.segmentSizeBytes = (object.segmentSizeBytes !== undefined && object.segmentSizeBytes !== null)
+      ? BigInt(object.segmentSizeBytes)
       : 0n;
     message.offset = (object.offset !== undefined && object.offset !== null) ? BigInt(object.offset) : 0n;
     return message;

@@ -25,7 +25,16 @@ import { FinishReason, finishReasonFromJSON, finishReasonToJSON, MatchedStop } f
 import { MediaChunk, Modality, modalityFromJSON, modalityToJSON } from "./media.js";
 import { LogprobOptions, SamplingParams } from "./sampling.js";
 import { GenerationUsage } from "./usage.js";
-import { DiffusionModelInfo, EmbeddingModelInfo, WorkerRole, workerRoleFromJSON, workerRoleToJSON } from "./worker.js";
+import {
+  DiffusionModelInfo,
+  EmbeddingModelInfo,
+  EngineAbility,
+  engineAbilityFromJSON,
+  engineAbilityToJSON,
+  WorkerRole,
+  workerRoleFromJSON,
+  workerRoleToJSON,
+} from "./worker.js";
 
 /**
  * RequestPriority is the order in which a model's requests wait for capacity. Within a priority it is first
@@ -269,9 +278,12 @@ export interface CancelTurn {
   turn?: number | undefined;
 }
 
-/** ChatResponse is one message to the client. All of its parts may come in one message. */
+/**
+ * ChatResponse is one message to the client. All of its parts may come in one message. No message is
+ * larger than 4 MiB.
+ */
 export interface ChatResponse {
-  /** Turn this belongs to, from 1. */
+  /** Turn this belongs to, from 1. With `draining` alone: the last turn that has started; 0 if none has. */
   turn: number;
   /** Set in a turn's first message. */
   started?:
@@ -280,7 +292,20 @@ export interface ChatResponse {
   /** New text, at most one entry per choice. */
   choices: ChoiceDelta[];
   /** Set in a turn's last message. */
-  finished?: TurnFinished | undefined;
+  finished?:
+    | TurnFinished
+    | undefined;
+  /** The prompt's logprobs, if requested: the next ones, in order. They come before `finished` or with it. */
+  promptLogprobs: TokenLogprob[];
+  /** Set once, when the server begins to shut down. */
+  draining?: ServerDraining | undefined;
+}
+
+/**
+ * ServerDraining tells that the server shuts down. It accepts turns for a short time more, half a
+ * second unless set otherwise.
+ */
+export interface ServerDraining {
 }
 
 /** TurnStarted begins a turn. */
@@ -332,8 +357,6 @@ export interface TurnFinished {
   usage?:
     | GenerationUsage
     | undefined;
-  /** The prompt's logprobs, if requested. */
-  promptLogprobs: TokenLogprob[];
   /**
    * The longest time that tokens of this turn were held back for one message, by the server's pacing or
    * min_interval; zero if none were.
@@ -362,7 +385,10 @@ export interface CompleteRequest {
   requestId: string;
 }
 
-/** CompleteResponse is one message to the client. All of its parts may come in one message. */
+/**
+ * CompleteResponse is one message to the client. All of its parts may come in one message. No message
+ * is larger than 4 MiB.
+ */
 export interface CompleteResponse {
   /** Set in the first message. */
   started?:
@@ -371,7 +397,11 @@ export interface CompleteResponse {
   /** New text, at most one entry per choice. */
   choices: ChoiceDelta[];
   /** Set in the last message. */
-  finished?: TurnFinished | undefined;
+  finished?:
+    | TurnFinished
+    | undefined;
+  /** The prompt's logprobs, if requested: the next ones, in order. They come before `finished` or with it. */
+  promptLogprobs: TokenLogprob[];
 }
 
 /** TokenIds is a list of token ids. */
@@ -460,7 +490,11 @@ export interface ServedModel {
     | DiffusionModelInfo
     | undefined;
   /** Models that embed or rank: what they take. */
-  embedding?: EmbeddingModelInfo | undefined;
+  embedding?:
+    | EmbeddingModelInfo
+    | undefined;
+  /** Models that generate text: the optional features that requests may use now. */
+  abilities: EngineAbility[];
 }
 
 /** ModelWorkers counts a model's workers of one role. */
@@ -1228,7 +1262,7 @@ export const CancelTurn: MessageFns<CancelTurn, "millstream.v1.CancelTurn"> = {
 };
 
 function createBaseChatResponse(): ChatResponse {
-  return { turn: 0, started: undefined, choices: [], finished: undefined };
+  return { turn: 0, started: undefined, choices: [], finished: undefined, promptLogprobs: [], draining: undefined };
 }
 
 export const ChatResponse: MessageFns<ChatResponse, "millstream.v1.ChatResponse"> = {
@@ -1246,6 +1280,12 @@ export const ChatResponse: MessageFns<ChatResponse, "millstream.v1.ChatResponse"
     }
     if (message.finished !== undefined) {
       TurnFinished.encode(message.finished, writer.uint32(34).fork()).join();
+    }
+    for (const v of message.promptLogprobs) {
+      TokenLogprob.encode(v!, writer.uint32(42).fork()).join();
+    }
+    if (message.draining !== undefined) {
+      ServerDraining.encode(message.draining, writer.uint32(50).fork()).join();
     }
     return writer;
   },
@@ -1295,6 +1335,22 @@ export const ChatResponse: MessageFns<ChatResponse, "millstream.v1.ChatResponse"
             message.finished = TurnFinished.decode(reader, reader.uint32());
             continue;
           }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            message.promptLogprobs.push(TokenLogprob.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 6: {
+            if (tag !== 50) {
+              break;
+            }
+
+            message.draining = ServerDraining.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1313,6 +1369,12 @@ export const ChatResponse: MessageFns<ChatResponse, "millstream.v1.ChatResponse"
       started: isSet(object.started) ? TurnStarted.fromJSON(object.started) : undefined,
       choices: globalThis.Array.isArray(object?.choices) ? object.choices.map((e: any) => ChoiceDelta.fromJSON(e)) : [],
       finished: isSet(object.finished) ? TurnFinished.fromJSON(object.finished) : undefined,
+      promptLogprobs: globalThis.Array.isArray(object?.promptLogprobs)
+        ? object.promptLogprobs.map((e: any) => TokenLogprob.fromJSON(e))
+        : globalThis.Array.isArray(object?.prompt_logprobs)
+        ? object.prompt_logprobs.map((e: any) => TokenLogprob.fromJSON(e))
+        : [],
+      draining: isSet(object.draining) ? ServerDraining.fromJSON(object.draining) : undefined,
     };
   },
 
@@ -1330,6 +1392,12 @@ export const ChatResponse: MessageFns<ChatResponse, "millstream.v1.ChatResponse"
     if (message.finished !== undefined) {
       obj.finished = TurnFinished.toJSON(message.finished);
     }
+    if (message.promptLogprobs?.length) {
+      obj.promptLogprobs = message.promptLogprobs.map((e) => TokenLogprob.toJSON(e));
+    }
+    if (message.draining !== undefined) {
+      obj.draining = ServerDraining.toJSON(message.draining);
+    }
     return obj;
   },
 
@@ -1346,6 +1414,64 @@ export const ChatResponse: MessageFns<ChatResponse, "millstream.v1.ChatResponse"
     message.finished = (object.finished !== undefined && object.finished !== null)
       ? TurnFinished.fromPartial(object.finished)
       : undefined;
+    message.promptLogprobs = object.promptLogprobs?.map((e) => TokenLogprob.fromPartial(e)) || [];
+    message.draining = (object.draining !== undefined && object.draining !== null)
+      ? ServerDraining.fromPartial(object.draining)
+      : undefined;
+    return message;
+  },
+};
+
+function createBaseServerDraining(): ServerDraining {
+  return {};
+}
+
+export const ServerDraining: MessageFns<ServerDraining, "millstream.v1.ServerDraining"> = {
+  $type: "millstream.v1.ServerDraining" as const,
+
+  encode(_: ServerDraining, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): ServerDraining {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseServerDraining();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(_: any): ServerDraining {
+    return {};
+  },
+
+  toJSON(_: ServerDraining): unknown {
+    const obj: any = {};
+    return obj;
+  },
+
+  create(base?: DeepPartial<ServerDraining>): ServerDraining {
+    return ServerDraining.fromPartial(base ?? {});
+  },
+  fromPartial(_: DeepPartial<ServerDraining>): ServerDraining {
+    const message = createBaseServerDraining();
     return message;
   },
 };
@@ -1786,7 +1912,7 @@ export const TokenLogprob: MessageFns<TokenLogprob, "millstream.v1.TokenLogprob"
 };
 
 function createBaseTurnFinished(): TurnFinished {
-  return { usage: undefined, promptLogprobs: [], longestPacingInterval: undefined };
+  return { usage: undefined, longestPacingInterval: undefined };
 }
 
 export const TurnFinished: MessageFns<TurnFinished, "millstream.v1.TurnFinished"> = {
@@ -1796,11 +1922,8 @@ export const TurnFinished: MessageFns<TurnFinished, "millstream.v1.TurnFinished"
     if (message.usage !== undefined) {
       GenerationUsage.encode(message.usage, writer.uint32(10).fork()).join();
     }
-    for (const v of message.promptLogprobs) {
-      TokenLogprob.encode(v!, writer.uint32(18).fork()).join();
-    }
     if (message.longestPacingInterval !== undefined) {
-      Duration.encode(message.longestPacingInterval, writer.uint32(26).fork()).join();
+      Duration.encode(message.longestPacingInterval, writer.uint32(18).fork()).join();
     }
     return writer;
   },
@@ -1831,14 +1954,6 @@ export const TurnFinished: MessageFns<TurnFinished, "millstream.v1.TurnFinished"
               break;
             }
 
-            message.promptLogprobs.push(TokenLogprob.decode(reader, reader.uint32()));
-            continue;
-          }
-          case 3: {
-            if (tag !== 26) {
-              break;
-            }
-
             message.longestPacingInterval = Duration.decode(reader, reader.uint32());
             continue;
           }
@@ -1857,11 +1972,6 @@ export const TurnFinished: MessageFns<TurnFinished, "millstream.v1.TurnFinished"
   fromJSON(object: any): TurnFinished {
     return {
       usage: isSet(object.usage) ? GenerationUsage.fromJSON(object.usage) : undefined,
-      promptLogprobs: globalThis.Array.isArray(object?.promptLogprobs)
-        ? object.promptLogprobs.map((e: any) => TokenLogprob.fromJSON(e))
-        : globalThis.Array.isArray(object?.prompt_logprobs)
-        ? object.prompt_logprobs.map((e: any) => TokenLogprob.fromJSON(e))
-        : [],
       longestPacingInterval: isSet(object.longestPacingInterval)
         ? Duration.fromJSON(object.longestPacingInterval)
         : isSet(object.longest_pacing_interval)
@@ -1874,9 +1984,6 @@ export const TurnFinished: MessageFns<TurnFinished, "millstream.v1.TurnFinished"
     const obj: any = {};
     if (message.usage !== undefined) {
       obj.usage = GenerationUsage.toJSON(message.usage);
-    }
-    if (message.promptLogprobs?.length) {
-      obj.promptLogprobs = message.promptLogprobs.map((e) => TokenLogprob.toJSON(e));
     }
     if (message.longestPacingInterval !== undefined) {
       obj.longestPacingInterval = Duration.toJSON(message.longestPacingInterval);
@@ -1892,7 +1999,6 @@ export const TurnFinished: MessageFns<TurnFinished, "millstream.v1.TurnFinished"
     message.usage = (object.usage !== undefined && object.usage !== null)
       ? GenerationUsage.fromPartial(object.usage)
       : undefined;
-    message.promptLogprobs = object.promptLogprobs?.map((e) => TokenLogprob.fromPartial(e)) || [];
     message.longestPacingInterval =
       (object.longestPacingInterval !== undefined && object.longestPacingInterval !== null)
         ? Duration.fromPartial(object.longestPacingInterval)
@@ -2061,7 +2167,7 @@ export const CompleteRequest: MessageFns<CompleteRequest, "millstream.v1.Complet
 };
 
 function createBaseCompleteResponse(): CompleteResponse {
-  return { started: undefined, choices: [], finished: undefined };
+  return { started: undefined, choices: [], finished: undefined, promptLogprobs: [] };
 }
 
 export const CompleteResponse: MessageFns<CompleteResponse, "millstream.v1.CompleteResponse"> = {
@@ -2076,6 +2182,9 @@ export const CompleteResponse: MessageFns<CompleteResponse, "millstream.v1.Compl
     }
     if (message.finished !== undefined) {
       TurnFinished.encode(message.finished, writer.uint32(26).fork()).join();
+    }
+    for (const v of message.promptLogprobs) {
+      TokenLogprob.encode(v!, writer.uint32(34).fork()).join();
     }
     return writer;
   },
@@ -2117,6 +2226,14 @@ export const CompleteResponse: MessageFns<CompleteResponse, "millstream.v1.Compl
             message.finished = TurnFinished.decode(reader, reader.uint32());
             continue;
           }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.promptLogprobs.push(TokenLogprob.decode(reader, reader.uint32()));
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2134,6 +2251,11 @@ export const CompleteResponse: MessageFns<CompleteResponse, "millstream.v1.Compl
       started: isSet(object.started) ? TurnStarted.fromJSON(object.started) : undefined,
       choices: globalThis.Array.isArray(object?.choices) ? object.choices.map((e: any) => ChoiceDelta.fromJSON(e)) : [],
       finished: isSet(object.finished) ? TurnFinished.fromJSON(object.finished) : undefined,
+      promptLogprobs: globalThis.Array.isArray(object?.promptLogprobs)
+        ? object.promptLogprobs.map((e: any) => TokenLogprob.fromJSON(e))
+        : globalThis.Array.isArray(object?.prompt_logprobs)
+        ? object.prompt_logprobs.map((e: any) => TokenLogprob.fromJSON(e))
+        : [],
     };
   },
 
@@ -2147,6 +2269,9 @@ export const CompleteResponse: MessageFns<CompleteResponse, "millstream.v1.Compl
     }
     if (message.finished !== undefined) {
       obj.finished = TurnFinished.toJSON(message.finished);
+    }
+    if (message.promptLogprobs?.length) {
+      obj.promptLogprobs = message.promptLogprobs.map((e) => TokenLogprob.toJSON(e));
     }
     return obj;
   },
@@ -2163,6 +2288,7 @@ export const CompleteResponse: MessageFns<CompleteResponse, "millstream.v1.Compl
     message.finished = (object.finished !== undefined && object.finished !== null)
       ? TurnFinished.fromPartial(object.finished)
       : undefined;
+    message.promptLogprobs = object.promptLogprobs?.map((e) => TokenLogprob.fromPartial(e)) || [];
     return message;
   },
 };
@@ -2917,6 +3043,7 @@ function createBaseServedModel(): ServedModel {
     tasks: [],
     diffusion: undefined,
     embedding: undefined,
+    abilities: [],
   };
 }
 
@@ -2958,6 +3085,13 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
     }
     if (message.embedding !== undefined) {
       EmbeddingModelInfo.encode(message.embedding, writer.uint32(74).fork()).join();
+    }
+    if (message.abilities.length !== 0) {
+      writer.uint32(82).fork();
+      for (const v of message.abilities) {
+        writer.int32(v);
+      }
+      writer.join();
     }
     return writer;
   },
@@ -3067,6 +3201,24 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
             message.embedding = EmbeddingModelInfo.decode(reader, reader.uint32());
             continue;
           }
+          case 10: {
+            if (tag === 80) {
+              message.abilities.push(reader.int32() as any);
+
+              continue;
+            }
+
+            if (tag === 82) {
+              const end2 = reader.uint32() + reader.pos;
+              while (reader.pos < end2) {
+                message.abilities.push(reader.int32() as any);
+              }
+
+              continue;
+            }
+
+            break;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3098,6 +3250,9 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
       tasks: globalThis.Array.isArray(object?.tasks) ? object.tasks.map((e: any) => modelTaskFromJSON(e)) : [],
       diffusion: isSet(object.diffusion) ? DiffusionModelInfo.fromJSON(object.diffusion) : undefined,
       embedding: isSet(object.embedding) ? EmbeddingModelInfo.fromJSON(object.embedding) : undefined,
+      abilities: globalThis.Array.isArray(object?.abilities)
+        ? object.abilities.map((e: any) => engineAbilityFromJSON(e))
+        : [],
     };
   },
 
@@ -3130,6 +3285,9 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
     if (message.embedding !== undefined) {
       obj.embedding = EmbeddingModelInfo.toJSON(message.embedding);
     }
+    if (message.abilities?.length) {
+      obj.abilities = message.abilities.map((e) => engineAbilityToJSON(e));
+    }
     return obj;
   },
 
@@ -3151,6 +3309,7 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
     message.embedding = (object.embedding !== undefined && object.embedding !== null)
       ? EmbeddingModelInfo.fromPartial(object.embedding)
       : undefined;
+    message.abilities = object.abilities?.map((e) => e) || [];
     return message;
   },
 };
@@ -3261,8 +3420,9 @@ export const ProcessorServiceService = {
    * After a turn has finished, `user_turn` or `tool_results` starts the next one, with all messages so
    * far as its context; sent earlier, they wait for the running turn. `cancel` stops the running turn,
    * which then finishes with FINISH_REASON_CANCELLED; what it has generated stays in the context.
-   * When the server shuts down, turns received before still run; a client that then doesn't close its
-   * side within a second gets UNAVAILABLE, and can continue on another server with its own context.
+   * When the server shuts down, it sends `draining` at once. Turns received before still run; a client
+   * SHOULD close its side when they have finished, and go on in a new call, with its own context. One
+   * that doesn't close its side within a second gets UNAVAILABLE.
    * After the client closes its side, waiting turns still run, then the stream ends: one message and
    * a half-close make a single request.
    */
@@ -3285,7 +3445,11 @@ export const ProcessorServiceService = {
     responseSerialize: (value: CompleteResponse): Buffer => Buffer.from(CompleteResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): CompleteResponse => CompleteResponse.decode(value),
   },
-  /** Tokenize turns text, or a conversation through the model's chat template, into token ids. */
+  /**
+   * Tokenize turns text, or a conversation through the model's chat template, into token ids. If the
+   * response would be larger than 4 MiB, the most that clients take unless told otherwise, it fails with
+   * INVALID_ARGUMENT.
+   */
   tokenize: {
     path: "/millstream.v1.ProcessorService/Tokenize" as const,
     requestStream: false as const,
@@ -3295,7 +3459,7 @@ export const ProcessorServiceService = {
     responseSerialize: (value: TokenizeResponse): Buffer => Buffer.from(TokenizeResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): TokenizeResponse => TokenizeResponse.decode(value),
   },
-  /** Detokenize turns token ids into text. */
+  /** Detokenize turns token ids into text; its response is bounded in the same way. */
   detokenize: {
     path: "/millstream.v1.ProcessorService/Detokenize" as const,
     requestStream: false as const,
@@ -3324,17 +3488,22 @@ export interface ProcessorServiceServer extends UntypedServiceImplementation {
    * After a turn has finished, `user_turn` or `tool_results` starts the next one, with all messages so
    * far as its context; sent earlier, they wait for the running turn. `cancel` stops the running turn,
    * which then finishes with FINISH_REASON_CANCELLED; what it has generated stays in the context.
-   * When the server shuts down, turns received before still run; a client that then doesn't close its
-   * side within a second gets UNAVAILABLE, and can continue on another server with its own context.
+   * When the server shuts down, it sends `draining` at once. Turns received before still run; a client
+   * SHOULD close its side when they have finished, and go on in a new call, with its own context. One
+   * that doesn't close its side within a second gets UNAVAILABLE.
    * After the client closes its side, waiting turns still run, then the stream ends: one message and
    * a half-close make a single request.
    */
   chat: handleBidiStreamingCall<ChatRequest, ChatResponse>;
   /** Complete continues a raw prompt, without a chat template. */
   complete: handleServerStreamingCall<CompleteRequest, CompleteResponse>;
-  /** Tokenize turns text, or a conversation through the model's chat template, into token ids. */
+  /**
+   * Tokenize turns text, or a conversation through the model's chat template, into token ids. If the
+   * response would be larger than 4 MiB, the most that clients take unless told otherwise, it fails with
+   * INVALID_ARGUMENT.
+   */
   tokenize: handleUnaryCall<TokenizeRequest, TokenizeResponse>;
-  /** Detokenize turns token ids into text. */
+  /** Detokenize turns token ids into text; its response is bounded in the same way. */
   detokenize: handleUnaryCall<DetokenizeRequest, DetokenizeResponse>;
   /** ListModels lists the served models, and whether each has all the workers it needs. */
   listModels: handleUnaryCall<ListModelsRequest, ListModelsResponse>;
@@ -3347,8 +3516,9 @@ export interface ProcessorServiceClient extends Client {
    * After a turn has finished, `user_turn` or `tool_results` starts the next one, with all messages so
    * far as its context; sent earlier, they wait for the running turn. `cancel` stops the running turn,
    * which then finishes with FINISH_REASON_CANCELLED; what it has generated stays in the context.
-   * When the server shuts down, turns received before still run; a client that then doesn't close its
-   * side within a second gets UNAVAILABLE, and can continue on another server with its own context.
+   * When the server shuts down, it sends `draining` at once. Turns received before still run; a client
+   * SHOULD close its side when they have finished, and go on in a new call, with its own context. One
+   * that doesn't close its side within a second gets UNAVAILABLE.
    * After the client closes its side, waiting turns still run, then the stream ends: one message and
    * a half-close make a single request.
    */
@@ -3362,7 +3532,11 @@ export interface ProcessorServiceClient extends Client {
     metadata?: Metadata,
     options?: Partial<CallOptions>,
   ): ClientReadableStream<CompleteResponse>;
-  /** Tokenize turns text, or a conversation through the model's chat template, into token ids. */
+  /**
+   * Tokenize turns text, or a conversation through the model's chat template, into token ids. If the
+   * response would be larger than 4 MiB, the most that clients take unless told otherwise, it fails with
+   * INVALID_ARGUMENT.
+   */
   tokenize(
     request: TokenizeRequest,
     callback: (error: ServiceError | null, response: TokenizeResponse) => void,
@@ -3378,7 +3552,7 @@ export interface ProcessorServiceClient extends Client {
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: TokenizeResponse) => void,
   ): ClientUnaryCall;
-  /** Detokenize turns token ids into text. */
+  /** Detokenize turns token ids into text; its response is bounded in the same way. */
   detokenize(
     request: DetokenizeRequest,
     callback: (error: ServiceError | null, response: DetokenizeResponse) => void,

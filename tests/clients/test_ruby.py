@@ -1,0 +1,34 @@
+"""The example client in Ruby: its stubs are made and loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.client_builds import ROOT, built, need, run
+from tests.support.client_checks import ExampleChecks
+
+_EXAMPLE = Path(__file__).parent / "ruby" / "example.rb"
+_DESCRIPTORS = ROOT / "generated" / "descriptors" / "millstream.binpb"
+_FILES = [
+    f"millstream/v1/{name}.proto"
+    for name in (
+        *("chat", "errors", "generation", "kv_transfer", "media", "processor", "sampling"),
+        *("tensor", "usage", "worker"),
+    )
+]
+
+
+def _build(folder: Path) -> None:
+    made = [f"--descriptor_set_in={_DESCRIPTORS}", f"--ruby_out={folder}", f"--grpc_out={folder}"]
+    run(["grpc_tools_ruby_protoc", *made, *_FILES], folder)
+
+
+class TestRuby(ExampleChecks):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def command(cls) -> list[str]:
+        need("ruby", "grpc_tools_ruby_protoc")
+        stubs = built("ruby", [_DESCRIPTORS], _build)
+        return ["ruby", "-I", str(stubs), str(_EXAMPLE)]
