@@ -14,7 +14,7 @@ from tests.support.ports import free_port
 from tests.support.suite import TICKET_KEY, ServiceProcess, stop_all
 
 # A prompt of some 1,900 tokens takes a second of prefill then: time enough to cancel in.
-_SLOW_PREFILL = '{"chunked_prefill_size": 16, "disable_radix_cache": true}'
+_SLOW_PREFILL = "--chunked-prefill-size 16 --disable-radix-cache"
 
 
 @dataclass

@@ -27,7 +27,8 @@ _DEFAULT_FLAGS: dict[str, object] = {"metrics_listen": ""}
 class ServiceProcess:
     """One service in its own process and process group, its log in a file.
 
-    It has no metrics port unless ``flags`` name one; a flag of None is left out.
+    It has no metrics port unless ``flags`` name one; a flag of None is left out. What is called
+    engine_args goes behind `--`.
     """
 
     module: str
@@ -53,8 +54,10 @@ class ServiceProcess:
         self._terminating = False
         arguments = ["--listen", self.address]
         for name, value in (_DEFAULT_FLAGS | dict(self.flags)).items():
-            if value is not None:
+            if value is not None and name != "engine_args":
                 arguments += ["--" + name.replace("_", "-"), str(value)]
+        if behind := self.flags.get("engine_args"):
+            arguments += ["--", *str(behind).split()]
         with self.log.open("ab") as log, Path(os.devnull).open("rb") as nothing:
             self.process = forked.start(
                 self._kind,

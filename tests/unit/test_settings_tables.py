@@ -17,7 +17,7 @@ from millstream_server.embedding.settings import EmbeddingSettings
 from millstream_server.encode.settings import EncodeSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
-from millstream_server.runtime.settings import declared
+from millstream_server.runtime.settings import EngineArguments, declared
 from millstream_server.worker.host_settings import HostSettings
 from millstream_server.worker.settings import WorkerSettings
 
@@ -43,7 +43,7 @@ def _declared(cls: type[Any], base: type[Any] | None) -> dict[str, str]:
 
 
 def _name(f: dataclasses.Field[Any]) -> str:
-    if f.metadata["secret"]:
+    if f.metadata["secret"] or isinstance(f.default, EngineArguments):
         return f"MILLSTREAM_{f.name.upper()}"
     return "--" + f.name.replace("_", "-")
 
@@ -52,7 +52,7 @@ def _default(f: dataclasses.Field[Any]) -> str:
     value = f.default.value if isinstance(f.default, enum.Enum) else f.default
     if value is dataclasses.MISSING:
         return "required"
-    if value in (None, "", ()):
+    if value in (None, "", (), EngineArguments()):
         return ""
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"

@@ -24,6 +24,7 @@ from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.settings import SettingsError
+from tests.support.engine_arguments import read_as
 
 _SERVER_ARGS = {
     "device", "disable_cuda_graph", "disaggregation_mode", "dllm_algorithm", "dllm_fdfo", "dtype",
@@ -79,7 +80,7 @@ def test_sglang_is_told(tmp_path: Path) -> None:
     file = tmp_path / "low.yaml"
     file.write_text("threshold: 0.5\n")
     context = _context(_model(tmp_path), dllm_algorithm="LowConfidence", dllm_config=file)
-    settings = SglangSettings(device="cuda", engine_args='{"dllm_fdfo": true}')
+    settings = SglangSettings(device="cuda", engine_args=read_as(dllm_fdfo=True))
     config = engine_config(settings, context)
     arguments = engine_arguments(config, _SERVER_ARGS)
     assert arguments["dllm_algorithm"] == "LowConfidence"

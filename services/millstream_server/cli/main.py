@@ -21,13 +21,14 @@ _UP_NOTES = """\
 Every service has its own log file. The phases of its start are shown here, and it is restarted if
 it ends. Ctrl-C lets running requests finish; a second Ctrl-C kills. Set further settings of
 services in the environment, for example MILLSTREAM_LOG_LEVEL=debug or MILLSTREAM_DTYPE=float32.
+SGLang's own arguments follow --; the prefill and decode workers get them.
 --engine simulated needs no GPU stack.
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
-    args = make_parser().parse_args(argv)
+    args = parse(argv)
     run: Callable[[argparse.Namespace], int] = args.run
     try:
         return run(args)
@@ -35,6 +36,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         return _reader_left()
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read a command line; `up` takes SGLang's own arguments behind `--`."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    behind: list[str] = []
+    if words[:1] == ["up"] and "--" in words:
+        at = words.index("--")
+        words, behind = words[:at], words[at + 1 :]
+    args = make_parser().parse_args(words)
+    args.engine_args = tuple(behind)
+    return args
 
 
 def _reader_left() -> int:
@@ -76,6 +89,7 @@ def _add_up(commands: Commands) -> None:
         _UP_NOTES,
         "millstream up",
         "millstream up --model ~/models/Qwen3-0.6B --topology aggregated",
+        "millstream up -- --mem-fraction-static 0.8",
         "millstream up --all            # images in chats, images from words, vectors, ranking",
     )
     add_model_dir(parser)

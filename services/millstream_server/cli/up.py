@@ -81,6 +81,7 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         log_dir=args.log_dir,
         policy=PolicyName(args.policy),
         further=_further(args),
+        engine_args=args.engine_args,
     )
 
 

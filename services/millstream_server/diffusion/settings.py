@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from millstream_server.diffusion.kind import KindSettings
 from millstream_server.runtime.settings import group, setting
@@ -25,3 +26,11 @@ class DiffusionSettings(ModelSettings):
     )
     diffuser: DiffuserSettings = group(DiffuserSettings)
     worker: DiffusionWorkerSettings = group(DiffusionWorkerSettings)
+
+    def checked(self) -> Self:
+        """Return the settings with the engine's own arguments read; called once, by `load`.
+
+        Raises:
+            SettingsError: one is unknown, wrong, or managed by us, or the engine takes none.
+        """
+        return replace(self, diffuser=self.diffuser.checked())

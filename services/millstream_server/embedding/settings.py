@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
+from millstream_server.engines.sglang.arguments import refuse_arguments
 from millstream_server.engines.sglang.vectors.settings import SglangEmbedderSettings
 from millstream_server.engines.simulated.vectors import SimulatedEmbedderSettings
 from millstream_server.runtime.settings import group, setting
@@ -20,3 +22,14 @@ class EmbeddingSettings(ModelSettings):
     vectors: VectorSettings = group(VectorSettings)
     sglang: SglangEmbedderSettings = group(SglangEmbedderSettings)
     simulated: SimulatedEmbedderSettings = group(SimulatedEmbedderSettings)
+
+    def checked(self) -> Self:
+        """Return the settings with the engine's own arguments read; called once, by `load`.
+
+        Raises:
+            SettingsError: one is unknown, wrong, or managed by us, or the engine takes none.
+        """
+        if self.engine is EngineKind.SIMULATED:
+            refuse_arguments(self.sglang.engine_args, "simulated")
+            return self
+        return replace(self, sglang=self.sglang.checked())

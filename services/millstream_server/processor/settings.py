@@ -15,8 +15,9 @@ class ProcessorSettings(ServiceSettings):
     """Read by `python -m millstream_server.processor`."""
 
     models: tuple[str, ...] = setting(
+        pairs=True,
         help="models to serve, NAME=DIR,…; DIR holds tokenizer and configs, no weights are read; "
-        "NAME alone for a model that makes images or videos"
+        "NAME alone for a model that makes images or videos",
     )
     workers: tuple[str, ...] = setting(
         help="where the workers of all roles are, one or more of HOST:PORT, dns:NAME:PORT, "

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from millstream_server.engines.diffusers import settings as diffusers
 from millstream_server.engines.sglang import cpu as sglang_cpu
+from millstream_server.engines.sglang.arguments import refuse_arguments
 from millstream_server.engines.sglang.diffusion import settings as sglang
 from millstream_server.engines.simulated import settings as simulated
 from millstream_server.engines.simulated.diffuser import SimulatedDiffuser
@@ -41,6 +42,17 @@ class DiffuserSettings:
     diffusers: diffusers.DiffusersSettings = group(diffusers.DiffusersSettings)
     sglang: sglang.SglangDiffusionSettings = group(sglang.SglangDiffusionSettings)
     simulated: simulated.SimulatedDiffuserSettings = group(simulated.SimulatedDiffuserSettings)
+
+    def checked(self) -> Self:
+        """Return the settings with the engine's own arguments read.
+
+        Raises:
+            SettingsError: one is unknown, wrong, or managed by us, or the engine takes none.
+        """
+        if self.engine is not DiffuserKind.SGLANG:
+            refuse_arguments(self.sglang.engine_args, self.engine.value)
+            return self
+        return replace(self, sglang=self.sglang.checked(self.device))
 
 
 def make_diffuser(settings: DiffuserSettings, kind: Kind, model_path: Path | None) -> Diffuser:

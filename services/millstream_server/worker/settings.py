@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from millstream_server.engines.settings import CommonEngineSettings
+from millstream_server.engines.sglang.arguments import refuse_arguments
 from millstream_server.engines.sglang.settings import SglangSettings
 from millstream_server.engines.simulated.settings import SimulatedSettings
 from millstream_server.runtime.settings import group, setting
@@ -41,3 +43,14 @@ class WorkerSettings(ModelSettings):
     max_open_tokens: int = setting(
         0, help="most prompt tokens of open requests; 0: four times what the KV cache holds"
     )
+
+    def checked(self) -> Self:
+        """Return the settings with the engine's own arguments read; called once, by `load`.
+
+        Raises:
+            SettingsError: one is unknown, wrong, or managed by us, or the engine takes none.
+        """
+        if self.engine is EngineKind.SIMULATED:
+            refuse_arguments(self.sglang.engine_args, "simulated")
+            return self
+        return replace(self, sglang=self.sglang.checked())

@@ -20,7 +20,7 @@ from tests.support.vision_models import make_vision_model
 
 NAME = "tiny"
 # Prompts are cut in pieces of 16 tokens, in the middle of images too.
-_CHUNKED = '{"chunked_prefill_size": 16}'
+_CHUNKED = "--chunked-prefill-size 16"
 # Spans leave soon, not after five seconds.
 _SOON = {"OTEL_BSP_SCHEDULE_DELAY": "100", "SGLANG_OTLP_EXPORTER_SCHEDULE_DELAY_MILLIS": "100"}
 

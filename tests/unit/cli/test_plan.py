@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream_server.cli.main import make_parser
+from millstream_server.cli.main import parse
 from millstream_server.cli.suite.further import FurtherModel, Task, marker
 from millstream_server.cli.suite.plan import (
     PlanError,
@@ -259,7 +259,7 @@ def test_multimodal_takes_the_demo_vision_model(
     ("flags", "encode"), [([], 0), (["--multimodal"], 1), (["--encode", "2"], 2)]
 )
 def test_flags_say_how_many_encode(options: UpOptions, flags: list[str], encode: int) -> None:
-    args = make_parser().parse_args(["up", "--model", str(options.model), *flags])
+    args = parse(["up", "--model", str(options.model), *flags])
     assert up_options(args).encode == encode
 
 

@@ -18,6 +18,7 @@ from millstream_server.engines.sglang.vectors.settings import (
 )
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.settings import SettingsError
+from tests.support.engine_arguments import read_as
 
 Write = Callable[..., Path]
 
@@ -178,8 +179,6 @@ def test_settings_that_are_wrong_are_named(write: Write) -> None:
         make_embedder(SglangEmbedderSettings(dimensions=("8", "x")), path, "m", metrics=False)
     with pytest.raises(SettingsError, match="--model-path is required"):
         make_embedder(SglangEmbedderSettings(), None, "m", metrics=False)
-    with pytest.raises(SettingsError, match="--engine-args"):
-        make_embedder(SglangEmbedderSettings(engine_args="["), path, "m", metrics=False)
 
 
 def arguments(path: Path, **settings: Any) -> dict[str, object]:
@@ -199,7 +198,7 @@ def test_settings_reach_the_engine(write: Write) -> None:
         max_running_requests=5,
         max_total_tokens=6,
         context_length=7,
-        engine_args='{"page_size": 2}',
+        engine_args=read_as(page_size=2),
         engine_log_level="error",
     )
     assert made["is_embedding"]
@@ -221,11 +220,11 @@ def test_an_encoder_is_started_without_cache_and_chunks(write: Write) -> None:
 
 @pytest.mark.parametrize(
     ("engine_args", "sentence"),
-    [('{"is_embedding": false}', "'is_embedding' follows"), ('{"dp_size": 2}', "dp_size is 1")],
+    [({"is_embedding": False}, "'is_embedding' follows"), ({"dp_size": 2}, "dp_size is 1")],
 )
 def test_arguments_that_embedding_needs_cannot_be_changed(
-    write: Write, engine_args: str, sentence: str
+    write: Write, engine_args: dict[str, object], sentence: str
 ) -> None:
     path = write(architectures=["Qwen3ForCausalLM"])
     with pytest.raises(EngineFailedError, match=sentence):
-        arguments(path, engine_args=engine_args)
+        arguments(path, engine_args=read_as(**engine_args))

@@ -61,13 +61,17 @@ class UpOptions:
     policy: PolicyName = PolicyName.LEAST_LOADED
     further: tuple[FurtherModel, ...] = ()
     """Models for other tasks than chats."""
+    engine_args: tuple[str, ...] = ()
+    """SGLang's own arguments, for prefill and decode workers."""
 
-    def check_names(self) -> None:
-        """Check that no two models have the same name.
+    def check(self) -> None:
+        """Check that the options fit together.
 
         Raises:
-            PlanError: two have.
+            PlanError: two models have the same name, or SGLang's arguments have no SGLang.
         """
+        if self.engine_args and self.engine is not EngineKind.SGLANG:
+            raise PlanError(f"the {self.engine.value} engine takes no arguments behind --")
         names = [self.model_name, *(model.name for model in self.further)]
         for name in names:
             if names.count(name) > 1:
@@ -178,6 +182,8 @@ class SuitePlan:
         if self.options.engine is EngineKind.SIMULATED:
             # Simulated tokens must be tokens of the model whose tokenizer turns them into text.
             flags += ["--simulated-vocab-size", str(_vocab_size(self.options.model))]
+        if self.options.engine_args:
+            flags += ["--", *self.options.engine_args]
         return flags
 
 
@@ -187,7 +193,7 @@ def make_plan(options: UpOptions, ports: PortClaims, gpus: int = 0) -> SuitePlan
     Raises:
         PlanError: the counts or the models' names make no suite, or a port is not available.
     """
-    options.check_names()
+    options.check()
     roles = ["prefill"] * options.prefill if options.topology == "disaggregated" else []
     if options.decode < 1 or (options.topology == "disaggregated" and not roles):
         raise PlanError("a suite needs --decode 1 or more, and --prefill 1 or more to disaggregate")

@@ -40,7 +40,7 @@ ALGORITHMS = ("LowConfidence", "JointThreshold", "JointThresholdInDel", "Gemma4R
 """Modules of `sglang.srt.dllm.algorithm`; a test compares them."""
 
 DEFAULTS: Mapping[str, object] = {"dllm_fdfo": False, "max_running_requests": 32}
-"""ServerArgs that an operator may change with `--engine-args`."""
+"""ServerArgs that an operator may change: `-- --dllm-fdfo`, `--max-running-requests`."""
 
 ENVIRONMENT = {"SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION": "0"}
 """Read by SGLang's scheduler when it is imported."""

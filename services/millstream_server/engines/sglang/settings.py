@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, Self
 
 from millstream_server.engines.base import Role
 from millstream_server.engines.settings import DllmSettings, EngineContext
+from millstream_server.engines.sglang import cpu as sglang_cpu
 from millstream_server.engines.sglang import dllm
+from millstream_server.engines.sglang import managed as managed_arguments
+from millstream_server.engines.sglang.arguments import (
+    ArgumentList,
+    read_arguments,
+    server_arguments,
+)
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.model_files.state import expect_weights
-from millstream_server.runtime.settings import SettingsError, setting
+from millstream_server.runtime.settings import EngineArguments, SettingsError, setting
+
+ENGINE_ARGS_HELP = "SGLang's own arguments: behind --, not as a flag"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +40,25 @@ class SglangSettings:
         default=False, help="give the engine a tokenizer: enables min_new_tokens and constraints"
     )
     transfer_backend: str = setting("nixl", help="how KV moves: nixl or mooncake")
-    engine_args: str = setting("", help="further SGLang ServerArgs, as a JSON object")
+    engine_args: EngineArguments = setting(EngineArguments(), help=ENGINE_ARGS_HELP)
     warm_up_timeout_s: float = setting(120.0, help="longest warm-up before the start fails")
     engine_log_level: str = setting("warning", help="log level of SGLang")
+
+    def checked(self) -> Self:
+        """Return the settings with SGLang's own arguments read.
+
+        Raises:
+            SettingsError: one is unknown, wrong, or managed by us.
+        """
+        known = server_argument_list(self.device, managed_arguments.GENERATION)
+        return replace(self, engine_args=read_arguments(self.engine_args, known))
+
+
+def server_argument_list(device: str, managed: Mapping[str, str]) -> ArgumentList:
+    """Return the arguments of SGLang's engine, on a device as the settings have it."""
+    on_cpu = device == "cpu" or (device == "auto" and not sglang_cpu.gpu_present())
+    add_to = partial(server_arguments, on_cpu=on_cpu)
+    return ArgumentList(engine="SGLang", managed=managed, add_to=add_to)
 
 
 def engine_config(settings: SglangSettings, context: EngineContext) -> SglangEngineConfig:
@@ -61,7 +87,7 @@ def engine_config(settings: SglangSettings, context: EngineContext) -> SglangEng
         otlp_endpoint=context.otlp_endpoint,
         warm_up_timeout_s=settings.warm_up_timeout_s,
         ability=_dllm(context),
-        extra=extra_arguments(settings.engine_args),
+        extra=settings.engine_args.values,
         log_level=settings.engine_log_level,
     )
 
@@ -99,18 +125,3 @@ def _dllm(context: EngineContext) -> dict[str, object]:
             raise SettingsError(f"--dllm-config {file}: there is no such file")
         arguments["dllm_algorithm_config"] = str(file)
     return arguments
-
-
-def extra_arguments(text: str) -> dict[str, Any]:
-    """Read ServerArgs from a setting.
-
-    Raises:
-        SettingsError: they are no JSON object.
-    """
-    try:
-        extra = json.loads(text or "{}")
-    except ValueError as error:
-        raise SettingsError(f"--engine-args is not a JSON object: {error}") from error
-    if not isinstance(extra, dict):
-        raise SettingsError("--engine-args is not a JSON object")
-    return extra

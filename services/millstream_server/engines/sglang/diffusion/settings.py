@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+import argparse
+import importlib
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
+from millstream_server.engines.sglang import cpu as sglang_cpu
+from millstream_server.engines.sglang import managed as managed_arguments
+from millstream_server.engines.sglang.arguments import ArgumentList, importing, read_arguments
 from millstream_server.engines.sglang.diffusion.config import INDEX, SglangDiffuserConfig
 from millstream_server.model_files.state import expect_weights
-from millstream_server.runtime.settings import SettingsError, setting
+from millstream_server.runtime.settings import EngineArguments, SettingsError, setting
+
+# Of its command line, flags of any part's name: --<part>-path and so on.
+_ONLY_IN_FILE = (
+    "component_paths",
+    "component_weights_paths",
+    "component_quantizations",
+    "component_precisions",
+    "component_direct_gpu_weight_loading",
+    "component_quantization_ignored_layers",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +42,33 @@ class SglangDiffusionSettings:
         help="sglang: an engine that goes on so long after a cancel is killed and started again; "
         "at least three times its longest step",
     )
-    engine_args: str = setting("", help="sglang: further ServerArgs, as a JSON object")
+    engine_args: EngineArguments = setting(
+        EngineArguments(), help="sglang: its own arguments: behind --, not as a flag"
+    )
     engine_log_level: str = setting("warning", help="sglang: its log level")
+
+    def checked(self, device: Literal["auto", "cpu", "cuda"]) -> Self:
+        """Return the settings with the engine's own arguments read.
+
+        Raises:
+            SettingsError: one is unknown, wrong, or managed by us.
+        """
+        on_cpu = device == "cpu" or (device == "auto" and not sglang_cpu.gpu_present())
+        known = ArgumentList(
+            engine="SGLang's diffusion engine",
+            managed=managed_arguments.DIFFUSION,
+            add_to=partial(_server_arguments, on_cpu=on_cpu),
+            only_in_file=_ONLY_IN_FILE,
+        )
+        return replace(self, engine_args=read_arguments(self.engine_args, known))
+
+
+def _server_arguments(parser: argparse.ArgumentParser, *, on_cpu: bool) -> None:
+    with importing(on_cpu=on_cpu):
+        module: Any = importlib.import_module(
+            "sglang.multimodal_gen.runtime.server_args.server_args"
+        )
+    module.ServerArgs.add_cli_args(parser)
 
 
 def diffuser_config(
@@ -59,16 +99,6 @@ def diffuser_config(
         num_gpus=settings.num_gpus,
         warm_up_timeout_s=warm_up_timeout_s,
         cancel_timeout_s=settings.cancel_timeout_s,
-        extra=_extra(settings.engine_args),
+        extra=settings.engine_args.values,
         log_level=settings.engine_log_level,
     )
-
-
-def _extra(text: str) -> dict[str, Any]:
-    try:
-        extra = json.loads(text or "{}")
-    except ValueError as error:
-        raise SettingsError(f"--engine-args is not a JSON object: {error}") from error
-    if not isinstance(extra, dict):
-        raise SettingsError("--engine-args is not a JSON object")
-    return extra

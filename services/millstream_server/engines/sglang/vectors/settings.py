@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from millstream_server.engines.base import Role
+from millstream_server.engines.sglang import managed as managed_arguments
+from millstream_server.engines.sglang.arguments import read_arguments
 from millstream_server.engines.sglang.config import SglangEngineConfig
-from millstream_server.engines.sglang.settings import extra_arguments, model_directory
+from millstream_server.engines.sglang.settings import (
+    ENGINE_ARGS_HELP,
+    model_directory,
+    server_argument_list,
+)
 from millstream_server.engines.sglang.vectors.embedder import SglangEmbedder
-from millstream_server.runtime.settings import SettingsError, setting
+from millstream_server.runtime.settings import EngineArguments, SettingsError, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +35,18 @@ class SglangEmbedderSettings:
         help="numbers to which requests may cut vectors, such as 64,128,256: for a model that was "
         "trained for that, and whose config.json doesn't say so",
     )
-    engine_args: str = setting("", help="further SGLang ServerArgs, as a JSON object")
+    engine_args: EngineArguments = setting(EngineArguments(), help=ENGINE_ARGS_HELP)
     warm_up_timeout_s: float = setting(120.0, help="longest warm-up before the start fails")
     engine_log_level: str = setting("warning", help="log level of SGLang")
+
+    def checked(self) -> Self:
+        """Return the settings with SGLang's own arguments read.
+
+        Raises:
+            SettingsError: one is unknown, wrong, or managed by us.
+        """
+        known = server_argument_list(self.device, managed_arguments.VECTORS)
+        return replace(self, engine_args=read_arguments(self.engine_args, known))
 
 
 def make_embedder(
@@ -55,7 +70,7 @@ def make_embedder(
         served_model_name=model_name,
         metrics=metrics,
         warm_up_timeout_s=settings.warm_up_timeout_s,
-        extra=extra_arguments(settings.engine_args),
+        extra=settings.engine_args.values,
         log_level=settings.engine_log_level,
     )
     return SglangEmbedder(config, _numbers(settings.dimensions))

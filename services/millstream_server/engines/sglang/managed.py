@@ -1,0 +1,81 @@
+"""SGLang's arguments that an operator can't set, and the settings of ours that do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_TEXT = "SGLang sees token ids only; the Processor turns text into them"
+_HTTP = "SGLang's HTTP server isn't started"
+_OURS = "Millstream sets it"
+_FILE = "write SGLang's arguments into engine_args of our file, --config"
+
+_EVERYWHERE: Mapping[str, str] = {
+    "config": _FILE,
+    "model_path": "--model-path",
+    "served_model_name": "--model-name",
+    "device": "--device",
+    "log_level": "--engine-log-level",
+    "enable_metrics": "--metrics-listen",
+    "host": "--listen",
+    "port": "--listen",
+    "api_key": _HTTP,
+    "admin_api_key": _HTTP,
+    "log_level_http": _HTTP,
+    "ssl_keyfile": "--tls-key-file",
+    "ssl_certfile": "--tls-cert-file",
+    "ssl_ca_certs": "--tls-client-ca-file",
+    "ssl_keyfile_password": _HTTP,
+}
+
+VECTORS: Mapping[str, str] = {
+    **_EVERYWHERE,
+    "dtype": "--dtype",
+    "max_total_tokens": "--max-total-tokens",
+    "max_running_requests": "--max-running-requests",
+    "context_length": "--context-length",
+    "is_embedding": _OURS,
+    "skip_tokenizer_init": _OURS,
+    "incremental_streaming_output": _OURS,
+    "disaggregation_mode": "vectors are made by one worker alone",
+    "enable_trace": "traces of embedding workers are Millstream's own",
+    "otlp_traces_endpoint": "traces of embedding workers are Millstream's own",
+    "chat_template": _TEXT,
+    "completion_template": _TEXT,
+    "reasoning_parser": _TEXT,
+    "tool_call_parser": _TEXT,
+}
+"""Of an embedding worker's engine."""
+
+GENERATION: Mapping[str, str] = {
+    **VECTORS,
+    "is_embedding": "`python -m millstream_server.embedding` serves embedding models",
+    "host": "--bootstrap-host",
+    "skip_tokenizer_init": "--engine-tokenizer",
+    "disaggregation_mode": "it follows from the service and, of a decode worker, from --mode",
+    "disaggregation_bootstrap_port": "--bootstrap-port",
+    "disaggregation_transfer_backend": "--transfer-backend",
+    "enable_trace": "--otlp-endpoint",
+    "otlp_traces_endpoint": "--otlp-endpoint",
+    "enable_deterministic_inference": "--deterministic",
+    "enable_multimodal": "it follows from the model",
+    "enable_adaptive_dispatch_to_encoder": _OURS,
+    "dllm_algorithm": "--dllm-algorithm of `python -m millstream_server.diffusion --kind text`",
+    "dllm_algorithm_config": "--dllm-config of `python -m millstream_server.diffusion --kind text`",
+}
+"""Of the engine of a prefill or decode worker, or of one that makes text by diffusion."""
+
+DIFFUSION: Mapping[str, str] = {
+    **_EVERYWHERE,
+    "model_id": "--model-id",
+    "num_gpus": "--num-gpus",
+    "backend": _OURS,
+    "sleep_on_idle": _OURS,
+    "warmup_mode": "Millstream warms up itself, --warm-up-timeout-s",
+    "output_path": "--storage-url",
+    "input_save_path": "nothing is written to files",
+    "enable_trace": "traces of diffusion workers are Millstream's own",
+    "otlp_traces_endpoint": "traces of diffusion workers are Millstream's own",
+    "webui": _HTTP,
+    "webui_port": _HTTP,
+}
+"""Of SGLang's engine for images and videos."""

@@ -1,0 +1,55 @@
+"""How a component declares its settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+PREFIX = "MILLSTREAM_"
+"""Of variables in the environment."""
+
+
+class SettingsError(Exception):
+    """A setting is missing, invalid or contradicts another; the text names it."""
+
+
+def setting(
+    default: Any = dataclasses.MISSING,
+    *,
+    help: str,  # noqa: A002
+    secret: bool = False,
+    pairs: bool = False,
+) -> Any:
+    """Declare one setting.
+
+    ``secret`` settings come from the environment only, since process lists show flags and files are
+    copied, and are masked when the configuration is printed. A setting with ``pairs`` is a tuple of
+    NAME=VALUE; in the file it may be a mapping.
+    """
+    metadata = {"help": help, "secret": secret, "pairs": pairs}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def group(cls: type[Any]) -> Any:
+    """Include the settings of the dataclass ``cls``; all of them need defaults."""
+    return dataclasses.field(default_factory=cls, metadata={"group": cls})
+
+
+def declared(cls: type[Any]) -> Iterator[dataclasses.Field[Any]]:
+    """Yield every setting of ``cls``, groups expanded in place."""
+    for f in dataclasses.fields(cls):
+        if "group" in f.metadata:
+            yield from declared(f.metadata["group"])
+        else:
+            yield f
+
+
+def flag(name: str) -> str:
+    """Return the flag of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def variable(name: str) -> str:
+    """Return the environment variable of a setting."""
+    return PREFIX + name.upper()
