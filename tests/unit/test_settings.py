@@ -1,4 +1,4 @@
-"""Settings: flags over environment over defaults, and a sentence for what doesn't parse."""
+"""Settings: flags over environment over the file over defaults, and a sentence for each mistake."""
 
 from __future__ import annotations
 
@@ -113,7 +113,8 @@ def test_the_environment_is_named_as_such(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_missing_setting_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     sentence = complaint(capsys)
-    assert "--name is required (or MILLSTREAM_NAME in the environment): who" in sentence
+    where = "(or MILLSTREAM_NAME in the environment, or name in the file)"
+    assert f"--name is required {where}: who" in sentence
 
 
 def test_an_empty_optional_is_none() -> None:
@@ -130,6 +131,7 @@ def test_help_shows_defaults_and_survives_percent_signs(
     assert "how many, 50% more at night (default: 3)" in text
     assert "--key" not in text
     assert "From the environment only: MILLSTREAM_KEY: the key" in text
+    assert "else the YAML file that\n--config or MILLSTREAM_CONFIG names" in text
 
 
 def test_print_config_masks_secrets(capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,17 +140,17 @@ def test_print_config_masks_secrets(capsys: pytest.CaptureFixture[str]) -> None:
     assert stopped.value.code == 0
     text = capsys.readouterr().out
     assert "abc" not in text
-    assert json.loads(text) == {
-        "name": "x",
-        "count": 3,
-        "ratio": 0.5,
-        "loud": False,
-        "speed": "fast",
-        "colour": "red",
-        "folder": "/a",
-        "parts": ["a", "b"],
-        "key": "***",
-    }
+    assert text.splitlines() == [
+        'name: "x"  # environment',
+        "count: 3  # default",
+        "ratio: 0.5  # default",
+        "loud: false  # default",
+        'speed: "fast"  # default',
+        'colour: "red"  # default',
+        'folder: "/a"  # environment',
+        'parts: ["a", "b"]  # flag',
+        "# key: ***  # environment, MILLSTREAM_KEY",
+    ]
     assert describe(Settings(name="x"))["key"] == ""
 
 

@@ -88,8 +88,7 @@ def _add_up(commands: Commands) -> None:
         "Start the whole suite on this machine, each service its own process.",
         _UP_NOTES,
         "millstream up",
-        "millstream up --model ~/models/Qwen3-0.6B --topology aggregated",
-        "millstream up -- --mem-fraction-static 0.8",
+        "millstream up --model ~/models/Qwen3-0.6B --topology aggregated -- --page-size 16",
         "millstream up --all            # images in chats, images from words, vectors, ranking",
     )
     add_model_dir(parser)

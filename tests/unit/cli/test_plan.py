@@ -263,6 +263,18 @@ def test_flags_say_how_many_encode(options: UpOptions, flags: list[str], encode:
     assert up_options(args).encode == encode
 
 
+def test_sglang_s_own_arguments_go_to_prefill_and_decode(
+    options: UpOptions, ports: PortClaims
+) -> None:
+    args = parse(["up", "--model", str(options.model), "--", "--page-size", "16"])
+    plan = make_plan(up_options(args), ports)
+    behind = {each.role: plan.command(each)[-3:] for each in plan.services}
+    assert behind["prefill"] == behind["decode"] == ["--", "--page-size", "16"]
+    assert "--page-size" not in behind["processor"]
+    with pytest.raises(PlanError, match="the simulated engine takes no arguments behind --"):
+        make_plan(replace(up_options(args), engine=EngineKind.SIMULATED), ports)
+
+
 def test_a_model_is_called_after_its_directory(options: UpOptions) -> None:
     assert choose_model(options.model, "") == (options.model.resolve(), options.model.name)
 

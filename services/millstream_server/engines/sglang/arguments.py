@@ -123,6 +123,7 @@ class _Parser(argparse.ArgumentParser):
 
     def ready(self) -> None:
         """Forget the defaults, once all arguments are added."""
+        self._defaults.clear()
         for action in self._actions:
             action.default, action.required = argparse.SUPPRESS, False
             self._options |= {_plain_name(option): action for option in action.option_strings}
