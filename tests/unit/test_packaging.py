@@ -104,6 +104,20 @@ def test_the_command_line_needs_its_extra_alone() -> None:
     assert re.fullmatch(r"millstream \S+\n", done.stdout)
 
 
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [("health", "127.0.0.1:1: can't be reached: "), ("check", "✗ connection: 127.0.0.1:1 can't")],
+)
+def test_what_runs_in_images_needs_the_base_install_alone(command: str, says: str) -> None:
+    done = _run_with(
+        BASE,
+        f"sys.argv[1:] = ['{command}', '127.0.0.1:1']\n"
+        "from millstream_server.cli.entry import main; exit(main())",
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith(says)
+
+
 @pytest.mark.parametrize("missing", CLI)
 def test_without_its_extra_the_command_line_says_what_to_install(missing: str) -> None:
     others = [line for line in CLI if line != missing]

@@ -10,7 +10,6 @@ import grpc
 from millstream_client import NO_RETRY, Client, MillstreamError, Options
 from millstream_client.service_config import ONE_SERVER
 
-DEFAULT_ADDRESS = "127.0.0.1:50051"
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from millstream_server.cli.client import DEFAULT_ADDRESS
+DEFAULT_ADDRESS = "127.0.0.1:50051"
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - it has no public name
 
@@ -64,3 +64,49 @@ def add_target(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--show-usage", action="store_true", help="print times and token counts to stderr"
     )
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Add the server to look at, and how to connect to it."""
+    parser.add_argument(
+        "address",
+        nargs="?",
+        default=DEFAULT_ADDRESS,
+        metavar="HOST:PORT",
+        help="the server (default: %(default)s)",
+    )
+    group = parser.add_argument_group("TLS", "each of these flags turns it on")
+    group.add_argument("--tls", action="store_true", help="check by the CAs that gRPC knows")
+    for flag, help_ in {
+        "--tls-ca-file": "PEM CAs of the server's certificate",
+        "--tls-cert-file": "PEM certificate to show (mTLS)",
+        "--tls-key-file": "PEM private key of that certificate",
+    }.items():
+        group.add_argument(flag, type=Path, metavar="FILE", help=help_)
+    group.add_argument(
+        "--tls-server-name",
+        default="",
+        metavar="NAME",
+        help="name in the server's certificate, if it isn't HOST",
+    )
+
+
+def wants_tls(args: argparse.Namespace) -> bool:
+    """Return whether one of the flags of `add_server` turns TLS on."""
+    files = (args.tls_ca_file, args.tls_cert_file, args.tls_key_file)
+    return bool(args.tls or args.tls_server_name or any(files))
+
+
+def positive_seconds(text: str) -> float:
+    """Parse a flag's number of seconds.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none, or not above zero.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds

@@ -12,6 +12,7 @@ from pathlib import Path
 from millstream_server.cli import doctor, models, up
 from millstream_server.cli.client import INTERRUPTED
 from millstream_server.cli.flags import Commands, add_address, add_model_dir, command, list_examples
+from millstream_server.cli.plain import add_plain
 from millstream_server.cli.requests import add_requests
 from millstream_server.cli.sampling import whole_number
 from millstream_server.routing.policy import PolicyName
@@ -77,6 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_requests(commands)
     _add_models(commands)
     _add_doctor(commands)
+    add_plain(commands)
     return parser
 
 

@@ -8,7 +8,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from millstream_server.cli.client import DEFAULT_ADDRESS
+from millstream_server.cli.flags import DEFAULT_ADDRESS
 from millstream_server.cli.suite.further import FurtherModel, Task
 from millstream_server.cli.suite.plan import SuitePlan, demo_picture
 

@@ -1,0 +1,176 @@
+"""The steps of a check, in order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from millstream.v1 import processor_pb2
+from millstream_client import Client, MillstreamError
+from millstream_client.errors import from_rpc_error
+from millstream_client.service_config import DIFFUSION_SERVICE, EMBEDDING_SERVICE, SERVICE
+from millstream_server.cli.check.model import answer_steps, connected, lacking
+from millstream_server.cli.check.reflection import ReflectionMissingError, list_services
+from millstream_server.cli.check.report import CheckFailedError, Report
+
+_EXPECTED = (SERVICE, DIFFUSION_SERVICE, EMBEDDING_SERVICE, "grpc.health.v1.Health")
+_ASK_AGAIN_S = 0.5
+_SHORT_S = 5.0
+"""Time-out of a call that needs no engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What to check."""
+
+    address: str
+    wait_s: float = 0.0
+    timeout_s: float = 60.0
+    models: frozenset[str] = frozenset()
+    """Empty: all."""
+    disaggregated: frozenset[str] = frozenset()
+    """Models that prefill and decode workers have to answer."""
+    tls: bool = False
+
+
+async def check(client: Client, wanted: Wanted) -> int:
+    """Run all steps, print them, and return the exit code."""
+    return await _Check(client, wanted).run()
+
+
+class _Check:
+    def __init__(self, client: Client, wanted: Wanted) -> None:
+        self._client = client
+        self._wanted = wanted
+        self._report = Report(wanted.address)
+        self._deadline = time.monotonic() + wanted.wait_s
+        self._models: list[processor_pb2.ServedModel] = []
+
+    async def run(self) -> int:
+        report = self._report
+        if await report.step("connection", self._patiently("connection", self._connect)):
+            await report.step("health", self._patiently("health", self._health))
+            await self._reflection()
+            if await report.step("models", self._patiently("models", self._list)):
+                for model in self._models:
+                    await self._model(model)
+        return report.conclude()
+
+    async def _patiently(self, name: str, work: Callable[[], Awaitable[str]]) -> str:
+        """Repeat ``work`` while it fails and there is time."""
+        while True:
+            try:
+                return await work()
+            except (CheckFailedError, MillstreamError) as error:
+                left_s = self._deadline - time.monotonic()
+                if left_s <= 0:
+                    raise
+                self._report.waiting(name, self._report.explain(error)[0])
+                await asyncio.sleep(min(_ASK_AGAIN_S, left_s))
+
+    async def _connect(self) -> str:
+        try:
+            await self._status("")
+        except MillstreamError as error:
+            if error.code is grpc.StatusCode.UNIMPLEMENTED:
+                return "a server, which has no grpc.health.v1.Health"
+            raise CheckFailedError(
+                " ".join(f"{self._wanted.address} can't be reached: {error.message}".split()),
+                "is it running, and are address and port right? "
+                + (
+                    "does it serve TLS, with a certificate of this CA and for this name?"
+                    if self._wanted.tls
+                    else "if it serves TLS, give --tls-ca-file"
+                ),
+            ) from error
+        return self._wanted.address
+
+    async def _status(self, service: str) -> str:
+        request = health_pb2.HealthCheckRequest(service=service)
+        stub = health_pb2_grpc.HealthStub(self._client.channel)
+        try:
+            reply = await stub.Check(request, timeout=_SHORT_S)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc_error(error) from error
+        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
+
+    async def _health(self) -> str:
+        try:
+            status = await self._status(SERVICE)
+        except MillstreamError as error:
+            if error.code not in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED):
+                raise
+            raise CheckFailedError(
+                f"the server has no {SERVICE}",
+                "give the Processor's address (workers have other ports)",
+            ) from error
+        if status != "SERVING":
+            raise CheckFailedError(
+                f"{SERVICE} is {status}",
+                "a model lacks workers (see below), or the Processor is shutting down",
+            )
+        return f"{SERVICE} is SERVING"
+
+    async def _reflection(self) -> None:
+        try:
+            await self._report.step("reflection", self._services())
+        except ReflectionMissingError:
+            self._report.note("reflection", "not checked: grpcio-reflection isn't installed here")
+
+    async def _services(self) -> str:
+        found = await list_services(self._client, _SHORT_S)
+        missing = [name for name in _EXPECTED if name not in found]
+        if missing:
+            raise CheckFailedError(
+                f"{', '.join(missing)} not listed",
+                "is this a Processor, and of this version?",
+            )
+        return f"{len(found)} services, all that a Processor has"
+
+    async def _list(self) -> str:
+        models = await self._client.models(timeout_s=_SHORT_S)
+        wanted = self._wanted.models
+        self._models = [m for m in models if not wanted or m.name in wanted]
+        known = {model.name for model in models}
+        if unknown := sorted((wanted | self._wanted.disaggregated) - known):
+            raise CheckFailedError(
+                f"{', '.join(unknown)} not served; served are: {', '.join(sorted(known))}",
+                "--models of the Processor names what is served",
+            )
+        if not models:
+            raise CheckFailedError("none is served", "--models of the Processor names them")
+        not_ready = [m.name for m in self._models if not m.ready]
+        if not_ready and time.monotonic() < self._deadline:
+            raise CheckFailedError(f"{', '.join(not_ready)} not ready")
+        return ", ".join(f"{m.name} ({connected(m)})" for m in self._models)
+
+    async def _model(self, model: processor_pb2.ServedModel) -> None:
+        name = f"model {model.name}"
+        if not model.ready:
+            await self._report.step(name, _not_ready(model))
+            return
+        wanted = self._wanted
+        steps = answer_steps(
+            self._client,
+            model,
+            timeout_s=wanted.timeout_s,
+            disaggregated=model.name in wanted.disaggregated,
+        )
+        for work in steps:
+            await self._report.step(name, work)
+        if not steps:
+            self._report.note(name, "not asked: this command doesn't know what it does")
+
+
+async def _not_ready(model: processor_pb2.ServedModel) -> str:
+    lacks = lacking(model)
+    raise CheckFailedError(
+        f"not ready, it lacks {lacks} (connected: {connected(model)})",
+        "do they run, and are they ready? does --workers of the Processor name them, "
+        "and is --model-name theirs? the Processor's log has why a connection fails",
+    )

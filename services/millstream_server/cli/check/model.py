@@ -1,0 +1,186 @@
+"""The smallest request of each thing that a model does."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable
+
+from millstream.v1 import generation_pb2, processor_pb2, worker_pb2
+from millstream_client import Answer, Client, GeneratedMedia
+from millstream_server.cli.check.report import CheckFailedError
+
+_TOKENS = 8
+_STEPS = 2
+_QUESTION = "Say hello."
+_ROLES = {
+    worker_pb2.WORKER_ROLE_AGGREGATED: "aggregated",
+    worker_pb2.WORKER_ROLE_PREFILL: "prefill",
+    worker_pb2.WORKER_ROLE_DECODE: "decode",
+    worker_pb2.WORKER_ROLE_ENCODE: "encode",
+    worker_pb2.WORKER_ROLE_DIFFUSION: "diffusion",
+    worker_pb2.WORKER_ROLE_EMBEDDING: "embedding",
+}
+_PREFILL, _DECODE = worker_pb2.WORKER_ROLE_PREFILL, worker_pb2.WORKER_ROLE_DECODE
+
+
+def connected(model: processor_pb2.ServedModel) -> str:
+    """Return how many workers of each role are connected, in words."""
+    order = {role: place for place, role in enumerate(_ROLES)}
+    pools = sorted(model.workers, key=lambda pool: order.get(pool.role, len(order)))
+    counts = [
+        f"{pool.connected} {_ROLES.get(pool.role, 'unknown')}" for pool in pools if pool.connected
+    ]
+    return ", ".join(counts) or "no workers"
+
+
+def lacking(model: processor_pb2.ServedModel) -> str:
+    """Return which workers a model that isn't ready lacks, as far as it can be known."""
+    roles = _roles(model)
+    if _DECODE in roles and _PREFILL not in roles:
+        return "prefill workers"
+    if _PREFILL in roles and _DECODE not in roles:
+        return "decode workers"
+    return "workers"
+
+
+def answer_steps(
+    client: Client,
+    model: processor_pb2.ServedModel,
+    *,
+    timeout_s: float,
+    disaggregated: bool,
+) -> list[Awaitable[str]]:
+    """Return a step for each thing that the model does; each returns what came of it."""
+    asked = _Asked(client, model, timeout_s)
+    tasks = set(model.tasks)
+    steps: list[Awaitable[str]] = []
+    if tasks & {processor_pb2.MODEL_TASK_CHAT, processor_pb2.MODEL_TASK_COMPLETE}:
+        chats = processor_pb2.MODEL_TASK_CHAT in tasks
+        steps.append(asked.text(chats=chats, disaggregated=disaggregated))
+    if processor_pb2.MODEL_TASK_EMBED in tasks:
+        steps.append(asked.embed())
+    if processor_pb2.MODEL_TASK_RERANK in tasks:
+        steps.append(asked.rerank())
+    if processor_pb2.MODEL_TASK_GENERATE_IMAGE in tasks:
+        steps.append(asked.image())
+    if processor_pb2.MODEL_TASK_GENERATE_VIDEO in tasks:
+        steps.append(asked.video())
+    return steps
+
+
+class _Asked:
+    """One model's requests."""
+
+    def __init__(self, client: Client, model: processor_pb2.ServedModel, timeout_s: float) -> None:
+        self._client = client
+        self._model = model
+        self._name = model.name
+        self._timeout_s = timeout_s
+
+    async def text(self, *, chats: bool, disaggregated: bool) -> str:
+        before = _roles(self._model)
+        answer = await self._answer(chats=chats)
+        tokens = answer.usage.completion_tokens
+        reason = generation_pb2.FinishReason.Name(answer.finish_reason)
+        if not answer.complete or not tokens:
+            raise CheckFailedError(
+                f"an answer of {tokens} tokens, {reason}", "see the worker's log"
+            )
+        way = await self._way(before, disaggregated=disaggregated)
+        return f"{'chat' if chats else 'complete'}: {tokens} tokens{way}"
+
+    async def _answer(self, *, chats: bool) -> Answer:
+        make = self._client.chat if chats else self._client.complete
+        stream = make(
+            _QUESTION,
+            model=self._name,
+            max_new_tokens=_TOKENS,
+            temperature=0.0,
+            timeout_s=self._timeout_s,
+        )
+        return await stream.answer()
+
+    async def _way(self, before: frozenset[int], *, disaggregated: bool) -> str:
+        """Return which workers answered, as far as it is certain.
+
+        A decode worker refuses a request without the ticket of a prefill worker. So an answer came
+        through both if the model has both, and had no aggregated worker before and after it.
+        """
+        if not disaggregated and not {_PREFILL, _DECODE} <= before:
+            return ""
+        models = await self._client.models(timeout_s=self._timeout_s)
+        after = next((_roles(m) for m in models if m.name == self._name), frozenset[int]())
+        alone = worker_pb2.WORKER_ROLE_AGGREGATED not in before | after
+        if {_PREFILL, _DECODE} <= before & after and alone:
+            return ", through prefill and decode"
+        if not disaggregated:
+            return ", through prefill and decode or through an aggregated worker"
+        raise CheckFailedError(
+            f"answered, but it isn't certain that prefill workers took part ({_words(after)} "
+            "workers are connected)",
+            "prefill and decode workers have to be connected, and no aggregated one",
+        )
+
+    async def embed(self) -> str:
+        result = await self._client.embed(_QUESTION, model=self._name, timeout_s=self._timeout_s)
+        lengths = [len(vector) for vector in result.vectors]
+        if len(lengths) != 1 or not any(result.vectors[0]):
+            raise CheckFailedError(f"vectors of {lengths} numbers, or of zeros", "see its log")
+        return f"embed: a vector of {lengths[0]} numbers"
+
+    async def rerank(self) -> str:
+        documents = ("Hello.", "Goodbye.")
+        ranked = await self._client.rerank(
+            _QUESTION, documents, model=self._name, timeout_s=self._timeout_s
+        )
+        if len(ranked) != len(documents):
+            raise CheckFailedError(f"{len(ranked)} scores for {len(documents)} documents")
+        return f"rerank: {len(ranked)} scores"
+
+    async def image(self) -> str:
+        size, steps = self._smallest()
+        stream = self._client.generate_image(
+            _QUESTION,
+            model=self._name,
+            width=size,
+            height=size,
+            steps=steps,
+            timeout_s=self._timeout_s,
+        )
+        return f"image: {_media(await stream.result(), size, steps)}"
+
+    async def video(self) -> str:
+        size, steps = self._smallest()
+        limits = self._model.diffusion
+        frames = min(1 + max(limits.frame_step, 1), limits.max_frames or 1 << 30)
+        stream = self._client.generate_video(
+            _QUESTION,
+            model=self._name,
+            width=size,
+            height=size,
+            steps=steps,
+            frames=frames,
+            timeout_s=self._timeout_s,
+        )
+        return f"video: {_media(await stream.result(), size, steps)}"
+
+    def _smallest(self) -> tuple[int, int]:
+        """Return the least width and height, and few steps."""
+        limits = self._model.diffusion
+        step = max(limits.size_step, 1)
+        size = max(-(-limits.min_size // step), 1) * step
+        return size, min(_STEPS, limits.max_steps or _STEPS)
+
+
+def _media(made: GeneratedMedia, size: int, steps: int) -> str:
+    files = [f"{len(f.data)} bytes" if f.data else f.url for f in made.files]
+    if len(files) != 1 or not files[0]:
+        raise CheckFailedError(f"{len(files)} files, or an empty one", "see the worker's log")
+    return f"{size}x{size} in {steps} steps, {files[0]}"
+
+
+def _roles(model: processor_pb2.ServedModel) -> frozenset[int]:
+    return frozenset(pool.role for pool in model.workers if pool.connected)
+
+
+def _words(roles: Iterable[int]) -> str:
+    return " and ".join(sorted(_ROLES.get(role, "unknown") for role in roles)) or "no"  # type: ignore[call-overload]

@@ -1,0 +1,86 @@
+"""What a check prints: a line per step, and what to do about one that failed."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Awaitable
+
+import grpc
+
+from millstream_client import MillstreamError
+from millstream_server.cli.check.command import KEY_VARIABLE
+from millstream_server.cli.client import explain
+
+
+class CheckFailedError(Exception):
+    """A step failed; the text says why, ``advice`` what to do."""
+
+    def __init__(self, why: str, advice: str = "") -> None:
+        """Keep both."""
+        super().__init__(why)
+        self.advice = advice
+
+
+class Report:
+    """Prints the steps and knows whether one failed."""
+
+    def __init__(self, address: str) -> None:
+        """Report on the server at ``address``."""
+        self.failed = 0
+        self.passed = 0
+        self._address = address
+        self._said = ""
+        # A container may have no locale that knows the signs.
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="replace")
+
+    async def step(self, name: str, work: Awaitable[str]) -> bool:
+        """Run a step, which returns what it found; print the line; return whether it passed."""
+        began = time.monotonic()
+        try:
+            found = await work
+        except (CheckFailedError, MillstreamError) as error:
+            self.failed += 1
+            why, *more = self.explain(error)
+            self._print("✗", name, why, began)
+            for line in more:
+                print(f"  {line}")
+            return False
+        self.passed += 1
+        self._print("✓", name, found, began)
+        return True
+
+    def explain(self, error: CheckFailedError | MillstreamError) -> list[str]:
+        """Return why a step failed, then lines of advice."""
+        if isinstance(error, CheckFailedError):
+            return [str(error), *([f"-> {error.advice}"] if error.advice else [])]
+        why, *more = (
+            line.removeprefix("error: ").strip() for line in explain(error, self._address)
+        )
+        if error.code is grpc.StatusCode.UNAUTHENTICATED:
+            more.append(f"give the key by --api-key-file, or in {KEY_VARIABLE}")
+        return [why, *(f"-> {line}" for line in more)]
+
+    def waiting(self, name: str, why: str) -> None:
+        """Print what is waited for, once."""
+        line = f"… {name}: waiting: {why}"
+        if line != self._said:
+            print(line, flush=True)
+        self._said = line
+
+    def note(self, name: str, what: str) -> None:
+        """Print what is neither good nor bad."""
+        print(f"- {name}: {what}", flush=True)
+
+    def conclude(self) -> int:
+        """Print the result; return the exit code."""
+        steps = self.passed + self.failed
+        if self.failed:
+            print(f"{self.failed} of {steps} steps failed")
+            return 1
+        print(f"all {steps} steps passed")
+        return 0
+
+    def _print(self, sign: str, name: str, what: str, began: float) -> None:
+        print(f"{sign} {name}: {what} ({time.monotonic() - began:.2f} s)", flush=True)
