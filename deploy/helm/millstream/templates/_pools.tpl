@@ -8,9 +8,18 @@ merged from `poolDefaults`, the role's section and the pool's own, and
   path      where its values are, for sentences about mistakes
   worker    whether it is a worker's pool
 
-Takes the root context; read it with `include "millstream.pools" . | fromYamlArray`.
+Takes the root context; read it with `include "millstream.pools" . | fromYamlArray`. The first call of a
+render makes the list and checks all values; the others find it in .Values.
 */}}
 {{- define "millstream.pools" -}}
+{{- if not (hasKey .Values "madePools") -}}
+{{- $_ := include "millstream.makePools" . | set .Values "madePools" -}}
+{{- include "millstream.checks" . -}}
+{{- end -}}
+{{- .Values.madePools -}}
+{{- end -}}
+
+{{- define "millstream.makePools" -}}
 {{- $root := . -}}
 {{- $pools := list -}}
 {{- if .Values.processor.enabled -}}
