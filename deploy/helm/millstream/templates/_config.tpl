@@ -124,7 +124,7 @@ api_keys_file: /etc/millstream/api-keys/api-keys
 {{- end -}}
 
 {{/* Seconds until a pod is killed: preStop, propagation and drain, and 10 for the rest of the shutdown. */}}
-{{- define "millstream.graceSeconds" -}}
+{{- define "millstream.grace" -}}
 {{- $settings := include "millstream.settings" . | fromYaml -}}
 {{- add (int .pool.drain.preStopSeconds) (ceil (addf $settings.propagation_s $settings.drain_s)) 10 -}}
 {{- end -}}

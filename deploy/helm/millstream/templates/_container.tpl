@@ -80,21 +80,27 @@ volumeMounts:
 {{- end -}}
 
 {{/*
-Native gRPC probes by service name. Startup and readiness ask for the role's service: loading, stuck,
-draining or full of trouble, it gets nothing new and isn't killed. Liveness only asks whether the
-process responds. The Processor is SERVING while every model has its workers: it becomes ready then,
-but its start doesn't wait for them, or it would be restarted while a large model loads.
+Native gRPC probes by service name. Startup and readiness ask for the role's service: a worker that
+loads, is stuck or drains gets nothing new, and isn't killed. Liveness only asks whether the process
+responds. The Processor's own service is SERVING while every model has its workers. Its start doesn't
+wait for that, or it would be restarted while a large model loads. Its readiness does with one model;
+with several, one model without workers must not take the others away, so it is asked whether it takes
+requests at all.
 */}}
 {{- define "millstream.probes" -}}
 {{- $probes := .pool.probes -}}
 {{- $service := printf "millstream.v1.%sService" (title .pool.role) -}}
+{{- $readiness := $service -}}
+{{- if and (not .pool.worker) (gt (len (include "millstream.servedModels" .root | fromYaml)) 1) -}}
+{{- $readiness = "accepting" -}}
+{{- end -}}
 startupProbe:
   grpc: {{ include "millstream.grpc" (dict "of" . "service" (.pool.worker | ternary $service "liveness")) }}
   periodSeconds: {{ int $probes.startup.periodSeconds }}
   failureThreshold: {{ divf $probes.startup.limitSeconds $probes.startup.periodSeconds | ceil | int }}
 readinessProbe:
-  grpc: {{ include "millstream.grpc" (dict "of" . "service" $service) }}
-  {{- toYaml $probes.readiness | nindent 2 }}
+  grpc: {{ include "millstream.grpc" (dict "of" . "service" ($probes.readiness.service | default $readiness)) }}
+  {{- omit $probes.readiness "service" | toYaml | nindent 2 }}
 livenessProbe:
   grpc: {{ include "millstream.grpc" (dict "of" . "service" "liveness") }}
   {{- toYaml $probes.liveness | nindent 2 }}

@@ -1,9 +1,8 @@
 {{- define "millstream.name" -}}
-{{- default .Chart.Name .Values.nameOverride | trunc 52 | trimSuffix "-" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
 {{- end -}}
 
-{{/* The release's own name; a name of 52 characters leaves room for what Kubernetes and
-LeaderWorkerSet append to the names of pods and controller revisions. */}}
+{{/* The beginning of all names; `millstream.fit` makes names of it. */}}
 {{- define "millstream.fullname" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | replace "." "-" -}}
@@ -14,12 +13,13 @@ LeaderWorkerSet append to the names of pods and controller revisions. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* `<fullname>-<suffix>`, at most 52 characters: a longer fullname is cut and gets a digest, so that
-two long releases never share a name. Takes (list $root "suffix"). */}}
+{{/* `<fullname>-<suffix>`, at most 46 characters, which leaves room for what Kubernetes and LeaderWorkerSet
+append to the names of pods. A longer fullname is cut and gets a digest, so that two long releases
+never share a name. Takes (list $root "suffix"). */}}
 {{- define "millstream.fit" -}}
 {{- $base := include "millstream.fullname" (index . 0) -}}
 {{- $suffix := index . 1 | replace "." "-" -}}
-{{- $room := sub 51 (len $suffix) | int -}}
+{{- $room := sub 45 (len $suffix) | int -}}
 {{- if gt (len $base) $room -}}
 {{- $base = printf "%s-%s" ($base | trunc (int (sub $room 9)) | trimSuffix "-") (sha256sum $base | trunc 8) -}}
 {{- end -}}

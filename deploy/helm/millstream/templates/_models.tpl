@@ -55,7 +55,7 @@ claim of their own, so that pods of before an upgrade keep theirs. Takes (list $
 {{- define "millstream.claim" -}}
 {{- $model := index . 2 -}}
 {{- $what := list (include "millstream.fetchUri" $model) $model.storageClass ($model.accessModes | default list) | toJson -}}
-{{- include "millstream.fit" (list (index . 0) (printf "model-%s-%s" (index . 1 | trunc 20 | trimSuffix "-" | trimSuffix ".") (sha256sum $what | trunc 8))) -}}
+{{- include "millstream.fit" (list (index . 0) (printf "model-%s-%s" (index . 1 | trunc 12 | trimSuffix "-" | trimSuffix ".") (sha256sum $what | trunc 8))) -}}
 {{- end -}}
 
 {{/* A container that runs `model_files`. Takes (dict "root" "name" "image" "pullPolicy" "args" "model" "mounts"). */}}

@@ -49,7 +49,7 @@ spec:
 {{/* After this a rollout that doesn't go on is reported as failed: a download, a start and a drain. */}}
 {{- define "millstream.progressDeadlineSeconds" -}}
 {{- $startup := int .pool.probes.startup.limitSeconds -}}
-{{- add $startup (int .root.Values.downloads.limitSeconds) (include "millstream.graceSeconds" . | int) -}}
+{{- add $startup (int .root.Values.downloads.limitSeconds) (include "millstream.grace" . | int) -}}
 {{- end -}}
 
 {{/* Takes (dict "root" $ "pool" $pool), with "follower" true for the pods of a group but the first. */}}
@@ -79,7 +79,7 @@ spec:
   automountServiceAccountToken: {{ and (not $pool.worker) (eq $root.Values.discovery.kind "endpointslices") }}
   # A service named millstream-… would become variables MILLSTREAM_…, which are settings.
   enableServiceLinks: false
-  terminationGracePeriodSeconds: {{ include "millstream.graceSeconds" . }}
+  terminationGracePeriodSeconds: {{ include "millstream.grace" . }}
   securityContext:
     {{- include "millstream.podSecurity" . | nindent 4 }}
   {{- with $root.Values.imagePullSecrets }}
