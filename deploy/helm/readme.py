@@ -1,4 +1,4 @@
-"""Writes the tables of values into the chart's README.md; with `--check`, says whether they are there.
+"""Writes the tables of values into the chart's README.md; with `--check`, only compares them.
 
 A value's row is made of the comment above it that begins with `--`, its path and its default.
 `-- .NAME.uri text` in that comment is a row of its own, of a value below it that has no default. A
