@@ -1,0 +1,256 @@
+{{/*
+Mistakes that a schema can't see, because they concern several values. All of them are reported at once,
+each as a sentence that says what to change. A check's template writes one line per mistake.
+*/}}
+{{- define "millstream.checks" -}}
+{{- $found := list -}}
+{{- range $check := list "Pools" "Models" "Tls" "Discovery" -}}
+{{- range include (printf "millstream.check%s" $check) $ | splitList "\n" -}}
+{{- with trim . -}}{{- $found = append $found . -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- with uniq $found -}}
+{{- printf "\n\n  * %s\n\n" (join "\n  * " .) | fail -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "millstream.checkPools" -}}
+{{- $root := . -}}
+{{- $pools := include "millstream.pools" . | fromYamlArray -}}
+{{- $names := list -}}
+{{- $workers := 0 -}}
+{{- range $pool := $pools -}}
+{{- $about := dict "root" $root "pool" $pool "pools" $pools -}}
+{{- if has $pool.fullname $names }}
+{{ $pool.path }}: the name {{ $pool.fullname }} is another pool's too; rename this pool
+{{- end -}}
+{{- $names = append $names $pool.fullname -}}
+{{- include "millstream.checkPoolSettings" $about -}}
+{{- if $pool.worker -}}
+{{- $workers = add1 $workers -}}
+{{- if hasKey $root.Values.models $pool.model -}}
+{{- include "millstream.checkPartners" $about -}}
+{{- include "millstream.checkEngine" $about -}}
+{{- include "millstream.checkGpus" $about -}}
+{{- else }}
+{{ $pool.path }}.model is {{ $pool.model | quote }}, which isn't in `models` ({{ keys $root.Values.models | sortAlpha | join ", " | default "empty" }}); add it there, or name one of those
+{{- end -}}
+{{- else if or $pool.model $pool.gpu.resource (gt (int $pool.parallelism.nodes) 1) }}
+{{ $pool.path }}: the Processor has no model, GPU or nodes of its own; remove `model`, `gpu` and `parallelism` there
+{{- end -}}
+{{- end -}}
+{{- if not $workers }}
+no pool of workers is enabled; take one of the values-*.yaml beside values.yaml, or set for instance decode.enabled=true, decode.pools.main.model=NAME and models.NAME.uri=hf://…
+{{- end -}}
+{{- end -}}
+
+{{/* Values that contradict what the chart sets itself. */}}
+{{- define "millstream.checkPoolSettings" -}}
+{{- $pool := .pool -}}
+{{- $instead := dict
+  "listen" "it is fixed: services and probes use it"
+  "metrics_listen" "it is fixed: services and scrapers use it"
+  "health_listen" "it is set with security.tls.enabled"
+  "models" "it is made of `models` and the pools"
+  "workers" "add discovery.extraWorkers"
+  "model_path" "it is made of `models`"
+  "model_name" "set servedName of the model"
+  "engine_args" "set engineArgs of the pool"
+  "nodes" "set parallelism.nodes"
+  "node_rank" "LeaderWorkerSet sets it"
+  "leader_address" "LeaderWorkerSet sets it"
+  "bootstrap_host" "it is the pod's address"
+  "bootstrap_port" "it is fixed: each pod has an address of its own"
+  "num_gpus" "set parallelism.tensor"
+  "api_keys_file" "set security.apiKeys"
+  "ticket_key" "set security.ticketKey.existingSecret"
+  "api_keys" "set security.apiKeys.existingSecret"
+  "allowed_peers" "it is made of security.tls.identities"
+  "admin_peers" "set security.tls.adminPeers" -}}
+{{- range $name, $value := include "millstream.flatten" (omit $pool.settings "engine_args" "models") | fromYaml -}}
+{{- if hasKey $instead $name }}
+{{ $pool.path }}.settings.{{ $name }} can't be set here: {{ index $instead $name }}
+{{- else if or (hasPrefix "tls_" $name) (hasPrefix "worker_tls_" $name) (hasPrefix "encode_tls_" $name) }}
+{{ $pool.path }}.settings.{{ $name }} can't be set here: set security.tls
+{{- end -}}
+{{- if and (has $name (list "drain_s" "propagation_s")) (not (regexMatch "^(int|int64|float64)$" (kindOf $value))) }}
+{{ $pool.path }}.settings.{{ $name }} is {{ $value | quote }}; it must be a number of seconds
+{{- end -}}
+{{- end -}}
+{{- range $name := list "engine_args" "models" -}}
+{{- if hasKey $pool.settings $name }}
+{{ $pool.path }}.settings.{{ $name }} can't be set here: {{ index $instead $name }}
+{{- end -}}
+{{- end -}}
+{{- range $pool.env -}}
+{{- if hasPrefix "MILLSTREAM_" .name }}
+{{ $pool.path }}.env: {{ .name }} would override the pool's configuration file, from which drain and probes are computed; set {{ $pool.path }}.settings.{{ trimPrefix "MILLSTREAM_" .name | lower }} instead
+{{- end -}}
+{{- end -}}
+{{- if and (has (toString $pool.rollout.maxSurge) (list "0" "0%")) (has (toString $pool.rollout.maxUnavailable) (list "0" "0%")) }}
+{{ $pool.path }}.rollout: maxSurge and maxUnavailable are both 0, so no pod could be replaced; set maxSurge to 1, or maxUnavailable to 1 where no GPU is free
+{{- end -}}
+{{- end -}}
+
+{{/* Roles that a model needs beside a pool's own. */}}
+{{- define "millstream.checkPartners" -}}
+{{- $pool := .pool -}}
+{{- $modes := list -}}
+{{- $abilities := list -}}
+{{- range .pools -}}
+{{- if eq .model $pool.model -}}
+{{- if eq .role "decode" -}}
+{{- $modes = append $modes (include "millstream.mode" (dict "root" $.root "pool" .)) -}}
+{{- end -}}
+{{- $abilities = append $abilities (has .role (list "encode" "prefill" "decode") | ternary "chats" .role) -}}
+{{- end -}}
+{{- end -}}
+{{- if and (eq $pool.role "prefill") (not (has "disaggregated" $modes)) }}
+{{ $pool.path }}: model {{ $pool.model }} has prefill workers, and no decode workers that take their KV cache; add a pool to `decode` with this model (and enabled: true), or set prefill.enabled=false
+{{- end -}}
+{{- if and (eq $pool.role "decode") (eq (include "millstream.mode" .) "disaggregated") (not (include "millstream.hasPool" (dict "root" .root "role" "prefill" "model" $pool.model))) }}
+{{ $pool.path }}.settings.mode is disaggregated, and model {{ $pool.model }} has no prefill workers; add a pool to `prefill` with this model (and enabled: true), or remove the mode
+{{- end -}}
+{{- if and (eq $pool.role "encode") (not $modes) }}
+{{ $pool.path }}: model {{ $pool.model }} has encode workers, and no decode workers that read their embeddings; add a pool to `decode` with this model
+{{- end -}}
+{{- if gt (len (uniq $abilities)) 1 }}
+model {{ $pool.model }} is used by pools for {{ $abilities | uniq | sortAlpha | join " and for " }}, and a model does one of them; add a second entry to `models` with the same uri
+{{- end -}}
+{{- end -}}
+
+{{- define "millstream.checkEngine" -}}
+{{- $pool := .pool -}}
+{{- $model := index .root.Values.models $pool.model -}}
+{{- $sizes := dict "tp_size" "tensor" "pp_size" "pipeline" "dp_size" "data" "attn_dp_size" "attentionData" "enable_dp_attention" "attentionData"
+  "nnodes" "nodes" "tensor_parallel_size" "tensor" "pipeline_parallel_size" "pipeline" "data_parallel_size" "data" "node_rank" "nodes" "dist_init_addr" "nodes" -}}
+{{- range $name, $_ := $pool.engineArgs -}}
+{{- $flag := $name | replace "-" "_" -}}
+{{- if hasKey $sizes $flag }}
+{{ $pool.path }}.engineArgs.{{ $name }} can't be set here, since GPUs and nodes are computed from it; set {{ $pool.path }}.parallelism.{{ index $sizes $flag }}
+{{- end -}}
+{{- end -}}
+{{- $simulated := has "simulated" (list (include "millstream.engine" .) ($pool.settings.tower | default "")) -}}
+{{- if and (not $model.uri) (not $simulated) }}
+models.{{ $pool.model }}.uri is empty, and {{ $pool.path }} needs its files; set it, such as hf://org/name (only {{ ternary "settings.tower" "settings.engine" (eq $pool.role "encode") }}=simulated runs without)
+{{- end -}}
+{{- if and (eq $pool.role "diffusion") (eq ($pool.settings.kind | default "image") "text") (not $simulated) (not $pool.settings.dllm_algorithm) }}
+{{ $pool.path }}.settings.kind is text, which needs settings.dllm_algorithm: how the model's blocks are denoised, such as LowConfidence
+{{- end -}}
+{{- if and (gt (int $pool.parallelism.nodes) 1) (not (.root.Capabilities.APIVersions.Has "leaderworkerset.x-k8s.io/v1")) }}
+{{ $pool.path }}.parallelism.nodes is {{ int $pool.parallelism.nodes }}, and the cluster has no LeaderWorkerSet; install it (https://lws.sigs.k8s.io), or set nodes to 1. To render without a cluster add --api-versions leaderworkerset.x-k8s.io/v1
+{{- end -}}
+{{- end -}}
+
+{{/* Counts of GPUs that no engine can use. */}}
+{{- define "millstream.checkGpus" -}}
+{{- $pool := .pool -}}
+{{- $path := printf "%s.parallelism" $pool.path -}}
+{{- $tensor := int $pool.parallelism.tensor -}}{{- $pipeline := int $pool.parallelism.pipeline -}}
+{{- $data := int $pool.parallelism.data -}}{{- $nodes := int $pool.parallelism.nodes -}}
+{{- $total := include "millstream.gpus" . | int -}}
+{{- if mod $tensor (int $pool.parallelism.attentionData) }}
+{{ $path }}.attentionData is {{ int $pool.parallelism.attentionData }}, which doesn't divide tensor, {{ $tensor }}; the groups of data-parallel attention share the GPUs of tensor parallelism
+{{- end -}}
+{{- if mod (mul $tensor $pipeline) $nodes }}
+{{ $path }}: tensor {{ $tensor }} x pipeline {{ $pipeline }} can't be spread evenly over {{ $nodes }} nodes; make their product a multiple of {{ $nodes }}, or change nodes
+{{- end -}}
+{{- if and (gt $data 1) (gt $nodes 1) }}
+{{ $path }}: SGLang runs no copies (data {{ $data }}) of a model that spans nodes ({{ $nodes }}); set data to 1 and raise replicas, or use attentionData
+{{- end -}}
+{{- if and (gt $data 1) (eq $pool.role "embedding") }}
+{{ $path }}.data is {{ $data }}, and embedding workers run one copy; raise replicas instead
+{{- end -}}
+{{- if and (eq $pool.role "encode") (gt (mul $tensor $pipeline $data $nodes) 1) }}
+{{ $path }}: an encode worker runs on one GPU; remove it and raise replicas
+{{- end -}}
+{{- if and (include "millstream.makesMedia" .) (gt (mul $pipeline $data $nodes) 1) }}
+{{ $path }}: images and videos know tensor parallelism only; set pipeline, data and nodes to 1
+{{- end -}}
+{{- if and (include "millstream.makesMedia" .) (gt $tensor 1) (ne (include "millstream.engine" .) "sglang") }}
+{{ $path }}.tensor is {{ $tensor }}, and the engine {{ include "millstream.engine" . }} uses one GPU; set settings.engine to sglang, or tensor to 1
+{{- end -}}
+{{- $perNode := div $total $nodes -}}
+{{- if and $pool.gpu.perNode (ne (int $pool.gpu.perNode) (int $perNode)) }}
+{{ $pool.path }}.gpu.perNode is {{ int $pool.gpu.perNode }}, but tensor {{ $tensor }} x pipeline {{ $pipeline }} x data {{ $data }} on {{ $nodes }} node(s) needs {{ $perNode }} per node{{ if not $pool.gpu.resource }} and gpu.resource is empty{{ end }}; remove perNode, or change `parallelism`
+{{- end -}}
+{{- if and (contains "/mig-" $pool.gpu.resource) (gt $perNode 1) }}
+{{ $pool.path }}: {{ $perNode }} instances of {{ $pool.gpu.resource }} can't run one engine, since MIG instances don't communicate; use whole GPUs (nvidia.com/gpu), or one instance
+{{- end -}}
+{{- range $kind := list "requests" "limits" -}}
+{{- if and $pool.gpu.resource (hasKey (index $pool.resources $kind | default dict) $pool.gpu.resource) }}
+{{ $pool.path }}.resources.{{ $kind }}: the number of {{ $pool.gpu.resource }} is computed; remove it, or change `parallelism`
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "millstream.checkModels" -}}
+{{- $root := . -}}
+{{- $served := list -}}
+{{- range $key, $model := .Values.models -}}
+{{- $scheme := include "millstream.scheme" ($model.uri | default "") -}}
+{{- $name := $model.servedName | default $key -}}
+{{- if has $name $served }}
+models.{{ $key }}: another model is served as {{ $name }} too; give one of them another servedName
+{{- end -}}
+{{- $served = append $served $name -}}
+{{- if and (include "millstream.byJob" $model) (not $model.size) }}
+models.{{ $key }}.size is missing: the claim that its files are downloaded to needs one, such as 20Gi
+{{- end -}}
+{{- if and (eq ($model.download | default "pod") "pod") $model.storageClass (not $model.size) }}
+models.{{ $key }}.size is missing: volumes of storage class {{ $model.storageClass }} need one, such as 20Gi
+{{- end -}}
+{{- if and (eq ($model.download | default "pod") "job") (not (has $scheme (list "hf" "s3"))) }}
+models.{{ $key }}.download is job, and there is nothing to download from {{ $model.uri | default "an empty uri" | quote }}; remove download, or use an hf:// or s3:// URI
+{{- end -}}
+{{- if and $model.revision (ne $scheme "hf") }}
+models.{{ $key }}.revision is for hf:// URIs; remove it
+{{- end -}}
+{{- if and (eq $scheme "oci") (semverCompare "<1.33.0-0" $root.Capabilities.KubeVersion.Version) }}
+models.{{ $key }}.uri is an image volume, which needs Kubernetes 1.33 or later; the cluster has {{ $root.Capabilities.KubeVersion.Version }}. Use hf://, s3:// or pvc://
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "millstream.checkTls" -}}
+{{- $tls := .Values.security.tls -}}
+{{- $issuer := $tls.certManager.issuerRef.name -}}
+{{- if not $tls.enabled -}}
+{{- range $name := list "requireClientCertificates" "clientFacingSecret" "clientCaSecret" "existingSecret" "adminPeers" "allowedClients" "probes" -}}
+{{- if index $tls $name }}
+security.tls.{{ $name }} is set, and TLS is off; set security.tls.enabled=true, or remove it
+{{- end -}}
+{{- end -}}
+{{- if $issuer }}
+security.tls.certManager.issuerRef.name is set, and TLS is off; set security.tls.enabled=true, or remove it
+{{- end -}}
+{{- else -}}
+{{- range $pool := include "millstream.pools" . | fromYamlArray -}}
+{{- if not (or $issuer $tls.existingSecret (index $tls.existingSecrets $pool.role)) }}
+security.tls.enabled needs certificates for the role {{ $pool.role }}; set security.tls.certManager.issuerRef.name, or security.tls.existingSecret (with tls.crt, tls.key and ca.crt)
+{{- end -}}
+{{- end -}}
+{{- if and $issuer (or $tls.existingSecret $tls.existingSecrets) }}
+security.tls has an issuer and existing secrets; remove one of them
+{{- end -}}
+{{- if and $issuer (not (.Capabilities.APIVersions.Has "cert-manager.io/v1")) }}
+security.tls.certManager.issuerRef.name is set, and the cluster has no cert-manager; install it, or use security.tls.existingSecret. To render without a cluster add --api-versions cert-manager.io/v1
+{{- end -}}
+{{- if and $tls.probes (semverCompare "<1.37.0-0" .Capabilities.KubeVersion.Version) }}
+security.tls.probes needs Kubernetes 1.37 or later, and the cluster has {{ .Capabilities.KubeVersion.Version }}; remove it: probes then use a plaintext port with nothing but health
+{{- end -}}
+{{- if and $tls.probes $tls.requireClientCertificates }}
+security.tls.probes can't work with requireClientCertificates, since the kubelet has no certificate; remove one of them
+{{- end -}}
+{{- if and (not $tls.requireClientCertificates) (or $tls.clientCaSecret $tls.allowedClients) }}
+security.tls.clientCaSecret and allowedClients need security.tls.requireClientCertificates=true
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "millstream.checkDiscovery" -}}
+{{- $accounts := .Values.serviceAccount -}}
+{{- if and (eq .Values.discovery.kind "endpointslices") (not $accounts.create) (not $accounts.processorName) }}
+discovery.kind is endpointslices, and serviceAccount.create is false; name the Processor's account in serviceAccount.processorName, so that no other gets the right to read EndpointSlices
+{{- end -}}
+{{- end -}}

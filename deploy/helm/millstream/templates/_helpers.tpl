@@ -1,0 +1,64 @@
+{{- define "millstream.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+
+{{/* The beginning of all names; `millstream.fit` makes names of it. */}}
+{{- define "millstream.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | replace "." "-" -}}
+{{- else if contains (include "millstream.name" .) .Release.Name -}}
+{{- .Release.Name | replace "." "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name (include "millstream.name" .) | replace "." "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* `<fullname>-<suffix>`, at most 46 characters, which leaves room for what Kubernetes and LeaderWorkerSet
+append to the names of pods. A longer fullname is cut and gets a digest, so that two long releases
+never share a name. Takes (list $root "suffix"). */}}
+{{- define "millstream.fit" -}}
+{{- $base := include "millstream.fullname" (index . 0) -}}
+{{- $suffix := index . 1 | replace "." "-" -}}
+{{- $room := sub 45 (len $suffix) | int -}}
+{{- if gt (len $base) $room -}}
+{{- $base = printf "%s-%s" ($base | trunc (int (sub $room 9)) | trimSuffix "-") (sha256sum $base | trunc 8) -}}
+{{- end -}}
+{{- printf "%s-%s" $base $suffix -}}
+{{- end -}}
+
+{{/* Labels of the release; every object has them. Takes the root context. */}}
+{{- define "millstream.labels" -}}
+app.kubernetes.io/name: {{ include "millstream.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/part-of: millstream
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{/* What a pool's pods are selected by. Takes (dict "root" $ "pool" $pool). */}}
+{{- define "millstream.selector" -}}
+app.kubernetes.io/name: {{ include "millstream.name" .root }}
+app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/component: {{ .pool.role }}
+millstream.io/pool: {{ .pool.name }}
+{{- end -}}
+
+{{/* Labels of a pool's objects. Takes (dict "root" $ "pool" $pool). */}}
+{{- define "millstream.poolLabels" -}}
+{{ include "millstream.labels" .root }}
+app.kubernetes.io/component: {{ .pool.role }}
+millstream.io/pool: {{ .pool.name }}
+{{- with .pool.model }}
+millstream.io/model: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{- define "millstream.image" -}}
+{{- $image := index .root.Values.image .image -}}
+{{- if $image.digest -}}
+{{- printf "%s@%s" $image.repository $image.digest -}}
+{{- else -}}
+{{- printf "%s:%s" $image.repository ($image.tag | default .root.Chart.AppVersion) -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,168 @@
+{{/* hf, s3, pvc, oci, file, or nothing where there are no files (simulated engines). Takes a URI. */}}
+{{- define "millstream.scheme" -}}
+{{- if contains "://" . -}}{{- splitList "://" . | first -}}{{- end -}}
+{{- end -}}
+
+{{/* Where workers find a model's files; empty: it has none. Takes (dict "model" $model "name" $key). */}}
+{{- define "millstream.modelDirectory" -}}
+{{- $scheme := include "millstream.scheme" (.model.uri | default "") -}}
+{{- if eq $scheme "file" -}}
+{{- trimPrefix "file://" .model.uri -}}
+{{- else if $scheme -}}
+{{- printf "/models/%s" .name -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Where the Processor finds tokenizer and configuration. */}}
+{{- define "millstream.tokenizerDirectory" -}}
+{{- include "millstream.modelDirectory" (dict "name" .name "model" (dict "uri" (.model.tokenizerUri | default .model.uri))) -}}
+{{- end -}}
+
+{{/*
+The models that pools serve, by key, each with `pools` (how many) and `tokenizer` (whether the
+Processor needs its tokenizer: not for images and videos). Takes the root context.
+*/}}
+{{- define "millstream.servedModels" -}}
+{{- $root := . -}}
+{{- $served := dict -}}
+{{- range $pool := include "millstream.pools" . | fromYamlArray -}}
+{{- if and $pool.worker (hasKey $root.Values.models $pool.model) -}}
+{{- $tokenizer := ne (include "millstream.makesMedia" (dict "pool" $pool)) "true" -}}
+{{- $_ := set $served $pool.model (merge (dict "tokenizer" $tokenizer) (index $root.Values.models $pool.model)) -}}
+{{- end -}}
+{{- end -}}
+{{- $served | toYaml -}}
+{{- end -}}
+
+{{/* The URI with its revision, as `model_files fetch` takes it. Takes a model. */}}
+{{- define "millstream.fetchUri" -}}
+{{- if and .revision (hasPrefix "hf://" .uri) -}}
+{{- printf "%s@%s" .uri .revision -}}
+{{- else -}}
+{{- .uri -}}
+{{- end -}}
+{{- end -}}
+
+{{/* "true" if a Job fetches the model into a claim. Takes a model. */}}
+{{- define "millstream.byJob" -}}
+{{- if and (has (include "millstream.scheme" (.uri | default "")) (list "hf" "s3")) (eq (.download | default "pod") "job") -}}true{{- end -}}
+{{- end -}}
+
+{{/*
+The claim of a model that a Job fetches. Its name changes with URI and revision: other files get a
+claim of their own, so that pods of before an upgrade keep theirs. Takes (list $root $key $model).
+*/}}
+{{- define "millstream.claim" -}}
+{{- $model := index . 2 -}}
+{{- $what := list (include "millstream.fetchUri" $model) $model.storageClass ($model.accessModes | default list) | toJson -}}
+{{- include "millstream.fit" (list (index . 0) (printf "model-%s-%s" (index . 1 | trunc 12 | trimSuffix "-" | trimSuffix ".") (sha256sum $what | trunc 8))) -}}
+{{- end -}}
+
+{{/* A container that runs `model_files`. Takes (dict "root" "name" "image" "pullPolicy" "args" "model" "mounts"). */}}
+{{- define "millstream.filesContainer" -}}
+name: {{ .name }}
+image: {{ include "millstream.image" (dict "root" .root "image" .image) }}
+imagePullPolicy: {{ (index .root.Values.image .image).pullPolicy }}
+command: ["python", "-m", "millstream_server.model_files"]
+args: {{ toJson .args }}
+env:
+  - {name: HOME, value: /home/millstream}
+  {{- if eq (first .args) "fetch" }}
+  {{- with .model.tokenSecret }}
+  - name: HF_TOKEN
+    valueFrom: {secretKeyRef: {name: {{ .name }}, key: {{ .key | default "token" }}}}
+  {{- end }}
+  {{- range concat .root.Values.downloads.env (.model.env | default list) }}
+  - {{ toYaml . | nindent 4 | trim }}
+  {{- end }}
+{{- with .model.envFrom }}
+envFrom:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+  {{- end }}
+resources:
+  {{- toYaml .root.Values.downloads.resources | nindent 2 }}
+securityContext:
+  {{- include "millstream.containerSecurity" (dict) | nindent 2 }}
+volumeMounts:
+  - {name: tmp, mountPath: /tmp}
+  - {name: home, mountPath: /home/millstream}
+  {{- .mounts | toYaml | nindent 2 }}
+{{- end -}}
+
+{{/* Volume of a model's files, without its name. Takes (list $root $key $model). */}}
+{{- define "millstream.modelVolume" -}}
+{{- $model := index . 2 -}}
+{{- $scheme := include "millstream.scheme" $model.uri -}}
+{{- if eq $scheme "pvc" -}}
+persistentVolumeClaim: {claimName: {{ trimPrefix "pvc://" $model.uri | splitList "/" | first }}, readOnly: true}
+{{- else if eq $scheme "oci" -}}
+image: {reference: {{ trimPrefix "oci://" $model.uri | quote }}, pullPolicy: IfNotPresent}
+{{- else if include "millstream.byJob" $model -}}
+persistentVolumeClaim: {claimName: {{ include "millstream.claim" . }}, readOnly: true}
+{{- else if $model.storageClass -}}
+ephemeral:
+  volumeClaimTemplate:
+    spec:
+      accessModes: {{ $model.accessModes | default (list "ReadWriteOnce") | toJson }}
+      storageClassName: {{ $model.storageClass | quote }}
+      resources: {requests: {storage: {{ $model.size }}}}
+{{- else -}}
+emptyDir: {{ with $model.size }}{sizeLimit: {{ . }}}{{ else }}{}{{ end }}
+{{- end -}}
+{{- end -}}
+
+{{/* What a pod mounts of a model, without the volume's name. Takes a model and its key. */}}
+{{- define "millstream.modelMount" -}}
+mountPath: /models/{{ .name }}
+{{- if eq (include "millstream.scheme" .model.uri) "pvc" }}
+{{- with trimPrefix "pvc://" .model.uri | splitList "/" | rest | join "/" }}
+subPath: {{ . | quote }}
+{{- end }}
+{{- end }}
+{{- if .readOnly }}
+readOnly: true
+{{- end }}
+{{- end -}}
+
+{{/*
+How a pod gets at its models, as {volumes, mounts, init}. A worker has one, with weights. The
+Processor fetches the tokenizer files of each into one volume; of claims and image volumes it mounts
+the whole. Takes (dict "root" $ "pool" $pool).
+*/}}
+{{- define "millstream.modelParts" -}}
+{{- $root := .root -}}
+{{- $image := .pool.worker | ternary "worker" "processor" -}}
+{{- $volumes := list -}}{{- $mounts := list -}}{{- $init := list -}}
+{{- $models := include "millstream.servedModels" $root | fromYaml -}}
+{{- if .pool.worker -}}{{- $models = pick $models .pool.model -}}{{- end -}}
+{{- range $key, $model := $models -}}
+{{- if not $.pool.worker -}}{{- $model = merge (dict "uri" ($model.tokenizerUri | default $model.uri)) $model -}}{{- end -}}
+{{- $scheme := include "millstream.scheme" ($model.uri | default "") -}}
+{{- $fetched := has $scheme (list "hf" "s3") -}}
+{{- $needed := and $scheme (ne $scheme "file") (or $.pool.worker $model.tokenizer) -}}
+{{- $about := dict "root" $root "image" $image "model" $model -}}
+{{- if and $needed (or $.pool.worker (not $fetched)) -}}
+{{- $volume := printf "model-%s" ($key | replace "." "-") -}}
+{{- $mount := dict "name" $volume -}}
+{{- $wait := include "millstream.byJob" $model | eq "true" -}}
+{{- $volumes = append $volumes (merge (dict "name" $volume) (include "millstream.modelVolume" (list $root $key $model) | fromYaml)) -}}
+{{- $mounts = append $mounts (include "millstream.modelMount" (dict "model" $model "name" $key "readOnly" true) | fromYaml | merge $mount) -}}
+{{- if $fetched -}}
+{{- $there := include "millstream.modelMount" (dict "model" $model "name" $key "readOnly" $wait) | fromYaml | merge (dict "name" $volume) -}}
+{{- $args := $wait | ternary (list "wait" (printf "/models/%s" $key)) (list "fetch" (include "millstream.fetchUri" $model) (printf "/models/%s" $key)) -}}
+{{- $init = append $init (merge (dict "name" ($wait | ternary "wait-for-model" "fetch-model") "args" $args "mounts" (list $there)) $about) -}}
+{{- end -}}
+{{- else if $needed -}}
+{{- if not $init -}}
+{{- $volumes = append $volumes (dict "name" "models" "emptyDir" (dict "sizeLimit" "4Gi")) -}}
+{{- $mounts = append $mounts (dict "name" "models" "mountPath" "/models" "readOnly" true) -}}
+{{- end -}}
+{{- $args := list "fetch" (include "millstream.fetchUri" $model) (printf "/models/%s" $key) "--without-weights" -}}
+{{- $init = append $init (merge (dict "name" (printf "fetch-%s" ($key | replace "." "-")) "args" $args "mounts" (list (dict "name" "models" "mountPath" "/models"))) $about) -}}
+{{- end -}}
+{{- end -}}
+{{- $containers := list -}}
+{{- range $init -}}{{- $containers = append $containers (include "millstream.filesContainer" . | fromYaml) -}}{{- end -}}
+{{- dict "volumes" $volumes "mounts" $mounts "init" $containers | toYaml -}}
+{{- end -}}

@@ -1,0 +1,157 @@
+{{/*
+The workload of one pool of any role: a Deployment, or a LeaderWorkerSet where one engine spans nodes.
+Takes (dict "root" $ "pool" $pool).
+*/}}
+{{- define "millstream.workload" -}}
+{{- $pool := .pool -}}
+{{- $groups := gt (int $pool.parallelism.nodes) 1 -}}
+apiVersion: {{ $groups | ternary "leaderworkerset.x-k8s.io/v1" "apps/v1" }}
+kind: {{ $groups | ternary "LeaderWorkerSet" "Deployment" }}
+metadata:
+  name: {{ $pool.fullname }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include "millstream.poolLabels" . | nindent 4 }}
+spec:
+  {{- if eq $pool.autoscaling.kind "none" }}
+  replicas: {{ int $pool.replicas }}
+  {{- end }}
+  {{- if $groups }}
+  startupPolicy: LeaderCreated
+  rolloutStrategy:
+    type: RollingUpdate
+    rollingUpdateConfiguration:
+      {{- pick $pool.rollout "maxSurge" "maxUnavailable" | toYaml | nindent 6 }}
+  leaderWorkerTemplate:
+    size: {{ int $pool.parallelism.nodes }}
+    # The parts of a model can't go on without each other.
+    restartPolicy: RecreateGroupOnPodRestart
+    leaderTemplate:
+      {{- include "millstream.podTemplate" . | nindent 6 }}
+    workerTemplate:
+      {{- include "millstream.podTemplate" (set (deepCopy .) "follower" true) | nindent 6 }}
+  {{- else }}
+  revisionHistoryLimit: 5
+  minReadySeconds: {{ int $pool.rollout.minReadySeconds }}
+  progressDeadlineSeconds: {{ include "millstream.progressDeadlineSeconds" . }}
+  strategy:
+    type: RollingUpdate
+    rollingUpdate:
+      {{- pick $pool.rollout "maxSurge" "maxUnavailable" | toYaml | nindent 6 }}
+  selector:
+    matchLabels:
+      {{- include "millstream.selector" . | nindent 6 }}
+  template:
+    {{- include "millstream.podTemplate" . | nindent 4 }}
+  {{- end }}
+{{- end -}}
+
+{{/* After this a rollout that doesn't go on is reported as failed: a download, a start and a drain. */}}
+{{- define "millstream.progressDeadlineSeconds" -}}
+{{- $startup := int .pool.probes.startup.limitSeconds -}}
+{{- add $startup (int .root.Values.downloads.limitSeconds) (include "millstream.grace" . | int) -}}
+{{- end -}}
+
+{{/* Takes (dict "root" $ "pool" $pool), with "follower" true for the pods of a group but the first. */}}
+{{- define "millstream.podTemplate" -}}
+{{- $root := .root -}}
+{{- $pool := .pool -}}
+{{- $parts := include "millstream.modelParts" . | fromYaml -}}
+{{- $secrets := include "millstream.secretMounts" . | fromYaml -}}
+metadata:
+  annotations:
+    kubectl.kubernetes.io/default-container: {{ $pool.role }}
+    checksum/config: {{ include "millstream.settings" . | sha256sum }}
+    {{- with $pool.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  # Without the chart's version: a change of the chart alone must not restart engines.
+  labels:
+    {{- omit (include "millstream.poolLabels" . | fromYaml) "helm.sh/chart" | toYaml | nindent 4 }}
+    {{- if and $pool.worker (not .follower) }}
+    millstream.io/worker: "true"
+    {{- end }}
+    {{- with $pool.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  serviceAccountName: {{ include "millstream.serviceAccount" . }}
+  automountServiceAccountToken: {{ and (not $pool.worker) (eq $root.Values.discovery.kind "endpointslices") }}
+  # A service named millstream-… would become variables MILLSTREAM_…, which are settings.
+  enableServiceLinks: false
+  terminationGracePeriodSeconds: {{ include "millstream.grace" . }}
+  securityContext:
+    {{- include "millstream.podSecurity" . | nindent 4 }}
+  {{- with $root.Values.imagePullSecrets }}
+  imagePullSecrets: {{ toJson . }}
+  {{- end }}
+  {{- with $pool.priorityClassName }}
+  priorityClassName: {{ . }}
+  {{- end }}
+  {{- with $pool.runtimeClassName }}
+  runtimeClassName: {{ . }}
+  {{- end }}
+  {{- with $pool.nodeSelector }}
+  nodeSelector:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $pool.tolerations }}
+  tolerations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $pool.affinity }}
+  affinity:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with include "millstream.spread" . | fromYamlArray }}
+  topologySpreadConstraints:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- with $parts.init }}
+  initContainers:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+  containers:
+    - {{ include "millstream.container" (merge (dict "parts" $parts "secrets" $secrets) .) | nindent 6 | trim }}
+  volumes:
+    - name: config
+      configMap: {name: {{ $pool.fullname }}}
+    - name: tmp
+      emptyDir: {}
+    - name: home
+      emptyDir: {}
+    {{- if $pool.shm.size }}
+    - name: shm
+      emptyDir: {medium: Memory, sizeLimit: {{ $pool.shm.size }}}
+    {{- end }}
+    {{- range $name, $secret := $secrets }}
+    - name: {{ $name }}
+      secret: {{ merge (dict "defaultMode" 0440) $secret | toJson }}
+    {{- end }}
+    {{- with $parts.volumes }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+{{- end -}}
+
+{{/* How a pool's pods are spread over nodes and zones. */}}
+{{- define "millstream.spread" -}}
+{{- $constraints := list -}}
+{{- $added := dict "labelSelector" (dict "matchLabels" (include "millstream.selector" . | fromYaml)) -}}
+{{- if le (int .pool.parallelism.nodes) 1 -}}
+{{- /* Pods of before an upgrade don't count. */ -}}
+{{- $_ := set $added "matchLabelKeys" (list "pod-template-hash") -}}
+{{- end -}}
+{{- range .pool.topologySpread -}}
+{{- $constraints = append $constraints (merge (deepCopy .) $added) -}}
+{{- end -}}
+{{- $constraints | toYaml -}}
+{{- end -}}
+
+{{- define "millstream.serviceAccount" -}}
+{{- $accounts := .root.Values.serviceAccount -}}
+{{- if .pool.worker -}}
+{{- $accounts.create | ternary (include "millstream.fit" (list .root "worker")) ($accounts.name | default "default") -}}
+{{- else -}}
+{{- $accounts.create | ternary (include "millstream.fit" (list .root "processor")) ($accounts.processorName | default "default") -}}
+{{- end -}}
+{{- end -}}

@@ -1,0 +1,222 @@
+"""Pods of the chart: probes, GPUs, groups of nodes, Pod Security, TLS, rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
+from typing import Any
+
+import pytest
+
+from tests.support.deploy_tools import Manifest, objects, values_files
+from tests.support.kube_rules import selects, workloads
+from tests.support.rendered_pools import RenderedPool, pool_of, rendered_pools
+
+Render = Callable[..., list[Manifest]]
+
+
+def probes(pool: RenderedPool) -> dict[str, dict[str, Any]]:
+    return {
+        name: pool.container[f"{name}Probe"]["grpc"]
+        for name in ("startup", "readiness", "liveness")
+    }
+
+
+def test_probes_ask_by_service_name(render: Render) -> None:
+    for pool in rendered_pools(render("epd")):
+        service = f"millstream.v1.{pool.role.title()}Service"
+        startup = "liveness" if pool.role == "processor" else service
+        assert probes(pool) == {
+            "startup": {"port": 50051, "service": startup},
+            "readiness": {"port": 50051, "service": service},
+            "liveness": {"port": 50051, "service": "liveness"},
+        }
+
+
+def test_one_model_without_workers_does_not_take_the_others_away(render: Render) -> None:
+    assert probes(pool_of(render("all"), "processor"))["readiness"]["service"] == "accepting"
+
+
+def test_startup_budget_is_what_the_values_say(render: Render) -> None:
+    values = {"poolDefaults": {"probes": {"startup": {"limitSeconds": 601, "periodSeconds": 10}}}}
+    probe = pool_of(render("single-gpu", values=values), "decode").container["startupProbe"]
+    assert (probe["failureThreshold"], probe["periodSeconds"]) == (61, 10)
+
+
+def test_the_kubelet_speaks_tls_only_where_no_certificate_is_asked_for(render: Render) -> None:
+    values = {"security": {"tls": {"probes": True}}}
+    for pool in rendered_pools(render("all", values=values)):
+        for probe in probes(pool).values():
+            if pool.role == "processor":
+                assert (probe["port"], probe["mode"]) == (50051, "TLS")
+                assert "health_listen" not in pool.config
+            else:
+                assert (probe["port"], probe.get("mode")) == (50052, None)
+                assert pool.config["tls_client_ca_file"]
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "per_pod"),
+    [
+        ({}, 1),
+        ({"tensor": 8}, 8),
+        ({"tensor": 4, "pipeline": 2}, 8),
+        ({"tensor": 2, "data": 4}, 8),
+        ({"tensor": 8, "attentionData": 8}, 8),
+        ({"tensor": 16, "nodes": 2}, 8),
+        ({"tensor": 8, "pipeline": 3, "nodes": 4}, 6),
+    ],
+)
+def test_gpus_are_computed(parallelism: dict[str, int], per_pod: int, render: Render) -> None:
+    values = {"decode": {"pools": {"main": {"parallelism": parallelism}}}}
+    pool = pool_of(render("single-gpu", values=values), "decode")
+    for kind in ("requests", "limits"):
+        assert pool.container["resources"][kind]["nvidia.com/gpu"] == per_pod
+    names = {
+        "tp_size": "tensor",
+        "pp_size": "pipeline",
+        "dp_size": "data",
+        "attn_dp_size": "attentionData",
+    }
+    wanted = {
+        flag: parallelism[name] for flag, name in names.items() if parallelism.get(name, 1) > 1
+    }
+    assert pool.config["engine_args"] == {"mem_fraction_static": 0.85, **wanted}
+
+
+def test_a_group_has_a_leader_and_followers(render: Render) -> None:
+    manifests = render("multinode")
+    pool = pool_of(manifests, "decode")
+    assert pool.workload["kind"] == "LeaderWorkerSet"
+    assert pool.workload["spec"]["leaderWorkerTemplate"]["size"] == pool.config["nodes"] == 2
+    variables = {one["name"]: one for one in pool.follower["spec"]["containers"][0]["env"]}
+    assert variables["MILLSTREAM_LEADER_ADDRESS"]["value"] == "$(LWS_LEADER_ADDRESS):20000"
+    rank = variables["MILLSTREAM_NODE_RANK"]["valueFrom"]["fieldRef"]["fieldPath"]
+    assert rank == "metadata.labels['leaderworkerset.sigs.k8s.io/worker-index']"
+    assert (
+        pool.follower["spec"]["containers"][0]["readinessProbe"] == pool.container["readinessProbe"]
+    )
+    (service,) = (
+        one for one in objects(manifests, "Service") if one["metadata"]["name"].endswith("-workers")
+    )
+    selector = {"matchLabels": service["spec"]["selector"]}
+    assert selects(selector, pool.template["metadata"]["labels"])
+    assert not selects(selector, pool.follower["metadata"]["labels"])
+
+
+# ---- Pod Security
+
+
+def beyond_restricted(spec: dict[str, Any]) -> Iterator[str]:
+    """What of a pod the level *restricted* doesn't allow; the parts that a chart may set."""
+    security = spec["securityContext"]
+    if not security["runAsNonRoot"] or not security["runAsUser"]:
+        yield "root"
+    if security["seccompProfile"]["type"] != "RuntimeDefault":
+        yield "seccomp"
+    if any(spec.get(name) for name in ("hostNetwork", "hostPID", "hostIPC")):
+        yield "host namespaces"
+    allowed = {
+        "configMap",
+        "emptyDir",
+        "ephemeral",
+        "persistentVolumeClaim",
+        "projected",
+        "secret",
+        "image",
+    }
+    for volume in spec["volumes"]:
+        yield from (f"volume {kind}" for kind in volume.keys() - {"name"} - allowed)
+    for container in (*spec.get("initContainers", ()), *spec["containers"]):
+        own = container["securityContext"]
+        if own["allowPrivilegeEscalation"] or own["capabilities"]["drop"] != ["ALL"]:
+            yield f"{container['name']}: privileges"
+        if not own["readOnlyRootFilesystem"]:
+            yield f"{container['name']}: writable root"
+        yield from own["capabilities"].get("add", ())
+
+
+@pytest.mark.parametrize("name", values_files())
+def test_every_pod_is_restricted_but_for_rdma(name: str, render: Render) -> None:
+    for workload, template in workloads(render(name)):
+        pinned = "rdma/hca" in template["spec"]["containers"][0]["resources"].get("limits", {})
+        assert list(beyond_restricted(template["spec"])) == (["IPC_LOCK"] if pinned else []), (
+            workload
+        )
+        assert template["spec"]["enableServiceLinks"] is False
+
+
+def test_rdma_has_a_restricted_form_and_one_as_root(render: Render) -> None:
+    def beyond(**rdma: bool) -> list[str]:
+        values = {"poolDefaults": {"rdma": {"enabled": True, **rdma}}, "decode": {"pools": {}}}
+        return list(beyond_restricted(pool_of(render("single-gpu", values=values), "decode").pod))
+
+    assert beyond(ipcLock=False) == []
+    assert beyond(runAsRoot=True) == ["root", "IPC_LOCK"]
+
+
+def test_only_a_processor_that_watches_endpoint_slices_has_a_token(render: Render) -> None:
+    for name in values_files():
+        manifests = render(name)
+        watches = bool(objects(manifests, "Role"))
+        for workload, template in workloads(manifests):
+            component = workload["metadata"]["labels"]["app.kubernetes.io/component"]
+            expected = watches and component == "processor"
+            assert template["spec"]["automountServiceAccountToken"] is expected
+    (role,) = objects(render("all"), "Role")
+    assert role["rules"] == [
+        {
+            "apiGroups": ["discovery.k8s.io"],
+            "resources": ["endpointslices"],
+            "verbs": ["get", "list", "watch"],
+        }
+    ]
+
+
+# ---- TLS
+
+
+def test_certificates_follow_the_graph_of_roles(render: Render) -> None:
+    manifests = render("all")
+    names = {
+        one["metadata"]["labels"]["app.kubernetes.io/component"]: one["spec"]["dnsNames"]
+        for one in objects(manifests, "Certificate")
+    }
+    graph = {"encode": {"processor", "prefill", "decode"}}
+    processor = pool_of(manifests, "processor").config
+    for pool in rendered_pools(manifests):
+        if pool.role == "processor":
+            assert "allowed_peers" not in pool.config
+            continue
+        # Only the roles that may call have a name that is let in.
+        callers = {
+            role for role, own in names.items() if set(own) & set(pool.config["allowed_peers"])
+        }
+        assert callers == graph.get(pool.role, {"processor"})
+        assert processor["worker_tls_name"] in names[pool.role]
+        headless = "x.suite-millstream-workers.inference.svc"
+        assert any(fnmatch(headless, pattern) for pattern in names[pool.role])
+        if pool.role in {"prefill", "decode"}:
+            assert pool.config["encode_tls_name"] in names["encode"]
+    for name in ("suite-millstream-processor.inference.svc", "millstream.example.com", "localhost"):
+        assert name in names["processor"]
+
+
+# ---- services and rollouts
+
+
+def test_services_say_their_protocol(render: Render) -> None:
+    for name, protocol in (("pd", "kubernetes.io/h2c"), ("all", "https")):
+        ports = [port for one in objects(render(name), "Service") for port in one["spec"]["ports"]]
+        protocols = {port.get("appProtocol") for port in ports if port["name"] == "grpc"}
+        assert protocols == {protocol}
+
+
+def test_upgrades_keep_capacity_unless_told_otherwise(render: Render) -> None:
+    for pool in rendered_pools(render("epd")):
+        rolling = pool.workload["spec"]["strategy"]["rollingUpdate"]
+        assert rolling == {"maxSurge": 1, "maxUnavailable": 0}
+        # A rollout isn't called failed while a pod may still load, or drain.
+        limit = pool.workload["spec"]["progressDeadlineSeconds"]
+        probe = pool.container["startupProbe"]
+        assert limit > probe["failureThreshold"] * probe["periodSeconds"]

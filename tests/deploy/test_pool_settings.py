@@ -1,0 +1,133 @@
+"""What the chart writes is what the services read: names, ports, and the times that it adds up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from millstream_server.decode.settings import DecodeSettings
+from millstream_server.diffusion.settings import DiffusionSettings
+from millstream_server.diffusion.text_settings import TextDiffusionSettings
+from millstream_server.embedding.settings import EmbeddingSettings
+from millstream_server.encode.settings import EncodeSettings
+from millstream_server.processor.settings import ProcessorSettings
+from millstream_server.runtime import settings
+from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
+from millstream_server.worker.settings import WorkerSettings
+from tests.support.deploy_tools import Manifest, values_files
+from tests.support.rendered_pools import RenderedPool, pool_of, rendered_pools
+
+Render = Callable[..., list[Manifest]]
+SETTINGS: dict[str, type[ServiceSettings]] = {
+    "processor": ProcessorSettings,
+    "encode": EncodeSettings,
+    "prefill": WorkerSettings,
+    "decode": DecodeSettings,
+    "embedding": EmbeddingSettings,
+    "diffusion": DiffusionSettings,
+}
+REST_OF_SHUTDOWN_S = 10
+
+
+def load(pool: RenderedPool, folder: Path) -> Any:
+    """Read a pool's file as its service does; a setting that it doesn't have ends the test."""
+    config = dict(pool.config)
+    cls = SETTINGS[pool.role]
+    if pool.role == "diffusion" and config["kind"] == "text":
+        cls = TextDiffusionSettings
+        del config["kind"]  # read before all others
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(config), encoding="utf-8")
+    return settings.load(
+        cls, ["--config", str(file)], pool.environment, prog=pool.role, description=""
+    )
+
+
+def whole_numbers(value: Any) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+@pytest.mark.parametrize("name", values_files())
+def test_services_read_their_files(name: str, render: Render, tmp_path: Path) -> None:
+    for pool in rendered_pools(render(name)):
+        read = load(pool, tmp_path)
+        before = pool.container["lifecycle"]["preStop"]["sleep"]["seconds"]
+        drain = math.ceil(read.propagation_s + read.drain_s)
+        grace = pool.pod["terminationGracePeriodSeconds"]
+        assert grace == whole_numbers(before) + drain + REST_OF_SHUTDOWN_S, pool.name
+        ports = {port["name"]: port["containerPort"] for port in pool.container["ports"]}
+        assert read.listen == f"0.0.0.0:{ports['grpc']}"
+        assert read.metrics_listen == f"0.0.0.0:{ports['metrics']}"
+        assert read.health_listen == (f"0.0.0.0:{ports['health']}" if "health" in ports else "")
+        if pool.role == "prefill":
+            assert read.common.bootstrap_port == ports["bootstrap"]
+
+
+@pytest.mark.parametrize(
+    ("pool_values", "grace"),
+    [
+        ({}, 5 + 301 + 10),
+        ({"settings": {"drain_s": 1200, "propagation_s": 2}}, 5 + 1202 + 10),
+        ({"settings": {"drain": {"s": 7.2}}}, 5 + 8 + 10),
+        ({"drain": {"preStopSeconds": 0, "propagationSeconds": 0, "limitSeconds": 30}}, 30 + 10),
+    ],
+)
+def test_grace_follows_the_settings_that_the_service_gets(
+    pool_values: dict[str, Any], grace: int, render: Render, tmp_path: Path
+) -> None:
+    pool = pool_of(
+        render("single-gpu", values={"decode": {"pools": {"main": pool_values}}}), "decode"
+    )
+    assert pool.pod["terminationGracePeriodSeconds"] == grace
+    read = load(pool, tmp_path)
+    before = pool.container["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert before + math.ceil(read.propagation_s + read.drain_s) + REST_OF_SHUTDOWN_S == grace
+
+
+def test_a_change_of_settings_restarts_only_that_pool(render: Render) -> None:
+    values = {"decode": {"pools": {"main": {"settings": {"max_running_requests": 7}}}}}
+
+    def checksums(manifests: list[Manifest]) -> dict[str, str]:
+        return {
+            pool.role: pool.template["metadata"]["annotations"]["checksum/config"]
+            for pool in rendered_pools(manifests)
+        }
+
+    before, after = checksums(render("pd")), checksums(render("pd", values=values))
+    assert {role for role in before if before[role] != after[role]} == {"decode"}
+
+
+def test_the_processor_knows_models_and_workers(render: Render, tmp_path: Path) -> None:
+    read = load(pool_of(render("all"), "processor"), tmp_path)
+    assert read.workers == ("k8s:inference/suite-millstream-workers",)
+    directories = {name: str(path or "") for name, path in read.model_directories().items()}
+    assert directories == {
+        "bge-reranker": "/models/bge-reranker",
+        "deepseek-ai/DeepSeek-V3": "/models/deepseek",
+        "llada": "/models/llada",
+        "qwen-embedding": "/models/qwen-embedding",
+        "qwen-vl": "/models/qwen-vl",
+        "small": "/models/small",
+        "wan-video": "",
+        "z-image": "",
+    }
+    mounted = {
+        mount["mountPath"]
+        for mount in pool_of(render("all"), "processor").container["volumeMounts"]
+    }
+    assert {"/models", "/models/small"} <= mounted
+
+
+def test_modes_follow_the_pools(render: Render) -> None:
+    manifests = render("all")
+    modes = {
+        name: pool_of(manifests, "decode", name).config["mode"]
+        for name in ("vision", "large", "small")
+    }
+    assert modes == {"vision": "disaggregated", "large": "aggregated", "small": "aggregated"}

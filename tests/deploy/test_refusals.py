@@ -1,0 +1,214 @@
+"""Values that contradict each other are refused, with a sentence that says what to change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.deploy_tools import Helm, RenderError
+
+MODELS: dict[str, Any] = {"llama": {"uri": "hf://org/llama"}}
+
+
+def decode(**pool: Any) -> dict[str, Any]:
+    return {"models": MODELS, "decode": role(model="llama", **pool)}
+
+
+def role(**pool: Any) -> dict[str, Any]:
+    return {"enabled": True, "pools": {"main": pool}}
+
+
+def tls(**values: Any) -> dict[str, Any]:
+    return {**decode(), "security": {"tls": {"enabled": True, **values}}}
+
+
+def parallel(**sizes: int) -> dict[str, Any]:
+    return decode(parallelism=sizes)
+
+
+def model(**entry: Any) -> dict[str, Any]:
+    return {**decode(), "models": {"llama": entry}}
+
+
+ISSUER = {"certManager": {"issuerRef": {"name": "ca"}}}
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    # ---- roles and models
+    ("no pool of workers is enabled; take one of the values-*.yaml", {}),
+    (
+        'decode.pools.main.model is "lama", which isn\'t in `models` (llama); add it there',
+        {"models": MODELS, "decode": role(model="lama")},
+    ),
+    (
+        "prefill.pools.main: model llama has prefill workers, and no decode workers",
+        {"models": MODELS, "prefill": role(model="llama")},
+    ),
+    (
+        "decode.pools.main.settings.mode is disaggregated, and model llama has no prefill workers",
+        decode(settings={"mode": "disaggregated"}),
+    ),
+    (
+        "and no decode workers that take their KV cache; add a pool to `decode`",
+        {**decode(settings={"mode": "aggregated"}), "prefill": role(model="llama")},
+    ),
+    (
+        "encode.pools.main: model llama has encode workers, and no decode workers",
+        {"models": MODELS, "encode": role(model="llama")},
+    ),
+    (
+        "model llama is used by pools for chats and for embedding, and a model does one of them",
+        {**decode(), "embedding": role(model="llama")},
+    ),
+    (
+        "processor: the Processor has no model, GPU or nodes",
+        {**decode(), "processor": {"model": "llama"}},
+    ),
+    (
+        "models.b: another model is served as a too; give one of them another servedName",
+        {**decode(), "models": {"llama": {"uri": "hf://o/l"}, "a": {}, "b": {"servedName": "a"}}},
+    ),
+    ("models.llama.uri is empty, and decode.pools.main needs its files", model()),
+    ("models.llama.size is missing: the claim", model(uri="hf://o/l", download="job")),
+    ("volumes of storage class ssd need one", model(uri="s3://b/l", storageClass="ssd")),
+    ("there is nothing to download from", model(uri="pvc://c/l", download="job")),
+    ("models.llama.revision is for hf:// URIs; remove it", model(uri="s3://b/l", revision="v1")),
+    (
+        "decode.pools.main.settings.model_path can't be set here: it is made of `models`",
+        decode(settings={"model_path": "/x"}),
+    ),
+    (
+        "diffusion.pools.main.settings.kind is text, which needs settings.dllm_algorithm",
+        {"models": MODELS, "diffusion": role(model="llama", settings={"kind": "text"})},
+    ),
+    # ---- GPUs
+    ("tensor 3 x pipeline 1 can't be spread evenly over 2 nodes", parallel(tensor=3, nodes=2)),
+    ("attentionData is 3, which doesn't divide tensor, 4", parallel(tensor=4, attentionData=3)),
+    (
+        "SGLang runs no copies (data 2) of a model that spans nodes (2)",
+        parallel(tensor=2, data=2, nodes=2),
+    ),
+    (
+        "gpu.perNode is 4, but tensor 2 x pipeline 2 x data 2 on 1 node(s) needs 8 per node",
+        decode(parallelism={"tensor": 2, "pipeline": 2, "data": 2}, gpu={"perNode": 4}),
+    ),
+    (
+        "gpu.perNode is 1, but tensor 1 x pipeline 1 x data 1 on 1 node(s) needs 0 per",
+        decode(gpu={"resource": "", "perNode": 1}),
+    ),
+    (
+        "2 instances of nvidia.com/mig-1g.10gb can't run one engine",
+        decode(parallelism={"tensor": 2}, gpu={"resource": "nvidia.com/mig-1g.10gb"}),
+    ),
+    (
+        "decode.pools.main.resources.limits: the number of nvidia.com/gpu is computed",
+        decode(resources={"limits": {"nvidia.com/gpu": 2}}),
+    ),
+    (
+        "engineArgs.tp-size can't be set here, since GPUs and nodes are computed from it",
+        decode(engineArgs={"tp-size": 2}),
+    ),
+    (
+        "encode.pools.main.parallelism: an encode worker runs on one GPU",
+        {**decode(), "encode": role(model="llama", parallelism={"tensor": 2})},
+    ),
+    (
+        "embedding.pools.main.parallelism.data is 2, and embedding workers run one copy",
+        {"models": MODELS, "embedding": role(model="llama", parallelism={"data": 2})},
+    ),
+    (
+        "parallelism.tensor is 2, and the engine diffusers uses one GPU",
+        {"models": MODELS, "diffusion": role(model="llama", parallelism={"tensor": 2})},
+    ),
+    (
+        "images and videos know tensor parallelism only",
+        {"models": MODELS, "diffusion": role(model="llama", parallelism={"pipeline": 2})},
+    ),
+    # ---- TLS and discovery
+    ("security.tls.enabled needs certificates for the role decode; set security.tls.certM", tls()),
+    ("security.tls has an issuer and existing secrets", tls(existingSecret="all", **ISSUER)),
+    (
+        "security.tls.probes can't work with requireClientCertificates",
+        tls(probes=True, requireClientCertificates=True, **ISSUER),
+    ),
+    (
+        "allowedClients need security.tls.requireClientCertificates=true",
+        tls(allowedClients=["a"], **ISSUER),
+    ),
+    (
+        "security.tls.requireClientCertificates is set, and TLS is off",
+        tls(enabled=False, requireClientCertificates=True),
+    ),
+    (
+        "decode.pools.main.settings.tls_cert_file can't be set here: set security.tls",
+        decode(settings={"tls": {"cert_file": "/x"}}),
+    ),
+    (
+        "name the Processor's account in serviceAccount.processorName",
+        {
+            **decode(),
+            "discovery": {"kind": "endpointslices"},
+            "serviceAccount": {"create": False},
+        },
+    ),
+    # ---- settings and rollout
+    (
+        "are computed; set decode.pools.main.settings.drain_s instead",
+        decode(env=[{"name": "MILLSTREAM_DRAIN_S", "value": "5"}]),
+    ),
+    (
+        'decode.pools.main.settings.drain_s is "5m"; it must be a number of seconds',
+        decode(settings={"drain_s": "5m"}),
+    ),
+    (
+        "decode.pools.main.settings.engine_args can't be set here: set engineArgs of the pool",
+        decode(settings={"engine_args": {"tp_size": 2}}),
+    ),
+    (
+        "decode.pools.main.rollout: maxSurge and maxUnavailable are both 0",
+        decode(rollout={"maxSurge": 0, "maxUnavailable": 0}),
+    ),
+]
+
+
+@pytest.mark.parametrize(("sentence", "values"), REFUSED, ids=[text for text, _ in REFUSED])
+def test_a_contradiction_is_refused(sentence: str, values: dict[str, Any], helm4: Helm) -> None:
+    with pytest.raises(RenderError) as refused:
+        helm4.text(values=values)
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("sentence", "values", "cluster"),
+    [
+        (
+            "the cluster has no LeaderWorkerSet; install it",
+            parallel(tensor=2, nodes=2),
+            {"apis": ()},
+        ),
+        ("the cluster has no cert-manager; install it", tls(**ISSUER), {"apis": ()}),
+        (
+            "security.tls.probes needs Kubernetes 1.37 or later, and the cluster has v1.36.0",
+            tls(probes=True, **ISSUER),
+            {"kubernetes": "1.36"},
+        ),
+        (
+            "models.llama.uri is an image volume, which needs Kubernetes 1.33 or later",
+            model(uri="oci://registry/llama:1"),
+            {"kubernetes": "1.32"},
+        ),
+    ],
+)
+def test_what_the_cluster_lacks_is_said(
+    sentence: str, values: dict[str, Any], cluster: dict[str, Any], helm4: Helm
+) -> None:
+    with pytest.raises(RenderError) as refused:
+        helm4.text(values=values, **cluster)
+    assert sentence in str(refused.value)
+
+
+def test_all_mistakes_are_reported_at_once(helm3: Helm) -> None:
+    values = decode(engineArgs={"nnodes": 2}, settings={"listen": "x"})
+    with pytest.raises(RenderError) as refused:
+        helm3.text(values=values)
+    assert str(refused.value).count("\n  * ") == 2
