@@ -31,5 +31,6 @@ class EmbeddingSettings(ModelSettings):
         """
         if self.engine is EngineKind.SIMULATED:
             refuse_arguments(self.sglang.engine_args, "simulated")
+            self.sglang.topology.refuse("simulated")
             return self
         return replace(self, sglang=self.sglang.checked())

@@ -52,5 +52,6 @@ class WorkerSettings(ModelSettings):
         """
         if self.engine is EngineKind.SIMULATED:
             refuse_arguments(self.sglang.engine_args, "simulated")
+            self.sglang.topology.refuse("simulated")
             return self
         return replace(self, sglang=self.sglang.checked())

@@ -76,6 +76,11 @@ class SglangEngineConfig:
     """Further fields of SGLang's ServerArgs, passed on unchanged."""
     otlp_endpoint: str = ""
     """Collector of SGLang's spans, http://HOST:PORT; empty: SGLang traces nothing."""
+    nodes: int = 1
+    """Processes over which the model is spread; each has a rank, 0 leads."""
+    node_rank: int = 0
+    leader_address: str = ""
+    """HOST:PORT where they meet; needed with `nodes` above 1."""
     log_level: str = "warning"
     """Level of SGLang's loggers, in this process and in those it spawns."""
 
@@ -139,6 +144,10 @@ def _managed_arguments(config: SglangEngineConfig) -> dict[str, object]:
         "disaggregation_mode": _DISAGGREGATION_MODES[config.role],
         "enable_metrics": config.metrics,
     }
+    if config.nodes > 1:
+        arguments["nnodes"] = config.nodes
+        arguments["node_rank"] = config.node_rank
+        arguments["dist_init_addr"] = config.leader_address
     if config.served_model_name:
         arguments["served_model_name"] = config.served_model_name
     if config.otlp_endpoint:
@@ -194,6 +203,9 @@ def engine_environment(config: SglangEngineConfig) -> dict[str, str]:
         EngineFailedError: `bootstrap_host` does not resolve.
     """
     environment: dict[str, str] = {}
+    if config.node_rank:
+        # Else the constructor of such an engine never returns.
+        environment["SGLANG_BLOCK_NONZERO_RANK_CHILDREN"] = "0"
     if config.otlp_endpoint:
         # One span per stage of a request; by default there is one per decode step, so per token.
         environment["SGLANG_TRACE_LEVEL"] = "1"

@@ -11,12 +11,12 @@ import multiprocessing
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from millstream_server.engines.base import Role
 from millstream_server.engines.sglang import cpu as sglang_cpu
@@ -29,6 +29,7 @@ from millstream_server.engines.sglang.metrics import FILES
 from millstream_server.engines.sglang.replaced import keep_our_logging, replaced
 from millstream_server.runtime.errors import EngineFailedError
 
+T = TypeVar("T")
 _ENDING_POLL_S = 0.2
 _DEATH_TIMEOUT_S = 60.0
 
@@ -58,7 +59,8 @@ class EngineThread:
         """Start nothing yet."""
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="sglang")
         self._ended = threading.Event()
-        self._build: asyncio.Future[BuiltEngine] | None = None
+        self._build: asyncio.Future[Any] | None = None
+        self._engine: Any = None
 
     async def build(self, config: SglangEngineConfig) -> BuiltEngine:
         """Import SGLang, start its processes and load the model.
@@ -66,17 +68,33 @@ class EngineThread:
         Raises:
             EngineFailedError: one of these failed; no process is left running.
         """
+        return await self._run(config, _describe)
+
+    async def follow(self, config: SglangEngineConfig) -> list[int]:
+        """Do the same for a rank above 0; return its processes' ids.
+
+        Raises:
+            EngineFailedError: it failed; no process is left running.
+        """
+        return await self._run(config, lambda engine: list(engine.get_all_child_pids()))
+
+    async def _run(self, config: SglangEngineConfig, read: Callable[[Any], T]) -> T:
         loop = asyncio.get_running_loop()
-        self._build = loop.run_in_executor(self._executor, self._build_here, config, loop)
-        return await asyncio.shield(self._build)
+        building = loop.run_in_executor(self._executor, self._build_here, config, read, loop)
+        self._build = building
+        return await asyncio.shield(building)
 
     def _build_here(
-        self, config: SglangEngineConfig, loop: asyncio.AbstractEventLoop
-    ) -> BuiltEngine:
+        self,
+        config: SglangEngineConfig,
+        read: Callable[[Any], T],
+        loop: asyncio.AbstractEventLoop,
+    ) -> T:
         # SGLang binds its objects to the thread's event loop, which must be the caller's.
         asyncio.set_event_loop(loop)
         try:
-            return _build(config, self._ended)
+            self._engine = _build(config, self._ended)
+            return read(self._engine)
         except EngineFailedError:
             _clear_away()
             raise
@@ -96,13 +114,13 @@ class EngineThread:
                 await asyncio.to_thread(kill_children)
                 await asyncio.wait([self._build], timeout=_ENDING_POLL_S)
             if not self._build.cancelled() and self._build.exception() is None:
-                await asyncio.to_thread(_shut_down, self._build.result().engine)
+                await asyncio.to_thread(_shut_down, self._engine)
         self._executor.shutdown(wait=False)
 
 
-def _build(config: SglangEngineConfig, ended: threading.Event) -> BuiltEngine:
+def _build(config: SglangEngineConfig, ended: threading.Event) -> Any:
     os.environ.update(engine_environment(config))
-    if config.role is Role.PREFILL:
+    if config.role is Role.PREFILL and config.node_rank == 0:
         _check_free(config.bootstrap_host, config.bootstrap_port)
     on_cpu = config.resolved_device() == "cpu"
     if on_cpu:
@@ -119,8 +137,7 @@ def _build(config: SglangEngineConfig, ended: threading.Event) -> BuiltEngine:
         FILES.open()
     logging.getLogger("sglang").setLevel(config.log_level.upper())
     with replaced(engine_module, "configure_logger", keep_our_logging):
-        engine = engine_module.Engine(**arguments)
-    return _describe(engine)
+        return engine_module.Engine(**arguments)
 
 
 def _check_free(host: str, port: int) -> None:
@@ -185,8 +202,10 @@ def kill_children() -> None:
 
 def _shut_down(engine: Any) -> None:
     atexit.unregister(engine.shutdown)
-    manager = engine.tokenizer_manager
-    contexts = [engine.send_to_rpc.context, manager.recv_from_detokenizer.context]
+    manager = engine.tokenizer_manager  # None: of a rank above 0
+    contexts = []
+    if manager is not None:
+        contexts = [engine.send_to_rpc.context, manager.recv_from_detokenizer.context]
     module = importlib.import_module("sglang.srt.entrypoints.engine")
     with replaced(module, "kill_process_tree", lambda *_args, **_kwargs: kill_children()):
         engine.shutdown()
@@ -202,7 +221,8 @@ def _shut_down(engine: Any) -> None:
 
 def _left_behind(engine: Any) -> Iterator[Path]:
     """Yield the files that SGLang doesn't remove: a load snapshot and its IPC sockets."""
-    snapshot = getattr(engine.tokenizer_manager.load_snapshot_reader, "path", None)
+    reader = getattr(engine.tokenizer_manager, "load_snapshot_reader", None)
+    snapshot = getattr(reader, "path", None)
     if snapshot is not None:
         yield Path(snapshot)
     ports = engine.port_args

@@ -39,6 +39,9 @@ VECTORS: Mapping[str, str] = {
     "disaggregation_mode": "vectors are made by one worker alone",
     "enable_trace": "traces of embedding workers are Millstream's own",
     "otlp_traces_endpoint": "traces of embedding workers are Millstream's own",
+    "nnodes": "--nodes",
+    "node_rank": "--node-rank",
+    "dist_init_addr": "--leader-address",
     "chat_template": _TEXT,
     "completion_template": _TEXT,
     "reasoning_parser": _TEXT,
@@ -66,6 +69,8 @@ GENERATION: Mapping[str, str] = {
 
 DIFFUSION: Mapping[str, str] = {
     **_EVERYWHERE,
+    "nnodes": "a diffusion worker runs on one machine",
+    "node_rank": "a diffusion worker runs on one machine",
     "model_id": "--model-id",
     "num_gpus": "--num-gpus",
     "backend": _OURS,

@@ -19,8 +19,9 @@ from millstream_server.engines.sglang.arguments import (
     server_arguments,
 )
 from millstream_server.engines.sglang.config import SglangEngineConfig
+from millstream_server.engines.sglang.nodes import NodeSettings
 from millstream_server.model_files.state import expect_weights
-from millstream_server.runtime.settings import EngineArguments, SettingsError, setting
+from millstream_server.runtime.settings import EngineArguments, SettingsError, group, setting
 
 ENGINE_ARGS_HELP = "SGLang's own arguments: behind --, not as a flag"
 
@@ -43,15 +44,18 @@ class SglangSettings:
     engine_args: EngineArguments = setting(EngineArguments(), help=ENGINE_ARGS_HELP)
     warm_up_timeout_s: float = setting(120.0, help="longest warm-up before the start fails")
     engine_log_level: str = setting("warning", help="log level of SGLang")
+    topology: NodeSettings = group(NodeSettings)
 
     def checked(self) -> Self:
         """Return the settings with SGLang's own arguments read.
 
         Raises:
-            SettingsError: one is unknown, wrong, or managed by us.
+            SettingsError: one is unknown, wrong, or managed by us, or doesn't fit to `topology`.
         """
         known = server_argument_list(self.device, managed_arguments.GENERATION)
-        return replace(self, engine_args=read_arguments(self.engine_args, known))
+        read = read_arguments(self.engine_args, known)
+        self.topology.check(read)
+        return replace(self, engine_args=read)
 
 
 def server_argument_list(device: str, managed: Mapping[str, str]) -> ArgumentList:
@@ -88,6 +92,9 @@ def engine_config(settings: SglangSettings, context: EngineContext) -> SglangEng
         warm_up_timeout_s=settings.warm_up_timeout_s,
         ability=_dllm(context),
         extra=settings.engine_args.values,
+        nodes=settings.topology.nodes,
+        node_rank=settings.topology.node_rank,
+        leader_address=settings.topology.leader_address,
         log_level=settings.engine_log_level,
     )
 

@@ -39,9 +39,12 @@ class ServicePlan:
     services: tuple[str, ...]
     """Full proto names."""
     max_receive_bytes: int
-    load: LoadMeter
+    load: LoadMeter | None
+    """None: no load reports."""
     open_work: Callable[[], Mapping[str, int]]
     """Returns the amount of open work by kind, for operators."""
+    health_only: bool = False
+    """The services' names have a health, but nothing serves them."""
     ages: bool = False
     """Whether connections end at a maximum age: for the Processor, not for workers."""
     auth: AuthPolicy = field(default_factory=AuthPolicy)
@@ -99,6 +102,7 @@ class Service:
                 tracing=self.tracing,
                 without_spans=plan.without_spans,
                 load=plan.load,
+                health_only=plan.health_only,
             ),
         )
         if settings.admin_listen:

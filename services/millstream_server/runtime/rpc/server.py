@@ -51,6 +51,8 @@ class ServerOptions:
     """Methods whose streams carry many requests: each request has a span, the stream has none."""
     load: LoadMeter | None = None
     """The source of load reports; without it there are none."""
+    health_only: bool = False
+    """The services have a health each, but no servicers."""
 
 
 class Server:
@@ -86,7 +88,9 @@ class Server:
         )
         """The conditions that decide its health."""
         self._drains = self.conditions.own(conditions.DRAINING)
-        names = [*services, health.SERVICE_NAME]
+        names = [health.SERVICE_NAME]
+        if not options.health_only:
+            names = [*services, *names]
         self._reports: orca.OrcaServicer | None = None
         if options.load is not None:
             self._reports = orca.add_orca(self.grpc, options.load.read)

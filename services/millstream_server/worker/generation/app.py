@@ -15,8 +15,8 @@ from millstream_server.protobuf.worker import description_to_proto
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.transfer.ticket import TicketGate, TicketKey
-from millstream_server.worker import app
-from millstream_server.worker.engine_choice import make_engine
+from millstream_server.worker import app, follower
+from millstream_server.worker.engine_choice import make_engine, make_follower
 from millstream_server.worker.generation.core import GenerationWorker
 from millstream_server.worker.generation.fetching import Fetcher
 from millstream_server.worker.generation.media import EmbeddingSource
@@ -67,6 +67,8 @@ async def run(
     Raises:
         SettingsError: settings contradict each other.
     """
+    if (part := make_follower(settings, role, dllm)) is not None:
+        return await follower.run(settings, part, role, service.name)
     key = _ticket_key(settings.ticket_key, role)
     # A decode worker gets the KV cache, so it needs no embeddings.
     source = EmbeddingSource(settings, key) if key and role is not Role.DECODE else None

@@ -10,13 +10,16 @@ from millstream_server.engines.base import Role
 from millstream_server.engines.sglang import managed as managed_arguments
 from millstream_server.engines.sglang.arguments import read_arguments
 from millstream_server.engines.sglang.config import SglangEngineConfig
+from millstream_server.engines.sglang.follower import SglangFollower
+from millstream_server.engines.sglang.nodes import NodeSettings
 from millstream_server.engines.sglang.settings import (
     ENGINE_ARGS_HELP,
     model_directory,
     server_argument_list,
 )
-from millstream_server.engines.sglang.vectors.embedder import SglangEmbedder
-from millstream_server.runtime.settings import EngineArguments, SettingsError, setting
+from millstream_server.engines.sglang.vectors.embedder import SglangEmbedder, with_ability
+from millstream_server.engines.sglang.vectors.model import read_model
+from millstream_server.runtime.settings import EngineArguments, SettingsError, group, setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +41,18 @@ class SglangEmbedderSettings:
     engine_args: EngineArguments = setting(EngineArguments(), help=ENGINE_ARGS_HELP)
     warm_up_timeout_s: float = setting(120.0, help="longest warm-up before the start fails")
     engine_log_level: str = setting("warning", help="log level of SGLang")
+    topology: NodeSettings = group(NodeSettings)
 
     def checked(self) -> Self:
         """Return the settings with SGLang's own arguments read.
 
         Raises:
-            SettingsError: one is unknown, wrong, or managed by us.
+            SettingsError: one is unknown, wrong, or managed by us, or doesn't fit to `topology`.
         """
         known = server_argument_list(self.device, managed_arguments.VECTORS)
-        return replace(self, engine_args=read_arguments(self.engine_args, known))
+        read = read_arguments(self.engine_args, known)
+        self.topology.check(read)
+        return replace(self, engine_args=read)
 
 
 def make_embedder(
@@ -59,7 +65,26 @@ def make_embedder(
     Raises:
         SettingsError: the settings contradict each other.
     """
-    config = SglangEngineConfig(
+    config = _config(settings, model_path, model_name, metrics=metrics)
+    return SglangEmbedder(config, _numbers(settings.dimensions))
+
+
+def make_follower(
+    settings: SglangEmbedderSettings, model_path: Path | None, model_name: str
+) -> SglangFollower:
+    """Make what runs a part of a model whose requests another process serves.
+
+    Raises:
+        SettingsError: the settings contradict each other.
+    """
+    config = _config(settings, model_path, model_name, metrics=False)
+    return SglangFollower(with_ability(config, read_model(model_directory(model_path))))
+
+
+def _config(
+    settings: SglangEmbedderSettings, model_path: Path | None, model_name: str, *, metrics: bool
+) -> SglangEngineConfig:
+    return SglangEngineConfig(
         model_path=str(model_directory(model_path)),
         role=Role.EMBEDDING,
         device=settings.device,
@@ -71,9 +96,11 @@ def make_embedder(
         metrics=metrics,
         warm_up_timeout_s=settings.warm_up_timeout_s,
         extra=settings.engine_args.values,
+        nodes=settings.topology.nodes,
+        node_rank=settings.topology.node_rank,
+        leader_address=settings.topology.leader_address,
         log_level=settings.engine_log_level,
     )
-    return SglangEmbedder(config, _numbers(settings.dimensions))
 
 
 def _numbers(texts: tuple[str, ...]) -> list[int]:
