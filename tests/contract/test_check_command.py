@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -212,6 +214,16 @@ async def test_an_engine_that_gives_no_answer(text_model: TextModel, run: type[R
     assert found.code == 1
     assert found.line(f"model {MODEL}").startswith(f"✗ model {MODEL}: DEADLINE_EXCEEDED")
     assert found.out.endswith("1 of 5 steps failed\n")
+
+
+async def test_an_output_without_the_signs_gets_words(
+    run: type[Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    await run.check(f"127.0.0.1:{free_port()}")
+    sys.stdout.flush()
+    assert written.getvalue().startswith(b"FAILED connection: ")
 
 
 # ---- TLS and keys, through the flags
