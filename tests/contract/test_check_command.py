@@ -31,7 +31,9 @@ from tests.support.diffusion_worker import MODEL as PICTURES
 from tests.support.diffusion_worker import VIDEOS, diffusion_worker
 from tests.support.fake_processor import FakeProcessor
 from tests.support.in_process import ALPHABET, MODEL, processor, worker
+from tests.support.media_suite import media_suite
 from tests.support.ports import free_port
+from tests.support.vision_models import make_vision_model
 
 PREFILL = replace(ALPHABET, role=Role.PREFILL)
 DECODE = replace(ALPHABET, role=Role.DECODE)
@@ -135,6 +137,16 @@ async def test_a_model_for_videos_makes_one(run: type[Runner]) -> None:
         found = await run.check(front.address)
     assert found.code == 0, found.out
     assert "video: " in found.line(f"model {PICTURES}")
+
+
+async def test_a_model_that_takes_images_is_asked_about_one(
+    tmp_path: Path, run: type[Runner]
+) -> None:
+    directory = make_vision_model(tmp_path / "qwen", "qwen2_5_vl")
+    async with media_suite(directory) as suite:
+        found = await run.check(suite.front.address)
+    assert found.code == 0, found.out
+    assert "chat with an image: 8 tokens (" in found.out
 
 
 async def test_it_waits_for_models_and_says_for_what(
