@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
+import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +31,9 @@ from tests.support.diffusion_worker import MODEL as PICTURES
 from tests.support.diffusion_worker import VIDEOS, diffusion_worker
 from tests.support.fake_processor import FakeProcessor
 from tests.support.in_process import ALPHABET, MODEL, processor, worker
+from tests.support.media_suite import media_suite
 from tests.support.ports import free_port
+from tests.support.vision_models import make_vision_model
 
 PREFILL = replace(ALPHABET, role=Role.PREFILL)
 DECODE = replace(ALPHABET, role=Role.DECODE)
@@ -135,6 +139,16 @@ async def test_a_model_for_videos_makes_one(run: type[Runner]) -> None:
     assert "video: " in found.line(f"model {PICTURES}")
 
 
+async def test_a_model_that_takes_images_is_asked_about_one(
+    tmp_path: Path, run: type[Runner]
+) -> None:
+    directory = make_vision_model(tmp_path / "qwen", "qwen2_5_vl")
+    async with media_suite(directory) as suite:
+        found = await run.check(suite.front.address)
+    assert found.code == 0, found.out
+    assert "chat with an image: 8 tokens (" in found.out
+
+
 async def test_it_waits_for_models_and_says_for_what(
     text_model: TextModel, run: type[Runner]
 ) -> None:
@@ -212,6 +226,16 @@ async def test_an_engine_that_gives_no_answer(text_model: TextModel, run: type[R
     assert found.code == 1
     assert found.line(f"model {MODEL}").startswith(f"✗ model {MODEL}: DEADLINE_EXCEEDED")
     assert found.out.endswith("1 of 5 steps failed\n")
+
+
+async def test_an_output_without_the_signs_gets_words(
+    run: type[Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii"))
+    await run.check(f"127.0.0.1:{free_port()}")
+    sys.stdout.flush()
+    assert written.getvalue().startswith(b"FAILED connection: ")
 
 
 # ---- TLS and keys, through the flags

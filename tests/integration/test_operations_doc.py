@@ -40,12 +40,22 @@ _SAYS = {
         r"decode-1 +127\.0\.0\.1:\d+ +:\d+ +:\d+ +\d+ +simulated, demo +\.millstream/logs/decode-1",
         r'"finishReason": "FINISH_REASON_LENGTH"',
     ],
+    "A check": [
+        r"^✓ connection: ",
+        r"^✓ health: millstream.v1.ProcessorService is SERVING",
+        r"^✓ reflection: \d+ services",
+        r"^✓ models: demo \(1 prefill, 1 decode\)",
+        r"^✓ model demo: chat: 8 tokens, through prefill and decode",
+        r"^all 5 steps passed$",
+    ],
     "Probes": [
         r'"status": "SERVING"',
         r'"liveness": \{\s+"status": "SERVING"',
         r'"millstream.v1.DecodeService": \{\s+"status": "SERVING"',
         r'"millstream.v1.WorkerService"',
         r'"status": "SERVING"\s+\}\s+\{\s+"code": "deadline_exceeded"',
+        r"^127.0.0.1:\d+ millstream.v1.DecodeService: SERVING$",
+        r"EncodeService: the server has no service of this name\nexit code 1$",
     ],
     "An error": [
         r'"code": "invalid_argument"',

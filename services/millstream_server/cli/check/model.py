@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Iterable
 
-from millstream.v1 import generation_pb2, processor_pb2, worker_pb2
+from millstream.v1 import generation_pb2, media_pb2, processor_pb2, worker_pb2
 from millstream_client import Answer, Client, GeneratedMedia
+from millstream_server.cli.check.picture import small_png
 from millstream_server.cli.check.report import CheckFailedError
 
 _TOKENS = 8
@@ -56,6 +57,8 @@ def answer_steps(
     if tasks & {processor_pb2.MODEL_TASK_CHAT, processor_pb2.MODEL_TASK_COMPLETE}:
         chats = processor_pb2.MODEL_TASK_CHAT in tasks
         steps.append(asked.text(chats=chats, disaggregated=disaggregated))
+        if chats and media_pb2.MODALITY_IMAGE in model.modalities:
+            steps.append(asked.picture())
     if processor_pb2.MODEL_TASK_EMBED in tasks:
         steps.append(asked.embed())
     if processor_pb2.MODEL_TASK_RERANK in tasks:
@@ -87,6 +90,17 @@ class _Asked:
             )
         way = await self._way(before, disaggregated=disaggregated)
         return f"{'chat' if chats else 'complete'}: {tokens} tokens{way}"
+
+    async def picture(self) -> str:
+        answer = await self._client.chat(
+            _QUESTION,
+            image=small_png(),
+            model=self._name,
+            max_new_tokens=_TOKENS,
+            temperature=0.0,
+            timeout_s=self._timeout_s,
+        ).answer()
+        return f"chat with an image: {_tokens(answer)} tokens"
 
     async def _answer(self, *, chats: bool) -> Answer:
         make = self._client.chat if chats else self._client.complete
@@ -169,6 +183,14 @@ class _Asked:
         step = max(limits.size_step, 1)
         size = max(-(-limits.min_size // step), 1) * step
         return size, min(_STEPS, limits.max_steps or _STEPS)
+
+
+def _tokens(answer: Answer) -> int:
+    tokens = answer.usage.completion_tokens
+    if not answer.complete or not tokens:
+        reason = generation_pb2.FinishReason.Name(answer.finish_reason)
+        raise CheckFailedError(f"an answer of {tokens} tokens, {reason}", "see the worker's log")
+    return tokens
 
 
 def _media(made: GeneratedMedia, size: int, steps: int) -> str:

@@ -31,9 +31,7 @@ class Report:
         self.passed = 0
         self._address = address
         self._said = ""
-        # A container may have no locale that knows the signs.
-        if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(errors="replace")
+        self._signs = _signs()
 
     async def step(self, name: str, work: Awaitable[str]) -> bool:
         """Run a step, which returns what it found; print the line; return whether it passed."""
@@ -64,7 +62,7 @@ class Report:
 
     def waiting(self, name: str, why: str) -> None:
         """Print what is waited for, once."""
-        line = f"… {name}: waiting: {why}"
+        line = f"{self._signs['…']} {name}: waiting: {why}"
         if line != self._said:
             print(line, flush=True)
         self._said = line
@@ -83,4 +81,16 @@ class Report:
         return 0
 
     def _print(self, sign: str, name: str, what: str, began: float) -> None:
-        print(f"{sign} {name}: {what} ({time.monotonic() - began:.2f} s)", flush=True)
+        print(f"{self._signs[sign]} {name}: {what} ({time.monotonic() - began:.2f} s)", flush=True)
+
+
+def _signs() -> dict[str, str]:
+    """Return the signs as the output can show them; a container may have no locale for them."""
+    signs = {"✓": "ok", "✗": "FAILED", "…": "..."}
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # what servers say may hold anything
+    try:
+        "".join(signs).encode(sys.stdout.encoding or "ascii")
+    except UnicodeEncodeError:
+        return signs
+    return {sign: sign for sign in signs}

@@ -93,7 +93,9 @@ class ClusterAccess:
         configuration = client.Configuration()
         try:
             if not self._in_cluster:
-                await config.load_kube_config(client_configuration=configuration)
+                await config.load_kube_config(
+                    client_configuration=configuration, persist_config=False
+                )
                 _, active = config.list_kube_config_contexts()
                 return configuration, active["context"].get("namespace") or "default"
             # Reads the token anew every minute: it is replaced before it expires.
