@@ -1,4 +1,4 @@
-"""The examples render to what was reviewed: golden/NAME.yaml. `make golden` writes them anew."""
+"""The examples render to what was reviewed: golden/NAME.yaml. `make chart` writes them anew."""
 
 from __future__ import annotations
 
@@ -43,4 +43,4 @@ def test_an_example_renders_as_reviewed(name: str, render: Callable[..., list[Ma
     file = GOLDEN / f"{name}.yaml"
     if os.environ.get("MILLSTREAM_WRITE_GOLDEN"):
         file.write_text(text, encoding="utf-8")
-    assert text == file.read_text(encoding="utf-8"), "`make golden`, then review the diff"
+    assert text == file.read_text(encoding="utf-8"), "`make chart`, then review the diff"
