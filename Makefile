@@ -15,7 +15,7 @@ TESTS ?=
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-deploy setup-clients up test test-vendor check gen gen-check gen-clients gen-clients-check \
+.PHONY: help chart setup setup-deploy setup-clients up test test-vendor check gen gen-check gen-clients gen-clients-check \
   release-contract fmt lint types bench bench-long lock clean
 
 help: ## list the commands
@@ -64,6 +64,10 @@ gen-clients: setup ## make the stubs of other languages from proto/ (needs what 
 
 gen-clients-check: setup ## fail if they aren't what `make gen-clients` makes; what can't be made here is skipped
 	@$(BIN)/python generated/tools/gen_clients.py --check
+
+chart: setup setup-deploy ## write the chart's README and the golden renders anew; review the diff
+	@$(BIN)/python deploy/helm/readme.py
+	@MILLSTREAM_WRITE_GOLDEN=1 $(BIN)/python -m pytest -q tests/deploy/test_golden.py
 
 fmt: setup ## format code and protos
 	@ruff format .

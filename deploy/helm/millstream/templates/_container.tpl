@@ -6,8 +6,8 @@
 name: {{ $pool.role }}
 image: {{ include "millstream.image" (dict "root" $root "image" $image) }}
 imagePullPolicy: {{ (index $root.Values.image $image).pullPolicy }}
-command: ["python", "-m", "millstream_server.{{ $pool.role }}"]
-args: ["--config", "/etc/millstream/config.yaml"]
+# No `command`: the images' entry point is an init process, which passes signals on and reaps orphans.
+args: ["python", "-m", "millstream_server.{{ $pool.role }}", "--config", "/etc/millstream/config.yaml"]
 env:
   {{- include "millstream.environment" . | nindent 2 }}
 ports:

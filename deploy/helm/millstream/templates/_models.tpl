@@ -63,8 +63,7 @@ claim of their own, so that pods of before an upgrade keep theirs. Takes (list $
 name: {{ .name }}
 image: {{ include "millstream.image" (dict "root" .root "image" .image) }}
 imagePullPolicy: {{ (index .root.Values.image .image).pullPolicy }}
-command: ["python", "-m", "millstream_server.model_files"]
-args: {{ toJson .args }}
+args: {{ concat (list "python" "-m" "millstream_server.model_files") .args | toJson }}
 env:
   - {name: HOME, value: /home/millstream}
   {{- if eq (first .args) "fetch" }}

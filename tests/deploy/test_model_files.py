@@ -1,0 +1,146 @@
+"""How pods get their models: claims, jobs, volumes, tokenizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.support.deploy_tools import Manifest, objects
+from tests.support.rendered_pools import RenderedPool, pool_of
+
+Render = Callable[..., list[Manifest]]
+
+
+def name_of(manifests: list[Manifest], kind: str) -> str:
+    (found,) = objects(manifests, kind)
+    return str(found["metadata"]["name"])
+
+
+def volume_at(pool: RenderedPool, path: str) -> dict[str, Any]:
+    """Find what a pod mounts there, and whether it may write."""
+    (mount,) = (one for one in pool.container["volumeMounts"] if one["mountPath"] == path)
+    (volume,) = (one for one in pool.pod["volumes"] if one["name"] == mount["name"])
+    rest = {key: part for key, part in volume.items() if key != "name"}
+    return {**rest, **{key: mount[key] for key in ("readOnly", "subPath") if key in mount}}
+
+
+def with_model(render: Render, **model: Any) -> list[Manifest]:
+    return render("single-gpu", values={"models": {"qwen": {"revision": "", **model}}})
+
+
+@pytest.mark.parametrize(
+    ("change", "same_claim", "same_job"),
+    [
+        ({"processor": {"replicas": 3}}, True, True),
+        ({"models": {"llama": {"size": "300Gi"}}}, True, True),
+        ({"image": {"processor": {"tag": "0.2.0"}}}, True, False),
+        ({"downloads": {"env": [{"name": "HF_ENDPOINT", "value": "http://hub"}]}}, True, False),
+        ({"models": {"llama": {"revision": "v2"}}}, False, False),
+        ({"models": {"llama": {"storageClass": "other"}}}, False, False),
+    ],
+)
+def test_a_download_runs_again_only_for_other_files_or_another_pod(
+    change: dict[str, Any], render: Render, *, same_claim: bool, same_job: bool
+) -> None:
+    before, after = render("pd"), render("pd", values=change)
+    claim = "PersistentVolumeClaim"
+    assert (name_of(before, claim) == name_of(after, claim)) is same_claim
+    assert (name_of(before, "Job") == name_of(after, "Job")) is same_job
+    if same_job:  # A Job's pods can't be changed: an upgrade with other ones would fail.
+        jobs = [objects(one, "Job")[0]["spec"]["template"] for one in (before, after)]
+        assert jobs[0] == jobs[1]
+
+
+def test_workers_wait_for_the_job_and_mount_its_claim(render: Render) -> None:
+    manifests = render("pd")
+    claim = name_of(manifests, "PersistentVolumeClaim")
+    (job,) = objects(manifests, "Job")
+    pod = job["spec"]["template"]["spec"]
+    assert pod["containers"][0]["args"][3:] == [
+        "fetch",
+        "hf://meta-llama/Llama-3.3-70B-Instruct@main",
+        "/models/llama",
+    ]
+    assert pod["volumes"][0]["persistentVolumeClaim"] == {"claimName": claim}
+    token = {"secretKeyRef": {"name": "hugging-face", "key": "token"}}
+    assert {"name": "HF_TOKEN", "valueFrom": token} in pod["containers"][0]["env"]
+    for role in ("prefill", "decode"):
+        pool = pool_of(manifests, role)
+        assert volume_at(pool, "/models/llama") == {
+            "persistentVolumeClaim": {"claimName": claim, "readOnly": True},
+            "readOnly": True,
+        }
+        (wait,) = pool.pod["initContainers"]
+        assert wait["args"][3:] == ["wait", "/models/llama"]
+        assert pool.environment["HF_HUB_OFFLINE"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("model", "volume"),
+    [
+        ({"size": "40Gi"}, {"emptyDir": {"sizeLimit": "40Gi"}, "readOnly": True}),
+        (
+            {"uri": "pvc://claim/path/to/qwen"},
+            {
+                "persistentVolumeClaim": {"claimName": "claim", "readOnly": True},
+                "readOnly": True,
+                "subPath": "path/to/qwen",
+            },
+        ),
+        (
+            {"uri": "oci://registry/qwen:1"},
+            {
+                "image": {"reference": "registry/qwen:1", "pullPolicy": "IfNotPresent"},
+                "readOnly": True,
+            },
+        ),
+    ],
+)
+def test_a_model_is_mounted_by_its_uri(
+    model: dict[str, Any], volume: dict[str, Any], render: Render
+) -> None:
+    assert volume_at(pool_of(with_model(render, **model), "decode"), "/models/qwen") == volume
+
+
+def test_a_storage_class_gives_each_pod_a_volume(render: Render) -> None:
+    manifests = with_model(render, storageClass="ssd", size="40Gi")
+    spec = volume_at(pool_of(manifests, "decode"), "/models/qwen")["ephemeral"]
+    assert spec["volumeClaimTemplate"]["spec"] == {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": "ssd",
+        "resources": {"requests": {"storage": "40Gi"}},
+    }
+
+
+def test_files_in_the_image_are_only_named(render: Render) -> None:
+    manifests = with_model(render, uri="file:///opt/models/qwen")
+    decode, processor = pool_of(manifests, "decode"), pool_of(manifests, "processor")
+    assert decode.config["model_path"] == "/opt/models/qwen"
+    assert processor.config["models"] == ["qwen=/opt/models/qwen"]
+    assert "initContainers" not in decode.pod
+    assert "initContainers" not in processor.pod
+
+
+def test_the_processor_fetches_tokenizers_only(render: Render) -> None:
+    processor = pool_of(render("all"), "processor")
+    fetched = {one["name"]: one["args"][3:] for one in processor.pod["initContainers"]}
+    # Models for images and videos have no tokenizer there; files on a claim are mounted.
+    assert sorted(fetched) == [
+        "fetch-bge-reranker",
+        "fetch-deepseek",
+        "fetch-llada",
+        "fetch-qwen-embedding",
+        "fetch-qwen-vl",
+    ]
+    for args in fetched.values():
+        assert (args[0], args[3]) == ("fetch", "--without-weights")
+
+
+def test_a_tokenizer_may_come_from_elsewhere(render: Render) -> None:
+    processor = pool_of(render("cpu-demo"), "processor")
+    assert processor.config["models"] == ["demo=/models/demo"]
+    (fetch,) = processor.pod["initContainers"]
+    assert fetch["args"][4] == "hf://Qwen/Qwen3-0.6B"
+    assert "model_path" not in pool_of(render("cpu-demo"), "decode").config
