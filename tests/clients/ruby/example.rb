@@ -73,7 +73,8 @@ def chat(processor)
   start = ChatStart.new(model: MODEL, messages: [hello], options: options(400))
   requests = Requests.new << ChatRequest.new(start: start)
   deltas = 0
-  processor.chat(requests, metadata: metadata, deadline: Time.now + 30).each do |response|
+  call = processor.chat(requests, metadata: metadata, deadline: Time.now + 30, return_op: true)
+  call.execute.each do |response|
     response.choices.each do |choice|
       unless choice.text.empty?
         print_event('delta', turn: response.turn, text: choice.text)
@@ -95,6 +96,8 @@ def chat(processor)
     end
   end
   print_event('ended', call: 'chat', code: 'OK')
+ensure
+  call&.cancel # leaving the loop early doesn't; after the end it has no effect
 end
 
 # Runs one completion; returns the error that it ended with.

@@ -73,30 +73,34 @@ async function chat(): Promise<void> {
     }),
   );
   let deltas = 0;
-  const responses: AsyncIterable<ChatResponse> = call;
-  for await (const { turn, choices, finished } of responses) {
-    for (const { text, finishReason } of choices) {
-      if (text) print("delta", { turn, text });
-      if (text && ++deltas === 3) {
-        call.write(ChatRequest.create({ message: { $case: "cancel", value: { turn } } }));
+  try {
+    const responses: AsyncIterable<ChatResponse> = call;
+    for await (const { turn, choices, finished } of responses) {
+      for (const { text, finishReason } of choices) {
+        if (text) print("delta", { turn, text });
+        if (text && ++deltas === 3) {
+          call.write(ChatRequest.create({ message: { $case: "cancel", value: { turn } } }));
+        }
+        if (finishReason !== FinishReason.UNSPECIFIED) {
+          print("finished", {
+            turn,
+            finish_reason: finishReasonToJSON(finishReason),
+            completion_tokens: finished?.usage?.completionTokens,
+          });
+        }
       }
-      if (finishReason !== FinishReason.UNSPECIFIED) {
-        print("finished", {
-          turn,
-          finish_reason: finishReasonToJSON(finishReason),
-          completion_tokens: finished?.usage?.completionTokens,
-        });
+      if (finished && turn === 1) {
+        call.write(
+          ChatRequest.create({
+            message: { $case: "userTurn", value: { content: content("Go on"), options: tokens(5) } },
+          }),
+        );
+      } else if (finished) {
+        call.end();
       }
     }
-    if (finished && turn === 1) {
-      call.write(
-        ChatRequest.create({
-          message: { $case: "userTurn", value: { content: content("Go on"), options: tokens(5) } },
-        }),
-      );
-    } else if (finished) {
-      call.end();
-    }
+  } finally {
+    call.cancel(); // leaving the loop early doesn't; after the end it has no effect
   }
   print("ended", { call: "chat", code: "OK" });
 }

@@ -1,0 +1,26 @@
+"""docs/clients: the code that a page shows is that of the example which the tests run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+_CLIENTS = Path(__file__).parent
+_PAGES = _CLIENTS.parents[1] / "docs" / "clients"
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_SHOWN = {
+    "cpp": {"cpp": "example.cc", "cmake": "CMakeLists.txt"},
+    "ruby": {"ruby": "example.rb"},
+    "typescript": {"ts": "example.ts"},
+}
+
+
+@pytest.mark.parametrize("language", list(_SHOWN))
+def test_a_page_shows_code_that_is_run(language: str) -> None:
+    blocks = _BLOCK.findall((_PAGES / f"{language}.md").read_text())
+    shown = [(kind, code) for kind, code in blocks if kind != "sh"]
+    assert {kind for kind, _ in shown} == set(_SHOWN[language])
+    for kind, code in shown:
+        assert code in (_CLIENTS / language / _SHOWN[language][kind]).read_text()
