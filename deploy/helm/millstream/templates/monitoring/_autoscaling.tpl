@@ -1,27 +1,41 @@
-{{/*
-Refuses autoscaling that can't work, with a sentence. Takes (dict "root" $ "pool" $pool).
-*/}}
 {{- define "millstream.checkAutoscaling" -}}
-{{- $pool := .pool -}}
-{{- $scaling := $pool.autoscaling -}}
-{{- $at := printf "%s.autoscaling" $pool.path -}}
-{{- $given := include "millstream.givenReplicas" . -}}
-{{- if $given -}}
-{{- fail (printf "%s.replicas is %s and %s.kind is %s: two owners of one number. Remove replicas, or set %s.kind to none." $pool.path $given $at $scaling.kind $at) -}}
+{{- $root := . -}}
+{{- range $pool := include "millstream.pools" . | fromYamlArray -}}
+{{- if ne $pool.autoscaling.kind "none" -}}
+{{- include "millstream.checkScaling" (dict "root" $root "pool" $pool "at" (printf "%s.autoscaling" $pool.path)) -}}
 {{- end -}}
-{{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) -}}
-{{- fail (printf "%s: minReplicas is %d and maxReplicas is %d; the maximum must not be smaller." $at (int $scaling.minReplicas) (int $scaling.maxReplicas)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "millstream.checkScaling" -}}
+{{- $scaling := .pool.autoscaling -}}
+{{- with include "millstream.givenReplicas" . }}
+{{ $.pool.path }}.replicas is {{ . }} and {{ $.at }}.kind is {{ $scaling.kind }}, which are two owners of one number; remove replicas, or set the kind to none
+{{- end -}}
+{{- if gt (int $scaling.minReplicas) (int $scaling.maxReplicas) }}
+{{ .at }}: minReplicas is {{ $scaling.minReplicas }} and maxReplicas is {{ $scaling.maxReplicas }}; the maximum must not be smaller
 {{- end -}}
 {{- if eq $scaling.kind "hpa" -}}
-{{- if not $scaling.metrics -}}
-{{- fail (printf "%s.kind is hpa and %s.metrics is empty: name at least one metric." $at $at) -}}
+{{- if not $scaling.metrics }}
+{{ .at }}.kind is hpa and its metrics are empty; name at least one
 {{- end -}}
 {{- else -}}
-{{- if not (.root.Capabilities.APIVersions.Has "keda.sh/v1alpha1/ScaledObject") -}}
-{{- fail (printf "%s.kind is keda, but this cluster has no ScaledObject: install KEDA, or set the kind to hpa or none (helm template: add --api-versions keda.sh/v1alpha1/ScaledObject)." $at) -}}
+{{- if not (.root.Capabilities.APIVersions.Has "keda.sh/v1alpha1/ScaledObject") }}
+{{ .at }}.kind is keda, and the cluster has no ScaledObject; install KEDA (https://keda.sh), or set the kind to hpa or none. To render without a cluster add --api-versions keda.sh/v1alpha1/ScaledObject
 {{- end -}}
-{{- if not .root.Values.monitoring.prometheus.url -}}
-{{- fail (printf "%s.kind is keda, which asks Prometheus: set monitoring.prometheus.url." $at) -}}
+{{- if not .root.Values.monitoring.prometheus.url }}
+{{ .at }}.kind is keda, which asks Prometheus; set monitoring.prometheus.url
+{{- end -}}
+{{- $queries := index (.root.Files.Get "rules/scalers.yaml" | fromYaml) .pool.role -}}
+{{- $wanted := list -}}
+{{- range $name, $target := $scaling.targets -}}
+{{- if $target -}}{{- $wanted = append $wanted $name -}}{{- end -}}
+{{- if not (hasKey $queries $name) }}
+{{ $.at }}.targets.{{ $name }}: a pool of role {{ $.pool.role }} has no such target; there are {{ keys $queries | sortAlpha | join ", " }}
+{{- end -}}
+{{- end -}}
+{{- if not (concat $wanted $scaling.triggers) }}
+{{ .at }}.kind is keda and no target is above 0; set one of {{ keys $queries | sortAlpha | join ", " }}, or add triggers
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -64,7 +78,7 @@ scaleDown:
   stabilizationWindowSeconds: {{ $down.stabilizationSeconds }}
   policies:
     # 1800 is the longest that Kubernetes takes.
-    - {type: Pods, value: {{ $down.pods }}, periodSeconds: {{ min (include "millstream.graceSeconds" . | int) 1800 }}}
+    - {type: Pods, value: {{ $down.pods }}, periodSeconds: {{ min (include "millstream.grace" . | int) 1800 }}}
 {{- end -}}
 
 {{/*
@@ -88,7 +102,7 @@ KEDA's triggers of a pool: rules/scalers.yaml, filled in. Takes (dict "root" $ "
 {{- $triggers := list -}}
 {{- range $name, $target := $pool.autoscaling.targets -}}
 {{- if $target -}}
-{{- $query := index $queries $name | required (printf "%s.autoscaling.targets: a pool of role %s has no target %q; there are: %s." $pool.path $pool.role $name (keys $queries | sortAlpha | join ", ")) -}}
+{{- $query := index $queries $name -}}
 {{- $metadata := merge (dict "serverAddress" $root.Values.monitoring.prometheus.url "query" $query.query "threshold" (toString $target)) $root.Values.monitoring.prometheus.metadata -}}
 {{- $trigger := dict "type" "prometheus" "name" $name "metricType" (ternary "AverageValue" "Value" (eq $query.type "average")) "metadata" $metadata -}}
 {{- with $root.Values.monitoring.prometheus.authenticationRef -}}
@@ -97,9 +111,5 @@ KEDA's triggers of a pool: rules/scalers.yaml, filled in. Takes (dict "root" $ "
 {{- $triggers = append $triggers $trigger -}}
 {{- end -}}
 {{- end -}}
-{{- $triggers = concat $triggers $pool.autoscaling.triggers -}}
-{{- if not $triggers -}}
-{{- fail (printf "%s.autoscaling.kind is keda and all its targets are 0: set one, of %s, or add triggers." $pool.path (keys $queries | sortAlpha | join ", ")) -}}
-{{- end -}}
-{{- toYaml $triggers -}}
+{{- concat $triggers $pool.autoscaling.triggers | toYaml -}}
 {{- end -}}

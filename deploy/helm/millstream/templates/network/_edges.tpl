@@ -23,7 +23,10 @@ Who of the release connects to whom, as a YAML list of {name, from, to, ports}; 
 {{- $models := dict -}}
 {{- range $pool := include "millstream.pools" . | fromYamlArray -}}
 {{- if $pool.worker -}}
-{{- $mode := (include "millstream.settings" (dict "root" $root "pool" $pool) | fromYaml).mode | default "" -}}
+{{- $mode := "" -}}
+{{- if eq $pool.role "decode" -}}
+{{- $mode = include "millstream.mode" (dict "root" $root "pool" $pool) -}}
+{{- end -}}
 {{- $roles := index $models $pool.model | default dict -}}
 {{- $part := eq $mode "aggregated" | ternary "aggregated" $pool.role -}}
 {{- $_ := set $models $pool.model (set $roles $part true) -}}
@@ -52,38 +55,59 @@ Who of the release connects to whom, as a YAML list of {name, from, to, ports}; 
 {{- end -}}
 
 {{/*
-Rules for what a pool's pods call outside of the release, as a YAML list; `null` where there is
-nothing. Takes (dict "root" $ "pool" $pool).
+Rules for what a pool's pods call outside of the release, as a YAML list. Takes (dict "root" $ "pool" $pool).
 */}}
 {{- define "millstream.outside" -}}
 {{- $net := .root.Values.networkPolicy -}}
-{{- $pool := .pool -}}
 {{- $settings := include "millstream.settings" . | fromYaml -}}
-{{- $rules := index $net.extraEgress $pool.role | default list -}}
-{{- range (include "millstream.modelParts" . | fromYaml).init -}}
+{{- $rules := index $net.extraEgress .pool.role | default list -}}
+{{- $initial := (include "millstream.modelParts" . | fromYaml).init -}}
+{{- range $initial -}}
 {{- if eq (first .args) "fetch" -}}
-{{- $rules = concat $rules $net.modelHub | uniq -}}
+{{- $rules = concat $rules (include "millstream.publicRules" (list $ $net.modelHub 443) | fromYamlArray) -}}
 {{- end -}}
 {{- end -}}
 {{- if $settings.storage_url -}}
-{{- $rules = concat $rules $net.storage -}}
+{{- $rules = concat $rules (include "millstream.publicRules" (list $ $net.storage 443) | fromYamlArray) -}}
+{{- end -}}
+{{- if $settings.fetch_urls -}}
+{{- $rules = concat $rules (include "millstream.publicRules" (list $ $net.clientUrls 80 443) | fromYamlArray) -}}
 {{- end -}}
 {{- if $settings.otlp_endpoint -}}
-{{- if not $net.tracing -}}
-{{- fail (printf "%s.settings.otlp_endpoint is %s, but no NetworkPolicy lets spans out: say in networkPolicy.tracing where the collector is." $pool.path $settings.otlp_endpoint) -}}
-{{- end -}}
 {{- $rules = concat $rules $net.tracing -}}
 {{- end -}}
-{{- if not $pool.worker -}}
-{{- if $settings.fetch_urls -}}
-{{- $rules = concat $rules $net.clientUrls -}}
-{{- end -}}
-{{- if eq .root.Values.discovery.kind "endpointslices" -}}
+{{- if and (not .pool.worker) (eq .root.Values.discovery.kind "endpointslices") -}}
 {{- $rules = concat $rules $net.kubernetesApi -}}
 {{- end -}}
-{{- if and .root.Values.discovery.extraWorkers (not $net.extraEgress.processor) -}}
-{{- fail (printf "discovery.extraWorkers has %d entries, but no NetworkPolicy lets the Processor reach them: add a rule to networkPolicy.extraEgress.processor." (len .root.Values.discovery.extraWorkers)) -}}
+{{- $rules | uniq | toYaml -}}
+{{- end -}}
+
+{{/* Egress rules, or public addresses where there are none. Takes a list: what has "root", the rules, the ports. */}}
+{{- define "millstream.publicRules" -}}
+{{- if index . 1 -}}
+{{- index . 1 | toYaml -}}
+{{- else -}}
+- to:
+    {{- (index . 0).root.Values.networkPolicy.publicAddresses | toYaml | nindent 4 }}
+  ports:
+    {{- range slice . 2 }}
+    - {protocol: TCP, port: {{ . }}}
+    {{- end }}
 {{- end -}}
 {{- end -}}
-{{- toYaml $rules -}}
+
+{{- define "millstream.checkNetwork" -}}
+{{- $net := .Values.networkPolicy -}}
+{{- if $net.enabled -}}
+{{- range $pool := include "millstream.pools" . | fromYamlArray -}}
+{{- with $pool.settings.otlp_endpoint -}}
+{{- if not $net.tracing }}
+{{ $pool.path }}.settings.otlp_endpoint is {{ . }}, but no NetworkPolicy lets spans out; say in networkPolicy.tracing where the collector is
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and .Values.discovery.extraWorkers (not $net.extraEgress.processor) }}
+discovery.extraWorkers has {{ len .Values.discovery.extraWorkers }} entries, but no NetworkPolicy lets the Processor reach them; add a rule to networkPolicy.extraEgress.processor
+{{- end -}}
+{{- end -}}
 {{- end -}}
