@@ -27,7 +27,8 @@ def problems(text: str) -> list[str]:
     read = json.loads(text)
     board = Dashboard.from_json(read)
     known = json.loads(json.dumps(board, cls=JSONEncoder))
-    return [*_lost(read, known, "dashboard"), *_mistyped(board, "dashboard"), *_ambiguous(read)]
+    wrong = [*_lost(read, known, "dashboard"), *_mistyped(board, "dashboard")]
+    return wrong or list(_ambiguous(read))
 
 
 def _lost(read: Any, known: Any, at: str) -> Iterator[str]:
