@@ -42,7 +42,7 @@ Who of the release connects to whom, as a YAML list of {name, from, to, ports}; 
 {{- $decode := dict "components" (list "decode") "labels" $of -}}
 {{- $encode := dict "components" (list "encode") "labels" $of -}}
 {{- if and $roles.prefill $roles.decode }}
-- {{ dict "name" (printf "kv-%s" $model) "from" $decode "to" $prefill "ports" (list "engine") | toJson }}
+- {{ dict "name" (printf "kv-%s" $model) "from" $decode "to" $prefill "ports" (list "bootstrap" "engine") | toJson }}
 - {{ dict "name" (printf "kv-%s-back" $model) "from" $prefill "to" $decode "ports" (list "engine") | toJson }}
 {{- end -}}
 {{- range $part, $from := dict "prefill" $prefill "aggregated" $decode -}}

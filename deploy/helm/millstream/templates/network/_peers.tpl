@@ -27,8 +27,8 @@ spec:
 {{- end -}}
 
 {{/*
-Ports by the name of what listens there. `engine`: SGLang's bootstrap server, and where engines listen
-for each other. Its ZMQ sockets take random ports from 49152 on; NIXL (UCX) and Mooncake take what
+Ports by the name of what listens there. `bootstrap`: SGLang's server at prefill workers. `engine`: where
+engines listen for each other. SGLang's ZMQ sockets take random ports from 49152 on; NIXL (UCX) and Mooncake take what
 the kernel gives, from 32768 on; so it is all of these but the gRPC port, which is always taken.
 RDMA itself passes no NetworkPolicy; the TCP connections that set it up do. `all`: the processes of one
 engine on several nodes, whose torch.distributed, NCCL and Gloo take any.
@@ -37,8 +37,10 @@ engine on several nodes, whose torch.distributed, NCCL and Gloo take any.
 {{- if has "grpc" . }}
 - {protocol: TCP, port: 50051}
 {{- end }}
-{{- if has "engine" . }}
+{{- if has "bootstrap" . }}
 - {protocol: TCP, port: 8998}
+{{- end }}
+{{- if has "engine" . }}
 - {protocol: TCP, port: 32768, endPort: 50050}
 - {protocol: TCP, port: 50052, endPort: 65535}
 {{- end }}
