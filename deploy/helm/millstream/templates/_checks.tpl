@@ -4,7 +4,7 @@ each as a sentence that says what to change. A check's template writes one line 
 */}}
 {{- define "millstream.checks" -}}
 {{- $found := list -}}
-{{- range $check := list "Pools" "Models" "Tls" "Discovery" -}}
+{{- range $check := list "Pools" "Models" "Tls" "Discovery" "Autoscaling" "Network" "Gateway" -}}
 {{- range include (printf "millstream.check%s" $check) $ | splitList "\n" -}}
 {{- with trim . -}}{{- $found = append $found . -}}{{- end -}}
 {{- end -}}

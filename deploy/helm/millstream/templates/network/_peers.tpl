@@ -1,0 +1,50 @@
+{{/* Pods of this release. Takes (dict "root" $ "components" list "labels" dict); both may be missing. */}}
+{{- define "millstream.pods" -}}
+podSelector:
+  matchLabels:
+    app.kubernetes.io/name: {{ include "millstream.name" .root }}
+    app.kubernetes.io/instance: {{ .root.Release.Name }}
+    {{- with .labels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- with .components }}
+  matchExpressions:
+    - {key: app.kubernetes.io/component, operator: In, values: [{{ join ", " . }}]}
+  {{- end }}
+{{- end -}}
+
+{{/* The beginning of a policy. Takes the same, and "name". */}}
+{{- define "millstream.policy" -}}
+apiVersion: networking.k8s.io/v1
+kind: NetworkPolicy
+metadata:
+  name: {{ include "millstream.fit" (list .root (printf "net-%s" .name)) }}
+  namespace: {{ .root.Release.Namespace }}
+  labels:
+    {{- include "millstream.labels" .root | nindent 4 }}
+spec:
+  {{- include "millstream.pods" . | nindent 2 }}
+{{- end -}}
+
+{{/*
+Ports by the name of what listens there. `bootstrap`: SGLang's server at prefill workers. `engine`: where
+engines listen for each other. SGLang's ZMQ sockets take random ports from 49152 on; NIXL (UCX) and Mooncake take what
+the kernel gives, from 32768 on; so it is all of these but the gRPC port, which is always taken.
+RDMA itself passes no NetworkPolicy; the TCP connections that set it up do. `all`: the processes of one
+engine on several nodes, whose torch.distributed, NCCL and Gloo take any.
+*/}}
+{{- define "millstream.ports" -}}
+{{- if has "grpc" . }}
+- {protocol: TCP, port: 50051}
+{{- end }}
+{{- if has "bootstrap" . }}
+- {protocol: TCP, port: 8998}
+{{- end }}
+{{- if has "engine" . }}
+- {protocol: TCP, port: 32768, endPort: 50050}
+- {protocol: TCP, port: 50052, endPort: 65535}
+{{- end }}
+{{- if has "all" . }}
+- {protocol: TCP, port: 1, endPort: 65535}
+{{- end }}
+{{- end -}}

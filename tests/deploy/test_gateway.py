@@ -1,0 +1,87 @@
+"""A route and a pool of Processors for gateways."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from millstream.v1 import processor_pb2
+from tests.deploy.test_network_policy import merged
+from tests.support.deploy_tools import Helm, Manifest, RenderError, objects
+
+Render = Callable[..., list[Manifest]]
+ON: dict[str, Any] = {
+    "models": {"m": {"uri": "pvc://claim/m"}},
+    "decode": {"enabled": True, "pools": {"main": {"model": "m"}}},
+    "gateway": {
+        "route": {"enabled": True, "parentRefs": [{"name": "public", "namespace": "gateways"}]},
+        "inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}},
+    },
+}
+
+
+def test_the_route_leads_to_the_processors_service(render: Render) -> None:
+    manifests = render(values=ON)
+    (route,) = objects(manifests, "GRPCRoute")
+    (rule,) = route["spec"]["rules"]
+    (backend,) = rule["backendRefs"]
+    services = {
+        service["metadata"]["name"]: service["spec"] for service in objects(manifests, "Service")
+    }
+    assert backend["port"] in {port["port"] for port in services[backend["name"]]["ports"]}
+    assert services[backend["name"]].get("clusterIP") != "None"
+    names = {match["method"]["service"] for match in rule["matches"]}
+    (served,) = processor_pb2.DESCRIPTOR.services_by_name.values()
+    assert names == {
+        served.full_name,
+        "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
+        "grpc.reflection.v1alpha.ServerReflection",
+    }
+
+
+def test_the_inference_pool_is_of_processors(render: Render) -> None:
+    manifests = render(values=ON)
+    (pool,) = objects(manifests, "InferencePool")
+    spec = pool["spec"]
+    selected = [
+        deployment["metadata"]["labels"]["app.kubernetes.io/component"]
+        for deployment in objects(manifests, "Deployment")
+        if spec["selector"]["matchLabels"].items()
+        <= deployment["spec"]["template"]["metadata"]["labels"].items()
+    ]
+    assert selected == ["processor"]
+    assert spec["targetPorts"] == [{"number": 50051}]
+    assert "appProtocol" not in spec
+    change = {"gateway": {"inferencePool": {"h2c": True}}}
+    (told,) = objects(render(values=merged(ON, change)), "InferencePool")
+    assert told["spec"]["appProtocol"] == "kubernetes.io/h2c"
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"gateway": {"route": {"parentRefs": []}}}, "gateway.route.parentRefs is empty"),
+        (
+            {"gateway": {"inferencePool": {"endpointPicker": {"name": ""}}}},
+            "name the service of the endpoint picker",
+        ),
+        (
+            {"security": {"tls": {"enabled": True, "certManager": {"issuerRef": {"name": "ca"}}}}},
+            "the Processor serves with TLS; make a BackendTLSPolicy",
+        ),
+        ({"processor": {"enabled": False}}, "and the Processor isn't; set processor.enabled=true"),
+    ],
+)
+def test_mistakes_are_refused(values: dict[str, Any], sentence: str, helm4: Helm) -> None:
+    with pytest.raises(RenderError, match=re.escape(sentence)):
+        helm4.text(values=merged(ON, values))
+
+
+@pytest.mark.parametrize("kind", ["GRPCRoute", "InferencePool"])
+def test_a_cluster_without_the_resource_is_told(kind: str, helm4: Helm) -> None:
+    with pytest.raises(RenderError, match=f"the cluster has no {kind}; install"):
+        helm4.text(values=ON, apis=())
