@@ -65,7 +65,8 @@ gen-clients: setup ## make the stubs of other languages from proto/ (needs what 
 gen-clients-check: setup ## fail if they aren't what `make gen-clients` makes; what can't be made here is skipped
 	@$(BIN)/python generated/tools/gen_clients.py --check
 
-chart: setup setup-deploy ## write the chart's README and the golden renders anew; review the diff
+chart: setup setup-deploy ## write what of the chart is made: its README, the settings it knows, golden renders
+	@$(BIN)/python deploy/helm/settings.py
 	@$(BIN)/python deploy/helm/readme.py
 	@MILLSTREAM_WRITE_GOLDEN=1 $(BIN)/python -m pytest -q tests/deploy/test_golden.py
 

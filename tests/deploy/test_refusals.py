@@ -157,8 +157,30 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         decode(env=[{"name": "MILLSTREAM_DRAIN_S", "value": "5"}]),
     ),
     (
-        'decode.pools.main.settings.drain_s is "5m"; it must be a number of seconds',
+        'decode.pools.main.settings.drain_s is "5m"; it must be a number',
         decode(settings={"drain_s": "5m"}),
+    ),
+    (
+        "decode.pools.main.settings.drian_s: decode has no such setting; services/millstream_ser",
+        decode(settings={"drian_s": 5}),
+    ),
+    (
+        "decode.pools.main.settings.max_running_requests is 1.5; it must be an integer",
+        decode(settings={"max_running_requests": 1.5}),
+    ),
+    (
+        'decode.pools.main.settings.log_level is "loud"; it must be debug or info or warning or',
+        decode(settings={"log": {"level": "loud"}}),
+    ),
+    (
+        "diffusion.pools.main.settings.max_pixels: diffusion-text has no such setting",
+        {
+            "models": MODELS,
+            "diffusion": role(
+                model="llama",
+                settings={"kind": "text", "dllm_algorithm": "LowConfidence", "max_pixels": 9},
+            ),
+        },
     ),
     (
         "decode.pools.main.settings.engine_args can't be set here: set engineArgs of the pool",

@@ -19,8 +19,9 @@ each as a sentence that says what to change. A check's template writes one line 
 {{- $pools := include "millstream.pools" . | fromYamlArray -}}
 {{- $names := list -}}
 {{- $workers := 0 -}}
+{{- $known := .Files.Get "files/settings.json" | fromJson -}}
 {{- range $pool := $pools -}}
-{{- $about := dict "root" $root "pool" $pool "pools" $pools -}}
+{{- $about := dict "root" $root "pool" $pool "pools" $pools "known" $known -}}
 {{- if has $pool.fullname $names }}
 {{ $pool.path }}: the name {{ $pool.fullname }} is another pool's too; rename this pool
 {{- end -}}
@@ -73,10 +74,8 @@ no pool of workers is enabled; take one of the values-*.yaml beside values.yaml,
 {{- else if or (hasPrefix "tls_" $name) (hasPrefix "worker_tls_" $name) (hasPrefix "encode_tls_" $name) }}
 {{ $pool.path }}.settings.{{ $name }} can't be set here: set security.tls
 {{- end -}}
-{{- if and (has $name (list "drain_s" "propagation_s")) (not (regexMatch "^(int|int64|float64)$" (kindOf $value))) }}
-{{ $pool.path }}.settings.{{ $name }} is {{ $value | quote }}; it must be a number of seconds
 {{- end -}}
-{{- end -}}
+{{- include "millstream.checkSettingTypes" . -}}
 {{- range $name := list "engine_args" "models" -}}
 {{- if hasKey $pool.settings $name }}
 {{ $pool.path }}.settings.{{ $name }} can't be set here: {{ index $instead $name }}
@@ -89,6 +88,32 @@ no pool of workers is enabled; take one of the values-*.yaml beside values.yaml,
 {{- end -}}
 {{- if and (has (toString $pool.rollout.maxSurge) (list "0" "0%")) (has (toString $pool.rollout.maxUnavailable) (list "0" "0%")) }}
 {{ $pool.path }}.rollout: maxSurge and maxUnavailable are both 0, so no pod could be replaced; set maxSurge to 1, or maxUnavailable to 1 where no GPU is free
+{{- end -}}
+{{- end -}}
+
+{{/* Settings that the service doesn't have, or of another type: files/settings.json lists them. */}}
+{{- define "millstream.checkSettingTypes" -}}
+{{- $pool := .pool -}}
+{{- $kind := $pool.settings.kind | default "image" | toString -}}
+{{- $role := and (eq $pool.role "diffusion") (eq $kind "text") | ternary "diffusion-text" $pool.role -}}
+{{- $known := index .known $role -}}
+{{- range $name, $value := include "millstream.flatten" (omit $pool.settings "engine_args" "models") | fromYaml -}}
+{{- $path := printf "%s.settings.%s" $pool.path $name -}}
+{{- $type := index $known $name -}}
+{{- $number := regexMatch "^(int|int64|float64)$" (kindOf $value) -}}
+{{- if not $type }}
+{{ $path }}: {{ $role }} has no such setting; services/millstream_server/{{ $pool.role }}/README.md lists its settings
+{{- else if kindIs "slice" $type -}}
+{{- if not (has $value $type) }}
+{{ $path }} is {{ $value | quote }}; it must be {{ join " or " $type }}
+{{- end -}}
+{{- else if or (and (eq $type "integer") (or (not $number) (ne (floor $value) (float64 $value))))
+  (and (eq $type "number") (not $number))
+  (and (eq $type "boolean") (not (kindIs "bool" $value)))
+  (and (eq $type "string") (not (kindIs "string" $value)))
+  (and (eq $type "array") (not (kindIs "slice" $value))) }}
+{{ $path }} is {{ $value | toJson }}; it must be {{ has $type (list "integer" "array") | ternary "an" "a" }} {{ $type }}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

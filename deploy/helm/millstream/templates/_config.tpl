@@ -28,7 +28,7 @@ is there once. Takes (dict "root" $ "pool" $pool).
 {{- range $rest, $part := include "millstream.flatten" $value | fromYaml -}}
 {{- $_ := set $flat (printf "%s_%s" $key $rest) $part -}}
 {{- end -}}
-{{- else -}}
+{{- else if not (kindIs "invalid" $value) -}}
 {{- $_ := set $flat $key $value -}}
 {{- end -}}
 {{- end -}}

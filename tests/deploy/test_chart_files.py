@@ -1,4 +1,4 @@
-"""The chart's README says what its values say."""
+"""What of the chart is made or described twice is the same in both places."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.support.deploy_tools import CHART, ROOT
 
 
-def test_its_tables_are_those_of_the_values() -> None:
-    command = [sys.executable, "deploy/helm/readme.py", "--check"]
+@pytest.mark.parametrize("script", ["readme", "settings"])
+def test_what_is_made_is_fresh(script: str) -> None:
+    command = [sys.executable, f"deploy/helm/{script}.py", "--check"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
 
