@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 import pytest
@@ -107,7 +108,8 @@ async def test_it_has_the_workers_health_and_metrics_and_no_requests() -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await info(worker_pb2.GetWorkerInfoRequest())
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        stream = decode_pb2_grpc.DecodeServiceStub(process.channel).Decode()
+        stub: Any = decode_pb2_grpc.DecodeServiceStub(process.channel)
+        stream = stub.Decode()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stream.read()
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
