@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 import pytest
@@ -51,7 +52,7 @@ class Process:
     task: asyncio.Task[int]
     health: health_pb2_grpc.HealthStub
     channel: grpc.aio.Channel
-    metrics: str
+    metrics: int
 
     async def is_serving(self, service: str = _SERVICE) -> bool:
         request = health_pb2.HealthCheckRequest(service=service)
@@ -72,9 +73,13 @@ class Process:
 
 @contextlib.asynccontextmanager
 async def _running(drain_s: float = 30.0) -> AsyncIterator[Process]:
-    address, metrics = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    address, metrics = f"127.0.0.1:{free_port()}", free_port()
     settings = ModelSettings(
-        listen=address, metrics_listen=metrics, model_name="m", drain_s=drain_s, propagation_s=0.0
+        listen=address,
+        metrics_listen=f"127.0.0.1:{metrics}",
+        model_name="m",
+        drain_s=drain_s,
+        propagation_s=0.0,
     )
     part = Part()
     task = asyncio.ensure_future(follower.run(settings, part, Role.DECODE, _SERVICE))
@@ -97,13 +102,14 @@ async def test_it_has_the_workers_health_and_metrics_and_no_requests() -> None:
         process.part.loaded.set()
         await process.until(serving=True)
         assert await process.is_serving("")
-        families = await scrape(process.metrics)
-        assert "millstream_server_serving" in str(families)
+        found = await scrape(process.metrics)
+        assert found.value("millstream_serving", service=_SERVICE) == 1
         info = worker_pb2_grpc.WorkerServiceStub(process.channel).GetWorkerInfo
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await info(worker_pb2.GetWorkerInfoRequest())
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
-        stream = decode_pb2_grpc.DecodeServiceStub(process.channel).Decode()
+        stub: Any = decode_pb2_grpc.DecodeServiceStub(process.channel)
+        stream = stub.Decode()
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stream.read()
         assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -52,6 +52,10 @@ async def test_a_worker_runs_with_settings_of_a_file_and_arguments_behind_it(
             ["diffusion", "--engine", "sglang", "--", "--num-gpus", "2"],
             "SGLang's diffusion engine's arguments behind --: --num-gpus is not yours to set",
         ),
+        (
+            ["diffusion", "--engine", "sglang", "--", "--vae-tiling"],
+            "--vae-tiling is not yours to set: SGLang takes it on its own command line only",
+        ),
     ],
 )
 def test_the_list_is_that_of_the_engine(arguments: list[str], sentence: str) -> None:
@@ -62,7 +66,7 @@ def test_the_list_is_that_of_the_engine(arguments: list[str], sentence: str) -> 
 
 
 def test_sglangs_diffusion_engine_has_a_list_of_its_own() -> None:
-    words = ("--engine", "sglang", "--print-config", "--", "--vae-tiling", "--tp-size=2")
+    words = ("--engine", "sglang", "--print-config", "--", "--dit-cpu-offload", "--tp-size=2")
     done = forked.run("sglang", "millstream_server.diffusion", *words)
     assert done.returncode == 0, done.stderr
-    assert "engine_args:\n  vae_tiling: true  # flag\n  tp_size: 2  # flag\n" in done.stdout
+    assert "engine_args:\n  dit_cpu_offload: true  # flag\n  tp_size: 2  # flag\n" in done.stdout

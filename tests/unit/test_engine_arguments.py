@@ -21,7 +21,7 @@ class _Upper(argparse.Action):
         setattr(namespace, self.dest, {each.upper() for each in values})
 
 
-def _add(parser: argparse.ArgumentParser) -> None:
+def _add(parser: argparse.ArgumentParser) -> dict[str, str]:
     parser.add_argument("--model-path", "--model", required=True)
     parser.add_argument("--mode")
     parser.add_argument("--tp-size", "--tensor-parallel-size", type=int, default=1)
@@ -33,7 +33,9 @@ def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overrides")
     parser.add_argument("--adapters", nargs="*", action=_Upper)
     parser.add_argument("--api-key")
+    parser.add_argument("--alone")
     parser.set_defaults(of_the_engine_itself=1)
+    return {"alone": "E takes it alone"}
 
 
 _KNOWN = ArgumentList(
@@ -114,6 +116,7 @@ def test_what_is_shown_can_be_given_again_and_hides_keys() -> None:
         (["--fast", "true"], "'true' belongs to no argument"),
         (["8"], "'8' belongs to no argument"),
         (["--model", "/x"], "--model is not yours to set: use --model-path"),
+        (["--alone", "x"], "--alone is not yours to set: E takes it alone"),
         (["--mode", "x"], "--mode is not yours to set: it follows from the service"),
     ],
 )  # fmt: skip
@@ -144,7 +147,7 @@ def test_the_environment_is_named() -> None:
 
 
 def test_an_engine_that_is_not_there_is_named() -> None:
-    def missing(_parser: argparse.ArgumentParser) -> None:
+    def missing(_parser: argparse.ArgumentParser) -> dict[str, str]:
         raise ModuleNotFoundError("No module named 'sglang'")
 
     known = ArgumentList(engine="E", managed={}, add_to=missing)

@@ -10,7 +10,6 @@ from millstream_server.engines.sglang.follower import SglangFollower
 from millstream_server.engines.simulated import settings as simulated
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.generation.generator import GeneratorEngine
-from millstream_server.worker.follower import Follower
 from millstream_server.worker.settings import EngineKind, WorkerSettings
 
 
@@ -30,7 +29,7 @@ def make_engine(
 
 def make_follower(
     settings: WorkerSettings, role: Role, dllm: DllmSettings | None = None
-) -> Follower | None:
+) -> SglangFollower | None:
     """Make what runs a part of a model that another process serves; None: this one serves it.
 
     Raises:

@@ -30,8 +30,8 @@ class ArgumentList:
     """Its name in errors."""
     managed: Mapping[str, str]
     """Arguments that we set, and the setting of ours to use, or why there is none."""
-    add_to: Callable[[argparse.ArgumentParser], object]
-    """Adds all of them to a parser; imports the engine."""
+    add_to: Callable[[argparse.ArgumentParser], Mapping[str, str]]
+    """Adds all of them to a parser; imports the engine. Returns more for `managed`."""
     only_in_file: Collection[str] = ()
     """Arguments without a flag: mappings, passed on as they are."""
 
@@ -47,12 +47,12 @@ def read_arguments(given: EngineArguments, known: ArgumentList) -> EngineArgumen
         return given
     parser = _Parser(known)
     try:
-        known.add_to(parser)
+        further = known.add_to(parser)
     except ImportError as error:
         raise SettingsError(
             f"{known.engine} can't be imported, so its arguments can't be checked: {error}"
         ) from error
-    parser.ready()
+    parser.ready({**further, **known.managed})
     read: dict[str, ReadArgument] = {}
     for name in known.only_in_file:
         if name in given.file:
@@ -104,11 +104,12 @@ def importing(*, on_cpu: bool) -> Iterator[None]:
         asyncio.set_event_loop_policy(policy)
 
 
-def server_arguments(parser: argparse.ArgumentParser, *, on_cpu: bool) -> None:
+def server_arguments(parser: argparse.ArgumentParser, *, on_cpu: bool) -> Mapping[str, str]:
     """Add the arguments of SGLang's engine for text and vectors."""
     with importing(on_cpu=on_cpu):
         module: Any = importlib.import_module("sglang.srt.server_args")
     module.ServerArgs.add_cli_args(parser)
+    return {}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -118,11 +119,13 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
         self._known = known
         self._options: dict[str, argparse.Action] = {}
+        self._managed: Mapping[str, str] = {}
         self._source = ""
         self._texts: dict[str, list[str]] = {}
 
-    def ready(self) -> None:
-        """Forget the defaults, once all arguments are added."""
+    def ready(self, managed: Mapping[str, str]) -> None:
+        """Forget the defaults, once all arguments are added; those in ``managed`` are refused."""
+        self._managed = managed
         self._defaults.clear()
         for action in self._actions:
             action.default, action.required = argparse.SUPPRESS, False
@@ -183,7 +186,7 @@ class _Parser(argparse.ArgumentParser):
             near = difflib.get_close_matches(_plain_name(name), self._options, 1)
             advice = f"; did you mean {_like(name, near[0])}?" if near else ""
             self.error(f"there is no {name}{advice}")
-        if (ours := self._known.managed.get(found.dest)) is not None:
+        if (ours := self._managed.get(found.dest)) is not None:
             use = f"use {ours}" if ours.startswith(("-", "MILL")) else ours
             self.error(f"{name} is not yours to set: {use}")
         return found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -63,12 +65,17 @@ class SglangDiffusionSettings:
         return replace(self, engine_args=read_arguments(self.engine_args, known))
 
 
-def _server_arguments(parser: argparse.ArgumentParser, *, on_cpu: bool) -> None:
+def _server_arguments(parser: argparse.ArgumentParser, *, on_cpu: bool) -> Mapping[str, str]:
+    """Add the arguments; return those that can't be given to `DiffGenerator.from_pretrained`."""
     with importing(on_cpu=on_cpu):
         module: Any = importlib.import_module(
             "sglang.multimodal_gen.runtime.server_args.server_args"
         )
     module.ServerArgs.add_cli_args(parser)
+    fields = {f.name for f in dataclasses.fields(module.ServerArgs)}
+    actions = parser._actions  # noqa: SLF001 - argparse has no other list
+    names = {action.dest for action in actions}
+    return dict.fromkeys(names - fields, "SGLang takes it on its own command line only")
 
 
 def diffuser_config(
