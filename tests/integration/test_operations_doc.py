@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 
 from millstream_client import Options
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
 from millstream_server.runtime.rpc import channel
-from tests.support.ports import free_port
+from tests.support.pasted_page import ROOT, PastedPage, expect_in_order
 
-_ROOT = Path(__file__).parents[2]
-_PAGE = (_ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-_LIMIT_S = 100.0
 _CALLER = "b7ad6b7169203331"
 
-# Ports as the page has them: what `up` takes when all are free, by the names in its table.
-_TABLE = {
-    "prefill-1": ("50061", "9465", "9565"),
-    "decode-1": ("50071", "9466", "9566"),
-    "processor": ("50051", "9464", "9564"),
-}
-_ROW = re.compile(r"^(\S+) +127\.0\.0\.1:(\d+) +:(\d+) +:(\d+) ", re.MULTILINE)
-_OWN_PORTS = ("4317", "50081", "50151", "50152", "50171")
+_PAGE = PastedPage(
+    "operations.md",
+    {
+        "prefill-1": ("50061", "9465", "9565"),
+        "decode-1": ("50071", "9466", "9566"),
+        "processor": ("50051", "9464", "9564"),
+    },
+    own_ports=("4317", "50081", "50151", "50152", "50171"),
+)
 
 _SAYS = {
     "Start": [
@@ -133,98 +124,22 @@ _SAYS = {
 """What each section's commands print, in order."""
 
 
-def _blocks() -> list[tuple[str, str]]:
-    """Read the page's commands, each with its section's title."""
-    found = []
-    for section in re.split(r"^## ", _PAGE, flags=re.MULTILINE)[1:]:
-        title = section.partition("\n")[0]
-        blocks = re.findall(r"^```sh\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-        found += [(title, block) for block in blocks]
-    return found
-
-
-def _ports_of_up(folder: Path) -> dict[str, str]:
-    """Read the table that the last `up` printed."""
-    tables = sorted(folder.glob(".millstream/*.txt"), key=lambda file: file.stat().st_mtime)
-    rows = [row for file in tables for row in _ROW.finditer(file.read_text(encoding="utf-8"))]
-    return {
-        default: actual
-        for row in rows
-        for default, actual in zip(_TABLE[row[1]], row.groups()[1:], strict=True)
-    }
-
-
-def _with_ports(block: str, ports: Mapping[str, str]) -> str:
-    return re.sub(r"(?<=:)\d{4,5}\b", lambda match: ports.get(match[0], match[0]), block)
-
-
-def _run(folder: Path, own_ports: Mapping[str, str]) -> dict[str, str]:
-    """Run all blocks in one shell; answer what each section printed."""
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("MILLSTREAM_", "OTEL_"))}
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    with subprocess.Popen(
-        ["bash"],
-        cwd=folder,
-        env={**inherited, "PATH": path, "OTEL_BSP_SCHEDULE_DELAY": "100"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    ) as shell:
-        end = threading.Timer(_LIMIT_S, os.killpg, (shell.pid, signal.SIGKILL))
-        end.start()
-        try:
-            return _printed(shell, folder, own_ports)
-        finally:
-            end.cancel()
-            os.killpg(shell.pid, signal.SIGKILL)
-
-
-def _printed(
-    shell: subprocess.Popen[str], folder: Path, own_ports: Mapping[str, str]
-) -> dict[str, str]:
-    assert shell.stdin is not None
-    assert shell.stdout is not None
-    printed: dict[str, str] = {}
-    for number, (title, block) in enumerate(_blocks()):
-        script = folder / f"block-{number}.sh"
-        script.write_text(_with_ports(block, {**own_ports, **_ports_of_up(folder)}))
-        # A file, so that no command reads the next one as its input.
-        shell.stdin.write(f"source {script} < /dev/null\necho end-of-block-{number}\n")
-        shell.stdin.flush()
-        printed.setdefault(title, "")
-        while (line := shell.stdout.readline()) != f"end-of-block-{number}\n":
-            assert line, f"no end after {printed[title]}"
-            printed[title] += line
-    return printed
-
-
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Run the page; answer what each section printed."""
     missing = [tool for tool in ("bash", "curl", "openssl") if shutil.which(tool) is None]
     if missing:
         pytest.skip(f"the page's commands need {', '.join(missing)}")
-    folder = tmp_path_factory.mktemp("checkout")
-    for name in ("demo", "proto"):
-        (folder / name).symlink_to(_ROOT / name)
-    return _run(folder, {port: str(free_port()) for port in _OWN_PORTS})
+    return _PAGE.run(tmp_path_factory.mktemp("checkout"))
 
 
 @pytest.mark.parametrize("section", list(_SAYS))
 def test_a_sections_commands_print_what_it_says(printed: dict[str, str], section: str) -> None:
-    rest = printed[section]
-    for pattern in _SAYS[section]:
-        match = re.search(pattern, rest, re.MULTILINE)
-        assert match, f"no {pattern} in {rest}"
-        rest = rest[match.end() :]
-    assert "Traceback" not in printed[section]
-    assert "command not found" not in printed[section]
+    expect_in_order(printed[section], _SAYS[section])
 
 
 def test_every_section_with_commands_is_checked() -> None:
-    assert list(dict.fromkeys(title for title, _ in _blocks())) == list(_SAYS)
+    assert _PAGE.sections() == list(_SAYS)
 
 
 def test_the_trace_is_the_tree_that_is_drawn(printed: dict[str, str]) -> None:
@@ -235,7 +150,7 @@ def test_the_trace_is_the_tree_that_is_drawn(printed: dict[str, str]) -> None:
         return 1 if parent == _CALLER else depth(spans[parent][0]) + 1
 
     sent = {(name, service, depth(parent)) for parent, name, service in spans.values()}
-    rows = re.findall(r"^([ │]*)[├└]─ (\S+(?: \S+)?) +(millstream-\S+)", _PAGE, re.MULTILINE)
+    rows = re.findall(r"^([ │]*)[├└]─ (\S+(?: \S+)?) +(millstream-\S+)", _PAGE.text, re.MULTILINE)
     drawn = {(name, service, len(indent) // 3 + 1) for indent, name, service in rows}
     assert len(drawn) == 6
     assert sent == drawn
@@ -243,15 +158,15 @@ def test_the_trace_is_the_tree_that_is_drawn(printed: dict[str, str]) -> None:
 
 def test_the_readme_shows_snippets_that_are_tested() -> None:
     blocks = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-    shown = blocks.findall((_ROOT / "README.md").read_text(encoding="utf-8"))
+    shown = blocks.findall((ROOT / "README.md").read_text(encoding="utf-8"))
     # tests/contract/test_client_doc.py runs those of this page.
-    run = blocks.findall((_ROOT / "docs" / "client.md").read_text(encoding="utf-8"))
+    run = blocks.findall((ROOT / "docs" / "client.md").read_text(encoding="utf-8"))
     assert len(shown) == 3
     assert set(shown) <= set(run)
 
 
 def test_probes_ask_for_names_that_servers_have() -> None:
-    names = re.findall(r"service: ([\w.]+)", _PAGE)
+    names = re.findall(r"service: ([\w.]+)", _PAGE.text)
     known = {f"millstream.v1.{name}Service" for name in ("Decode", "Prefill", "Processor")}
     assert names.count("liveness") == 1
     assert set(names) - {"liveness"} <= known
@@ -280,5 +195,7 @@ def test_probes_ask_for_names_that_servers_have() -> None:
     ],
 )
 def test_connection_numbers_are_those_of_the_code(row: str, told: str) -> None:
-    (line,) = [ln for ln in _PAGE.splitlines() if ln.startswith("|") and row in ln.split("|")[1]]
+    (line,) = [
+        ln for ln in _PAGE.text.splitlines() if ln.startswith("|") and row in ln.split("|")[1]
+    ]
     assert told in line.split("|")[2]
