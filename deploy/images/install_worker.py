@@ -1,7 +1,7 @@
 """Install the project beside what SGLang's image has, and change nothing that SGLang needs.
 
-`python3 install_worker.py gpu.lock WHEELS`, in the image. pip gets a constraint for every package: the
-version that is there where it will do, else that of the lock. Afterwards no package may lack
+`python3 install_worker.py gpu.lock WHEELS`, in the image. pip gets a constraint for every package:
+the version that is there where it will do, else that of the lock. Afterwards no package may lack
 something that it had before.
 
 Needs nothing but Python and pip, which brings `packaging`.
@@ -47,7 +47,9 @@ def main(lock: Path, wheels: Path) -> int:
         install = [*PIP, "install", "--no-cache-dir", "--root-user-action=ignore"]
         subprocess.run([*install, "-c", file.name, f"{wheel}[{EXTRAS}]"], check=True)
     if broken := check() - before:
-        print("error: packages of the image lack something now:", *broken, sep="\n  ")
+        print(
+            "error: the image's packages lack something now:", *broken, sep="\n  ", file=sys.stderr
+        )
         return 1
     print(f"added {len(installed().keys() - there.keys())} packages, replaced {len(replaced)}")
     return 0

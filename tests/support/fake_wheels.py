@@ -13,12 +13,14 @@ def make_wheel(
     version: str,
     *,
     requires: Sequence[str] = (),
+    extras: Sequence[str] = (),
     files: Mapping[str, str] | None = None,
 ) -> Path:
     """Write a wheel for any Python into the folder; returns its path."""
     about = f"{name}-{version}.dist-info"
     metadata = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
     metadata += [f"Requires-Dist: {requirement}" for requirement in requires]
+    metadata += [f"Provides-Extra: {extra}" for extra in extras]
     contents = {
         **(files or {}),
         f"{about}/METADATA": "\n".join(metadata) + "\n",
