@@ -1,7 +1,7 @@
 """For each alert series on which it fires and series on which it doesn't, in promtool's notation.
 
-`A+BxN`: N further samples, one a minute, each B more. `A`-free text in labels is the release's own scope,
-which `test_alerts.py` adds.
+`A+BxN`: A, and N further samples, one a minute, each B more. `test_alerts.py` adds the labels
+that all series of a release have.
 """
 
 from __future__ import annotations
@@ -73,6 +73,20 @@ def _connected(**workers: int) -> Series:
     return series
 
 
+def _wait(priority: str, bound: str) -> str:
+    about = f'{_PROCESSOR}, model="m", priority="{priority}", le="{bound}"'
+    return f"millstream_admission_wait_seconds_bucket{{{about}}}"
+
+
+def _hand_off(outcome: str) -> str:
+    return f'millstream_kv_handoffs_total{{{_PROCESSOR}, model="m", outcome="{outcome}"}}'
+
+
+def _transfer(outcome: str) -> str:
+    about = f'{_PQ}, side="receiver", way="nixl", outcome="{outcome}"'
+    return f"millstream_embedding_transfers_total{{{about}}}"
+
+
 def _certificate(days: float) -> Series:
     # promtool's clock starts at 0.
     return {
@@ -90,8 +104,17 @@ SHORT = [
         _M,
     ),
     # All fail, but five in the hour.
-    Case("MillstreamErrorBudgetBurn", "critical", 70, _turns(2, minutes=80), _turns(0.1, 0.1, 80), _M),
-    Case("MillstreamFirstTokenSlow", "critical", 70, _slow(*_FIRST, 80, 80), _slow(*_FIRST, 20, 80), _M),
+    Case(
+        "MillstreamErrorBudgetBurn", "critical", 70, _turns(2, minutes=80), _turns(0.1, 0.1, 80), _M
+    ),
+    Case(
+        "MillstreamFirstTokenSlow",
+        "critical",
+        70,
+        _slow(*_FIRST, 80, 80),
+        _slow(*_FIRST, 20, 80),
+        _M,
+    ),
     Case("MillstreamTokensSlow", "critical", 70, _slow(*_NEXT, 80, 80), _slow(*_NEXT, 20, 80), _M),
     Case(
         "MillstreamRequestsRefused",
@@ -106,11 +129,11 @@ SHORT = [
         "warning",
         30,
         {
-            f'millstream_admission_wait_seconds_bucket{{{_PROCESSOR}, model="m", priority="normal", le="{le}"}}': f"0+{n}x40"
+            _wait("normal", le): f"0+{n}x40"
             for le, n in (("5.12", 50), ("10.24", 100), ("+Inf", 100))
         },
         {
-            f'millstream_admission_wait_seconds_bucket{{{_PROCESSOR}, model="m", priority="{p}", le="{le}"}}': f"0+{n}x40"
+            _wait(p, le): f"0+{n}x40"
             for p, fast in (("normal", 100), ("low", 0))
             for le, n in (("0.16", fast), ("40.96", 100), ("+Inf", 100))
         },
@@ -124,9 +147,30 @@ SHORT = [
         _connected(prefill=1, decode=1),
         {"pod": "p", "model": "m"},
     ),
-    Case("MillstreamModelWithoutWorkers", "critical", 10, _connected(), _connected(aggregated=1), {"pod": "p", "model": "m"}),
-    Case("MillstreamModelWithoutWorkers", "critical", 10, _connected(diffusion=0), _connected(diffusion=1), {"pod": "p", "model": "m"}),
-    Case("MillstreamModelWithoutWorkers", "critical", 10, _connected(encode=1), _connected(embedding=1), {"pod": "p", "model": "m"}),
+    Case(
+        "MillstreamModelWithoutWorkers",
+        "critical",
+        10,
+        _connected(),
+        _connected(aggregated=1),
+        {"pod": "p", "model": "m"},
+    ),
+    Case(
+        "MillstreamModelWithoutWorkers",
+        "critical",
+        10,
+        _connected(diffusion=0),
+        _connected(diffusion=1),
+        {"pod": "p", "model": "m"},
+    ),
+    Case(
+        "MillstreamModelWithoutWorkers",
+        "critical",
+        10,
+        _connected(encode=1),
+        _connected(embedding=1),
+        {"pod": "p", "model": "m"},
+    ),
     Case(
         "MillstreamEncodeWorkersGone",
         "critical",
@@ -140,13 +184,13 @@ SHORT = [
         "critical",
         30,
         {
-            f'millstream_kv_handoffs_total{{{_PROCESSOR}, model="m", outcome="ok"}}': "0+90x40",
-            f'millstream_kv_handoffs_total{{{_PROCESSOR}, model="m", outcome="KV_TRANSFER_FAILED"}}': "0+10x40",
+            _hand_off("ok"): "0+90x40",
+            _hand_off("KV_TRANSFER_FAILED"): "0+10x40",
         },
         {
-            f'millstream_kv_handoffs_total{{{_PROCESSOR}, model="m", outcome="ok"}}': "0+90x40",
-            f'millstream_kv_handoffs_total{{{_PROCESSOR}, model="m", outcome="KV_TRANSFER_FAILED"}}': "0+1x40",
-            f'millstream_kv_handoffs_total{{{_PROCESSOR}, model="m", outcome="CANCELLED"}}': "0+90x40",
+            _hand_off("ok"): "0+90x40",
+            _hand_off("KV_TRANSFER_FAILED"): "0+1x40",
+            _hand_off("CANCELLED"): "0+90x40",
         },
         _M,
     ),
@@ -162,13 +206,10 @@ SHORT = [
         "MillstreamEmbeddingTransfersFailing",
         "critical",
         30,
-        {
-            f'millstream_embedding_transfers_total{{{_PQ}, side="receiver", way="nixl", outcome="{o}"}}': f"0+{n}x40"
-            for o, n in (("done", 80), ("broken", 20))
-        },
+        {_transfer(o): f"0+{n}x40" for o, n in (("done", 80), ("broken", 20))},
         {
             # One way fails, the next brings it.
-            f'millstream_embedding_transfers_total{{{_PQ}, side="receiver", way="nixl", outcome="{o}"}}': f"0+{n}x40"
+            _transfer(o): f"0+{n}x40"
             for o, n in (("done", 80), ("failed", 80), ("broken", 1))
         },
     ),
@@ -242,7 +283,7 @@ SHORT = [
         {f"process_cpu_seconds_total{{{_PROCESSOR}}}": "0+58x40"},
         {
             f"process_cpu_seconds_total{{{_PROCESSOR}}}": "0+40x40",
-            f'process_cpu_seconds_total{{pod="w", component="decode"}}': "0+120x40",
+            'process_cpu_seconds_total{pod="w", component="decode"}': "0+120x40",
         },
         {"pod": "p"},
     ),
@@ -254,8 +295,22 @@ SHORT = [
         {f"process_open_fds{{{_PQ}}}": "700x20", f"process_max_fds{{{_PQ}}}": "1024x20"},
         {"pod": "q"},
     ),
-    Case("MillstreamCertificateExpires", "warning", 100, _certificate(10), _certificate(20), {"pod": "q"}),
-    Case("MillstreamCertificateExpires", "critical", 100, _certificate(1), _certificate(10), {"pod": "q"}),
+    Case(
+        "MillstreamCertificateExpires",
+        "warning",
+        100,
+        _certificate(10),
+        _certificate(20),
+        {"pod": "q"},
+    ),
+    Case(
+        "MillstreamCertificateExpires",
+        "critical",
+        100,
+        _certificate(1),
+        _certificate(10),
+        {"pod": "q"},
+    ),
     # No TLS: there is no time, and no alert.
     Case(
         "MillstreamCertificateExpires",
@@ -265,7 +320,14 @@ SHORT = [
         {f"millstream_certificate_expiry_timestamp_seconds{{{_PQ}}}": "NaN " * 120},
         {"pod": "q"},
     ),
-    Case("MillstreamScrapeDown", "warning", 10, {f"up{{{_PROCESSOR}}}": "0x20"}, {f"up{{{_PROCESSOR}}}": "1x20"}, {"pod": "p", "component": "processor"}),
+    Case(
+        "MillstreamScrapeDown",
+        "warning",
+        10,
+        {f"up{{{_PROCESSOR}}}": "0x20"},
+        {f"up{{{_PROCESSOR}}}": "1x20"},
+        {"pod": "p", "component": "processor"},
+    ),
     Case(
         "MillstreamNoMetrics",
         "critical",

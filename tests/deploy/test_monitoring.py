@@ -188,9 +188,7 @@ def test_dashboards_read_what_is_emitted(path: Path, render: Render) -> None:
 def _dashboards(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     python = tool("promtool").parent / "python"
     script = ROOT / "deploy" / "helm" / "dashboards"
-    return subprocess.run(
-        [python, script, *arguments], capture_output=True, text=True, check=False
-    )
+    return subprocess.run([python, script, *arguments], capture_output=True, text=True, check=False)
 
 
 def test_dashboards_are_what_the_script_makes_and_grafana_reads() -> None:

@@ -1,7 +1,7 @@
 """What NetworkPolicies of networking.k8s.io/v1 allow, worked out as Kubernetes documents it.
 
-A connection needs the consent of both ends. An end that no policy of that direction selects consents
-to everything; else one rule of one such policy must match the other end and the port.
+A connection needs the consent of both ends. An end that no policy of that direction selects
+consents to everything; else one rule of one such policy must match the other end and the port.
 """
 
 from __future__ import annotations

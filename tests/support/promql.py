@@ -32,7 +32,7 @@ def emitted() -> dict[str, list[str]]:
     """Every series that can be scraped, with its labels.
 
     Ours are those that the code declares, which tests compare with docs/metrics.md and with a
-    suite at work. Of SGLang's only those that a test sees on a real engine, and no labels of theirs.
+    suite at work. Of SGLang's only those that a test sees on a real engine, without its labels.
     """
     series = {"up": TARGET}
     for row in declared().values():

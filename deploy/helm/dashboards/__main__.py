@@ -40,7 +40,8 @@ def main(arguments: list[str]) -> int:
         found += [
             f"{path}: not what the script makes; run python deploy/helm/dashboards"
             for path, text in texts().items()
-            if len(arguments) == 1 and (not path.exists() or path.read_text(encoding="utf-8") != text)
+            if len(arguments) == 1
+            and (not path.exists() or path.read_text(encoding="utf-8") != text)
         ]
         print("\n".join(found))
         return 1 if found else 0

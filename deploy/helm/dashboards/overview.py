@@ -5,6 +5,7 @@ from __future__ import annotations
 from panels import MODEL, SUITE, TURNS, Board, Chart, Line, Number, quantile, quantiles, rate, share
 
 _DURATION = "gen_ai_server_request_duration_seconds"
+_ENDED = f"{_DURATION}_count"
 _FIRST = "gen_ai_server_time_to_first_token_seconds"
 _NEXT = "gen_ai_server_time_per_output_token_seconds"
 _NOT_OURS = (
@@ -29,16 +30,26 @@ def board() -> Board:
 def _now(board: Board) -> None:
     board.row(
         "Now",
-        Number("Requests", "Turns and other requests that ended", "reqps", rate(f"{_DURATION}_count", TURNS)),
+        Number(
+            "Requests",
+            "Turns and other requests that ended",
+            "reqps",
+            rate(_ENDED, TURNS),
+        ),
         Number("First token, 95 %", "", "s", quantile(0.95, _FIRST, TURNS)),
         Number("Per token, 95 %", "", "s", quantile(0.95, _NEXT, TURNS)),
         Number(
             "Failed",
             "Share of requests that failed on the server",
             "percentunit",
-            f"({rate(f'{_DURATION}_count', _FAILED)} or vector(0)) / {rate(f'{_DURATION}_count', TURNS)}",
+            f"({rate(_ENDED, _FAILED)} or vector(0)) / {rate(_ENDED, TURNS)}",
         ),
-        Number("Waiting", "Requests in the queue", "short", f"sum(millstream_admission_queued_requests{{{MODEL}}})"),
+        Number(
+            "Waiting",
+            "Requests in the queue",
+            "short",
+            f"sum(millstream_admission_queued_requests{{{MODEL}}})",
+        ),
         Number(
             "Workers",
             "Workers that take requests, as the Processor with the fewest sees them",
@@ -56,14 +67,24 @@ def _traffic(board: Board) -> None:
             "Requests by model",
             "Requests that ended, well or not",
             "reqps",
-            [Line(rate(f"{_DURATION}_count", TURNS, "gen_ai_request_model"), "{{gen_ai_request_model}}")],
+            [
+                Line(
+                    rate(_ENDED, TURNS, "gen_ai_request_model"),
+                    "{{gen_ai_request_model}}",
+                )
+            ],
             stacked=True,
         ),
         Chart(
             "Requests by operation",
             "chat, text_completion, embeddings, generate_image and so on",
             "reqps",
-            [Line(rate(f"{_DURATION}_count", TURNS, "gen_ai_operation_name"), "{{gen_ai_operation_name}}")],
+            [
+                Line(
+                    rate(_ENDED, TURNS, "gen_ai_operation_name"),
+                    "{{gen_ai_operation_name}}",
+                )
+            ],
             stacked=True,
         ),
         Chart(
@@ -81,7 +102,14 @@ def _traffic(board: Board) -> None:
             "Prompt tokens",
             "All, and those that were found in the KV cache",
             "short",
-            [Line(rate(tokens, f'{TURNS}, gen_ai_token_type=~"input|cached"', "gen_ai_token_type"), "{{gen_ai_token_type}}")],
+            [
+                Line(
+                    rate(
+                        tokens, f'{TURNS}, gen_ai_token_type=~"input|cached"', "gen_ai_token_type"
+                    ),
+                    "{{gen_ai_token_type}}",
+                )
+            ],
         ),
     )
 
@@ -90,15 +118,37 @@ def _latency(board: Board) -> None:
     board.row(
         "Latency",
         Chart("First token", "From a request's arrival", "s", quantiles(_FIRST, TURNS)),
-        Chart("Per token", "After the first, of turns that ended well", "s", quantiles(_NEXT, TURNS)),
-        Chart("Whole request", "Text, vectors, images and videos alike", "s", quantiles(_DURATION, TURNS)),
+        Chart(
+            "Per token", "After the first, of turns that ended well", "s", quantiles(_NEXT, TURNS)
+        ),
+        Chart(
+            "Whole request",
+            "Text, vectors, images and videos alike",
+            "s",
+            quantiles(_DURATION, TURNS),
+        ),
     )
     by = "gen_ai_request_model"
     board.row(
         "Latency by model, 95 %",
-        Chart("First token", "", "s", [Line(quantile(0.95, _FIRST, TURNS, by), "{{gen_ai_request_model}}")]),
-        Chart("Per token", "", "s", [Line(quantile(0.95, _NEXT, TURNS, by), "{{gen_ai_request_model}}")]),
-        Chart("Whole request", "", "s", [Line(quantile(0.95, _DURATION, TURNS, by), "{{gen_ai_request_model}}")]),
+        Chart(
+            "First token",
+            "",
+            "s",
+            [Line(quantile(0.95, _FIRST, TURNS, by), "{{gen_ai_request_model}}")],
+        ),
+        Chart(
+            "Per token",
+            "",
+            "s",
+            [Line(quantile(0.95, _NEXT, TURNS, by), "{{gen_ai_request_model}}")],
+        ),
+        Chart(
+            "Whole request",
+            "",
+            "s",
+            [Line(quantile(0.95, _DURATION, TURNS, by), "{{gen_ai_request_model}}")],
+        ),
     )
 
 
@@ -111,7 +161,7 @@ def _errors(board: Board) -> None:
             "Failures by reason",
             "Reasons of the contract; ABANDONED: the client left",
             "reqps",
-            [Line(rate(f"{_DURATION}_count", ended, "error_type"), "{{error_type}}")],
+            [Line(rate(_ENDED, ended, "error_type"), "{{error_type}}")],
             stacked=True,
         ),
         Chart(
@@ -121,8 +171,8 @@ def _errors(board: Board) -> None:
             [
                 Line(
                     share(
-                        rate(f"{_DURATION}_count", _FAILED, "gen_ai_request_model"),
-                        rate(f"{_DURATION}_count", TURNS, "gen_ai_request_model"),
+                        rate(_ENDED, _FAILED, "gen_ai_request_model"),
+                        rate(_ENDED, TURNS, "gen_ai_request_model"),
                     ),
                     "{{gen_ai_request_model}}",
                 )
@@ -141,7 +191,11 @@ def _errors(board: Board) -> None:
             "reqps",
             [
                 Line(
-                    rate("rpc_server_call_duration_seconds_count", refused, "rpc_response_status_code"),
+                    rate(
+                        "rpc_server_call_duration_seconds_count",
+                        refused,
+                        "rpc_response_status_code",
+                    ),
                     "{{rpc_response_status_code}}",
                 )
             ],
@@ -158,13 +212,22 @@ def _queue(board: Board) -> None:
             "Waiting requests",
             "",
             "short",
-            [Line(f"sum by (model) (millstream_admission_queued_requests{{{MODEL}}})", "{{model}}")],
+            [
+                Line(
+                    f"sum by (model) (millstream_admission_queued_requests{{{MODEL}}})", "{{model}}"
+                )
+            ],
         ),
         Chart(
             "Running requests",
             "Let through and not yet ended; one for n answers counts n times",
             "short",
-            [Line(f"sum by (model) (millstream_admission_running_requests{{{MODEL}}})", "{{model}}")],
+            [
+                Line(
+                    f"sum by (model) (millstream_admission_running_requests{{{MODEL}}})",
+                    "{{model}}",
+                )
+            ],
         ),
         Chart(
             "Wait by priority, 95 %",
@@ -189,7 +252,10 @@ def _objectives(board: Board) -> None:
                 "Of the last hour, and of the last day",
                 "percentunit",
                 [
-                    Line(f"model:millstream_{name}:ratio_rate{window}{{{MODEL}}}", f"{{{{model}}}} {window}")
+                    Line(
+                        f"model:millstream_{name}:ratio_rate{window}{{{MODEL}}}",
+                        f"{{{{model}}}} {window}",
+                    )
                     for window in ("1h", "1d")
                 ],
             )

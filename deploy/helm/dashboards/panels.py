@@ -74,6 +74,11 @@ def rate(name: str, matchers: str, by: str = "") -> str:
     return f"sum{kept} (rate({name}{{{matchers}}}[$__rate_interval]))"
 
 
+def grown(name: str, matchers: str, by: str) -> str:
+    """How much a counter grew between two points, summed by the labels ``by``."""
+    return f"sum by ({by}) (increase({name}{{{matchers}}}[$__rate_interval]))"
+
+
 def quantile(share: float, name: str, matchers: str, by: str = "") -> str:
     """A quantile of a histogram, per value of the labels ``by``."""
     kept = f"{by}, le" if by else "le"
@@ -122,7 +127,9 @@ class Board:
                 _one("job", 'label_values(millstream_build_info{namespace="$namespace"}, job)')
             )
             .with_variable(
-                _several("model", f"label_values(millstream_admission_queued_requests{{{SUITE}}}, model)")
+                _several(
+                    "model", f"label_values(millstream_admission_queued_requests{{{SUITE}}}, model)"
+                )
             )
         )
 

@@ -18,7 +18,7 @@ from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 register_default_plugins()
-# Options and field configurations of panels: their classes come from the panel's type, not from here.
+# Options and field configurations of panels: the panel's type decides which class they have.
 _OPEN = (object, Any)
 
 
@@ -64,14 +64,17 @@ def _wrong(value: Any, kind: Any, at: str) -> Iterator[str]:
         if value not in arguments:
             yield f"{at}: {value!r} is none of {arguments}"
     elif origin in {list, dict}:
-        if not isinstance(value, origin):
-            yield f"{at}: {value!r} is no {origin.__name__}"
-            return
-        parts = value.items() if isinstance(value, dict) else enumerate(value)
-        for key, part in parts:
-            yield from _wrong(part, arguments[-1], f"{at}[{key}]")
+        yield from _wrong_parts(value, origin, arguments[-1], at)
     elif isinstance(kind, type):
         yield from _unlike(value, kind, at)
+
+
+def _wrong_parts(value: Any, whole: type, kind: Any, at: str) -> Iterator[str]:
+    if not isinstance(value, whole):
+        yield f"{at}: {value!r} is no {whole.__name__}"
+        return
+    for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _wrong(part, kind, f"{at}[{key}]")
 
 
 def _unlike(value: Any, kind: type, at: str) -> Iterator[str]:
@@ -94,7 +97,11 @@ def _ambiguous(read: dict[str, Any]) -> Iterator[str]:
     taken: set[tuple[int, int]] = set()
     for panel in panels:
         at = panel["gridPos"]
-        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
         if at["x"] + at["w"] > 24 or taken & cells:  # noqa: PLR2004 - Grafana's grid
             yield f"dashboard.panels: {panel['title']} has no room at {at}"
         taken |= cells

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from panels import ENGINE, MODEL, ROLE, SUITE, Board, Chart, Line, quantile, quantiles, rate, share
+from panels import (
+    ENGINE,
+    MODEL,
+    ROLE,
+    SUITE,
+    Board,
+    Chart,
+    Line,
+    grown,
+    quantile,
+    quantiles,
+    rate,
+    share,
+)
 
 _POD = "{{pod}}"
 
@@ -15,6 +28,7 @@ def board() -> Board:
     _streams(made)
     _hand_offs(made)
     _health(made)
+    _engines(made)
     _sglang(made)
     return made
 
@@ -23,8 +37,18 @@ def _load(board: Board) -> None:
     used, total = (f"millstream_engine_{part}_blocks{{{ENGINE}}}" for part in ("used", "total"))
     board.row(
         "Load",
-        Chart("Running requests", "In the engine", "short", [Line(f"millstream_engine_running_requests{{{ENGINE}}}", _POD)]),
-        Chart("Queued requests", "Taken by the engine, not begun", "short", [Line(f"millstream_engine_queued_requests{{{ENGINE}}}", _POD)]),
+        Chart(
+            "Running requests",
+            "In the engine",
+            "short",
+            [Line(f"millstream_engine_running_requests{{{ENGINE}}}", _POD)],
+        ),
+        Chart(
+            "Queued requests",
+            "Taken by the engine, not begun",
+            "short",
+            [Line(f"millstream_engine_queued_requests{{{ENGINE}}}", _POD)],
+        ),
         Chart(
             "KV cache held by requests",
             "What is only cached is not counted",
@@ -36,7 +60,10 @@ def _load(board: Board) -> None:
 
 
 def _streams(board: Board) -> None:
-    tokens, frames = "millstream_worker_stream_tokens_total", "millstream_worker_stream_frames_total"
+    tokens, frames = (
+        "millstream_worker_stream_tokens_total",
+        "millstream_worker_stream_frames_total",
+    )
     board.row(
         "Steps",
         Chart(
@@ -65,7 +92,11 @@ def _streams(board: Board) -> None:
             "reqps",
             [
                 Line(
-                    rate("millstream_worker_stream_requests_total", f'{ROLE}, component!="processor"', "role, outcome"),
+                    rate(
+                        "millstream_worker_stream_requests_total",
+                        f'{ROLE}, component!="processor"',
+                        "role, outcome",
+                    ),
                     "{{role}} {{outcome}}",
                 )
             ],
@@ -83,7 +114,12 @@ def _hand_offs(board: Board) -> None:
             [Line(rate("millstream_kv_handoffs_total", MODEL, "outcome"), "{{outcome}}")],
             stacked=True,
         ),
-        Chart("Prefill and transfer", "", "s", quantiles("millstream_kv_handoff_duration_seconds", MODEL)),
+        Chart(
+            "Prefill and transfer",
+            "",
+            "s",
+            quantiles("millstream_kv_handoff_duration_seconds", MODEL),
+        ),
         Chart(
             "Tickets refused",
             "Of hand-offs and embeddings",
@@ -103,12 +139,23 @@ def _health(board: Board) -> None:
             "short",
             [Line(f"min by (model, role) ({connected})", "{{model}} {{role}}")],
         ),
-        Chart("Serving", "1 while health is SERVING", "short", [Line(f"min by (pod) (millstream_serving{{{SUITE}}})", _POD)], highest=1),
+        Chart(
+            "Serving",
+            "1 while health is SERVING",
+            "short",
+            [Line(f"min by (pod) (millstream_serving{{{SUITE}}})", _POD)],
+            highest=1,
+        ),
         Chart(
             "Lost workers",
             "Streams that broke without a drain",
             "short",
-            [Line(f"sum by (role) (increase(millstream_workers_lost_total{{{ROLE}}}[$__rate_interval]))", "{{role}}")],
+            [
+                Line(
+                    grown("millstream_workers_lost_total", ROLE, "role"),
+                    "{{role}}",
+                )
+            ],
         ),
         Chart(
             "Draining",
@@ -118,9 +165,17 @@ def _health(board: Board) -> None:
             highest=1,
         ),
     )
+
+
+def _engines(board: Board) -> None:
     board.row(
         "Engines",
-        Chart("Age of the engine's gauges", "Grows while engine or event loop don't respond", "s", [Line(f"millstream_engine_load_age_seconds{{{ENGINE}}}", _POD)]),
+        Chart(
+            "Age of the engine's gauges",
+            "Grows while engine or event loop don't respond",
+            "s",
+            [Line(f"millstream_engine_load_age_seconds{{{ENGINE}}}", _POD)],
+        ),
         Chart(
             "Canary, 95 %",
             "Trial generations of a silent engine",
@@ -131,7 +186,12 @@ def _health(board: Board) -> None:
             "Canary failures",
             "",
             "short",
-            [Line(f"sum by (pod) (increase(millstream_canary_failures_total{{{SUITE}}}[$__rate_interval]))", _POD)],
+            [
+                Line(
+                    grown("millstream_canary_failures_total", SUITE, "pod"),
+                    _POD,
+                )
+            ],
         ),
     )
 
@@ -139,7 +199,23 @@ def _health(board: Board) -> None:
 def _sglang(board: Board) -> None:
     board.row(
         "SGLang's own gauges",
-        Chart("Running requests", "sglang:num_running_reqs", "short", [Line(f"max by (pod) (sglang:num_running_reqs{{{SUITE}}})", _POD)]),
-        Chart("Queued requests", "sglang:num_queue_reqs", "short", [Line(f"max by (pod) (sglang:num_queue_reqs{{{SUITE}}})", _POD)]),
-        Chart("Token usage", "sglang:token_usage", "percentunit", [Line(f"max by (pod) (sglang:token_usage{{{SUITE}}})", _POD)], highest=1),
+        Chart(
+            "Running requests",
+            "sglang:num_running_reqs",
+            "short",
+            [Line(f"max by (pod) (sglang:num_running_reqs{{{SUITE}}})", _POD)],
+        ),
+        Chart(
+            "Queued requests",
+            "sglang:num_queue_reqs",
+            "short",
+            [Line(f"max by (pod) (sglang:num_queue_reqs{{{SUITE}}})", _POD)],
+        ),
+        Chart(
+            "Token usage",
+            "sglang:token_usage",
+            "percentunit",
+            [Line(f"max by (pod) (sglang:token_usage{{{SUITE}}})", _POD)],
+            highest=1,
+        ),
     )
