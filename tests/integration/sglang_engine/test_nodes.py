@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import pytest
 
 from millstream.v1 import decode_pb2_grpc
+from tests.support.bare_sglang import NEW_TOKENS
 from tests.support.ports import free_port
 from tests.support.sglang_requests import PROMPTS
-from tests.support.suite import ServiceProcess
+from tests.support.suite import ServiceProcess, stop_all
 from tests.support.worker_streams import decode_stream
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
-
-_NEW_TOKENS = 8
 
 
 def _rank(rank: int, model: Path, leader: str, log: Path) -> ServiceProcess:
@@ -34,24 +35,41 @@ def _rank(rank: int, model: Path, leader: str, log: Path) -> ServiceProcess:
     return ServiceProcess("millstream_server.decode", flags, log, env=env)
 
 
-async def test_two_processes_answer_as_one(
+@contextlib.asynccontextmanager
+async def _pair(model: Path, logs: Path) -> AsyncIterator[tuple[ServiceProcess, ServiceProcess]]:
+    leader = f"127.0.0.1:{free_port()}"
+    first, second = (_rank(n, model, leader, logs / f"rank-{n}.log").start() for n in (0, 1))
+    try:
+        await asyncio.gather(first.until_serving(240), second.until_serving(240))
+        yield first, second
+    finally:
+        stop_all(second, first)
+
+
+async def _answer(leader: ServiceProcess, prompt: list[int]) -> list[int]:
+    async with grpc.aio.insecure_channel(leader.address) as channel:
+        stream = decode_stream(decode_pb2_grpc.DecodeServiceStub(channel))
+        await stream.start(0, prompt, max_new_tokens=NEW_TOKENS, temperature=0.0)
+        (view,) = await stream.ended(0)
+        await stream.drain()
+        return view.token_ids
+
+
+async def test_two_processes_answer_as_one_and_drain_together(
     model: Path, expected: list[list[int]], tmp_path: Path
 ) -> None:
-    leader = f"127.0.0.1:{free_port()}"
-    ranks = [_rank(n, model, leader, tmp_path / f"rank-{n}.log").start() for n in (1, 0)]
-    follower, first = ranks
-    try:
-        await asyncio.gather(*(rank.until_serving(240) for rank in ranks))
-        async with grpc.aio.insecure_channel(first.address) as channel:
-            stream = decode_stream(decode_pb2_grpc.DecodeServiceStub(channel))
-            await stream.start(0, PROMPTS[0], max_new_tokens=_NEW_TOKENS)
-            (view,) = await stream.ended(0)
-            assert view.token_ids == expected[0][:_NEW_TOKENS]
-            await stream.drain()
-        follower.terminate()  # it waits for the leader
+    async with _pair(model, tmp_path) as (first, second):
+        assert await _answer(first, PROMPTS[0]) == expected[0]
+        second.terminate()
+        assert await _answer(first, PROMPTS[1]) == expected[1], "it waits for rank 0"
+        assert second.alive
         first.terminate()
         assert await first.until_gone() == 0
-        assert await follower.until_gone() == 0
-    finally:
-        for rank in ranks:
-            rank.kill()
+        assert await second.until_gone() == 0
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+async def test_the_loss_of_one_is_the_end_of_both(model: Path, lost: int, tmp_path: Path) -> None:
+    async with _pair(model, tmp_path) as ranks:
+        ranks[lost].kill()
+        assert await ranks[1 - lost].until_gone() == 1
