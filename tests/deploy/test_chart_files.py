@@ -60,13 +60,7 @@ def test_maps_are_closed_unless_they_pass_values_through() -> None:
             walk(inner, f"{path}.{key}" if key not in {"properties", "items"} else path)
 
     walk(schema, "")
-    assert open_maps == {
-        "affinity",
-        "claims",
-        "engineArgs",
-        "envFrom",
-        "global",
-        "settings",
-        "tolerations",
-        "valueFrom",
-    }
+    pods = {"affinity", "claims", "engineArgs", "envFrom", "settings", "tolerations", "valueFrom"}
+    peers = {"namespaceSelector", "parentRefs", "podSelector"}
+    metrics = {"metricRelabelings", "metrics", "relabelings", "triggers"}
+    assert open_maps == {*pods, *peers, *metrics, "global"}
