@@ -16,6 +16,9 @@ _PATH = "github.com/millstream/millstream/generated/go"
 _LIBRARIES = Path("/usr/share/gocode")
 _CACHE = ROOT / ".millstream" / "clients" / "go-cache"
 
+# Ten seconds on two idle cores; on busy ones more.
+pytestmark = pytest.mark.timeout(240)
+
 
 def _environment(folder: Path) -> dict[str, str]:
     """Debian's libraries are source packages in a GOPATH."""
@@ -42,7 +45,7 @@ class TestGo(ExampleChecks):
     def command(cls) -> list[str]:
         need("go", _LIBRARIES / "src" / "google.golang.org" / "grpc")
         example = built("go", [_MODULE, _EXAMPLE], _build) / "example"
-        # grpc-go before 1.40 retries only when told to.
+        # grpc-go before 1.43 retries only when told to.
         return ["env", "GRPC_GO_RETRY=on", str(example)]
 
 

@@ -34,6 +34,9 @@ _OTHER_PROTOS = (
     "grpc/health/v1/health.proto",
 )
 
+# 15 seconds on two idle cores; on busy ones more.
+pytestmark = pytest.mark.timeout(240)
+
 
 def _class_path(*folders: Path) -> str:
     return ":".join(map(str, [*folders, *_JARS]))
