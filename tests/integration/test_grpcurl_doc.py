@@ -35,7 +35,7 @@ _SAYS = {
         r'"promptTokens": 12,\s+"completionTokens": 3',
         r'"turn": 1,\s+"finishReason": "FINISH_REASON_CANCELLED"\s+"turn": 2',
         r'"finishReason": "FINISH_REASON_LENGTH"',
-        r'"promptTokens": 122,\s+"completionTokens": 3,\s+"mediaTokens": 108',
+        r'"promptTokens": 125,\s+"completionTokens": 3,\s+"mediaTokens": 108',
         r'"finishReason": "FINISH_REASON_LENGTH"',
         r'"tokenIds": \[\s+1472',
         r'"text": "Hello"',
@@ -72,7 +72,11 @@ _SAYS = {
         r'"message": "ticket: a prefill worker needs one"',
         r'"message": "ticket: a decode worker needs one"',
     ],
-    "Encode": [r'"tokens": 108', r'"leaseLeft": "299', r"Code: \w+\s+Message: .*ticket"],
+    "Encode": [
+        r'"tokens": 108',
+        r'"leaseLeft": "299',
+        r"Message: start.ticket.content: is not one",
+    ],
     "Load reports": [r'"applicationUtilization": 0.01'],
     "Admin and channelz": [
         r'"pid": \d+',
