@@ -12,6 +12,7 @@ Who of the release connects to whom, as a YAML list of {name, from, to, ports}; 
 */}}
 {{- define "millstream.edges" -}}
 {{- $root := . -}}
+{{- if .Values.processor.enabled -}}
 - name: to-workers
   from: {components: [processor]}
   to: {components: [encode, prefill, decode, diffusion, embedding]}
@@ -20,6 +21,7 @@ Who of the release connects to whom, as a YAML list of {name, from, to, ports}; 
   from: {components: [test]}
   to: {components: [processor]}
   ports: [grpc]
+{{- end -}}
 {{- $models := dict -}}
 {{- range $pool := include "millstream.pools" . | fromYamlArray -}}
 {{- if $pool.worker -}}
@@ -63,7 +65,7 @@ Rules for what a pool's pods call outside of the release, as a YAML list. Takes 
 {{- $rules := index $net.extraEgress .pool.role | default list -}}
 {{- $initial := (include "millstream.modelParts" . | fromYaml).init -}}
 {{- range $initial -}}
-{{- if eq (first .args) "fetch" -}}
+{{- if has "fetch" .args -}}
 {{- $rules = concat $rules (include "millstream.publicRules" (list $ $net.modelHub 443) | fromYamlArray) -}}
 {{- end -}}
 {{- end -}}
@@ -94,6 +96,11 @@ Rules for what a pool's pods call outside of the release, as a YAML list. Takes 
     - {protocol: TCP, port: {{ . }}}
     {{- end }}
 {{- end -}}
+{{- end -}}
+
+{{/* Contains "true" if a Job fetches a model. Takes the root context. */}}
+{{- define "millstream.jobs" -}}
+{{- range include "millstream.servedModels" . | fromYaml -}}{{- include "millstream.byJob" . -}}{{- end -}}
 {{- end -}}
 
 {{- define "millstream.checkNetwork" -}}
