@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import fnmatch
+import importlib.util
 import os
 import re
 import subprocess
 import tomllib
 import venv
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pip
 import pytest
 
-from tests.support.deploy_tools import ROOT, tool
+from tests.support.deploy_tools import ROOT, Manifest, tool
 from tests.support.fake_wheels import make_wheel
 
 IMAGES = ROOT / "deploy" / "images"
@@ -178,3 +181,28 @@ def test_a_package_of_the_image_that_breaks_is_named(image: SglangImage) -> None
     done = image.install()
     assert done.returncode == 1
     assert "decoder 1.0 has requirement av<2, but you have av 2.0" in done.stderr
+
+
+def test_the_chart_runs_what_is_in_the_images(render: Callable[..., list[Manifest]]) -> None:
+    pods = [pod for manifest in render("all") for pod in _pods(manifest)]
+    containers = [c for pod in pods for c in [*pod.get("initContainers", ()), *pod["containers"]]]
+    targets = {re.split("[/-]", c["image"].partition(":")[0])[-1] for c in containers}
+    assert targets == {"processor", "worker"}
+    for container in containers:
+        # A command would leave out the entry point, tini.
+        assert "command" not in container, container["name"]
+        program, *words = container["args"]
+        if program == "python":
+            assert importlib.util.find_spec(f"{words[1]}.__main__"), words
+        else:
+            assert program == "millstream"
+
+
+def _pods(manifest: Manifest) -> Iterator[dict[str, Any]]:
+    """Find the specs of pods, at any depth: Deployments, jobs, groups of several nodes."""
+    for value in manifest.values():
+        if isinstance(value, dict):
+            if "containers" in value:
+                yield value
+            else:
+                yield from _pods(value)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CLIENT: list[str] = PROJECT["project"]["dependencies"]
 EXTRAS: dict[str, list[str]] = PROJECT["project"]["optional-dependencies"]
-BASE = [*CLIENT, *EXTRAS["processor"], *EXTRAS["cli"]]
+BASE = [*CLIENT, *EXTRAS["processor"], *EXTRAS["cli"], *EXTRAS["s3"]]
 GPU = [line for line in EXTRAS["gpu"] if line != "millstream[processor]"]
 DEV: list[str] = PROJECT["dependency-groups"]["dev"]
 
@@ -68,6 +68,7 @@ def _gaps(pins: dict[str, str], roots: list[str], not_asked: frozenset[str]) -> 
 @pytest.mark.parametrize(
     ("lock", "roots", "not_asked"),
     [
+        ("build.lock", PROJECT["build-system"]["requires"], frozenset[str]()),
         ("processor.lock", [*BASE, *EXTRAS["kubernetes"]], frozenset[str]()),
         (
             "cpu.lock",
