@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
 import sys
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from millstream.v1 import processor_pb2_grpc
 from millstream_client import NO_RETRY, Client
-from millstream_server.cli.check.command import KEY_VARIABLE
 from millstream_server.cli.check.deployment import Wanted, check
+from millstream_server.cli.connection import KEY_VARIABLE, Destination
 from millstream_server.cli.plain import main
 from millstream_server.engines.base import Role
-from millstream_server.processor.app import SERVICE, SERVICES
+from millstream_server.processor.app import SERVICE
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.runtime.rpc.server import Server, ServerOptions
-from millstream_server.runtime.security.api_keys import ApiKeys
-from millstream_server.runtime.security.auth import AuthPolicy
-from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from tests.support import embedding_worker
-from tests.support.certificates import Authority, SecretMount
-from tests.support.clients import tell_serving
 from tests.support.diffusion_worker import MODEL as PICTURES
 from tests.support.diffusion_worker import VIDEOS, diffusion_worker
-from tests.support.fake_processor import FakeProcessor
 from tests.support.in_process import ALPHABET, MODEL, processor, worker
 from tests.support.media_suite import media_suite
 from tests.support.ports import free_port
+from tests.support.secured_front import KEY, secured_front
 from tests.support.vision_models import make_vision_model
 
 PREFILL = replace(ALPHABET, role=Role.PREFILL)
@@ -66,7 +57,8 @@ class Runner:
     @classmethod
     async def check(cls, address: str, **wanted: object) -> Checked:
         async with Client(address, retry=NO_RETRY) as client:
-            code = await check(client, Wanted(address=address, **wanted))  # type: ignore[arg-type]
+            of_server = Wanted(server=Destination(address), **wanted)  # type: ignore[arg-type]
+            code = await check(client, of_server)
         return Checked(code, cls.capsys.readouterr().out)
 
 
@@ -172,7 +164,7 @@ async def test_nobody_there(run: type[Runner]) -> None:
     assert found.code == 1
     assert "✗ connection: " in found.out
     assert "can't be reached" in found.out
-    assert "if it serves TLS, give --tls-ca-file" in found.out
+    assert "-> is it running, and are address and port right?" in found.out
     assert found.out.endswith("1 of 1 steps failed\n")
 
 
@@ -240,43 +232,19 @@ async def test_an_output_without_the_signs_gets_words(
 
 # ---- TLS and keys, through the flags
 
-KEY = "k" * 32
-
-
-@contextlib.asynccontextmanager
-async def secured(folder: Path) -> AsyncIterator[tuple[str, SecretMount]]:
-    """Serve a Processor that requires TLS and a key; its model is ready and does nothing."""
-    files = SecretMount(folder / "tls")
-    files.put(Authority().issue("processor.example"))
-    options = ServerOptions(
-        max_receive_bytes=4 << 20,
-        tls=ServerTls(TlsFiles(files.cert, files.key)),
-        auth=AuthPolicy(keys=ApiKeys(inline=f"alice:{KEY}")),
-    )
-    server = Server(SERVICES, options)
-    processor_pb2_grpc.add_ProcessorServiceServicer_to_server(FakeProcessor(), server.grpc)
-    port = await server.listen("127.0.0.1:0")
-    await tell_serving(server, serving=True)
-    try:
-        yield f"127.0.0.1:{port}", files
-    finally:
-        await server.stop(0)
-
 
 async def test_a_key_and_tls_are_taken_from_flags_and_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "key").write_text(f"{KEY}\n")
-    async with secured(tmp_path) as (address, files):
-        tls = ("--tls-ca-file", str(files.ca), "--tls-server-name", "processor.example")
-        only = ("--model", "fake")
+    async with secured_front(tmp_path) as front:
+        tls, only = front.tls, ("--model", "fake")
 
         async def run(*flags: str) -> tuple[int, str]:
-            code = await asyncio.to_thread(main, ["check", address, *only, *flags])
+            code = await asyncio.to_thread(main, ["check", front.address, *only, *flags])
             return code, capsys.readouterr().out
 
         monkeypatch.delenv(KEY_VARIABLE, raising=False)
-        code, out = await run(*tls, "--api-key-file", str(tmp_path / "key"))
+        code, out = await run(*tls, *front.key)
         assert (code, "✓ models: fake" in out) == (0, True), out
         assert "- model fake: not asked" in out
         code, out = await run(*tls)
@@ -287,7 +255,7 @@ async def test_a_key_and_tls_are_taken_from_flags_and_the_environment(
         assert (await run(*tls))[0] == 0
         code, out = await run()
         assert code == 1
-        assert "if it serves TLS, give --tls-ca-file" in out
+        assert "closes connections at once; if it serves TLS, give --tls-ca-file" in out
 
 
 def test_wrong_usage_has_an_exit_code_of_its_own(

@@ -84,6 +84,9 @@ async def test_tls_is_spoken_with_the_files_that_are_named(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{address}: SERVING"
     assert len(lines) == 4, "one line each"
+    assert "if it requires a client certificate, give" in lines[1]
+    assert "can't be reached: the certificate of" in lines[2]
+    assert "if it serves TLS, give --tls-ca-file" in lines[3]
 
 
 @pytest.mark.parametrize(
@@ -92,8 +95,11 @@ async def test_tls_is_spoken_with_the_files_that_are_named(
         (["server"], "'server' is not HOST:PORT"),
         ([":1"], "':1' is not HOST:PORT"),
         (["a:65536"], "'a:65536' is not HOST:PORT"),
-        (["a:1", "--tls-ca-file", "/no/such"], "No such file or directory: '/no/such'"),
-        (["a:1", "--tls-key-file", "/no/such"], "one is missing"),
+        (
+            ["a:1", "--tls-ca-file", "/no/such"],
+            "--tls-ca-file: /no/such can't be read: No such file",
+        ),
+        (["a:1", "--tls-key-file", "/dev/null"], "--tls-cert-file is missing"),
     ],
 )
 def test_wrong_usage_has_an_exit_code_of_its_own(

@@ -18,7 +18,7 @@ from typing import Self
 MILLSTREAM = (
     sys.executable,
     "-c",
-    "import sys; from millstream_server.cli.main import main; sys.exit(main())",
+    "import sys; from millstream_server.cli.entry import main; sys.exit(main())",
 )
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
 _WAIT_S = 15.0

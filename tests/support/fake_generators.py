@@ -24,6 +24,7 @@ from millstream.v1 import (
     embedding_pb2_grpc,
     processor_pb2_grpc,
 )
+from millstream_server.processor.app import SERVICES
 from millstream_server.protobuf.errors import error_to_proto
 from millstream_server.runtime.errors import (
     InvalidRequestError,
@@ -181,9 +182,11 @@ def _vector(start: embedding_pb2.StartEmbed, index: int) -> bytes:
 
 
 @contextlib.asynccontextmanager
-async def generators(diffusion: FakeDiffusion, embedding: FakeEmbedding) -> AsyncIterator[str]:
+async def generators(
+    diffusion: FakeDiffusion, embedding: FakeEmbedding, options: ServerOptions | None = None
+) -> AsyncIterator[str]:
     """Serve both on one port, beside a Processor; yield the address."""
-    server = Server(("millstream.v1.ProcessorService",), ServerOptions(max_receive_bytes=4 << 20))
+    server = Server(SERVICES, options or ServerOptions(max_receive_bytes=4 << 20))
     processor_pb2_grpc.add_ProcessorServiceServicer_to_server(FakeProcessor(), server.grpc)
     diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(diffusion, server.grpc)
     embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(embedding, server.grpc)

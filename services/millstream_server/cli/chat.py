@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Protocol
 
 from prompt_toolkit import PromptSession
@@ -33,6 +34,7 @@ from millstream_server.cli.answers import (
 )
 from millstream_server.cli.attachments import Attachments, ChatCompleter
 from millstream_server.cli.client import call_processor, print_error
+from millstream_server.cli.connection import Destination
 from millstream_server.cli.sampling import knobs_given
 
 HELP = """\
@@ -57,12 +59,12 @@ def run(args: argparse.Namespace) -> int:
         print(f"error: {error.message}", file=sys.stderr)
         return 1
     if args.once is None:
-        return asyncio.run(call_processor(args.address, lambda client: _interactive(client, args)))
+        return asyncio.run(call_processor(args, partial(_interactive, args)))
     text = sys.stdin.read() if args.once == "-" else args.once
     if not text.strip():
         print("error: the text is empty", file=sys.stderr)
         return 1
-    return asyncio.run(call_processor(args.address, lambda client: _once(client, args, text)))
+    return asyncio.run(call_processor(args, lambda client, _: _once(client, args, text)))
 
 
 async def _once(client: Client, args: argparse.Namespace, text: str) -> int:
@@ -111,20 +113,23 @@ class _Pipe:
         return line
 
 
-async def _interactive(client: Client, args: argparse.Namespace) -> int:
+async def _interactive(args: argparse.Namespace, client: Client, server: Destination) -> int:
     source: _Input = _Keyboard() if sys.stdin.isatty() else _Pipe()
     served = ", ".join(model.name for model in await client.models()) or "no model yet"
     print(f"Millstream at {args.address}: {args.model or served}.")
     print(dim("/help lists commands; Ctrl-C stops an answer; Ctrl-D ends the chat.", sys.stdout))
-    await _Chat(client, args, source).run()
+    await _Chat(client, server, args, source).run()
     return 0
 
 
 class _Chat:
     """The loop of an interactive chat."""
 
-    def __init__(self, client: Client, args: argparse.Namespace, source: _Input) -> None:
+    def __init__(
+        self, client: Client, server: Destination, args: argparse.Namespace, source: _Input
+    ) -> None:
         self._client = client
+        self._server = server
         self._args = args
         self._source = source
         self._conversation = self._new_conversation()
@@ -182,7 +187,7 @@ class _Chat:
                 return
             except MillstreamError as error:
                 write_text("\n" if stream.result.text else "")
-                print_error(error, self._args.address)
+                print_error(error, self._server)
                 if error.retryable:
                     self._attached.put_back(media)
                 return

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 
 import grpc
 
-from millstream_client import NO_RETRY, Client, MillstreamError, Options
+from millstream_client import NO_RETRY, Client, MillstreamError, Options, Tls
 from millstream_client.service_config import ONE_SERVER
+from millstream_client.target import parse_target
+from millstream_server.cli.connection import (
+    KEY_VARIABLE,
+    Destination,
+    explain_tls,
+    read_connection,
+    refuse_plaintext_key,
+)
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
@@ -21,47 +31,67 @@ _NOT_REACHED = ("failed to connect", "connection refused")
 _BROKEN = ("socket closed", "connection reset", "broken pipe", "goaway")
 
 
-def open_client(address: str) -> Client:
+def connect(server: Destination) -> Client:
     """Make a client that reconnects to a restarted server within half a second.
 
     Raises:
-        ValueError: the address is invalid.
+        ValueError: the address is invalid, or the API key would be sent unencrypted.
+        OSError: a TLS file can't be read.
     """
-    return Client(address, retry=NO_RETRY, options=_OPTIONS)
+    refuse_plaintext_key(server, loopback=parse_target(server.address).loopback)
+    tls = Tls(
+        ca_file=server.ca_file,
+        cert_file=server.cert_file,
+        key_file=server.key_file,
+        server_name=server.server_name,
+    )
+    return Client(
+        server.address,
+        api_key=server.api_key or None,
+        tls=tls if server.tls else None,
+        retry=NO_RETRY,
+        options=replace(_OPTIONS, allow_plaintext_key=server.allow_plaintext_key),
+    )
 
 
 def open_channel(address: str) -> grpc.aio.Channel:
-    """Open a channel; with an invalid address its calls fail."""
+    """Open a channel without TLS; with an invalid address its calls fail."""
     try:
-        return open_client(address).channel
+        return connect(Destination(address)).channel
     except ValueError:
         return grpc.aio.insecure_channel(address)
 
 
-async def call_processor(address: str, use: Callable[[Client], Awaitable[int]]) -> int:
-    """Run ``use`` with a client; return its exit code, or 1 after explaining a failed call."""
+async def call_processor(
+    args: argparse.Namespace, use: Callable[[Client, Destination], Awaitable[int]]
+) -> int:
+    """Run ``use`` with a client of the server that the flags name; return its exit code.
+
+    It is 1 after explaining a wrong flag or a failed call.
+    """
     try:
-        client = open_client(address)
-    except ValueError as error:
+        server = read_connection(args)
+        client = connect(server)
+    except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     async with client:
         try:
-            return await use(client)
+            return await use(client, server)
         except MillstreamError as error:
-            print_error(error, address)
+            print_error(error, server)
             return 1
 
 
-def print_error(error: MillstreamError, address: str) -> None:
+def print_error(error: MillstreamError, server: Destination) -> None:
     """Explain a failed call on stderr."""
-    print("\n".join(explain(error, address)), file=sys.stderr)
+    print("\n".join(explain(error, server)), file=sys.stderr)
 
 
-def explain(error: MillstreamError, address: str) -> list[str]:
-    """Return a failed call's lines: code, reason, message, invalid fields, whether to retry."""
-    if error.reason in ("", _UNKNOWN_METHOD) and (hint := _transport_hint(error, address)):
-        return [hint]
+def explain(error: MillstreamError, server: Destination) -> list[str]:
+    """Return a failed call's lines: code, reason, message, invalid fields, what to do."""
+    if error.reason in ("", _UNKNOWN_METHOD) and (hint := _transport_hint(error, server)):
+        return [f"error: {hint}"]
     reason = f" ({error.reason})" if error.reason else ""
     lines = [f"error: {error.code.name}{reason}: {error.message}"]
     said = error.message  # a single violation may be all that it says
@@ -71,6 +101,8 @@ def explain(error: MillstreamError, address: str) -> list[str]:
         if said != f"{v.field}: {v.description}"
     ]
     lines += list(_retry_lines(error.retry_delay_s))
+    if error.code is grpc.StatusCode.UNAUTHENTICATED and "certificate" not in error.message:
+        lines.append(_key_line(server))
     if error.error_id:
         lines.append(f"  the server's log has more under error id {error.error_id}")
     return lines
@@ -82,20 +114,30 @@ def _retry_lines(delay_s: float | None) -> Iterator[str]:
     yield f"  try again in {delay_s:g} s" if delay_s > 0 else "  trying again may help"
 
 
-def _transport_hint(error: MillstreamError, address: str) -> str | None:
+def _key_line(server: Destination) -> str:
+    if server.api_key:
+        return "  the server doesn't know this key; its file holds the key alone, without a name"
+    return f"  give the key by --api-key-file, or in {KEY_VARIABLE}"
+
+
+def _transport_hint(error: MillstreamError, server: Destination) -> str | None:
     """Return an explanation of a failure of the connection, or None."""
+    return explain_tls(error.message, server) or _network_hint(error, server.address)
+
+
+def _network_hint(error: MillstreamError, address: str) -> str | None:
     text = error.message.lower()
     if error.code is grpc.StatusCode.UNIMPLEMENTED:
         return (
-            f"error: the server at {address} has no ProcessorService; "
+            f"the server at {address} has no ProcessorService; "
             "give the Processor's address (workers have other ports)"
         )
     if error.code is not grpc.StatusCode.UNAVAILABLE:
         return None
     if any(sign in text for sign in _BROKEN):
-        return f"error: the connection to {address} broke; is the suite still running?"
+        return f"the connection to {address} broke; is the suite still running?"
     if any(sign in text for sign in _NOT_REACHED):
-        return f"error: no server at {address}; start one with `millstream up`"
+        return f"no server at {address}; start one with `millstream up`"
     if "dns resolution failed" in text or "name resolution" in text:
-        return f"error: {address} can't be found; give --address as HOST:PORT"
+        return f"{address} can't be found; give --address as HOST:PORT"
     return None

@@ -18,7 +18,7 @@ def run(args: argparse.Namespace) -> int:
     if not prompt:
         print("error: the prompt is empty", file=sys.stderr)
         return 1
-    return asyncio.run(call_processor(args.address, lambda client: _complete(client, args, prompt)))
+    return asyncio.run(call_processor(args, lambda client, _: _complete(client, args, prompt)))
 
 
 async def _complete(client: Client, args: argparse.Namespace, prompt: str) -> int:

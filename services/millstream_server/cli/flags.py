@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
+from millstream_server.cli.connection import add_connection
+
 DEFAULT_ADDRESS = "127.0.0.1:50051"
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - it has no public name
@@ -55,9 +57,15 @@ def add_address(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_processor(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that name the Processor and say how to connect to it."""
+    add_address(parser)
+    add_connection(parser)
+
+
 def add_target(parser: argparse.ArgumentParser) -> None:
     """Add the flags of commands that send requests."""
-    add_address(parser)
+    add_processor(parser)
     parser.add_argument(
         "--model", default="", metavar="NAME", help="model to ask (default: the only one served)"
     )
@@ -67,7 +75,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
-    """Add the server to look at, and how to connect to it."""
+    """Add the server to look at; `connection` has the flags that go with it."""
     parser.add_argument(
         "address",
         nargs="?",
@@ -75,26 +83,6 @@ def add_server(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="the server (default: %(default)s)",
     )
-    group = parser.add_argument_group("TLS", "each of these flags turns it on")
-    group.add_argument("--tls", action="store_true", help="check by the CAs that gRPC knows")
-    for flag, help_ in {
-        "--tls-ca-file": "PEM CAs of the server's certificate",
-        "--tls-cert-file": "PEM certificate to show (mTLS)",
-        "--tls-key-file": "PEM private key of that certificate",
-    }.items():
-        group.add_argument(flag, type=Path, metavar="FILE", help=help_)
-    group.add_argument(
-        "--tls-server-name",
-        default="",
-        metavar="NAME",
-        help="name in the server's certificate, if it isn't HOST",
-    )
-
-
-def wants_tls(args: argparse.Namespace) -> bool:
-    """Return whether one of the flags of `add_server` turns TLS on."""
-    files = (args.tls_ca_file, args.tls_cert_file, args.tls_key_file)
-    return bool(args.tls or args.tls_server_name or any(files))
 
 
 def positive_seconds(text: str) -> float:

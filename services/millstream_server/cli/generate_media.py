@@ -44,7 +44,7 @@ def run_image(args: argparse.Namespace) -> int:
     if args.output is not None and args.output.suffix.lower() not in _FORMATS:
         print("error: -o must end in .png or .webp", file=sys.stderr)
         return 1
-    return asyncio.run(call_processor(args.address, lambda client: _image(client, args)))
+    return asyncio.run(call_processor(args, lambda client, _: _image(client, args)))
 
 
 def run_video(args: argparse.Namespace) -> int:
@@ -52,7 +52,7 @@ def run_video(args: argparse.Namespace) -> int:
     if args.output is not None and args.output.suffix.lower() != ".mp4":
         print("error: -o must end in .mp4", file=sys.stderr)
         return 1
-    return asyncio.run(call_processor(args.address, lambda client: _video(client, args)))
+    return asyncio.run(call_processor(args, lambda client, _: _video(client, args)))
 
 
 async def _image(client: Client, args: argparse.Namespace) -> int:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from millstream_server.cli.flags import Commands, add_server, command, positive_seconds, wants_tls
+from millstream_server.cli.connection import Destination, add_tls, explain_tls, read_tls
+from millstream_server.cli.flags import Commands, add_server, command, positive_seconds
 
 if TYPE_CHECKING:
     import grpc
@@ -36,6 +36,7 @@ def add_health(commands: Commands) -> None:
         "millstream health 127.0.0.1:50051 --service liveness --tls-ca-file ca.pem",
     )
     add_server(parser)
+    add_tls(parser)
     parser.add_argument(
         "--service", default="", metavar="NAME", help="health name (default: the whole server)"
     )
@@ -51,45 +52,41 @@ def add_health(commands: Commands) -> None:
 def run(args: argparse.Namespace) -> int:
     """Ask, print the line, and return the exit code."""
     try:
-        channel = _open(args)
+        server = read_tls(args)
+        channel = _open(server)
     except (OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG_USAGE
     with channel:
-        code, line = _ask(channel, args)
+        code, line = _ask(channel, server, args)
     print(line)
     return code
 
 
-def _open(args: argparse.Namespace) -> grpc.Channel:
+def _open(server: Destination) -> grpc.Channel:
     """Open the channel.
 
     Raises:
-        ValueError: the address is not HOST:PORT, or the flags contradict each other.
+        ValueError: the address is not HOST:PORT.
         OSError: a file can't be read.
     """
     import grpc  # noqa: PLC0415 - `--help` needs none
 
-    host, _, port = args.address.rpartition(":")
+    host, _, port = server.address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ValueError(f"{args.address!r} is not HOST:PORT")
+        raise ValueError(f"{server.address!r} is not HOST:PORT")
     # Never through the proxy that the environment names: probes are for what is near.
     options: list[tuple[str, Any]] = [("grpc.enable_http_proxy", 0), ("grpc.enable_retries", 0)]
-    if not wants_tls(args):
-        return grpc.insecure_channel(args.address, options)
-    if (args.tls_cert_file is None) != (args.tls_key_file is None):
-        raise ValueError("--tls-cert-file and --tls-key-file belong together; one is missing")
-    if args.tls_server_name:
-        options.append(("grpc.ssl_target_name_override", args.tls_server_name))
-    ca, key, cert = map(_read, (args.tls_ca_file, args.tls_key_file, args.tls_cert_file))
-    return grpc.secure_channel(args.address, grpc.ssl_channel_credentials(ca, key, cert), options)
+    if not server.tls:
+        return grpc.insecure_channel(server.address, options)
+    if server.server_name:
+        options.append(("grpc.ssl_target_name_override", server.server_name))
+    files = (server.ca_file, server.key_file, server.cert_file)
+    ca, key, cert = (file.read_bytes() if file is not None else None for file in files)
+    return grpc.secure_channel(server.address, grpc.ssl_channel_credentials(ca, key, cert), options)
 
 
-def _read(file: Path | None) -> bytes | None:
-    return None if file is None else file.read_bytes()
-
-
-def _ask(channel: grpc.Channel, args: argparse.Namespace) -> tuple[int, str]:
+def _ask(channel: grpc.Channel, server: Destination, args: argparse.Namespace) -> tuple[int, str]:
     import grpc  # noqa: PLC0415
     from grpc_health.v1 import health_pb2, health_pb2_grpc  # noqa: PLC0415
 
@@ -100,12 +97,12 @@ def _ask(channel: grpc.Channel, args: argparse.Namespace) -> tuple[int, str]:
             health_pb2.HealthCheckRequest(service=args.service), timeout=args.timeout_s
         )
     except grpc.RpcError as error:
-        return NOT_SERVING, f"{asked}: {_explain(error, args.timeout_s)}"
+        return NOT_SERVING, f"{asked}: {_explain(error, server, args.timeout_s)}"
     name = health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status)
     return (SERVING if name == "SERVING" else NOT_SERVING), f"{asked}: {name}"
 
 
-def _explain(error: Any, timeout_s: float) -> str:
+def _explain(error: Any, server: Destination, timeout_s: float) -> str:
     """Return a failed call in a few words; never several lines."""
     code = error.code().name
     if code == "NOT_FOUND":
@@ -114,4 +111,5 @@ def _explain(error: Any, timeout_s: float) -> str:
         return "the server has no grpc.health.v1.Health"
     if code == "DEADLINE_EXCEEDED":
         return f"no reply within {timeout_s:g} s"
-    return " ".join(f"can't be reached: {error.details()}".split())
+    why = explain_tls(error.details(), server) or error.details()
+    return " ".join(f"can't be reached: {why}".split())

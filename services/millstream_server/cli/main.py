@@ -11,7 +11,14 @@ from pathlib import Path
 
 from millstream_server.cli import doctor, models, up
 from millstream_server.cli.client import INTERRUPTED
-from millstream_server.cli.flags import Commands, add_address, add_model_dir, command, list_examples
+from millstream_server.cli.flags import (
+    Commands,
+    add_address,
+    add_model_dir,
+    add_processor,
+    command,
+    list_examples,
+)
 from millstream_server.cli.plain import add_plain
 from millstream_server.cli.requests import add_requests
 from millstream_server.cli.sampling import whole_number
@@ -190,9 +197,9 @@ def _add_models(commands: Commands) -> None:
         "List the models that are served and their workers.",
         "",
         "millstream models",
-        "millstream models --address processor.example:50051",
+        "millstream models --address processor.example:50051 --tls-ca-file ca.pem",
     )
-    add_address(parser)
+    add_processor(parser)
 
 
 def _add_doctor(commands: Commands) -> None:

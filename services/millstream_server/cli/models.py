@@ -35,7 +35,7 @@ _MEDIA = {media_pb2.MODALITY_IMAGE: "images", media_pb2.MODALITY_VIDEO: "videos"
 
 def run(args: argparse.Namespace) -> int:
     """Print the table; return the exit code."""
-    return asyncio.run(call_processor(args.address, _list))
+    return asyncio.run(call_processor(args, lambda client, _: _list(client)))
 
 
 async def _list(client: Client) -> int:

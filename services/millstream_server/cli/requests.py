@@ -7,7 +7,7 @@ from pathlib import Path
 
 from millstream_client import Image, Video
 from millstream_server.cli import chat, complete, generate_media, vectors
-from millstream_server.cli.flags import Commands, add_address, add_target, command
+from millstream_server.cli.flags import Commands, add_processor, add_target, command
 from millstream_server.cli.sampling import add_sampling_flags, whole_number
 
 _CHAT_NOTES = """\
@@ -36,8 +36,8 @@ def _add_chat(commands: Commands) -> None:
         "Chat with a model; answers stream.",
         _CHAT_NOTES,
         "millstream chat",
-        'millstream chat --once "What is Millstream?" --temperature 0',
-        'millstream chat --image cat.png --once "What is it?"',
+        'millstream chat --image cat.png --once "What is it?" --temperature 0',
+        "millstream chat --address processor.example:50051 --tls-ca-file ca.pem --api-key-file key",
     )
     add_target(parser)
     parser.add_argument("--system", metavar="TEXT", help="instructions to the model")
@@ -182,7 +182,7 @@ def _add_rerank(commands: Commands) -> None:
         metavar="DOCUMENT",
         help="a single - reads documents from stdin, one per line",
     )
-    add_address(parser)
+    add_processor(parser)
     parser.add_argument(
         "--model",
         default="",

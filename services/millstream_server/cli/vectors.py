@@ -22,7 +22,7 @@ def run_embed(args: argparse.Namespace) -> int:
     if not texts:
         print("error: there is no text", file=sys.stderr)
         return 1
-    return asyncio.run(call_processor(args.address, lambda client: _embed(client, args, texts)))
+    return asyncio.run(call_processor(args, lambda client, _: _embed(client, args, texts)))
 
 
 def run_rerank(args: argparse.Namespace) -> int:
@@ -31,9 +31,7 @@ def run_rerank(args: argparse.Namespace) -> int:
     if not documents:
         print("error: there is no document", file=sys.stderr)
         return 1
-    return asyncio.run(
-        call_processor(args.address, lambda client: _rerank(client, args, documents))
-    )
+    return asyncio.run(call_processor(args, lambda client, _: _rerank(client, args, documents)))
 
 
 def _texts(given: Sequence[str]) -> list[str]:

@@ -8,6 +8,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 from millstream_client.errors import from_rpc_error
 from millstream_server.cli.client import call_processor, explain
+from millstream_server.cli.connection import Destination
+from millstream_server.cli.main import parse
 
 
 def failure(code: grpc.StatusCode, details: str, trailer: bytes | None = None) -> list[str]:
@@ -15,7 +17,7 @@ def failure(code: grpc.StatusCode, details: str, trailer: bytes | None = None) -
     if trailer is not None:
         metadata.add("grpc-status-details-bin", trailer)
     error = grpc.aio.AioRpcError(code, grpc.aio.Metadata(), metadata, details, None)
-    return explain(from_rpc_error(error), "host:1")
+    return explain(from_rpc_error(error), Destination("host:1"))
 
 
 @pytest.mark.parametrize(
@@ -49,10 +51,10 @@ def test_details_that_contradict_the_status_are_ignored() -> None:
 async def test_what_is_no_address_is_said_without_a_call(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    async def use(_: object) -> int:
+    async def use(*_: object) -> int:
         raise AssertionError("nobody to talk to")
 
-    assert await call_processor("processor", use) == 1
+    assert await call_processor(parse(["models", "--address", "processor"]), use) == 1
     assert (
         capsys.readouterr().err
         == "error: 'processor' is not HOST:PORT (an IPv6 HOST stands in brackets)\n"

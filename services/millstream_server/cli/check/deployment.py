@@ -17,6 +17,7 @@ from millstream_client.service_config import DIFFUSION_SERVICE, EMBEDDING_SERVIC
 from millstream_server.cli.check.model import answer_steps, connected, lacking
 from millstream_server.cli.check.reflection import ReflectionMissingError, list_services
 from millstream_server.cli.check.report import CheckFailedError, Report
+from millstream_server.cli.connection import Destination, explain_tls
 
 _EXPECTED = (SERVICE, DIFFUSION_SERVICE, EMBEDDING_SERVICE, "grpc.health.v1.Health")
 _ASK_AGAIN_S = 0.5
@@ -28,14 +29,13 @@ _SHORT_S = 5.0
 class Wanted:
     """What to check."""
 
-    address: str
+    server: Destination
     wait_s: float = 0.0
     timeout_s: float = 60.0
     models: frozenset[str] = frozenset()
     """Empty: all."""
     disaggregated: frozenset[str] = frozenset()
     """Models that prefill and decode workers have to answer."""
-    tls: bool = False
 
 
 async def check(client: Client, wanted: Wanted) -> int:
@@ -47,7 +47,7 @@ class _Check:
     def __init__(self, client: Client, wanted: Wanted) -> None:
         self._client = client
         self._wanted = wanted
-        self._report = Report(wanted.address)
+        self._report = Report(wanted.server)
         self._deadline = time.monotonic() + wanted.wait_s
         self._models: list[processor_pb2.ServedModel] = []
 
@@ -79,16 +79,13 @@ class _Check:
         except MillstreamError as error:
             if error.code is grpc.StatusCode.UNIMPLEMENTED:
                 return "a server, which has no grpc.health.v1.Health"
+            server = self._wanted.server
+            why = explain_tls(error.message, server)
             raise CheckFailedError(
-                " ".join(f"{self._wanted.address} can't be reached: {error.message}".split()),
-                "is it running, and are address and port right? "
-                + (
-                    "does it serve TLS, with a certificate of this CA and for this name?"
-                    if self._wanted.tls
-                    else "if it serves TLS, give --tls-ca-file"
-                ),
+                " ".join(f"{server.address} can't be reached: {why or error.message}".split()),
+                "" if why else "is it running, and are address and port right?",
             ) from error
-        return self._wanted.address
+        return self._wanted.server.address
 
     async def _status(self, service: str) -> str:
         request = health_pb2.HealthCheckRequest(service=service)

@@ -6,11 +6,9 @@ import sys
 import time
 from collections.abc import Awaitable
 
-import grpc
-
 from millstream_client import MillstreamError
-from millstream_server.cli.check.command import KEY_VARIABLE
 from millstream_server.cli.client import explain
+from millstream_server.cli.connection import Destination
 
 
 class CheckFailedError(Exception):
@@ -25,11 +23,11 @@ class CheckFailedError(Exception):
 class Report:
     """Prints the steps and knows whether one failed."""
 
-    def __init__(self, address: str) -> None:
-        """Report on the server at ``address``."""
+    def __init__(self, server: Destination) -> None:
+        """Report on ``server``."""
         self.failed = 0
         self.passed = 0
-        self._address = address
+        self._server = server
         self._said = ""
         self._signs = _signs()
 
@@ -53,11 +51,7 @@ class Report:
         """Return why a step failed, then lines of advice."""
         if isinstance(error, CheckFailedError):
             return [str(error), *([f"-> {error.advice}"] if error.advice else [])]
-        why, *more = (
-            line.removeprefix("error: ").strip() for line in explain(error, self._address)
-        )
-        if error.code is grpc.StatusCode.UNAUTHENTICATED:
-            more.append(f"give the key by --api-key-file, or in {KEY_VARIABLE}")
+        why, *more = (line.removeprefix("error: ").strip() for line in explain(error, self._server))
         return [why, *(f"-> {line}" for line in more)]
 
     def waiting(self, name: str, why: str) -> None:
