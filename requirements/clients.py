@@ -17,7 +17,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = Path(__file__).with_name("clients.debian")
 NPM = ("generated/typescript",)
 """Folders, from the repository's root, whose package-lock.json is installed."""
-_RETRIES = ["-o", "Acquire::Retries=3"]
+# Also wait for another apt-get to end.
+_PATIENTLY = ["-o", "Acquire::Retries=3", "-o", "DPkg::Lock::Timeout=300"]
 
 
 def debian_packages() -> list[str]:
@@ -57,7 +58,7 @@ def install_debian() -> bool:
     print(f"clients: installing {len(missing)} Debian packages (half a minute)", flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for command in (["apt-get", "update"], install):
-        quiet = [command[0], "-qq", *_RETRIES, *command[1:]]
+        quiet = [command[0], "-qq", *_PATIENTLY, *command[1:]]
         subprocess.run(quiet, check=True, env=environment, stdout=subprocess.DEVNULL)
     return True
 

@@ -65,7 +65,7 @@ def test_the_descriptor_set_needs_no_other_file(pool: Any) -> None:
     for name in ("millstream.v1.ProcessorService", "grpc.health.v1.Health"):
         assert pool.FindServiceByName(name).methods
     assert pool.FindServiceByName("xds.service.orca.v3.OpenRcaService").methods
-    status = GetMessageClass(pool.FindMessageTypeByName("google.rpc.Status"))()
+    status: Any = GetMessageClass(pool.FindMessageTypeByName("google.rpc.Status"))()
     info = GetMessageClass(pool.FindMessageTypeByName("google.rpc.ErrorInfo"))(reason="OVERLOADED")
     status.details.add().Pack(info)
     assert status.details[0].type_url == "type.googleapis.com/google.rpc.ErrorInfo"

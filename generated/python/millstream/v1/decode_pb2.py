@@ -25,14 +25,14 @@ _sym_db = _symbol_database.Default()
 from millstream.v1 import generation_pb2 as millstream_dot_v1_dot_generation__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1amillstream/v1/decode.proto\x12\rmillstream.v1\x1a\x1emillstream/v1/generation.proto\"\xcb\x01\n\rDecodeRequest\x12\x36\n\x05start\x18\x01 \x01(\x0b\x32\x1e.millstream.v1.StartGenerationH\x00R\x05start\x12\x39\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1f.millstream.v1.CancelGenerationH\x00R\x06\x63\x61ncel\x12<\n\x08\x63ontrols\x18\x03 \x03(\x0b\x32 .millstream.v1.GenerationControlR\x08\x63ontrolsB\t\n\x07\x63ontrol\"K\n\x0e\x44\x65\x63odeResponse\x12\x30\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x18.millstream.v1.StepFrameH\x00R\x05\x66rameB\x07\n\x05\x65vent2Z\n\rDecodeService\x12I\n\x06\x44\x65\x63ode\x12\x1c.millstream.v1.DecodeRequest\x1a\x1d.millstream.v1.DecodeResponse(\x01\x30\x01\x42\xbb\x01\n\x10io.millstream.v1P\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1\xa2\x02\x03MSM\xaa\x02\rMillstream.V1\xba\x02\nMillstream\xca\x02\rMillstream\\V1\xe2\x02\x16Millstream\\V1\\Metadata\xea\x02\x0eMillstream::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1amillstream/v1/decode.proto\x12\rmillstream.v1\x1a\x1emillstream/v1/generation.proto\"\xcb\x01\n\rDecodeRequest\x12\x36\n\x05start\x18\x01 \x01(\x0b\x32\x1e.millstream.v1.StartGenerationH\x00R\x05start\x12\x39\n\x06\x63\x61ncel\x18\x02 \x01(\x0b\x32\x1f.millstream.v1.CancelGenerationH\x00R\x06\x63\x61ncel\x12<\n\x08\x63ontrols\x18\x03 \x03(\x0b\x32 .millstream.v1.GenerationControlR\x08\x63ontrolsB\t\n\x07\x63ontrol\"K\n\x0e\x44\x65\x63odeResponse\x12\x30\n\x05\x66rame\x18\x01 \x01(\x0b\x32\x18.millstream.v1.StepFrameH\x00R\x05\x66rameB\x07\n\x05\x65vent2Z\n\rDecodeService\x12I\n\x06\x44\x65\x63ode\x12\x1c.millstream.v1.DecodeRequest\x1a\x1d.millstream.v1.DecodeResponse(\x01\x30\x01\x42\xc8\x01\n\x10io.millstream.v1B\x0b\x44\x65\x63odeProtoP\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1\xa2\x02\x03MSM\xaa\x02\rMillstream.V1\xba\x02\nMillstream\xca\x02\rMillstream\\V1\xe2\x02\x16Millstream\\V1\\Metadata\xea\x02\x0eMillstream::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'millstream.v1.decode_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'\n\020io.millstream.v1P\001ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1\242\002\003MSM\252\002\rMillstream.V1\272\002\nMillstream\312\002\rMillstream\\V1\342\002\026Millstream\\V1\\Metadata\352\002\016Millstream::V1'
+  _globals['DESCRIPTOR']._serialized_options = b'\n\020io.millstream.v1B\013DecodeProtoP\001ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1\242\002\003MSM\252\002\rMillstream.V1\272\002\nMillstream\312\002\rMillstream\\V1\342\002\026Millstream\\V1\\Metadata\352\002\016Millstream::V1'
   _globals['_DECODEREQUEST']._serialized_start=78
   _globals['_DECODEREQUEST']._serialized_end=281
   _globals['_DECODERESPONSE']._serialized_start=283

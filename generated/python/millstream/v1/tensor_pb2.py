@@ -24,14 +24,14 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1amillstream/v1/tensor.proto\x12\rmillstream.v1\"a\n\nTensorSpec\x12=\n\x0c\x65lement_type\x18\x01 \x01(\x0e\x32\x1a.millstream.v1.ElementTypeR\x0b\x65lementType\x12\x14\n\x05shape\x18\x02 \x03(\rR\x05shape\"9\n\x0bTensorChunk\x12\x16\n\x06offset\x18\x01 \x01(\x04R\x06offset\x12\x12\n\x04\x64\x61ta\x18\x02 \x01(\x0cR\x04\x64\x61ta*z\n\x0b\x45lementType\x12\x1c\n\x18\x45LEMENT_TYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT32\x10\x01\x12\x19\n\x15\x45LEMENT_TYPE_BFLOAT16\x10\x02\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT16\x10\x03\x42\xbb\x01\n\x10io.millstream.v1P\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1\xa2\x02\x03MSM\xaa\x02\rMillstream.V1\xba\x02\nMillstream\xca\x02\rMillstream\\V1\xe2\x02\x16Millstream\\V1\\Metadata\xea\x02\x0eMillstream::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1amillstream/v1/tensor.proto\x12\rmillstream.v1\"a\n\nTensorSpec\x12=\n\x0c\x65lement_type\x18\x01 \x01(\x0e\x32\x1a.millstream.v1.ElementTypeR\x0b\x65lementType\x12\x14\n\x05shape\x18\x02 \x03(\rR\x05shape\"9\n\x0bTensorChunk\x12\x16\n\x06offset\x18\x01 \x01(\x04R\x06offset\x12\x12\n\x04\x64\x61ta\x18\x02 \x01(\x0cR\x04\x64\x61ta*z\n\x0b\x45lementType\x12\x1c\n\x18\x45LEMENT_TYPE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT32\x10\x01\x12\x19\n\x15\x45LEMENT_TYPE_BFLOAT16\x10\x02\x12\x18\n\x14\x45LEMENT_TYPE_FLOAT16\x10\x03\x42\xc8\x01\n\x10io.millstream.v1B\x0bTensorProtoP\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1\xa2\x02\x03MSM\xaa\x02\rMillstream.V1\xba\x02\nMillstream\xca\x02\rMillstream\\V1\xe2\x02\x16Millstream\\V1\\Metadata\xea\x02\x0eMillstream::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'millstream.v1.tensor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
-  _globals['DESCRIPTOR']._serialized_options = b'\n\020io.millstream.v1P\001ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1\242\002\003MSM\252\002\rMillstream.V1\272\002\nMillstream\312\002\rMillstream\\V1\342\002\026Millstream\\V1\\Metadata\352\002\016Millstream::V1'
+  _globals['DESCRIPTOR']._serialized_options = b'\n\020io.millstream.v1B\013TensorProtoP\001ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1\242\002\003MSM\252\002\rMillstream.V1\272\002\nMillstream\312\002\rMillstream\\V1\342\002\026Millstream\\V1\\Metadata\352\002\016Millstream::V1'
   _globals['_ELEMENTTYPE']._serialized_start=203
   _globals['_ELEMENTTYPE']._serialized_end=325
   _globals['_TENSORSPEC']._serialized_start=45

@@ -354,7 +354,7 @@ public final class AdminServiceGrpc {
 
     @java.lang.Override
     public com.google.protobuf.Descriptors.FileDescriptor getFileDescriptor() {
-      return io.millstream.v1.Admin.getDescriptor();
+      return io.millstream.v1.AdminProto.getDescriptor();
     }
 
     @java.lang.Override

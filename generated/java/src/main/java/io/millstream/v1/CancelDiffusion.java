@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_CancelDiffusion_descriptor;
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_CancelDiffusion_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_CancelDiffusion_fieldAccessorTable
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_CancelDiffusion_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.CancelDiffusion.class, io.millstream.v1.CancelDiffusion.Builder.class);
   }
@@ -232,13 +232,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.CancelDiffusionOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_CancelDiffusion_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_CancelDiffusion_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_CancelDiffusion_fieldAccessorTable
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_CancelDiffusion_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.CancelDiffusion.class, io.millstream.v1.CancelDiffusion.Builder.class);
     }
@@ -264,7 +264,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_CancelDiffusion_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_CancelDiffusion_descriptor;
     }
 
     @java.lang.Override

@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Embedding.internal_static_millstream_v1_CancelEmbed_descriptor;
+    return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_CancelEmbed_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Embedding.internal_static_millstream_v1_CancelEmbed_fieldAccessorTable
+    return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_CancelEmbed_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.CancelEmbed.class, io.millstream.v1.CancelEmbed.Builder.class);
   }
@@ -232,13 +232,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.CancelEmbedOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_CancelEmbed_descriptor;
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_CancelEmbed_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_CancelEmbed_fieldAccessorTable
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_CancelEmbed_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.CancelEmbed.class, io.millstream.v1.CancelEmbed.Builder.class);
     }
@@ -264,7 +264,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_CancelEmbed_descriptor;
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_CancelEmbed_descriptor;
     }
 
     @java.lang.Override

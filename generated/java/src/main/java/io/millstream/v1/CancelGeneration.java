@@ -38,13 +38,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Generation.internal_static_millstream_v1_CancelGeneration_descriptor;
+    return io.millstream.v1.GenerationProto.internal_static_millstream_v1_CancelGeneration_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Generation.internal_static_millstream_v1_CancelGeneration_fieldAccessorTable
+    return io.millstream.v1.GenerationProto.internal_static_millstream_v1_CancelGeneration_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.CancelGeneration.class, io.millstream.v1.CancelGeneration.Builder.class);
   }
@@ -234,13 +234,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.CancelGenerationOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_CancelGeneration_descriptor;
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_CancelGeneration_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_CancelGeneration_fieldAccessorTable
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_CancelGeneration_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.CancelGeneration.class, io.millstream.v1.CancelGeneration.Builder.class);
     }
@@ -266,7 +266,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_CancelGeneration_descriptor;
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_CancelGeneration_descriptor;
     }
 
     @java.lang.Override

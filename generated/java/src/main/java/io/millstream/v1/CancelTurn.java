@@ -36,13 +36,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_CancelTurn_descriptor;
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_CancelTurn_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_CancelTurn_fieldAccessorTable
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_CancelTurn_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.CancelTurn.class, io.millstream.v1.CancelTurn.Builder.class);
   }
@@ -250,13 +250,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.CancelTurnOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_CancelTurn_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_CancelTurn_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_CancelTurn_fieldAccessorTable
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_CancelTurn_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.CancelTurn.class, io.millstream.v1.CancelTurn.Builder.class);
     }
@@ -282,7 +282,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_CancelTurn_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_CancelTurn_descriptor;
     }
 
     @java.lang.Override

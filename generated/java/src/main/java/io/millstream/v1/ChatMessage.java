@@ -41,13 +41,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Chat.internal_static_millstream_v1_ChatMessage_descriptor;
+    return io.millstream.v1.ChatProto.internal_static_millstream_v1_ChatMessage_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Chat.internal_static_millstream_v1_ChatMessage_fieldAccessorTable
+    return io.millstream.v1.ChatProto.internal_static_millstream_v1_ChatMessage_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.ChatMessage.class, io.millstream.v1.ChatMessage.Builder.class);
   }
@@ -507,13 +507,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.ChatMessageOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Chat.internal_static_millstream_v1_ChatMessage_descriptor;
+      return io.millstream.v1.ChatProto.internal_static_millstream_v1_ChatMessage_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Chat.internal_static_millstream_v1_ChatMessage_fieldAccessorTable
+      return io.millstream.v1.ChatProto.internal_static_millstream_v1_ChatMessage_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.ChatMessage.class, io.millstream.v1.ChatMessage.Builder.class);
     }
@@ -555,7 +555,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Chat.internal_static_millstream_v1_ChatMessage_descriptor;
+      return io.millstream.v1.ChatProto.internal_static_millstream_v1_ChatMessage_descriptor;
     }
 
     @java.lang.Override

@@ -36,13 +36,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_ChatRequest_descriptor;
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ChatRequest_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_ChatRequest_fieldAccessorTable
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ChatRequest_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.ChatRequest.class, io.millstream.v1.ChatRequest.Builder.class);
   }
@@ -553,13 +553,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.ChatRequestOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ChatRequest_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ChatRequest_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ChatRequest_fieldAccessorTable
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ChatRequest_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.ChatRequest.class, io.millstream.v1.ChatRequest.Builder.class);
     }
@@ -601,7 +601,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ChatRequest_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ChatRequest_descriptor;
     }
 
     @java.lang.Override

@@ -39,13 +39,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_ChatResponse_descriptor;
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ChatResponse_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_ChatResponse_fieldAccessorTable
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ChatResponse_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.ChatResponse.class, io.millstream.v1.ChatResponse.Builder.class);
   }
@@ -544,13 +544,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.ChatResponseOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ChatResponse_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ChatResponse_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ChatResponse_fieldAccessorTable
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ChatResponse_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.ChatResponse.class, io.millstream.v1.ChatResponse.Builder.class);
     }
@@ -605,7 +605,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ChatResponse_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ChatResponse_descriptor;
     }
 
     @java.lang.Override

@@ -173,7 +173,7 @@ public enum ChatRole
   }
   public static final com.google.protobuf.Descriptors.EnumDescriptor
       getDescriptor() {
-    return io.millstream.v1.Chat.getDescriptor().getEnumTypes().get(0);
+    return io.millstream.v1.ChatProto.getDescriptor().getEnumTypes().get(0);
   }
 
   private static final ChatRole[] VALUES = values();

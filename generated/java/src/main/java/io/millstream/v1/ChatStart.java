@@ -40,13 +40,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_ChatStart_descriptor;
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ChatStart_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_ChatStart_fieldAccessorTable
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ChatStart_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.ChatStart.class, io.millstream.v1.ChatStart.Builder.class);
   }
@@ -527,13 +527,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.ChatStartOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ChatStart_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ChatStart_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ChatStart_fieldAccessorTable
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ChatStart_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.ChatStart.class, io.millstream.v1.ChatStart.Builder.class);
     }
@@ -579,7 +579,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ChatStart_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ChatStart_descriptor;
     }
 
     @java.lang.Override

@@ -39,13 +39,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Chat.internal_static_millstream_v1_ChatTool_descriptor;
+    return io.millstream.v1.ChatProto.internal_static_millstream_v1_ChatTool_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Chat.internal_static_millstream_v1_ChatTool_fieldAccessorTable
+    return io.millstream.v1.ChatProto.internal_static_millstream_v1_ChatTool_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.ChatTool.class, io.millstream.v1.ChatTool.Builder.class);
   }
@@ -380,13 +380,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.ChatToolOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Chat.internal_static_millstream_v1_ChatTool_descriptor;
+      return io.millstream.v1.ChatProto.internal_static_millstream_v1_ChatTool_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Chat.internal_static_millstream_v1_ChatTool_fieldAccessorTable
+      return io.millstream.v1.ChatProto.internal_static_millstream_v1_ChatTool_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.ChatTool.class, io.millstream.v1.ChatTool.Builder.class);
     }
@@ -414,7 +414,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Chat.internal_static_millstream_v1_ChatTool_descriptor;
+      return io.millstream.v1.ChatProto.internal_static_millstream_v1_ChatTool_descriptor;
     }
 
     @java.lang.Override

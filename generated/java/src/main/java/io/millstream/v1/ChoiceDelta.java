@@ -40,13 +40,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_ChoiceDelta_descriptor;
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ChoiceDelta_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_ChoiceDelta_fieldAccessorTable
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ChoiceDelta_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.ChoiceDelta.class, io.millstream.v1.ChoiceDelta.Builder.class);
   }
@@ -551,13 +551,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.ChoiceDeltaOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ChoiceDelta_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ChoiceDelta_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ChoiceDelta_fieldAccessorTable
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ChoiceDelta_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.ChoiceDelta.class, io.millstream.v1.ChoiceDelta.Builder.class);
     }
@@ -599,7 +599,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ChoiceDelta_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ChoiceDelta_descriptor;
     }
 
     @java.lang.Override

@@ -38,13 +38,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_CompleteRequest_descriptor;
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_CompleteRequest_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_CompleteRequest_fieldAccessorTable
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_CompleteRequest_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.CompleteRequest.class, io.millstream.v1.CompleteRequest.Builder.class);
   }
@@ -560,13 +560,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.CompleteRequestOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_CompleteRequest_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_CompleteRequest_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_CompleteRequest_fieldAccessorTable
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_CompleteRequest_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.CompleteRequest.class, io.millstream.v1.CompleteRequest.Builder.class);
     }
@@ -603,7 +603,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_CompleteRequest_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_CompleteRequest_descriptor;
     }
 
     @java.lang.Override

@@ -39,13 +39,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_CompleteResponse_descriptor;
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_CompleteResponse_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_CompleteResponse_fieldAccessorTable
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_CompleteResponse_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.CompleteResponse.class, io.millstream.v1.CompleteResponse.Builder.class);
   }
@@ -464,13 +464,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.CompleteResponseOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_CompleteResponse_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_CompleteResponse_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_CompleteResponse_fieldAccessorTable
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_CompleteResponse_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.CompleteResponse.class, io.millstream.v1.CompleteResponse.Builder.class);
     }
@@ -519,7 +519,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_CompleteResponse_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_CompleteResponse_descriptor;
     }
 
     @java.lang.Override

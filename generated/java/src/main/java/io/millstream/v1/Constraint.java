@@ -36,13 +36,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Sampling.internal_static_millstream_v1_Constraint_descriptor;
+    return io.millstream.v1.SamplingProto.internal_static_millstream_v1_Constraint_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Sampling.internal_static_millstream_v1_Constraint_fieldAccessorTable
+    return io.millstream.v1.SamplingProto.internal_static_millstream_v1_Constraint_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.Constraint.class, io.millstream.v1.Constraint.Builder.class);
   }
@@ -493,13 +493,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.ConstraintOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Sampling.internal_static_millstream_v1_Constraint_descriptor;
+      return io.millstream.v1.SamplingProto.internal_static_millstream_v1_Constraint_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Sampling.internal_static_millstream_v1_Constraint_fieldAccessorTable
+      return io.millstream.v1.SamplingProto.internal_static_millstream_v1_Constraint_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.Constraint.class, io.millstream.v1.Constraint.Builder.class);
     }
@@ -526,7 +526,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Sampling.internal_static_millstream_v1_Constraint_descriptor;
+      return io.millstream.v1.SamplingProto.internal_static_millstream_v1_Constraint_descriptor;
     }
 
     @java.lang.Override

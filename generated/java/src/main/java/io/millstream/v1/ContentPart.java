@@ -36,13 +36,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Chat.internal_static_millstream_v1_ContentPart_descriptor;
+    return io.millstream.v1.ChatProto.internal_static_millstream_v1_ContentPart_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Chat.internal_static_millstream_v1_ContentPart_fieldAccessorTable
+    return io.millstream.v1.ChatProto.internal_static_millstream_v1_ContentPart_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.ContentPart.class, io.millstream.v1.ContentPart.Builder.class);
   }
@@ -450,13 +450,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.ContentPartOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Chat.internal_static_millstream_v1_ContentPart_descriptor;
+      return io.millstream.v1.ChatProto.internal_static_millstream_v1_ContentPart_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Chat.internal_static_millstream_v1_ContentPart_fieldAccessorTable
+      return io.millstream.v1.ChatProto.internal_static_millstream_v1_ContentPart_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.ContentPart.class, io.millstream.v1.ContentPart.Builder.class);
     }
@@ -489,7 +489,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Chat.internal_static_millstream_v1_ContentPart_descriptor;
+      return io.millstream.v1.ChatProto.internal_static_millstream_v1_ContentPart_descriptor;
     }
 
     @java.lang.Override

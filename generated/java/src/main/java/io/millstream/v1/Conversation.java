@@ -38,13 +38,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_Conversation_descriptor;
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_Conversation_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_Conversation_fieldAccessorTable
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_Conversation_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.Conversation.class, io.millstream.v1.Conversation.Builder.class);
   }
@@ -354,13 +354,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.ConversationOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_Conversation_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_Conversation_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_Conversation_fieldAccessorTable
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_Conversation_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.Conversation.class, io.millstream.v1.Conversation.Builder.class);
     }
@@ -399,7 +399,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_Conversation_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_Conversation_descriptor;
     }
 
     @java.lang.Override

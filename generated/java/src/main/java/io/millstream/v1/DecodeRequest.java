@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Decode.internal_static_millstream_v1_DecodeRequest_descriptor;
+    return io.millstream.v1.DecodeProto.internal_static_millstream_v1_DecodeRequest_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Decode.internal_static_millstream_v1_DecodeRequest_fieldAccessorTable
+    return io.millstream.v1.DecodeProto.internal_static_millstream_v1_DecodeRequest_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.DecodeRequest.class, io.millstream.v1.DecodeRequest.Builder.class);
   }
@@ -455,13 +455,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.DecodeRequestOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Decode.internal_static_millstream_v1_DecodeRequest_descriptor;
+      return io.millstream.v1.DecodeProto.internal_static_millstream_v1_DecodeRequest_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Decode.internal_static_millstream_v1_DecodeRequest_fieldAccessorTable
+      return io.millstream.v1.DecodeProto.internal_static_millstream_v1_DecodeRequest_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.DecodeRequest.class, io.millstream.v1.DecodeRequest.Builder.class);
     }
@@ -501,7 +501,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Decode.internal_static_millstream_v1_DecodeRequest_descriptor;
+      return io.millstream.v1.DecodeProto.internal_static_millstream_v1_DecodeRequest_descriptor;
     }
 
     @java.lang.Override

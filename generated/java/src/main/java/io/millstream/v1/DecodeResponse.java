@@ -36,13 +36,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Decode.internal_static_millstream_v1_DecodeResponse_descriptor;
+    return io.millstream.v1.DecodeProto.internal_static_millstream_v1_DecodeResponse_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Decode.internal_static_millstream_v1_DecodeResponse_fieldAccessorTable
+    return io.millstream.v1.DecodeProto.internal_static_millstream_v1_DecodeResponse_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.DecodeResponse.class, io.millstream.v1.DecodeResponse.Builder.class);
   }
@@ -310,13 +310,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.DecodeResponseOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Decode.internal_static_millstream_v1_DecodeResponse_descriptor;
+      return io.millstream.v1.DecodeProto.internal_static_millstream_v1_DecodeResponse_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Decode.internal_static_millstream_v1_DecodeResponse_fieldAccessorTable
+      return io.millstream.v1.DecodeProto.internal_static_millstream_v1_DecodeResponse_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.DecodeResponse.class, io.millstream.v1.DecodeResponse.Builder.class);
     }
@@ -346,7 +346,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Decode.internal_static_millstream_v1_DecodeResponse_descriptor;
+      return io.millstream.v1.DecodeProto.internal_static_millstream_v1_DecodeResponse_descriptor;
     }
 
     @java.lang.Override

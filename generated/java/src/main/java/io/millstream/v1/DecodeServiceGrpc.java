@@ -238,7 +238,7 @@ public final class DecodeServiceGrpc {
 
     @java.lang.Override
     public com.google.protobuf.Descriptors.FileDescriptor getFileDescriptor() {
-      return io.millstream.v1.Decode.getDescriptor();
+      return io.millstream.v1.DecodeProto.getDescriptor();
     }
 
     @java.lang.Override

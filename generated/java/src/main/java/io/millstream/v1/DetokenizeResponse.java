@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_DetokenizeResponse_descriptor;
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_DetokenizeResponse_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_DetokenizeResponse_fieldAccessorTable
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_DetokenizeResponse_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.DetokenizeResponse.class, io.millstream.v1.DetokenizeResponse.Builder.class);
   }
@@ -262,13 +262,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.DetokenizeResponseOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_DetokenizeResponse_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_DetokenizeResponse_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_DetokenizeResponse_fieldAccessorTable
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_DetokenizeResponse_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.DetokenizeResponse.class, io.millstream.v1.DetokenizeResponse.Builder.class);
     }
@@ -294,7 +294,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_DetokenizeResponse_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_DetokenizeResponse_descriptor;
     }
 
     @java.lang.Override

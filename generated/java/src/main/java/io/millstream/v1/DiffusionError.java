@@ -36,13 +36,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionError_descriptor;
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionError_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionError_fieldAccessorTable
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionError_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.DiffusionError.class, io.millstream.v1.DiffusionError.Builder.class);
   }
@@ -284,13 +284,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.DiffusionErrorOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionError_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionError_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionError_fieldAccessorTable
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionError_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.DiffusionError.class, io.millstream.v1.DiffusionError.Builder.class);
     }
@@ -321,7 +321,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionError_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionError_descriptor;
     }
 
     @java.lang.Override

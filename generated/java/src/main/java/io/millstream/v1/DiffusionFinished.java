@@ -38,13 +38,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionFinished_descriptor;
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionFinished_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionFinished_fieldAccessorTable
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionFinished_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.DiffusionFinished.class, io.millstream.v1.DiffusionFinished.Builder.class);
   }
@@ -471,13 +471,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.DiffusionFinishedOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionFinished_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionFinished_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionFinished_fieldAccessorTable
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionFinished_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.DiffusionFinished.class, io.millstream.v1.DiffusionFinished.Builder.class);
     }
@@ -521,7 +521,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionFinished_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionFinished_descriptor;
     }
 
     @java.lang.Override

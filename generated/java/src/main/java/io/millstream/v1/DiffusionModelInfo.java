@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Worker.internal_static_millstream_v1_DiffusionModelInfo_descriptor;
+    return io.millstream.v1.WorkerProto.internal_static_millstream_v1_DiffusionModelInfo_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Worker.internal_static_millstream_v1_DiffusionModelInfo_fieldAccessorTable
+    return io.millstream.v1.WorkerProto.internal_static_millstream_v1_DiffusionModelInfo_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.DiffusionModelInfo.class, io.millstream.v1.DiffusionModelInfo.Builder.class);
   }
@@ -776,13 +776,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.DiffusionModelInfoOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_DiffusionModelInfo_descriptor;
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_DiffusionModelInfo_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_DiffusionModelInfo_fieldAccessorTable
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_DiffusionModelInfo_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.DiffusionModelInfo.class, io.millstream.v1.DiffusionModelInfo.Builder.class);
     }
@@ -828,7 +828,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_DiffusionModelInfo_descriptor;
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_DiffusionModelInfo_descriptor;
     }
 
     @java.lang.Override

@@ -41,13 +41,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionOptions_descriptor;
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionOptions_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionOptions_fieldAccessorTable
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionOptions_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.DiffusionOptions.class, io.millstream.v1.DiffusionOptions.Builder.class);
   }
@@ -740,13 +740,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.DiffusionOptionsOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionOptions_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionOptions_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionOptions_fieldAccessorTable
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionOptions_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.DiffusionOptions.class, io.millstream.v1.DiffusionOptions.Builder.class);
     }
@@ -782,7 +782,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionOptions_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionOptions_descriptor;
     }
 
     @java.lang.Override

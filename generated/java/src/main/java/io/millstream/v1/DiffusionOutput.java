@@ -38,13 +38,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionOutput_descriptor;
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionOutput_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionOutput_fieldAccessorTable
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionOutput_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.DiffusionOutput.class, io.millstream.v1.DiffusionOutput.Builder.class);
   }
@@ -374,13 +374,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.DiffusionOutputOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionOutput_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionOutput_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionOutput_fieldAccessorTable
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionOutput_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.DiffusionOutput.class, io.millstream.v1.DiffusionOutput.Builder.class);
     }
@@ -409,7 +409,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionOutput_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionOutput_descriptor;
     }
 
     @java.lang.Override

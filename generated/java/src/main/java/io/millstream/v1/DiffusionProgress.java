@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionProgress_descriptor;
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionProgress_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionProgress_fieldAccessorTable
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionProgress_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.DiffusionProgress.class, io.millstream.v1.DiffusionProgress.Builder.class);
   }
@@ -419,13 +419,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.DiffusionProgressOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionProgress_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionProgress_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionProgress_fieldAccessorTable
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionProgress_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.DiffusionProgress.class, io.millstream.v1.DiffusionProgress.Builder.class);
     }
@@ -461,7 +461,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionProgress_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionProgress_descriptor;
     }
 
     @java.lang.Override

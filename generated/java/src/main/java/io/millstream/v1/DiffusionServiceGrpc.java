@@ -398,7 +398,7 @@ public final class DiffusionServiceGrpc {
 
     @java.lang.Override
     public com.google.protobuf.Descriptors.FileDescriptor getFileDescriptor() {
-      return io.millstream.v1.Diffusion.getDescriptor();
+      return io.millstream.v1.DiffusionProto.getDescriptor();
     }
 
     @java.lang.Override

@@ -38,13 +38,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionSettings_descriptor;
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionSettings_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionSettings_fieldAccessorTable
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionSettings_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.DiffusionSettings.class, io.millstream.v1.DiffusionSettings.Builder.class);
   }
@@ -551,13 +551,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.DiffusionSettingsOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionSettings_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionSettings_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionSettings_fieldAccessorTable
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionSettings_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.DiffusionSettings.class, io.millstream.v1.DiffusionSettings.Builder.class);
     }
@@ -592,7 +592,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_DiffusionSettings_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_DiffusionSettings_descriptor;
     }
 
     @java.lang.Override

@@ -139,7 +139,7 @@ public enum ElementType
   }
   public static final com.google.protobuf.Descriptors.EnumDescriptor
       getDescriptor() {
-    return io.millstream.v1.Tensor.getDescriptor().getEnumTypes().get(0);
+    return io.millstream.v1.TensorProto.getDescriptor().getEnumTypes().get(0);
   }
 
   private static final ElementType[] VALUES = values();

@@ -38,13 +38,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Embedding.internal_static_millstream_v1_EmbedFinished_descriptor;
+    return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_EmbedFinished_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Embedding.internal_static_millstream_v1_EmbedFinished_fieldAccessorTable
+    return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_EmbedFinished_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.EmbedFinished.class, io.millstream.v1.EmbedFinished.Builder.class);
   }
@@ -400,13 +400,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.EmbedFinishedOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_EmbedFinished_descriptor;
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_EmbedFinished_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_EmbedFinished_fieldAccessorTable
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_EmbedFinished_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.EmbedFinished.class, io.millstream.v1.EmbedFinished.Builder.class);
     }
@@ -439,7 +439,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_EmbedFinished_descriptor;
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_EmbedFinished_descriptor;
     }
 
     @java.lang.Override

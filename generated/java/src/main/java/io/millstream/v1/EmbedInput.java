@@ -36,13 +36,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Embedding.internal_static_millstream_v1_EmbedInput_descriptor;
+    return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_EmbedInput_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Embedding.internal_static_millstream_v1_EmbedInput_fieldAccessorTable
+    return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_EmbedInput_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.EmbedInput.class, io.millstream.v1.EmbedInput.Builder.class);
   }
@@ -390,13 +390,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.EmbedInputOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_EmbedInput_descriptor;
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_EmbedInput_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_EmbedInput_fieldAccessorTable
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_EmbedInput_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.EmbedInput.class, io.millstream.v1.EmbedInput.Builder.class);
     }
@@ -426,7 +426,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_EmbedInput_descriptor;
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_EmbedInput_descriptor;
     }
 
     @java.lang.Override

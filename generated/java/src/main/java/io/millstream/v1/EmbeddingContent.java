@@ -122,7 +122,7 @@ public enum EmbeddingContent
   }
   public static final com.google.protobuf.Descriptors.EnumDescriptor
       getDescriptor() {
-    return io.millstream.v1.MediaOuterClass.getDescriptor().getEnumTypes().get(1);
+    return io.millstream.v1.MediaProto.getDescriptor().getEnumTypes().get(1);
   }
 
   private static final EmbeddingContent[] VALUES = values();

@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Worker.internal_static_millstream_v1_EmbeddingModelInfo_descriptor;
+    return io.millstream.v1.WorkerProto.internal_static_millstream_v1_EmbeddingModelInfo_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Worker.internal_static_millstream_v1_EmbeddingModelInfo_fieldAccessorTable
+    return io.millstream.v1.WorkerProto.internal_static_millstream_v1_EmbeddingModelInfo_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.EmbeddingModelInfo.class, io.millstream.v1.EmbeddingModelInfo.Builder.class);
   }
@@ -380,13 +380,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.EmbeddingModelInfoOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_EmbeddingModelInfo_descriptor;
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_EmbeddingModelInfo_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_EmbeddingModelInfo_fieldAccessorTable
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_EmbeddingModelInfo_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.EmbeddingModelInfo.class, io.millstream.v1.EmbeddingModelInfo.Builder.class);
     }
@@ -416,7 +416,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_EmbeddingModelInfo_descriptor;
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_EmbeddingModelInfo_descriptor;
     }
 
     @java.lang.Override

@@ -39,13 +39,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Encode.internal_static_millstream_v1_EmbeddingRef_descriptor;
+    return io.millstream.v1.EncodeProto.internal_static_millstream_v1_EmbeddingRef_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Encode.internal_static_millstream_v1_EmbeddingRef_fieldAccessorTable
+    return io.millstream.v1.EncodeProto.internal_static_millstream_v1_EmbeddingRef_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.EmbeddingRef.class, io.millstream.v1.EmbeddingRef.Builder.class);
   }
@@ -542,13 +542,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.EmbeddingRefOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_EmbeddingRef_descriptor;
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_EmbeddingRef_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_EmbeddingRef_fieldAccessorTable
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_EmbeddingRef_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.EmbeddingRef.class, io.millstream.v1.EmbeddingRef.Builder.class);
     }
@@ -593,7 +593,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_EmbeddingRef_descriptor;
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_EmbeddingRef_descriptor;
     }
 
     @java.lang.Override

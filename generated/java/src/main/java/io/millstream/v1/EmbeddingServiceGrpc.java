@@ -338,7 +338,7 @@ public final class EmbeddingServiceGrpc {
 
     @java.lang.Override
     public com.google.protobuf.Descriptors.FileDescriptor getFileDescriptor() {
-      return io.millstream.v1.Embedding.getDescriptor();
+      return io.millstream.v1.EmbeddingProto.getDescriptor();
     }
 
     @java.lang.Override

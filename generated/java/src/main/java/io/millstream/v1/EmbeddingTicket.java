@@ -43,13 +43,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_EmbeddingTicket_descriptor;
+    return io.millstream.v1.MediaProto.internal_static_millstream_v1_EmbeddingTicket_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_EmbeddingTicket_fieldAccessorTable
+    return io.millstream.v1.MediaProto.internal_static_millstream_v1_EmbeddingTicket_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.EmbeddingTicket.class, io.millstream.v1.EmbeddingTicket.Builder.class);
   }
@@ -501,13 +501,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.EmbeddingTicketOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_EmbeddingTicket_descriptor;
+      return io.millstream.v1.MediaProto.internal_static_millstream_v1_EmbeddingTicket_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_EmbeddingTicket_fieldAccessorTable
+      return io.millstream.v1.MediaProto.internal_static_millstream_v1_EmbeddingTicket_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.EmbeddingTicket.class, io.millstream.v1.EmbeddingTicket.Builder.class);
     }
@@ -546,7 +546,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_EmbeddingTicket_descriptor;
+      return io.millstream.v1.MediaProto.internal_static_millstream_v1_EmbeddingTicket_descriptor;
     }
 
     @java.lang.Override

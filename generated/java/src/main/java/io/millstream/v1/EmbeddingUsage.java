@@ -36,13 +36,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Embedding.internal_static_millstream_v1_EmbeddingUsage_descriptor;
+    return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_EmbeddingUsage_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Embedding.internal_static_millstream_v1_EmbeddingUsage_fieldAccessorTable
+    return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_EmbeddingUsage_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.EmbeddingUsage.class, io.millstream.v1.EmbeddingUsage.Builder.class);
   }
@@ -230,13 +230,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.EmbeddingUsageOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_EmbeddingUsage_descriptor;
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_EmbeddingUsage_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_EmbeddingUsage_fieldAccessorTable
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_EmbeddingUsage_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.EmbeddingUsage.class, io.millstream.v1.EmbeddingUsage.Builder.class);
     }
@@ -262,7 +262,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_EmbeddingUsage_descriptor;
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_EmbeddingUsage_descriptor;
     }
 
     @java.lang.Override

@@ -38,13 +38,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Embedding.internal_static_millstream_v1_EmbeddingVectors_descriptor;
+    return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_EmbeddingVectors_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Embedding.internal_static_millstream_v1_EmbeddingVectors_fieldAccessorTable
+    return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_EmbeddingVectors_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.EmbeddingVectors.class, io.millstream.v1.EmbeddingVectors.Builder.class);
   }
@@ -354,13 +354,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.EmbeddingVectorsOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_EmbeddingVectors_descriptor;
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_EmbeddingVectors_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_EmbeddingVectors_fieldAccessorTable
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_EmbeddingVectors_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.EmbeddingVectors.class, io.millstream.v1.EmbeddingVectors.Builder.class);
     }
@@ -389,7 +389,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_EmbeddingVectors_descriptor;
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_EmbeddingVectors_descriptor;
     }
 
     @java.lang.Override

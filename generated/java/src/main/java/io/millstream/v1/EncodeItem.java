@@ -41,13 +41,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Encode.internal_static_millstream_v1_EncodeItem_descriptor;
+    return io.millstream.v1.EncodeProto.internal_static_millstream_v1_EncodeItem_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Encode.internal_static_millstream_v1_EncodeItem_fieldAccessorTable
+    return io.millstream.v1.EncodeProto.internal_static_millstream_v1_EncodeItem_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.EncodeItem.class, io.millstream.v1.EncodeItem.Builder.class);
   }
@@ -574,13 +574,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.EncodeItemOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_EncodeItem_descriptor;
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_EncodeItem_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_EncodeItem_fieldAccessorTable
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_EncodeItem_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.EncodeItem.class, io.millstream.v1.EncodeItem.Builder.class);
     }
@@ -622,7 +622,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_EncodeItem_descriptor;
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_EncodeItem_descriptor;
     }
 
     @java.lang.Override

@@ -39,13 +39,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Encode.internal_static_millstream_v1_EncodeResponse_descriptor;
+    return io.millstream.v1.EncodeProto.internal_static_millstream_v1_EncodeResponse_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Encode.internal_static_millstream_v1_EncodeResponse_fieldAccessorTable
+    return io.millstream.v1.EncodeProto.internal_static_millstream_v1_EncodeResponse_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.EncodeResponse.class, io.millstream.v1.EncodeResponse.Builder.class);
   }
@@ -451,13 +451,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.EncodeResponseOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_EncodeResponse_descriptor;
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_EncodeResponse_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_EncodeResponse_fieldAccessorTable
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_EncodeResponse_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.EncodeResponse.class, io.millstream.v1.EncodeResponse.Builder.class);
     }
@@ -498,7 +498,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_EncodeResponse_descriptor;
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_EncodeResponse_descriptor;
     }
 
     @java.lang.Override

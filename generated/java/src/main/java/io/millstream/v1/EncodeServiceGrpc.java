@@ -320,7 +320,7 @@ public final class EncodeServiceGrpc {
 
     @java.lang.Override
     public com.google.protobuf.Descriptors.FileDescriptor getFileDescriptor() {
-      return io.millstream.v1.Encode.getDescriptor();
+      return io.millstream.v1.EncodeProto.getDescriptor();
     }
 
     @java.lang.Override

@@ -38,13 +38,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Worker.internal_static_millstream_v1_EncoderInfo_descriptor;
+    return io.millstream.v1.WorkerProto.internal_static_millstream_v1_EncoderInfo_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Worker.internal_static_millstream_v1_EncoderInfo_fieldAccessorTable
+    return io.millstream.v1.WorkerProto.internal_static_millstream_v1_EncoderInfo_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.EncoderInfo.class, io.millstream.v1.EncoderInfo.Builder.class);
   }
@@ -505,13 +505,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.EncoderInfoOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_EncoderInfo_descriptor;
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_EncoderInfo_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_EncoderInfo_fieldAccessorTable
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_EncoderInfo_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.EncoderInfo.class, io.millstream.v1.EncoderInfo.Builder.class);
     }
@@ -548,7 +548,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_EncoderInfo_descriptor;
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_EncoderInfo_descriptor;
     }
 
     @java.lang.Override

@@ -173,7 +173,7 @@ public enum EngineAbility
   }
   public static final com.google.protobuf.Descriptors.EnumDescriptor
       getDescriptor() {
-    return io.millstream.v1.Worker.getDescriptor().getEnumTypes().get(1);
+    return io.millstream.v1.WorkerProto.getDescriptor().getEnumTypes().get(1);
   }
 
   private static final EngineAbility[] VALUES = values();

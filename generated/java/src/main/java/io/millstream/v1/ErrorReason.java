@@ -418,7 +418,7 @@ public enum ErrorReason
   }
   public static final com.google.protobuf.Descriptors.EnumDescriptor
       getDescriptor() {
-    return io.millstream.v1.Errors.getDescriptor().getEnumTypes().get(0);
+    return io.millstream.v1.ErrorsProto.getDescriptor().getEnumTypes().get(0);
   }
 
   private static final ErrorReason[] VALUES = values();

@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Encode.internal_static_millstream_v1_FetchFailed_descriptor;
+    return io.millstream.v1.EncodeProto.internal_static_millstream_v1_FetchFailed_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Encode.internal_static_millstream_v1_FetchFailed_fieldAccessorTable
+    return io.millstream.v1.EncodeProto.internal_static_millstream_v1_FetchFailed_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.FetchFailed.class, io.millstream.v1.FetchFailed.Builder.class);
   }
@@ -262,13 +262,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.FetchFailedOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_FetchFailed_descriptor;
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_FetchFailed_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_FetchFailed_fieldAccessorTable
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_FetchFailed_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.FetchFailed.class, io.millstream.v1.FetchFailed.Builder.class);
     }
@@ -294,7 +294,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_FetchFailed_descriptor;
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_FetchFailed_descriptor;
     }
 
     @java.lang.Override

@@ -36,13 +36,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Encode.internal_static_millstream_v1_FetchOffer_descriptor;
+    return io.millstream.v1.EncodeProto.internal_static_millstream_v1_FetchOffer_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Encode.internal_static_millstream_v1_FetchOffer_fieldAccessorTable
+    return io.millstream.v1.EncodeProto.internal_static_millstream_v1_FetchOffer_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.FetchOffer.class, io.millstream.v1.FetchOffer.Builder.class);
   }
@@ -457,13 +457,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.FetchOfferOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_FetchOffer_descriptor;
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_FetchOffer_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_FetchOffer_fieldAccessorTable
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_FetchOffer_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.FetchOffer.class, io.millstream.v1.FetchOffer.Builder.class);
     }
@@ -500,7 +500,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_FetchOffer_descriptor;
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_FetchOffer_descriptor;
     }
 
     @java.lang.Override

@@ -39,13 +39,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Encode.internal_static_millstream_v1_FetchStart_descriptor;
+    return io.millstream.v1.EncodeProto.internal_static_millstream_v1_FetchStart_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Encode.internal_static_millstream_v1_FetchStart_fieldAccessorTable
+    return io.millstream.v1.EncodeProto.internal_static_millstream_v1_FetchStart_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.FetchStart.class, io.millstream.v1.FetchStart.Builder.class);
   }
@@ -413,13 +413,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.FetchStartOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_FetchStart_descriptor;
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_FetchStart_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_FetchStart_fieldAccessorTable
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_FetchStart_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.FetchStart.class, io.millstream.v1.FetchStart.Builder.class);
     }
@@ -453,7 +453,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_FetchStart_descriptor;
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_FetchStart_descriptor;
     }
 
     @java.lang.Override

@@ -38,13 +38,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Errors.internal_static_millstream_v1_FieldViolation_descriptor;
+    return io.millstream.v1.ErrorsProto.internal_static_millstream_v1_FieldViolation_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Errors.internal_static_millstream_v1_FieldViolation_fieldAccessorTable
+    return io.millstream.v1.ErrorsProto.internal_static_millstream_v1_FieldViolation_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.FieldViolation.class, io.millstream.v1.FieldViolation.Builder.class);
   }
@@ -320,13 +320,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.FieldViolationOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Errors.internal_static_millstream_v1_FieldViolation_descriptor;
+      return io.millstream.v1.ErrorsProto.internal_static_millstream_v1_FieldViolation_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Errors.internal_static_millstream_v1_FieldViolation_fieldAccessorTable
+      return io.millstream.v1.ErrorsProto.internal_static_millstream_v1_FieldViolation_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.FieldViolation.class, io.millstream.v1.FieldViolation.Builder.class);
     }
@@ -353,7 +353,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Errors.internal_static_millstream_v1_FieldViolation_descriptor;
+      return io.millstream.v1.ErrorsProto.internal_static_millstream_v1_FieldViolation_descriptor;
     }
 
     @java.lang.Override

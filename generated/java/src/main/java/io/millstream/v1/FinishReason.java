@@ -173,7 +173,7 @@ public enum FinishReason
   }
   public static final com.google.protobuf.Descriptors.EnumDescriptor
       getDescriptor() {
-    return io.millstream.v1.Generation.getDescriptor().getEnumTypes().get(0);
+    return io.millstream.v1.GenerationProto.getDescriptor().getEnumTypes().get(0);
   }
 
   private static final FinishReason[] VALUES = values();

@@ -36,13 +36,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateImageRequest_descriptor;
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateImageRequest_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateImageRequest_fieldAccessorTable
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateImageRequest_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.GenerateImageRequest.class, io.millstream.v1.GenerateImageRequest.Builder.class);
   }
@@ -370,13 +370,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.GenerateImageRequestOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateImageRequest_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateImageRequest_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateImageRequest_fieldAccessorTable
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateImageRequest_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.GenerateImageRequest.class, io.millstream.v1.GenerateImageRequest.Builder.class);
     }
@@ -409,7 +409,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateImageRequest_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateImageRequest_descriptor;
     }
 
     @java.lang.Override

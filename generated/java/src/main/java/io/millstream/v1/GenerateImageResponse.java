@@ -40,13 +40,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateImageResponse_descriptor;
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateImageResponse_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateImageResponse_fieldAccessorTable
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateImageResponse_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.GenerateImageResponse.class, io.millstream.v1.GenerateImageResponse.Builder.class);
   }
@@ -531,13 +531,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.GenerateImageResponseOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateImageResponse_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateImageResponse_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateImageResponse_fieldAccessorTable
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateImageResponse_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.GenerateImageResponse.class, io.millstream.v1.GenerateImageResponse.Builder.class);
     }
@@ -591,7 +591,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateImageResponse_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateImageResponse_descriptor;
     }
 
     @java.lang.Override

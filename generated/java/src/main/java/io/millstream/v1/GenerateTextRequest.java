@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateTextRequest_descriptor;
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateTextRequest_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateTextRequest_fieldAccessorTable
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateTextRequest_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.GenerateTextRequest.class, io.millstream.v1.GenerateTextRequest.Builder.class);
   }
@@ -445,13 +445,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.GenerateTextRequestOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateTextRequest_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateTextRequest_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateTextRequest_fieldAccessorTable
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateTextRequest_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.GenerateTextRequest.class, io.millstream.v1.GenerateTextRequest.Builder.class);
     }
@@ -491,7 +491,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateTextRequest_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateTextRequest_descriptor;
     }
 
     @java.lang.Override

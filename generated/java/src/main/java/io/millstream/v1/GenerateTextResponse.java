@@ -36,13 +36,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateTextResponse_descriptor;
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateTextResponse_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateTextResponse_fieldAccessorTable
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateTextResponse_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.GenerateTextResponse.class, io.millstream.v1.GenerateTextResponse.Builder.class);
   }
@@ -310,13 +310,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.GenerateTextResponseOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateTextResponse_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateTextResponse_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateTextResponse_fieldAccessorTable
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateTextResponse_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.GenerateTextResponse.class, io.millstream.v1.GenerateTextResponse.Builder.class);
     }
@@ -346,7 +346,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateTextResponse_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateTextResponse_descriptor;
     }
 
     @java.lang.Override

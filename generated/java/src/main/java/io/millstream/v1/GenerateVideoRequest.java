@@ -36,13 +36,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateVideoRequest_descriptor;
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateVideoRequest_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateVideoRequest_fieldAccessorTable
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateVideoRequest_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.GenerateVideoRequest.class, io.millstream.v1.GenerateVideoRequest.Builder.class);
   }
@@ -370,13 +370,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.GenerateVideoRequestOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateVideoRequest_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateVideoRequest_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateVideoRequest_fieldAccessorTable
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateVideoRequest_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.GenerateVideoRequest.class, io.millstream.v1.GenerateVideoRequest.Builder.class);
     }
@@ -409,7 +409,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateVideoRequest_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateVideoRequest_descriptor;
     }
 
     @java.lang.Override

@@ -40,13 +40,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateVideoResponse_descriptor;
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateVideoResponse_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateVideoResponse_fieldAccessorTable
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateVideoResponse_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.GenerateVideoResponse.class, io.millstream.v1.GenerateVideoResponse.Builder.class);
   }
@@ -531,13 +531,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.GenerateVideoResponseOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateVideoResponse_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateVideoResponse_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateVideoResponse_fieldAccessorTable
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateVideoResponse_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.GenerateVideoResponse.class, io.millstream.v1.GenerateVideoResponse.Builder.class);
     }
@@ -591,7 +591,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_GenerateVideoResponse_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_GenerateVideoResponse_descriptor;
     }
 
     @java.lang.Override

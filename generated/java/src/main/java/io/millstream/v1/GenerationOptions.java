@@ -38,13 +38,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_GenerationOptions_descriptor;
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_GenerationOptions_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_GenerationOptions_fieldAccessorTable
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_GenerationOptions_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.GenerationOptions.class, io.millstream.v1.GenerationOptions.Builder.class);
   }
@@ -585,13 +585,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.GenerationOptionsOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_GenerationOptions_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_GenerationOptions_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_GenerationOptions_fieldAccessorTable
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_GenerationOptions_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.GenerationOptions.class, io.millstream.v1.GenerationOptions.Builder.class);
     }
@@ -637,7 +637,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_GenerationOptions_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_GenerationOptions_descriptor;
     }
 
     @java.lang.Override

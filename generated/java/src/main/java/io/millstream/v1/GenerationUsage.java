@@ -36,13 +36,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Usage.internal_static_millstream_v1_GenerationUsage_descriptor;
+    return io.millstream.v1.UsageProto.internal_static_millstream_v1_GenerationUsage_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Usage.internal_static_millstream_v1_GenerationUsage_fieldAccessorTable
+    return io.millstream.v1.UsageProto.internal_static_millstream_v1_GenerationUsage_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.GenerationUsage.class, io.millstream.v1.GenerationUsage.Builder.class);
   }
@@ -308,13 +308,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.GenerationUsageOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Usage.internal_static_millstream_v1_GenerationUsage_descriptor;
+      return io.millstream.v1.UsageProto.internal_static_millstream_v1_GenerationUsage_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Usage.internal_static_millstream_v1_GenerationUsage_fieldAccessorTable
+      return io.millstream.v1.UsageProto.internal_static_millstream_v1_GenerationUsage_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.GenerationUsage.class, io.millstream.v1.GenerationUsage.Builder.class);
     }
@@ -343,7 +343,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Usage.internal_static_millstream_v1_GenerationUsage_descriptor;
+      return io.millstream.v1.UsageProto.internal_static_millstream_v1_GenerationUsage_descriptor;
     }
 
     @java.lang.Override

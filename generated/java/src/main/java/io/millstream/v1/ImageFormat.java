@@ -124,7 +124,7 @@ public enum ImageFormat
   }
   public static final com.google.protobuf.Descriptors.EnumDescriptor
       getDescriptor() {
-    return io.millstream.v1.Diffusion.getDescriptor().getEnumTypes().get(1);
+    return io.millstream.v1.DiffusionProto.getDescriptor().getEnumTypes().get(1);
   }
 
   private static final ImageFormat[] VALUES = values();

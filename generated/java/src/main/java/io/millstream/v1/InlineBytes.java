@@ -36,13 +36,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Encode.internal_static_millstream_v1_InlineBytes_descriptor;
+    return io.millstream.v1.EncodeProto.internal_static_millstream_v1_InlineBytes_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Encode.internal_static_millstream_v1_InlineBytes_fieldAccessorTable
+    return io.millstream.v1.EncodeProto.internal_static_millstream_v1_InlineBytes_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.InlineBytes.class, io.millstream.v1.InlineBytes.Builder.class);
   }
@@ -204,13 +204,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.InlineBytesOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_InlineBytes_descriptor;
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_InlineBytes_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_InlineBytes_fieldAccessorTable
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_InlineBytes_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.InlineBytes.class, io.millstream.v1.InlineBytes.Builder.class);
     }
@@ -234,7 +234,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_InlineBytes_descriptor;
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_InlineBytes_descriptor;
     }
 
     @java.lang.Override

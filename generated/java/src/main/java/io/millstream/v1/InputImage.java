@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_InputImage_descriptor;
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_InputImage_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_InputImage_fieldAccessorTable
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_InputImage_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.InputImage.class, io.millstream.v1.InputImage.Builder.class);
   }
@@ -280,13 +280,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.InputImageOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_InputImage_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_InputImage_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_InputImage_fieldAccessorTable
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_InputImage_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.InputImage.class, io.millstream.v1.InputImage.Builder.class);
     }
@@ -313,7 +313,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_InputImage_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_InputImage_descriptor;
     }
 
     @java.lang.Override

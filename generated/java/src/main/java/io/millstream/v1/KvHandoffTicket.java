@@ -40,13 +40,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.KvTransfer.internal_static_millstream_v1_KvHandoffTicket_descriptor;
+    return io.millstream.v1.KvTransferProto.internal_static_millstream_v1_KvHandoffTicket_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.KvTransfer.internal_static_millstream_v1_KvHandoffTicket_fieldAccessorTable
+    return io.millstream.v1.KvTransferProto.internal_static_millstream_v1_KvHandoffTicket_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.KvHandoffTicket.class, io.millstream.v1.KvHandoffTicket.Builder.class);
   }
@@ -447,13 +447,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.KvHandoffTicketOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.KvTransfer.internal_static_millstream_v1_KvHandoffTicket_descriptor;
+      return io.millstream.v1.KvTransferProto.internal_static_millstream_v1_KvHandoffTicket_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.KvTransfer.internal_static_millstream_v1_KvHandoffTicket_fieldAccessorTable
+      return io.millstream.v1.KvTransferProto.internal_static_millstream_v1_KvHandoffTicket_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.KvHandoffTicket.class, io.millstream.v1.KvHandoffTicket.Builder.class);
     }
@@ -488,7 +488,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.KvTransfer.internal_static_millstream_v1_KvHandoffTicket_descriptor;
+      return io.millstream.v1.KvTransferProto.internal_static_millstream_v1_KvHandoffTicket_descriptor;
     }
 
     @java.lang.Override

@@ -36,13 +36,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_ListModelsRequest_descriptor;
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ListModelsRequest_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_ListModelsRequest_fieldAccessorTable
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ListModelsRequest_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.ListModelsRequest.class, io.millstream.v1.ListModelsRequest.Builder.class);
   }
@@ -204,13 +204,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.ListModelsRequestOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ListModelsRequest_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ListModelsRequest_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ListModelsRequest_fieldAccessorTable
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ListModelsRequest_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.ListModelsRequest.class, io.millstream.v1.ListModelsRequest.Builder.class);
     }
@@ -234,7 +234,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ListModelsRequest_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ListModelsRequest_descriptor;
     }
 
     @java.lang.Override

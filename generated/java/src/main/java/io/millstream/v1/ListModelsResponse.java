@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_ListModelsResponse_descriptor;
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ListModelsResponse_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_ListModelsResponse_fieldAccessorTable
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ListModelsResponse_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.ListModelsResponse.class, io.millstream.v1.ListModelsResponse.Builder.class);
   }
@@ -279,13 +279,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.ListModelsResponseOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ListModelsResponse_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ListModelsResponse_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ListModelsResponse_fieldAccessorTable
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ListModelsResponse_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.ListModelsResponse.class, io.millstream.v1.ListModelsResponse.Builder.class);
     }
@@ -317,7 +317,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ListModelsResponse_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ListModelsResponse_descriptor;
     }
 
     @java.lang.Override

@@ -36,13 +36,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Worker.internal_static_millstream_v1_LoadReport_descriptor;
+    return io.millstream.v1.WorkerProto.internal_static_millstream_v1_LoadReport_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Worker.internal_static_millstream_v1_LoadReport_fieldAccessorTable
+    return io.millstream.v1.WorkerProto.internal_static_millstream_v1_LoadReport_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.LoadReport.class, io.millstream.v1.LoadReport.Builder.class);
   }
@@ -310,13 +310,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.LoadReportOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_LoadReport_descriptor;
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_LoadReport_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_LoadReport_fieldAccessorTable
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_LoadReport_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.LoadReport.class, io.millstream.v1.LoadReport.Builder.class);
     }
@@ -345,7 +345,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_LoadReport_descriptor;
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_LoadReport_descriptor;
     }
 
     @java.lang.Override

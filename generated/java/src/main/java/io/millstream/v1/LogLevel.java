@@ -190,7 +190,7 @@ public enum LogLevel
   }
   public static final com.google.protobuf.Descriptors.EnumDescriptor
       getDescriptor() {
-    return io.millstream.v1.Admin.getDescriptor().getEnumTypes().get(0);
+    return io.millstream.v1.AdminProto.getDescriptor().getEnumTypes().get(0);
   }
 
   private static final LogLevel[] VALUES = values();

@@ -36,13 +36,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Generation.internal_static_millstream_v1_MatchedStop_descriptor;
+    return io.millstream.v1.GenerationProto.internal_static_millstream_v1_MatchedStop_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Generation.internal_static_millstream_v1_MatchedStop_fieldAccessorTable
+    return io.millstream.v1.GenerationProto.internal_static_millstream_v1_MatchedStop_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.MatchedStop.class, io.millstream.v1.MatchedStop.Builder.class);
   }
@@ -378,13 +378,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.MatchedStopOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_MatchedStop_descriptor;
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_MatchedStop_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_MatchedStop_fieldAccessorTable
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_MatchedStop_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.MatchedStop.class, io.millstream.v1.MatchedStop.Builder.class);
     }
@@ -411,7 +411,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_MatchedStop_descriptor;
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_MatchedStop_descriptor;
     }
 
     @java.lang.Override

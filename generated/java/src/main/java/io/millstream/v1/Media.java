@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_Media_descriptor;
+    return io.millstream.v1.MediaProto.internal_static_millstream_v1_Media_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_Media_fieldAccessorTable
+    return io.millstream.v1.MediaProto.internal_static_millstream_v1_Media_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.Media.class, io.millstream.v1.Media.Builder.class);
   }
@@ -463,13 +463,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.MediaOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_Media_descriptor;
+      return io.millstream.v1.MediaProto.internal_static_millstream_v1_Media_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_Media_fieldAccessorTable
+      return io.millstream.v1.MediaProto.internal_static_millstream_v1_Media_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.Media.class, io.millstream.v1.Media.Builder.class);
     }
@@ -496,7 +496,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_Media_descriptor;
+      return io.millstream.v1.MediaProto.internal_static_millstream_v1_Media_descriptor;
     }
 
     @java.lang.Override

@@ -41,13 +41,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_MediaChunk_descriptor;
+    return io.millstream.v1.MediaProto.internal_static_millstream_v1_MediaChunk_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_MediaChunk_fieldAccessorTable
+    return io.millstream.v1.MediaProto.internal_static_millstream_v1_MediaChunk_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.MediaChunk.class, io.millstream.v1.MediaChunk.Builder.class);
   }
@@ -323,13 +323,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.MediaChunkOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_MediaChunk_descriptor;
+      return io.millstream.v1.MediaProto.internal_static_millstream_v1_MediaChunk_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_MediaChunk_fieldAccessorTable
+      return io.millstream.v1.MediaProto.internal_static_millstream_v1_MediaChunk_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.MediaChunk.class, io.millstream.v1.MediaChunk.Builder.class);
     }
@@ -357,7 +357,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_MediaChunk_descriptor;
+      return io.millstream.v1.MediaProto.internal_static_millstream_v1_MediaChunk_descriptor;
     }
 
     @java.lang.Override

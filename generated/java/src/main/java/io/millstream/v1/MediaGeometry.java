@@ -38,13 +38,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_MediaGeometry_descriptor;
+    return io.millstream.v1.MediaProto.internal_static_millstream_v1_MediaGeometry_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_MediaGeometry_fieldAccessorTable
+    return io.millstream.v1.MediaProto.internal_static_millstream_v1_MediaGeometry_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.MediaGeometry.class, io.millstream.v1.MediaGeometry.Builder.class);
   }
@@ -368,13 +368,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.MediaGeometryOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_MediaGeometry_descriptor;
+      return io.millstream.v1.MediaProto.internal_static_millstream_v1_MediaGeometry_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_MediaGeometry_fieldAccessorTable
+      return io.millstream.v1.MediaProto.internal_static_millstream_v1_MediaGeometry_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.MediaGeometry.class, io.millstream.v1.MediaGeometry.Builder.class);
     }
@@ -402,7 +402,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_MediaGeometry_descriptor;
+      return io.millstream.v1.MediaProto.internal_static_millstream_v1_MediaGeometry_descriptor;
     }
 
     @java.lang.Override

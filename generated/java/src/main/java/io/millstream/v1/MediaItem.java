@@ -39,13 +39,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_MediaItem_descriptor;
+    return io.millstream.v1.MediaProto.internal_static_millstream_v1_MediaItem_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_MediaItem_fieldAccessorTable
+    return io.millstream.v1.MediaProto.internal_static_millstream_v1_MediaItem_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.MediaItem.class, io.millstream.v1.MediaItem.Builder.class);
   }
@@ -452,13 +452,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.MediaItemOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_MediaItem_descriptor;
+      return io.millstream.v1.MediaProto.internal_static_millstream_v1_MediaItem_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_MediaItem_fieldAccessorTable
+      return io.millstream.v1.MediaProto.internal_static_millstream_v1_MediaItem_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.MediaItem.class, io.millstream.v1.MediaItem.Builder.class);
     }
@@ -502,7 +502,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_MediaItem_descriptor;
+      return io.millstream.v1.MediaProto.internal_static_millstream_v1_MediaItem_descriptor;
     }
 
     @java.lang.Override

@@ -38,13 +38,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Worker.internal_static_millstream_v1_MediaModelInfo_descriptor;
+    return io.millstream.v1.WorkerProto.internal_static_millstream_v1_MediaModelInfo_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Worker.internal_static_millstream_v1_MediaModelInfo_fieldAccessorTable
+    return io.millstream.v1.WorkerProto.internal_static_millstream_v1_MediaModelInfo_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.MediaModelInfo.class, io.millstream.v1.MediaModelInfo.Builder.class);
   }
@@ -419,13 +419,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.MediaModelInfoOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_MediaModelInfo_descriptor;
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_MediaModelInfo_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_MediaModelInfo_fieldAccessorTable
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_MediaModelInfo_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.MediaModelInfo.class, io.millstream.v1.MediaModelInfo.Builder.class);
     }
@@ -455,7 +455,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_MediaModelInfo_descriptor;
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_MediaModelInfo_descriptor;
     }
 
     @java.lang.Override

@@ -122,7 +122,7 @@ public enum Modality
   }
   public static final com.google.protobuf.Descriptors.EnumDescriptor
       getDescriptor() {
-    return io.millstream.v1.MediaOuterClass.getDescriptor().getEnumTypes().get(0);
+    return io.millstream.v1.MediaProto.getDescriptor().getEnumTypes().get(0);
   }
 
   private static final Modality[] VALUES = values();

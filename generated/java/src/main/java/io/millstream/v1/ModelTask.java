@@ -207,7 +207,7 @@ public enum ModelTask
   }
   public static final com.google.protobuf.Descriptors.EnumDescriptor
       getDescriptor() {
-    return io.millstream.v1.Processor.getDescriptor().getEnumTypes().get(1);
+    return io.millstream.v1.ProcessorProto.getDescriptor().getEnumTypes().get(1);
   }
 
   private static final ModelTask[] VALUES = values();

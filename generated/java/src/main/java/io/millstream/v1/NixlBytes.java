@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Encode.internal_static_millstream_v1_NixlBytes_descriptor;
+    return io.millstream.v1.EncodeProto.internal_static_millstream_v1_NixlBytes_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Encode.internal_static_millstream_v1_NixlBytes_fieldAccessorTable
+    return io.millstream.v1.EncodeProto.internal_static_millstream_v1_NixlBytes_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.NixlBytes.class, io.millstream.v1.NixlBytes.Builder.class);
   }
@@ -258,13 +258,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.NixlBytesOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_NixlBytes_descriptor;
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_NixlBytes_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_NixlBytes_fieldAccessorTable
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_NixlBytes_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.NixlBytes.class, io.millstream.v1.NixlBytes.Builder.class);
     }
@@ -291,7 +291,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_NixlBytes_descriptor;
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_NixlBytes_descriptor;
     }
 
     @java.lang.Override

@@ -124,7 +124,7 @@ public enum OutputDelivery
   }
   public static final com.google.protobuf.Descriptors.EnumDescriptor
       getDescriptor() {
-    return io.millstream.v1.Diffusion.getDescriptor().getEnumTypes().get(0);
+    return io.millstream.v1.DiffusionProto.getDescriptor().getEnumTypes().get(0);
   }
 
   private static final OutputDelivery[] VALUES = values();

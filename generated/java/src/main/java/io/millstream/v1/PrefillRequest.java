@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Prefill.internal_static_millstream_v1_PrefillRequest_descriptor;
+    return io.millstream.v1.PrefillProto.internal_static_millstream_v1_PrefillRequest_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Prefill.internal_static_millstream_v1_PrefillRequest_fieldAccessorTable
+    return io.millstream.v1.PrefillProto.internal_static_millstream_v1_PrefillRequest_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.PrefillRequest.class, io.millstream.v1.PrefillRequest.Builder.class);
   }
@@ -455,13 +455,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.PrefillRequestOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Prefill.internal_static_millstream_v1_PrefillRequest_descriptor;
+      return io.millstream.v1.PrefillProto.internal_static_millstream_v1_PrefillRequest_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Prefill.internal_static_millstream_v1_PrefillRequest_fieldAccessorTable
+      return io.millstream.v1.PrefillProto.internal_static_millstream_v1_PrefillRequest_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.PrefillRequest.class, io.millstream.v1.PrefillRequest.Builder.class);
     }
@@ -501,7 +501,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Prefill.internal_static_millstream_v1_PrefillRequest_descriptor;
+      return io.millstream.v1.PrefillProto.internal_static_millstream_v1_PrefillRequest_descriptor;
     }
 
     @java.lang.Override

@@ -36,13 +36,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Prefill.internal_static_millstream_v1_PrefillResponse_descriptor;
+    return io.millstream.v1.PrefillProto.internal_static_millstream_v1_PrefillResponse_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Prefill.internal_static_millstream_v1_PrefillResponse_fieldAccessorTable
+    return io.millstream.v1.PrefillProto.internal_static_millstream_v1_PrefillResponse_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.PrefillResponse.class, io.millstream.v1.PrefillResponse.Builder.class);
   }
@@ -310,13 +310,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.PrefillResponseOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Prefill.internal_static_millstream_v1_PrefillResponse_descriptor;
+      return io.millstream.v1.PrefillProto.internal_static_millstream_v1_PrefillResponse_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Prefill.internal_static_millstream_v1_PrefillResponse_fieldAccessorTable
+      return io.millstream.v1.PrefillProto.internal_static_millstream_v1_PrefillResponse_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.PrefillResponse.class, io.millstream.v1.PrefillResponse.Builder.class);
     }
@@ -346,7 +346,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Prefill.internal_static_millstream_v1_PrefillResponse_descriptor;
+      return io.millstream.v1.PrefillProto.internal_static_millstream_v1_PrefillResponse_descriptor;
     }
 
     @java.lang.Override

@@ -235,7 +235,7 @@ public final class PrefillServiceGrpc {
 
     @java.lang.Override
     public com.google.protobuf.Descriptors.FileDescriptor getFileDescriptor() {
-      return io.millstream.v1.Prefill.getDescriptor();
+      return io.millstream.v1.PrefillProto.getDescriptor();
     }
 
     @java.lang.Override

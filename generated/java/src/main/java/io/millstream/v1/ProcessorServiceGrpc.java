@@ -620,7 +620,7 @@ public final class ProcessorServiceGrpc {
 
     @java.lang.Override
     public com.google.protobuf.Descriptors.FileDescriptor getFileDescriptor() {
-      return io.millstream.v1.Processor.getDescriptor();
+      return io.millstream.v1.ProcessorProto.getDescriptor();
     }
 
     @java.lang.Override

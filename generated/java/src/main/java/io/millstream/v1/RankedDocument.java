@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Embedding.internal_static_millstream_v1_RankedDocument_descriptor;
+    return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_RankedDocument_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Embedding.internal_static_millstream_v1_RankedDocument_fieldAccessorTable
+    return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_RankedDocument_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.RankedDocument.class, io.millstream.v1.RankedDocument.Builder.class);
   }
@@ -344,13 +344,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.RankedDocumentOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_RankedDocument_descriptor;
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_RankedDocument_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_RankedDocument_fieldAccessorTable
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_RankedDocument_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.RankedDocument.class, io.millstream.v1.RankedDocument.Builder.class);
     }
@@ -379,7 +379,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_RankedDocument_descriptor;
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_RankedDocument_descriptor;
     }
 
     @java.lang.Override

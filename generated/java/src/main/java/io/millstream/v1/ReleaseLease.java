@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Encode.internal_static_millstream_v1_ReleaseLease_descriptor;
+    return io.millstream.v1.EncodeProto.internal_static_millstream_v1_ReleaseLease_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Encode.internal_static_millstream_v1_ReleaseLease_fieldAccessorTable
+    return io.millstream.v1.EncodeProto.internal_static_millstream_v1_ReleaseLease_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.ReleaseLease.class, io.millstream.v1.ReleaseLease.Builder.class);
   }
@@ -262,13 +262,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.ReleaseLeaseOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_ReleaseLease_descriptor;
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_ReleaseLease_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_ReleaseLease_fieldAccessorTable
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_ReleaseLease_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.ReleaseLease.class, io.millstream.v1.ReleaseLease.Builder.class);
     }
@@ -294,7 +294,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_ReleaseLease_descriptor;
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_ReleaseLease_descriptor;
     }
 
     @java.lang.Override

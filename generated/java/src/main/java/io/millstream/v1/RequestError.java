@@ -42,13 +42,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Errors.internal_static_millstream_v1_RequestError_descriptor;
+    return io.millstream.v1.ErrorsProto.internal_static_millstream_v1_RequestError_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Errors.internal_static_millstream_v1_RequestError_fieldAccessorTable
+    return io.millstream.v1.ErrorsProto.internal_static_millstream_v1_RequestError_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.RequestError.class, io.millstream.v1.RequestError.Builder.class);
   }
@@ -543,13 +543,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.RequestErrorOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Errors.internal_static_millstream_v1_RequestError_descriptor;
+      return io.millstream.v1.ErrorsProto.internal_static_millstream_v1_RequestError_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Errors.internal_static_millstream_v1_RequestError_fieldAccessorTable
+      return io.millstream.v1.ErrorsProto.internal_static_millstream_v1_RequestError_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.RequestError.class, io.millstream.v1.RequestError.Builder.class);
     }
@@ -591,7 +591,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Errors.internal_static_millstream_v1_RequestError_descriptor;
+      return io.millstream.v1.ErrorsProto.internal_static_millstream_v1_RequestError_descriptor;
     }
 
     @java.lang.Override

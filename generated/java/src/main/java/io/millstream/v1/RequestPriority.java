@@ -143,7 +143,7 @@ public enum RequestPriority
   }
   public static final com.google.protobuf.Descriptors.EnumDescriptor
       getDescriptor() {
-    return io.millstream.v1.Processor.getDescriptor().getEnumTypes().get(0);
+    return io.millstream.v1.ProcessorProto.getDescriptor().getEnumTypes().get(0);
   }
 
   private static final RequestPriority[] VALUES = values();

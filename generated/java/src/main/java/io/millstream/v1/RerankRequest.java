@@ -42,13 +42,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Embedding.internal_static_millstream_v1_RerankRequest_descriptor;
+    return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_RerankRequest_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Embedding.internal_static_millstream_v1_RerankRequest_fieldAccessorTable
+    return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_RerankRequest_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.RerankRequest.class, io.millstream.v1.RerankRequest.Builder.class);
   }
@@ -640,13 +640,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.RerankRequestOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_RerankRequest_descriptor;
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_RerankRequest_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_RerankRequest_fieldAccessorTable
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_RerankRequest_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.RerankRequest.class, io.millstream.v1.RerankRequest.Builder.class);
     }
@@ -686,7 +686,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_RerankRequest_descriptor;
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_RerankRequest_descriptor;
     }
 
     @java.lang.Override

@@ -39,13 +39,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Embedding.internal_static_millstream_v1_RerankResponse_descriptor;
+    return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_RerankResponse_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Embedding.internal_static_millstream_v1_RerankResponse_fieldAccessorTable
+    return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_RerankResponse_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.RerankResponse.class, io.millstream.v1.RerankResponse.Builder.class);
   }
@@ -449,13 +449,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.RerankResponseOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_RerankResponse_descriptor;
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_RerankResponse_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_RerankResponse_fieldAccessorTable
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_RerankResponse_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.RerankResponse.class, io.millstream.v1.RerankResponse.Builder.class);
     }
@@ -494,7 +494,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_RerankResponse_descriptor;
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_RerankResponse_descriptor;
     }
 
     @java.lang.Override

@@ -41,7 +41,7 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Sampling.internal_static_millstream_v1_SamplingParams_descriptor;
+    return io.millstream.v1.SamplingProto.internal_static_millstream_v1_SamplingParams_descriptor;
   }
 
   @SuppressWarnings({"rawtypes"})
@@ -59,7 +59,7 @@ private static final long serialVersionUID = 0L;
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Sampling.internal_static_millstream_v1_SamplingParams_fieldAccessorTable
+    return io.millstream.v1.SamplingProto.internal_static_millstream_v1_SamplingParams_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.SamplingParams.class, io.millstream.v1.SamplingParams.Builder.class);
   }
@@ -412,7 +412,7 @@ private static final long serialVersionUID = 0L;
         java.lang.Integer, java.lang.Float> defaultEntry =
             com.google.protobuf.MapEntry
             .<java.lang.Integer, java.lang.Float>newDefaultInstance(
-                io.millstream.v1.Sampling.internal_static_millstream_v1_SamplingParams_LogitBiasEntry_descriptor, 
+                io.millstream.v1.SamplingProto.internal_static_millstream_v1_SamplingParams_LogitBiasEntry_descriptor, 
                 com.google.protobuf.WireFormat.FieldType.UINT32,
                 0,
                 com.google.protobuf.WireFormat.FieldType.FLOAT,
@@ -954,7 +954,7 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.SamplingParamsOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Sampling.internal_static_millstream_v1_SamplingParams_descriptor;
+      return io.millstream.v1.SamplingProto.internal_static_millstream_v1_SamplingParams_descriptor;
     }
 
     @SuppressWarnings({"rawtypes"})
@@ -982,7 +982,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Sampling.internal_static_millstream_v1_SamplingParams_fieldAccessorTable
+      return io.millstream.v1.SamplingProto.internal_static_millstream_v1_SamplingParams_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.SamplingParams.class, io.millstream.v1.SamplingParams.Builder.class);
     }
@@ -1025,7 +1025,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Sampling.internal_static_millstream_v1_SamplingParams_descriptor;
+      return io.millstream.v1.SamplingProto.internal_static_millstream_v1_SamplingParams_descriptor;
     }
 
     @java.lang.Override

@@ -41,13 +41,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_ServedModel_descriptor;
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ServedModel_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_ServedModel_fieldAccessorTable
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ServedModel_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.ServedModel.class, io.millstream.v1.ServedModel.Builder.class);
   }
@@ -835,13 +835,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.ServedModelOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ServedModel_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ServedModel_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ServedModel_fieldAccessorTable
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ServedModel_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.ServedModel.class, io.millstream.v1.ServedModel.Builder.class);
     }
@@ -893,7 +893,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ServedModel_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ServedModel_descriptor;
     }
 
     @java.lang.Override

@@ -39,7 +39,7 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Admin.internal_static_millstream_v1_ServerStatus_descriptor;
+    return io.millstream.v1.AdminProto.internal_static_millstream_v1_ServerStatus_descriptor;
   }
 
   @SuppressWarnings({"rawtypes"})
@@ -61,7 +61,7 @@ private static final long serialVersionUID = 0L;
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Admin.internal_static_millstream_v1_ServerStatus_fieldAccessorTable
+    return io.millstream.v1.AdminProto.internal_static_millstream_v1_ServerStatus_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.ServerStatus.class, io.millstream.v1.ServerStatus.Builder.class);
   }
@@ -262,7 +262,7 @@ private static final long serialVersionUID = 0L;
         java.lang.String, java.lang.String> defaultEntry =
             com.google.protobuf.MapEntry
             .<java.lang.String, java.lang.String>newDefaultInstance(
-                io.millstream.v1.Admin.internal_static_millstream_v1_ServerStatus_SettingsEntry_descriptor, 
+                io.millstream.v1.AdminProto.internal_static_millstream_v1_ServerStatus_SettingsEntry_descriptor, 
                 com.google.protobuf.WireFormat.FieldType.STRING,
                 "",
                 com.google.protobuf.WireFormat.FieldType.STRING,
@@ -357,7 +357,7 @@ java.lang.String defaultValue) {
         java.lang.String, java.lang.Boolean> defaultEntry =
             com.google.protobuf.MapEntry
             .<java.lang.String, java.lang.Boolean>newDefaultInstance(
-                io.millstream.v1.Admin.internal_static_millstream_v1_ServerStatus_HealthEntry_descriptor, 
+                io.millstream.v1.AdminProto.internal_static_millstream_v1_ServerStatus_HealthEntry_descriptor, 
                 com.google.protobuf.WireFormat.FieldType.STRING,
                 "",
                 com.google.protobuf.WireFormat.FieldType.BOOL,
@@ -450,7 +450,7 @@ java.lang.String defaultValue) {
         java.lang.String, java.lang.Long> defaultEntry =
             com.google.protobuf.MapEntry
             .<java.lang.String, java.lang.Long>newDefaultInstance(
-                io.millstream.v1.Admin.internal_static_millstream_v1_ServerStatus_OpenWorkEntry_descriptor, 
+                io.millstream.v1.AdminProto.internal_static_millstream_v1_ServerStatus_OpenWorkEntry_descriptor, 
                 com.google.protobuf.WireFormat.FieldType.STRING,
                 "",
                 com.google.protobuf.WireFormat.FieldType.UINT64,
@@ -903,7 +903,7 @@ java.lang.String defaultValue) {
       io.millstream.v1.ServerStatusOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Admin.internal_static_millstream_v1_ServerStatus_descriptor;
+      return io.millstream.v1.AdminProto.internal_static_millstream_v1_ServerStatus_descriptor;
     }
 
     @SuppressWarnings({"rawtypes"})
@@ -939,7 +939,7 @@ java.lang.String defaultValue) {
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Admin.internal_static_millstream_v1_ServerStatus_fieldAccessorTable
+      return io.millstream.v1.AdminProto.internal_static_millstream_v1_ServerStatus_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.ServerStatus.class, io.millstream.v1.ServerStatus.Builder.class);
     }
@@ -983,7 +983,7 @@ java.lang.String defaultValue) {
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Admin.internal_static_millstream_v1_ServerStatus_descriptor;
+      return io.millstream.v1.AdminProto.internal_static_millstream_v1_ServerStatus_descriptor;
     }
 
     @java.lang.Override

@@ -38,13 +38,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Admin.internal_static_millstream_v1_SetLogLevelRequest_descriptor;
+    return io.millstream.v1.AdminProto.internal_static_millstream_v1_SetLogLevelRequest_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Admin.internal_static_millstream_v1_SetLogLevelRequest_fieldAccessorTable
+    return io.millstream.v1.AdminProto.internal_static_millstream_v1_SetLogLevelRequest_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.SetLogLevelRequest.class, io.millstream.v1.SetLogLevelRequest.Builder.class);
   }
@@ -301,13 +301,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.SetLogLevelRequestOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Admin.internal_static_millstream_v1_SetLogLevelRequest_descriptor;
+      return io.millstream.v1.AdminProto.internal_static_millstream_v1_SetLogLevelRequest_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Admin.internal_static_millstream_v1_SetLogLevelRequest_fieldAccessorTable
+      return io.millstream.v1.AdminProto.internal_static_millstream_v1_SetLogLevelRequest_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.SetLogLevelRequest.class, io.millstream.v1.SetLogLevelRequest.Builder.class);
     }
@@ -334,7 +334,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Admin.internal_static_millstream_v1_SetLogLevelRequest_descriptor;
+      return io.millstream.v1.AdminProto.internal_static_millstream_v1_SetLogLevelRequest_descriptor;
     }
 
     @java.lang.Override

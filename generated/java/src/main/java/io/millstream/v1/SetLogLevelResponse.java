@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Admin.internal_static_millstream_v1_SetLogLevelResponse_descriptor;
+    return io.millstream.v1.AdminProto.internal_static_millstream_v1_SetLogLevelResponse_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Admin.internal_static_millstream_v1_SetLogLevelResponse_fieldAccessorTable
+    return io.millstream.v1.AdminProto.internal_static_millstream_v1_SetLogLevelResponse_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.SetLogLevelResponse.class, io.millstream.v1.SetLogLevelResponse.Builder.class);
   }
@@ -241,13 +241,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.SetLogLevelResponseOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Admin.internal_static_millstream_v1_SetLogLevelResponse_descriptor;
+      return io.millstream.v1.AdminProto.internal_static_millstream_v1_SetLogLevelResponse_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Admin.internal_static_millstream_v1_SetLogLevelResponse_fieldAccessorTable
+      return io.millstream.v1.AdminProto.internal_static_millstream_v1_SetLogLevelResponse_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.SetLogLevelResponse.class, io.millstream.v1.SetLogLevelResponse.Builder.class);
     }
@@ -273,7 +273,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Admin.internal_static_millstream_v1_SetLogLevelResponse_descriptor;
+      return io.millstream.v1.AdminProto.internal_static_millstream_v1_SetLogLevelResponse_descriptor;
     }
 
     @java.lang.Override

@@ -38,13 +38,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Encode.internal_static_millstream_v1_SharedMemoryBytes_descriptor;
+    return io.millstream.v1.EncodeProto.internal_static_millstream_v1_SharedMemoryBytes_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Encode.internal_static_millstream_v1_SharedMemoryBytes_fieldAccessorTable
+    return io.millstream.v1.EncodeProto.internal_static_millstream_v1_SharedMemoryBytes_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.SharedMemoryBytes.class, io.millstream.v1.SharedMemoryBytes.Builder.class);
   }
@@ -378,13 +378,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.SharedMemoryBytesOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_SharedMemoryBytes_descriptor;
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_SharedMemoryBytes_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_SharedMemoryBytes_fieldAccessorTable
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_SharedMemoryBytes_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.SharedMemoryBytes.class, io.millstream.v1.SharedMemoryBytes.Builder.class);
     }
@@ -413,7 +413,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Encode.internal_static_millstream_v1_SharedMemoryBytes_descriptor;
+      return io.millstream.v1.EncodeProto.internal_static_millstream_v1_SharedMemoryBytes_descriptor;
     }
 
     @java.lang.Override

@@ -36,13 +36,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Generation.internal_static_millstream_v1_SlotError_descriptor;
+    return io.millstream.v1.GenerationProto.internal_static_millstream_v1_SlotError_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Generation.internal_static_millstream_v1_SlotError_fieldAccessorTable
+    return io.millstream.v1.GenerationProto.internal_static_millstream_v1_SlotError_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.SlotError.class, io.millstream.v1.SlotError.Builder.class);
   }
@@ -284,13 +284,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.SlotErrorOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_SlotError_descriptor;
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_SlotError_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_SlotError_fieldAccessorTable
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_SlotError_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.SlotError.class, io.millstream.v1.SlotError.Builder.class);
     }
@@ -321,7 +321,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_SlotError_descriptor;
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_SlotError_descriptor;
     }
 
     @java.lang.Override

@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Generation.internal_static_millstream_v1_SlotFinish_descriptor;
+    return io.millstream.v1.GenerationProto.internal_static_millstream_v1_SlotFinish_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Generation.internal_static_millstream_v1_SlotFinish_fieldAccessorTable
+    return io.millstream.v1.GenerationProto.internal_static_millstream_v1_SlotFinish_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.SlotFinish.class, io.millstream.v1.SlotFinish.Builder.class);
   }
@@ -419,13 +419,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.SlotFinishOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_SlotFinish_descriptor;
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_SlotFinish_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_SlotFinish_fieldAccessorTable
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_SlotFinish_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.SlotFinish.class, io.millstream.v1.SlotFinish.Builder.class);
     }
@@ -463,7 +463,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_SlotFinish_descriptor;
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_SlotFinish_descriptor;
     }
 
     @java.lang.Override

@@ -40,13 +40,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Embedding.internal_static_millstream_v1_StartEmbed_descriptor;
+    return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_StartEmbed_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Embedding.internal_static_millstream_v1_StartEmbed_fieldAccessorTable
+    return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_StartEmbed_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.StartEmbed.class, io.millstream.v1.StartEmbed.Builder.class);
   }
@@ -660,13 +660,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.StartEmbedOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_StartEmbed_descriptor;
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_StartEmbed_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_StartEmbed_fieldAccessorTable
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_StartEmbed_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.StartEmbed.class, io.millstream.v1.StartEmbed.Builder.class);
     }
@@ -714,7 +714,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Embedding.internal_static_millstream_v1_StartEmbed_descriptor;
+      return io.millstream.v1.EmbeddingProto.internal_static_millstream_v1_StartEmbed_descriptor;
     }
 
     @java.lang.Override

@@ -40,13 +40,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Generation.internal_static_millstream_v1_StartGeneration_descriptor;
+    return io.millstream.v1.GenerationProto.internal_static_millstream_v1_StartGeneration_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Generation.internal_static_millstream_v1_StartGeneration_fieldAccessorTable
+    return io.millstream.v1.GenerationProto.internal_static_millstream_v1_StartGeneration_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.StartGeneration.class, io.millstream.v1.StartGeneration.Builder.class);
   }
@@ -774,13 +774,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.StartGenerationOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_StartGeneration_descriptor;
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_StartGeneration_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_StartGeneration_fieldAccessorTable
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_StartGeneration_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.StartGeneration.class, io.millstream.v1.StartGeneration.Builder.class);
     }
@@ -841,7 +841,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_StartGeneration_descriptor;
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_StartGeneration_descriptor;
     }
 
     @java.lang.Override

@@ -40,13 +40,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_StartImage_descriptor;
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_StartImage_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Diffusion.internal_static_millstream_v1_StartImage_fieldAccessorTable
+    return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_StartImage_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.StartImage.class, io.millstream.v1.StartImage.Builder.class);
   }
@@ -638,13 +638,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.StartImageOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_StartImage_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_StartImage_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_StartImage_fieldAccessorTable
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_StartImage_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.StartImage.class, io.millstream.v1.StartImage.Builder.class);
     }
@@ -694,7 +694,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Diffusion.internal_static_millstream_v1_StartImage_descriptor;
+      return io.millstream.v1.DiffusionProto.internal_static_millstream_v1_StartImage_descriptor;
     }
 
     @java.lang.Override

@@ -44,13 +44,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Generation.internal_static_millstream_v1_StepFrame_descriptor;
+    return io.millstream.v1.GenerationProto.internal_static_millstream_v1_StepFrame_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Generation.internal_static_millstream_v1_StepFrame_fieldAccessorTable
+    return io.millstream.v1.GenerationProto.internal_static_millstream_v1_StepFrame_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.StepFrame.class, io.millstream.v1.StepFrame.Builder.class);
   }
@@ -701,13 +701,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.StepFrameOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_StepFrame_descriptor;
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_StepFrame_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_StepFrame_fieldAccessorTable
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_StepFrame_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.StepFrame.class, io.millstream.v1.StepFrame.Builder.class);
     }
@@ -758,7 +758,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_StepFrame_descriptor;
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_StepFrame_descriptor;
     }
 
     @java.lang.Override

@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Tensor.internal_static_millstream_v1_TensorChunk_descriptor;
+    return io.millstream.v1.TensorProto.internal_static_millstream_v1_TensorChunk_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Tensor.internal_static_millstream_v1_TensorChunk_fieldAccessorTable
+    return io.millstream.v1.TensorProto.internal_static_millstream_v1_TensorChunk_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.TensorChunk.class, io.millstream.v1.TensorChunk.Builder.class);
   }
@@ -258,13 +258,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.TensorChunkOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Tensor.internal_static_millstream_v1_TensorChunk_descriptor;
+      return io.millstream.v1.TensorProto.internal_static_millstream_v1_TensorChunk_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Tensor.internal_static_millstream_v1_TensorChunk_fieldAccessorTable
+      return io.millstream.v1.TensorProto.internal_static_millstream_v1_TensorChunk_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.TensorChunk.class, io.millstream.v1.TensorChunk.Builder.class);
     }
@@ -291,7 +291,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Tensor.internal_static_millstream_v1_TensorChunk_descriptor;
+      return io.millstream.v1.TensorProto.internal_static_millstream_v1_TensorChunk_descriptor;
     }
 
     @java.lang.Override

@@ -39,13 +39,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Tensor.internal_static_millstream_v1_TensorSpec_descriptor;
+    return io.millstream.v1.TensorProto.internal_static_millstream_v1_TensorSpec_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Tensor.internal_static_millstream_v1_TensorSpec_fieldAccessorTable
+    return io.millstream.v1.TensorProto.internal_static_millstream_v1_TensorSpec_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.TensorSpec.class, io.millstream.v1.TensorSpec.Builder.class);
   }
@@ -313,13 +313,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.TensorSpecOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Tensor.internal_static_millstream_v1_TensorSpec_descriptor;
+      return io.millstream.v1.TensorProto.internal_static_millstream_v1_TensorSpec_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Tensor.internal_static_millstream_v1_TensorSpec_fieldAccessorTable
+      return io.millstream.v1.TensorProto.internal_static_millstream_v1_TensorSpec_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.TensorSpec.class, io.millstream.v1.TensorSpec.Builder.class);
     }
@@ -346,7 +346,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Tensor.internal_static_millstream_v1_TensorSpec_descriptor;
+      return io.millstream.v1.TensorProto.internal_static_millstream_v1_TensorSpec_descriptor;
     }
 
     @java.lang.Override

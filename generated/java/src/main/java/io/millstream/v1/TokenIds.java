@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_TokenIds_descriptor;
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_TokenIds_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_TokenIds_fieldAccessorTable
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_TokenIds_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.TokenIds.class, io.millstream.v1.TokenIds.Builder.class);
   }
@@ -274,13 +274,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.TokenIdsOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_TokenIds_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_TokenIds_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_TokenIds_fieldAccessorTable
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_TokenIds_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.TokenIds.class, io.millstream.v1.TokenIds.Builder.class);
     }
@@ -306,7 +306,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_TokenIds_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_TokenIds_descriptor;
     }
 
     @java.lang.Override

@@ -39,13 +39,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_TokenLogprob_descriptor;
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_TokenLogprob_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_TokenLogprob_fieldAccessorTable
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_TokenLogprob_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.TokenLogprob.class, io.millstream.v1.TokenLogprob.Builder.class);
   }
@@ -418,13 +418,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.TokenLogprobOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_TokenLogprob_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_TokenLogprob_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_TokenLogprob_fieldAccessorTable
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_TokenLogprob_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.TokenLogprob.class, io.millstream.v1.TokenLogprob.Builder.class);
     }
@@ -460,7 +460,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_TokenLogprob_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_TokenLogprob_descriptor;
     }
 
     @java.lang.Override

@@ -42,13 +42,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Generation.internal_static_millstream_v1_TokenLogprobs_descriptor;
+    return io.millstream.v1.GenerationProto.internal_static_millstream_v1_TokenLogprobs_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Generation.internal_static_millstream_v1_TokenLogprobs_fieldAccessorTable
+    return io.millstream.v1.GenerationProto.internal_static_millstream_v1_TokenLogprobs_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.TokenLogprobs.class, io.millstream.v1.TokenLogprobs.Builder.class);
   }
@@ -546,13 +546,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.TokenLogprobsOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_TokenLogprobs_descriptor;
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_TokenLogprobs_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_TokenLogprobs_fieldAccessorTable
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_TokenLogprobs_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.TokenLogprobs.class, io.millstream.v1.TokenLogprobs.Builder.class);
     }
@@ -582,7 +582,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_TokenLogprobs_descriptor;
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_TokenLogprobs_descriptor;
     }
 
     @java.lang.Override

@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_TokenSpan_descriptor;
+    return io.millstream.v1.MediaProto.internal_static_millstream_v1_TokenSpan_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_TokenSpan_fieldAccessorTable
+    return io.millstream.v1.MediaProto.internal_static_millstream_v1_TokenSpan_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.TokenSpan.class, io.millstream.v1.TokenSpan.Builder.class);
   }
@@ -258,13 +258,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.TokenSpanOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_TokenSpan_descriptor;
+      return io.millstream.v1.MediaProto.internal_static_millstream_v1_TokenSpan_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_TokenSpan_fieldAccessorTable
+      return io.millstream.v1.MediaProto.internal_static_millstream_v1_TokenSpan_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.TokenSpan.class, io.millstream.v1.TokenSpan.Builder.class);
     }
@@ -291,7 +291,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.MediaOuterClass.internal_static_millstream_v1_TokenSpan_descriptor;
+      return io.millstream.v1.MediaProto.internal_static_millstream_v1_TokenSpan_descriptor;
     }
 
     @java.lang.Override

@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_TokenizeRequest_descriptor;
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_TokenizeRequest_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_TokenizeRequest_fieldAccessorTable
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_TokenizeRequest_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.TokenizeRequest.class, io.millstream.v1.TokenizeRequest.Builder.class);
   }
@@ -475,13 +475,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.TokenizeRequestOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_TokenizeRequest_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_TokenizeRequest_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_TokenizeRequest_fieldAccessorTable
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_TokenizeRequest_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.TokenizeRequest.class, io.millstream.v1.TokenizeRequest.Builder.class);
     }
@@ -513,7 +513,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_TokenizeRequest_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_TokenizeRequest_descriptor;
     }
 
     @java.lang.Override

@@ -39,13 +39,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Chat.internal_static_millstream_v1_ToolCall_descriptor;
+    return io.millstream.v1.ChatProto.internal_static_millstream_v1_ToolCall_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Chat.internal_static_millstream_v1_ToolCall_fieldAccessorTable
+    return io.millstream.v1.ChatProto.internal_static_millstream_v1_ToolCall_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.ToolCall.class, io.millstream.v1.ToolCall.Builder.class);
   }
@@ -378,13 +378,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.ToolCallOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Chat.internal_static_millstream_v1_ToolCall_descriptor;
+      return io.millstream.v1.ChatProto.internal_static_millstream_v1_ToolCall_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Chat.internal_static_millstream_v1_ToolCall_fieldAccessorTable
+      return io.millstream.v1.ChatProto.internal_static_millstream_v1_ToolCall_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.ToolCall.class, io.millstream.v1.ToolCall.Builder.class);
     }
@@ -412,7 +412,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Chat.internal_static_millstream_v1_ToolCall_descriptor;
+      return io.millstream.v1.ChatProto.internal_static_millstream_v1_ToolCall_descriptor;
     }
 
     @java.lang.Override

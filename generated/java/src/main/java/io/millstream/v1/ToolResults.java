@@ -37,13 +37,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_ToolResults_descriptor;
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ToolResults_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_ToolResults_fieldAccessorTable
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ToolResults_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.ToolResults.class, io.millstream.v1.ToolResults.Builder.class);
   }
@@ -279,13 +279,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.ToolResultsOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ToolResults_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ToolResults_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ToolResults_fieldAccessorTable
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ToolResults_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.ToolResults.class, io.millstream.v1.ToolResults.Builder.class);
     }
@@ -317,7 +317,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_ToolResults_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_ToolResults_descriptor;
     }
 
     @java.lang.Override

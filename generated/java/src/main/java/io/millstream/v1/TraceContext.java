@@ -40,13 +40,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Generation.internal_static_millstream_v1_TraceContext_descriptor;
+    return io.millstream.v1.GenerationProto.internal_static_millstream_v1_TraceContext_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Generation.internal_static_millstream_v1_TraceContext_fieldAccessorTable
+    return io.millstream.v1.GenerationProto.internal_static_millstream_v1_TraceContext_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.TraceContext.class, io.millstream.v1.TraceContext.Builder.class);
   }
@@ -380,13 +380,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.TraceContextOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_TraceContext_descriptor;
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_TraceContext_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_TraceContext_fieldAccessorTable
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_TraceContext_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.TraceContext.class, io.millstream.v1.TraceContext.Builder.class);
     }
@@ -414,7 +414,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Generation.internal_static_millstream_v1_TraceContext_descriptor;
+      return io.millstream.v1.GenerationProto.internal_static_millstream_v1_TraceContext_descriptor;
     }
 
     @java.lang.Override

@@ -36,13 +36,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_TurnFinished_descriptor;
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_TurnFinished_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Processor.internal_static_millstream_v1_TurnFinished_fieldAccessorTable
+    return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_TurnFinished_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.TurnFinished.class, io.millstream.v1.TurnFinished.Builder.class);
   }
@@ -315,13 +315,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.TurnFinishedOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_TurnFinished_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_TurnFinished_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_TurnFinished_fieldAccessorTable
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_TurnFinished_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.TurnFinished.class, io.millstream.v1.TurnFinished.Builder.class);
     }
@@ -356,7 +356,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Processor.internal_static_millstream_v1_TurnFinished_descriptor;
+      return io.millstream.v1.ProcessorProto.internal_static_millstream_v1_TurnFinished_descriptor;
     }
 
     @java.lang.Override

@@ -36,13 +36,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Worker.internal_static_millstream_v1_WatchWorkerInfoRequest_descriptor;
+    return io.millstream.v1.WorkerProto.internal_static_millstream_v1_WatchWorkerInfoRequest_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Worker.internal_static_millstream_v1_WatchWorkerInfoRequest_fieldAccessorTable
+    return io.millstream.v1.WorkerProto.internal_static_millstream_v1_WatchWorkerInfoRequest_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.WatchWorkerInfoRequest.class, io.millstream.v1.WatchWorkerInfoRequest.Builder.class);
   }
@@ -204,13 +204,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.WatchWorkerInfoRequestOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_WatchWorkerInfoRequest_descriptor;
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_WatchWorkerInfoRequest_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_WatchWorkerInfoRequest_fieldAccessorTable
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_WatchWorkerInfoRequest_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.WatchWorkerInfoRequest.class, io.millstream.v1.WatchWorkerInfoRequest.Builder.class);
     }
@@ -234,7 +234,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_WatchWorkerInfoRequest_descriptor;
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_WatchWorkerInfoRequest_descriptor;
     }
 
     @java.lang.Override

@@ -36,13 +36,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Worker.internal_static_millstream_v1_WatchWorkerInfoResponse_descriptor;
+    return io.millstream.v1.WorkerProto.internal_static_millstream_v1_WatchWorkerInfoResponse_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Worker.internal_static_millstream_v1_WatchWorkerInfoResponse_fieldAccessorTable
+    return io.millstream.v1.WorkerProto.internal_static_millstream_v1_WatchWorkerInfoResponse_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.WatchWorkerInfoResponse.class, io.millstream.v1.WatchWorkerInfoResponse.Builder.class);
   }
@@ -258,13 +258,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.WatchWorkerInfoResponseOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_WatchWorkerInfoResponse_descriptor;
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_WatchWorkerInfoResponse_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_WatchWorkerInfoResponse_fieldAccessorTable
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_WatchWorkerInfoResponse_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.WatchWorkerInfoResponse.class, io.millstream.v1.WatchWorkerInfoResponse.Builder.class);
     }
@@ -294,7 +294,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_WatchWorkerInfoResponse_descriptor;
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_WatchWorkerInfoResponse_descriptor;
     }
 
     @java.lang.Override

@@ -47,13 +47,13 @@ private static final long serialVersionUID = 0L;
   }
   public static final com.google.protobuf.Descriptors.Descriptor
       getDescriptor() {
-    return io.millstream.v1.Worker.internal_static_millstream_v1_WorkerInfo_descriptor;
+    return io.millstream.v1.WorkerProto.internal_static_millstream_v1_WorkerInfo_descriptor;
   }
 
   @java.lang.Override
   protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internalGetFieldAccessorTable() {
-    return io.millstream.v1.Worker.internal_static_millstream_v1_WorkerInfo_fieldAccessorTable
+    return io.millstream.v1.WorkerProto.internal_static_millstream_v1_WorkerInfo_fieldAccessorTable
         .ensureFieldAccessorsInitialized(
             io.millstream.v1.WorkerInfo.class, io.millstream.v1.WorkerInfo.Builder.class);
   }
@@ -1253,13 +1253,13 @@ private static final long serialVersionUID = 0L;
       io.millstream.v1.WorkerInfoOrBuilder {
     public static final com.google.protobuf.Descriptors.Descriptor
         getDescriptor() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_WorkerInfo_descriptor;
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_WorkerInfo_descriptor;
     }
 
     @java.lang.Override
     protected com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
         internalGetFieldAccessorTable() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_WorkerInfo_fieldAccessorTable
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_WorkerInfo_fieldAccessorTable
           .ensureFieldAccessorsInitialized(
               io.millstream.v1.WorkerInfo.class, io.millstream.v1.WorkerInfo.Builder.class);
     }
@@ -1324,7 +1324,7 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public com.google.protobuf.Descriptors.Descriptor
         getDescriptorForType() {
-      return io.millstream.v1.Worker.internal_static_millstream_v1_WorkerInfo_descriptor;
+      return io.millstream.v1.WorkerProto.internal_static_millstream_v1_WorkerInfo_descriptor;
     }
 
     @java.lang.Override

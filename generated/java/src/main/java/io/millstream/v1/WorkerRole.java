@@ -190,7 +190,7 @@ public enum WorkerRole
   }
   public static final com.google.protobuf.Descriptors.EnumDescriptor
       getDescriptor() {
-    return io.millstream.v1.Worker.getDescriptor().getEnumTypes().get(0);
+    return io.millstream.v1.WorkerProto.getDescriptor().getEnumTypes().get(0);
   }
 
   private static final WorkerRole[] VALUES = values();

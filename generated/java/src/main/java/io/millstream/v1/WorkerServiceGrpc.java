@@ -434,7 +434,7 @@ public final class WorkerServiceGrpc {
 
     @java.lang.Override
     public com.google.protobuf.Descriptors.FileDescriptor getFileDescriptor() {
-      return io.millstream.v1.Worker.getDescriptor();
+      return io.millstream.v1.WorkerProto.getDescriptor();
     }
 
     @java.lang.Override

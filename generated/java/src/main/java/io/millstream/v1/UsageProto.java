@@ -3,8 +3,8 @@
 
 package io.millstream.v1;
 
-public final class Usage {
-  private Usage() {}
+public final class UsageProto {
+  private UsageProto() {}
   public static void registerAllExtensions(
       com.google.protobuf.ExtensionRegistryLite registry) {
   }
@@ -33,12 +33,12 @@ public final class Usage {
       "\001 \001(\rR\014promptTokens\022+\n\021completion_tokens" +
       "\030\002 \001(\rR\020completionTokens\022#\n\rcached_token" +
       "s\030\003 \001(\rR\014cachedTokens\022!\n\014media_tokens\030\004 " +
-      "\001(\rR\013mediaTokensB\273\001\n\020io.millstream.v1P\001Z" +
-      "Hgithub.com/millstream/millstream/genera" +
-      "ted/go/millstream/v1;millstreamv1\242\002\003MSM\252" +
-      "\002\rMillstream.V1\272\002\nMillstream\312\002\rMillstrea" +
-      "m\\V1\342\002\026Millstream\\V1\\Metadata\352\002\016Millstre" +
-      "am::V1b\006proto3"
+      "\001(\rR\013mediaTokensB\307\001\n\020io.millstream.v1B\nU" +
+      "sageProtoP\001ZHgithub.com/millstream/mills" +
+      "tream/generated/go/millstream/v1;millstr" +
+      "eamv1\242\002\003MSM\252\002\rMillstream.V1\272\002\nMillstream" +
+      "\312\002\rMillstream\\V1\342\002\026Millstream\\V1\\Metadat" +
+      "a\352\002\016Millstream::V1b\006proto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,

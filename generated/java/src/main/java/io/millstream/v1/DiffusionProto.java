@@ -3,8 +3,8 @@
 
 package io.millstream.v1;
 
-public final class Diffusion {
-  private Diffusion() {}
+public final class DiffusionProto {
+  private DiffusionProto() {}
   public static void registerAllExtensions(
       com.google.protobuf.ExtensionRegistryLite registry) {
   }
@@ -226,19 +226,20 @@ public final class Diffusion {
       "enerateImageResponse(\0010\001\022^\n\rGenerateVide" +
       "o\022#.millstream.v1.GenerateVideoRequest\032$" +
       ".millstream.v1.GenerateVideoResponse(\0010\001" +
-      "B\273\001\n\020io.millstream.v1P\001ZHgithub.com/mill" +
-      "stream/millstream/generated/go/millstrea" +
-      "m/v1;millstreamv1\242\002\003MSM\252\002\rMillstream.V1\272" +
-      "\002\nMillstream\312\002\rMillstream\\V1\342\002\026Millstrea" +
-      "m\\V1\\Metadata\352\002\016Millstream::V1b\006proto3"
+      "B\313\001\n\020io.millstream.v1B\016DiffusionProtoP\001Z" +
+      "Hgithub.com/millstream/millstream/genera" +
+      "ted/go/millstream/v1;millstreamv1\242\002\003MSM\252" +
+      "\002\rMillstream.V1\272\002\nMillstream\312\002\rMillstrea" +
+      "m\\V1\342\002\026Millstream\\V1\\Metadata\352\002\016Millstre" +
+      "am::V1b\006proto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,
         new com.google.protobuf.Descriptors.FileDescriptor[] {
           com.google.protobuf.DurationProto.getDescriptor(),
-          io.millstream.v1.Errors.getDescriptor(),
-          io.millstream.v1.Generation.getDescriptor(),
-          io.millstream.v1.Processor.getDescriptor(),
+          io.millstream.v1.ErrorsProto.getDescriptor(),
+          io.millstream.v1.GenerationProto.getDescriptor(),
+          io.millstream.v1.ProcessorProto.getDescriptor(),
         });
     internal_static_millstream_v1_GenerateTextRequest_descriptor =
       getDescriptor().getMessageTypes().get(0);
@@ -349,9 +350,9 @@ public final class Diffusion {
         internal_static_millstream_v1_DiffusionError_descriptor,
         new java.lang.String[] { "Slot", "Error", });
     com.google.protobuf.DurationProto.getDescriptor();
-    io.millstream.v1.Errors.getDescriptor();
-    io.millstream.v1.Generation.getDescriptor();
-    io.millstream.v1.Processor.getDescriptor();
+    io.millstream.v1.ErrorsProto.getDescriptor();
+    io.millstream.v1.GenerationProto.getDescriptor();
+    io.millstream.v1.ProcessorProto.getDescriptor();
   }
 
   // @@protoc_insertion_point(outer_class_scope)

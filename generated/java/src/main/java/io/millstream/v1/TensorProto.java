@@ -3,8 +3,8 @@
 
 package io.millstream.v1;
 
-public final class Tensor {
-  private Tensor() {}
+public final class TensorProto {
+  private TensorProto() {}
   public static void registerAllExtensions(
       com.google.protobuf.ExtensionRegistryLite registry) {
   }
@@ -41,12 +41,12 @@ public final class Tensor {
       "a*z\n\013ElementType\022\034\n\030ELEMENT_TYPE_UNSPECI" +
       "FIED\020\000\022\030\n\024ELEMENT_TYPE_FLOAT32\020\001\022\031\n\025ELEM" +
       "ENT_TYPE_BFLOAT16\020\002\022\030\n\024ELEMENT_TYPE_FLOA" +
-      "T16\020\003B\273\001\n\020io.millstream.v1P\001ZHgithub.com" +
-      "/millstream/millstream/generated/go/mill" +
-      "stream/v1;millstreamv1\242\002\003MSM\252\002\rMillstrea" +
-      "m.V1\272\002\nMillstream\312\002\rMillstream\\V1\342\002\026Mill" +
-      "stream\\V1\\Metadata\352\002\016Millstream::V1b\006pro" +
-      "to3"
+      "T16\020\003B\310\001\n\020io.millstream.v1B\013TensorProtoP" +
+      "\001ZHgithub.com/millstream/millstream/gene" +
+      "rated/go/millstream/v1;millstreamv1\242\002\003MS" +
+      "M\252\002\rMillstream.V1\272\002\nMillstream\312\002\rMillstr" +
+      "eam\\V1\342\002\026Millstream\\V1\\Metadata\352\002\016Millst" +
+      "ream::V1b\006proto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,

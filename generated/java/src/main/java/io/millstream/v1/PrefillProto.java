@@ -3,8 +3,8 @@
 
 package io.millstream.v1;
 
-public final class Prefill {
-  private Prefill() {}
+public final class PrefillProto {
+  private PrefillProto() {}
   public static void registerAllExtensions(
       com.google.protobuf.ExtensionRegistryLite registry) {
   }
@@ -44,17 +44,17 @@ public final class Prefill {
       "millstream.v1.StepFrameH\000R\005frameB\007\n\005even" +
       "t2^\n\016PrefillService\022L\n\007Prefill\022\035.millstr" +
       "eam.v1.PrefillRequest\032\036.millstream.v1.Pr" +
-      "efillResponse(\0010\001B\273\001\n\020io.millstream.v1P\001" +
-      "ZHgithub.com/millstream/millstream/gener" +
-      "ated/go/millstream/v1;millstreamv1\242\002\003MSM" +
-      "\252\002\rMillstream.V1\272\002\nMillstream\312\002\rMillstre" +
-      "am\\V1\342\002\026Millstream\\V1\\Metadata\352\002\016Millstr" +
-      "eam::V1b\006proto3"
+      "efillResponse(\0010\001B\311\001\n\020io.millstream.v1B\014" +
+      "PrefillProtoP\001ZHgithub.com/millstream/mi" +
+      "llstream/generated/go/millstream/v1;mill" +
+      "streamv1\242\002\003MSM\252\002\rMillstream.V1\272\002\nMillstr" +
+      "eam\312\002\rMillstream\\V1\342\002\026Millstream\\V1\\Meta" +
+      "data\352\002\016Millstream::V1b\006proto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,
         new com.google.protobuf.Descriptors.FileDescriptor[] {
-          io.millstream.v1.Generation.getDescriptor(),
+          io.millstream.v1.GenerationProto.getDescriptor(),
         });
     internal_static_millstream_v1_PrefillRequest_descriptor =
       getDescriptor().getMessageTypes().get(0);
@@ -68,7 +68,7 @@ public final class Prefill {
       com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
         internal_static_millstream_v1_PrefillResponse_descriptor,
         new java.lang.String[] { "Frame", "Event", });
-    io.millstream.v1.Generation.getDescriptor();
+    io.millstream.v1.GenerationProto.getDescriptor();
   }
 
   // @@protoc_insertion_point(outer_class_scope)

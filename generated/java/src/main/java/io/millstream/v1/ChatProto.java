@@ -3,8 +3,8 @@
 
 package io.millstream.v1;
 
-public final class Chat {
-  private Chat() {}
+public final class ChatProto {
+  private ChatProto() {}
   public static void registerAllExtensions(
       com.google.protobuf.ExtensionRegistryLite registry) {
   }
@@ -62,17 +62,17 @@ public final class Chat {
       "\001\n\010ChatRole\022\031\n\025CHAT_ROLE_UNSPECIFIED\020\000\022\024" +
       "\n\020CHAT_ROLE_SYSTEM\020\001\022\027\n\023CHAT_ROLE_DEVELO" +
       "PER\020\002\022\022\n\016CHAT_ROLE_USER\020\003\022\027\n\023CHAT_ROLE_A" +
-      "SSISTANT\020\004\022\022\n\016CHAT_ROLE_TOOL\020\005B\273\001\n\020io.mi" +
-      "llstream.v1P\001ZHgithub.com/millstream/mil" +
-      "lstream/generated/go/millstream/v1;mills" +
-      "treamv1\242\002\003MSM\252\002\rMillstream.V1\272\002\nMillstre" +
-      "am\312\002\rMillstream\\V1\342\002\026Millstream\\V1\\Metad" +
-      "ata\352\002\016Millstream::V1b\006proto3"
+      "SSISTANT\020\004\022\022\n\016CHAT_ROLE_TOOL\020\005B\306\001\n\020io.mi" +
+      "llstream.v1B\tChatProtoP\001ZHgithub.com/mil" +
+      "lstream/millstream/generated/go/millstre" +
+      "am/v1;millstreamv1\242\002\003MSM\252\002\rMillstream.V1" +
+      "\272\002\nMillstream\312\002\rMillstream\\V1\342\002\026Millstre" +
+      "am\\V1\\Metadata\352\002\016Millstream::V1b\006proto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,
         new com.google.protobuf.Descriptors.FileDescriptor[] {
-          io.millstream.v1.MediaOuterClass.getDescriptor(),
+          io.millstream.v1.MediaProto.getDescriptor(),
         });
     internal_static_millstream_v1_ChatMessage_descriptor =
       getDescriptor().getMessageTypes().get(0);
@@ -98,7 +98,7 @@ public final class Chat {
       com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
         internal_static_millstream_v1_ToolCall_descriptor,
         new java.lang.String[] { "Id", "Name", "ArgumentsJson", });
-    io.millstream.v1.MediaOuterClass.getDescriptor();
+    io.millstream.v1.MediaProto.getDescriptor();
   }
 
   // @@protoc_insertion_point(outer_class_scope)

@@ -3,8 +3,8 @@
 
 package io.millstream.v1;
 
-public final class Processor {
-  private Processor() {}
+public final class ProcessorProto {
+  private ProcessorProto() {}
   public static void registerAllExtensions(
       com.google.protobuf.ExtensionRegistryLite registry) {
   }
@@ -267,23 +267,23 @@ public final class Processor {
       "eam.v1.DetokenizeRequest\032!.millstream.v1" +
       ".DetokenizeResponse\022Q\n\nListModels\022 .mill" +
       "stream.v1.ListModelsRequest\032!.millstream" +
-      ".v1.ListModelsResponseB\273\001\n\020io.millstream" +
-      ".v1P\001ZHgithub.com/millstream/millstream/" +
-      "generated/go/millstream/v1;millstreamv1\242" +
-      "\002\003MSM\252\002\rMillstream.V1\272\002\nMillstream\312\002\rMil" +
-      "lstream\\V1\342\002\026Millstream\\V1\\Metadata\352\002\016Mi" +
-      "llstream::V1b\006proto3"
+      ".v1.ListModelsResponseB\313\001\n\020io.millstream" +
+      ".v1B\016ProcessorProtoP\001ZHgithub.com/millst" +
+      "ream/millstream/generated/go/millstream/" +
+      "v1;millstreamv1\242\002\003MSM\252\002\rMillstream.V1\272\002\n" +
+      "Millstream\312\002\rMillstream\\V1\342\002\026Millstream\\" +
+      "V1\\Metadata\352\002\016Millstream::V1b\006proto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,
         new com.google.protobuf.Descriptors.FileDescriptor[] {
           com.google.protobuf.DurationProto.getDescriptor(),
-          io.millstream.v1.Chat.getDescriptor(),
-          io.millstream.v1.Generation.getDescriptor(),
-          io.millstream.v1.MediaOuterClass.getDescriptor(),
-          io.millstream.v1.Sampling.getDescriptor(),
-          io.millstream.v1.Usage.getDescriptor(),
-          io.millstream.v1.Worker.getDescriptor(),
+          io.millstream.v1.ChatProto.getDescriptor(),
+          io.millstream.v1.GenerationProto.getDescriptor(),
+          io.millstream.v1.MediaProto.getDescriptor(),
+          io.millstream.v1.SamplingProto.getDescriptor(),
+          io.millstream.v1.UsageProto.getDescriptor(),
+          io.millstream.v1.WorkerProto.getDescriptor(),
         });
     internal_static_millstream_v1_GenerationOptions_descriptor =
       getDescriptor().getMessageTypes().get(0);
@@ -430,12 +430,12 @@ public final class Processor {
         internal_static_millstream_v1_ModelWorkers_descriptor,
         new java.lang.String[] { "Role", "Connected", });
     com.google.protobuf.DurationProto.getDescriptor();
-    io.millstream.v1.Chat.getDescriptor();
-    io.millstream.v1.Generation.getDescriptor();
-    io.millstream.v1.MediaOuterClass.getDescriptor();
-    io.millstream.v1.Sampling.getDescriptor();
-    io.millstream.v1.Usage.getDescriptor();
-    io.millstream.v1.Worker.getDescriptor();
+    io.millstream.v1.ChatProto.getDescriptor();
+    io.millstream.v1.GenerationProto.getDescriptor();
+    io.millstream.v1.MediaProto.getDescriptor();
+    io.millstream.v1.SamplingProto.getDescriptor();
+    io.millstream.v1.UsageProto.getDescriptor();
+    io.millstream.v1.WorkerProto.getDescriptor();
   }
 
   // @@protoc_insertion_point(outer_class_scope)

@@ -3,8 +3,8 @@
 
 package io.millstream.v1;
 
-public final class Decode {
-  private Decode() {}
+public final class DecodeProto {
+  private DecodeProto() {}
   public static void registerAllExtensions(
       com.google.protobuf.ExtensionRegistryLite registry) {
   }
@@ -44,17 +44,17 @@ public final class Decode {
       "lstream.v1.StepFrameH\000R\005frameB\007\n\005event2Z" +
       "\n\rDecodeService\022I\n\006Decode\022\034.millstream.v" +
       "1.DecodeRequest\032\035.millstream.v1.DecodeRe" +
-      "sponse(\0010\001B\273\001\n\020io.millstream.v1P\001ZHgithu" +
-      "b.com/millstream/millstream/generated/go" +
-      "/millstream/v1;millstreamv1\242\002\003MSM\252\002\rMill" +
-      "stream.V1\272\002\nMillstream\312\002\rMillstream\\V1\342\002" +
-      "\026Millstream\\V1\\Metadata\352\002\016Millstream::V1" +
-      "b\006proto3"
+      "sponse(\0010\001B\310\001\n\020io.millstream.v1B\013DecodeP" +
+      "rotoP\001ZHgithub.com/millstream/millstream" +
+      "/generated/go/millstream/v1;millstreamv1" +
+      "\242\002\003MSM\252\002\rMillstream.V1\272\002\nMillstream\312\002\rMi" +
+      "llstream\\V1\342\002\026Millstream\\V1\\Metadata\352\002\016M" +
+      "illstream::V1b\006proto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,
         new com.google.protobuf.Descriptors.FileDescriptor[] {
-          io.millstream.v1.Generation.getDescriptor(),
+          io.millstream.v1.GenerationProto.getDescriptor(),
         });
     internal_static_millstream_v1_DecodeRequest_descriptor =
       getDescriptor().getMessageTypes().get(0);
@@ -68,7 +68,7 @@ public final class Decode {
       com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
         internal_static_millstream_v1_DecodeResponse_descriptor,
         new java.lang.String[] { "Frame", "Event", });
-    io.millstream.v1.Generation.getDescriptor();
+    io.millstream.v1.GenerationProto.getDescriptor();
   }
 
   // @@protoc_insertion_point(outer_class_scope)

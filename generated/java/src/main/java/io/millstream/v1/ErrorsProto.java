@@ -3,8 +3,8 @@
 
 package io.millstream.v1;
 
-public final class Errors {
-  private Errors() {}
+public final class ErrorsProto {
+  private ErrorsProto() {}
   public static void registerAllExtensions(
       com.google.protobuf.ExtensionRegistryLite registry) {
   }
@@ -61,12 +61,12 @@ public final class Errors {
       "N_METHOD\020\020\022*\n&ERROR_REASON_EMBEDDING_TRA" +
       "NSFER_FAILED\020\021\022#\n\037ERROR_REASON_MEDIA_FET" +
       "CH_FAILED\020\022\022\037\n\033ERROR_REASON_STORAGE_FAIL" +
-      "ED\020\023B\273\001\n\020io.millstream.v1P\001ZHgithub.com/" +
-      "millstream/millstream/generated/go/mills" +
-      "tream/v1;millstreamv1\242\002\003MSM\252\002\rMillstream" +
-      ".V1\272\002\nMillstream\312\002\rMillstream\\V1\342\002\026Mills" +
-      "tream\\V1\\Metadata\352\002\016Millstream::V1b\006prot" +
-      "o3"
+      "ED\020\023B\310\001\n\020io.millstream.v1B\013ErrorsProtoP\001" +
+      "ZHgithub.com/millstream/millstream/gener" +
+      "ated/go/millstream/v1;millstreamv1\242\002\003MSM" +
+      "\252\002\rMillstream.V1\272\002\nMillstream\312\002\rMillstre" +
+      "am\\V1\342\002\026Millstream\\V1\\Metadata\352\002\016Millstr" +
+      "eam::V1b\006proto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,

@@ -3,8 +3,8 @@
 
 package io.millstream.v1;
 
-public final class Admin {
-  private Admin() {}
+public final class AdminProto {
+  private AdminProto() {}
   public static void registerAllExtensions(
       com.google.protobuf.ExtensionRegistryLite registry) {
   }
@@ -98,12 +98,12 @@ public final class Admin {
       "rStatusRequest\032&.millstream.v1.GetServer" +
       "StatusResponse\022T\n\013SetLogLevel\022!.millstre" +
       "am.v1.SetLogLevelRequest\032\".millstream.v1" +
-      ".SetLogLevelResponseB\273\001\n\020io.millstream.v" +
-      "1P\001ZHgithub.com/millstream/millstream/ge" +
-      "nerated/go/millstream/v1;millstreamv1\242\002\003" +
-      "MSM\252\002\rMillstream.V1\272\002\nMillstream\312\002\rMills" +
-      "tream\\V1\342\002\026Millstream\\V1\\Metadata\352\002\016Mill" +
-      "stream::V1b\006proto3"
+      ".SetLogLevelResponseB\307\001\n\020io.millstream.v" +
+      "1B\nAdminProtoP\001ZHgithub.com/millstream/m" +
+      "illstream/generated/go/millstream/v1;mil" +
+      "lstreamv1\242\002\003MSM\252\002\rMillstream.V1\272\002\nMillst" +
+      "ream\312\002\rMillstream\\V1\342\002\026Millstream\\V1\\Met" +
+      "adata\352\002\016Millstream::V1b\006proto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,

@@ -3,8 +3,8 @@
 
 package io.millstream.v1;
 
-public final class Sampling {
-  private Sampling() {}
+public final class SamplingProto {
+  private SamplingProto() {}
   public static void registerAllExtensions(
       com.google.protobuf.ExtensionRegistryLite registry) {
   }
@@ -69,12 +69,12 @@ public final class Sampling {
       "\001(\tH\000R\njsonSchema\022\026\n\005regex\030\002 \001(\tH\000R\005rege" +
       "x\022\024\n\004ebnf\030\003 \001(\tH\000R\004ebnfB\t\n\007grammar\":\n\016Lo" +
       "gprobOptions\022\020\n\003top\030\001 \001(\rR\003top\022\026\n\006prompt" +
-      "\030\002 \001(\010R\006promptB\273\001\n\020io.millstream.v1P\001ZHg" +
-      "ithub.com/millstream/millstream/generate" +
-      "d/go/millstream/v1;millstreamv1\242\002\003MSM\252\002\r" +
-      "Millstream.V1\272\002\nMillstream\312\002\rMillstream\\" +
-      "V1\342\002\026Millstream\\V1\\Metadata\352\002\016Millstream" +
-      "::V1b\006proto3"
+      "\030\002 \001(\010R\006promptB\312\001\n\020io.millstream.v1B\rSam" +
+      "plingProtoP\001ZHgithub.com/millstream/mill" +
+      "stream/generated/go/millstream/v1;millst" +
+      "reamv1\242\002\003MSM\252\002\rMillstream.V1\272\002\nMillstrea" +
+      "m\312\002\rMillstream\\V1\342\002\026Millstream\\V1\\Metada" +
+      "ta\352\002\016Millstream::V1b\006proto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,

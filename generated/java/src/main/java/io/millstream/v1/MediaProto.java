@@ -3,8 +3,8 @@
 
 package io.millstream.v1;
 
-public final class MediaOuterClass {
-  private MediaOuterClass() {}
+public final class MediaProto {
+  private MediaProto() {}
   public static void registerAllExtensions(
       com.google.protobuf.ExtensionRegistryLite registry) {
   }
@@ -82,18 +82,18 @@ public final class MediaOuterClass {
       "\020\001\022\022\n\016MODALITY_VIDEO\020\002*o\n\020EmbeddingConte" +
       "nt\022!\n\035EMBEDDING_CONTENT_UNSPECIFIED\020\000\022\032\n" +
       "\026EMBEDDING_CONTENT_ROWS\020\001\022\034\n\030EMBEDDING_C" +
-      "ONTENT_PIXELS\020\002B\273\001\n\020io.millstream.v1P\001ZH" +
-      "github.com/millstream/millstream/generat" +
-      "ed/go/millstream/v1;millstreamv1\242\002\003MSM\252\002" +
-      "\rMillstream.V1\272\002\nMillstream\312\002\rMillstream" +
-      "\\V1\342\002\026Millstream\\V1\\Metadata\352\002\016Millstrea" +
-      "m::V1b\006proto3"
+      "ONTENT_PIXELS\020\002B\307\001\n\020io.millstream.v1B\nMe" +
+      "diaProtoP\001ZHgithub.com/millstream/millst" +
+      "ream/generated/go/millstream/v1;millstre" +
+      "amv1\242\002\003MSM\252\002\rMillstream.V1\272\002\nMillstream\312" +
+      "\002\rMillstream\\V1\342\002\026Millstream\\V1\\Metadata" +
+      "\352\002\016Millstream::V1b\006proto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,
         new com.google.protobuf.Descriptors.FileDescriptor[] {
           com.google.protobuf.TimestampProto.getDescriptor(),
-          io.millstream.v1.Tensor.getDescriptor(),
+          io.millstream.v1.TensorProto.getDescriptor(),
         });
     internal_static_millstream_v1_Media_descriptor =
       getDescriptor().getMessageTypes().get(0);
@@ -132,7 +132,7 @@ public final class MediaOuterClass {
         internal_static_millstream_v1_MediaItem_descriptor,
         new java.lang.String[] { "Modality", "Spans", "Geometry", "Digest", "Ticket", });
     com.google.protobuf.TimestampProto.getDescriptor();
-    io.millstream.v1.Tensor.getDescriptor();
+    io.millstream.v1.TensorProto.getDescriptor();
   }
 
   // @@protoc_insertion_point(outer_class_scope)

@@ -3,8 +3,8 @@
 
 package io.millstream.v1;
 
-public final class Worker {
-  private Worker() {}
+public final class WorkerProto {
+  private WorkerProto() {}
   public static void registerAllExtensions(
       com.google.protobuf.ExtensionRegistryLite registry) {
   }
@@ -173,18 +173,19 @@ public final class Worker {
       "llstream.v1.WatchWorkerInfoRequest\032&.mil" +
       "lstream.v1.WatchWorkerInfoResponse0\001\022P\n\t" +
       "WatchLoad\022\037.millstream.v1.WatchLoadReque" +
-      "st\032 .millstream.v1.WatchLoadResponse0\001B\273" +
-      "\001\n\020io.millstream.v1P\001ZHgithub.com/millst" +
-      "ream/millstream/generated/go/millstream/" +
-      "v1;millstreamv1\242\002\003MSM\252\002\rMillstream.V1\272\002\n" +
-      "Millstream\312\002\rMillstream\\V1\342\002\026Millstream\\" +
-      "V1\\Metadata\352\002\016Millstream::V1b\006proto3"
+      "st\032 .millstream.v1.WatchLoadResponse0\001B\310" +
+      "\001\n\020io.millstream.v1B\013WorkerProtoP\001ZHgith" +
+      "ub.com/millstream/millstream/generated/g" +
+      "o/millstream/v1;millstreamv1\242\002\003MSM\252\002\rMil" +
+      "lstream.V1\272\002\nMillstream\312\002\rMillstream\\V1\342" +
+      "\002\026Millstream\\V1\\Metadata\352\002\016Millstream::V" +
+      "1b\006proto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,
         new com.google.protobuf.Descriptors.FileDescriptor[] {
           com.google.protobuf.DurationProto.getDescriptor(),
-          io.millstream.v1.MediaOuterClass.getDescriptor(),
+          io.millstream.v1.MediaProto.getDescriptor(),
         });
     internal_static_millstream_v1_WorkerInfo_descriptor =
       getDescriptor().getMessageTypes().get(0);
@@ -259,7 +260,7 @@ public final class Worker {
         internal_static_millstream_v1_WatchLoadResponse_descriptor,
         new java.lang.String[] { "Load", });
     com.google.protobuf.DurationProto.getDescriptor();
-    io.millstream.v1.MediaOuterClass.getDescriptor();
+    io.millstream.v1.MediaProto.getDescriptor();
   }
 
   // @@protoc_insertion_point(outer_class_scope)

@@ -3,8 +3,8 @@
 
 package io.millstream.v1;
 
-public final class Generation {
-  private Generation() {}
+public final class GenerationProto {
+  private GenerationProto() {}
   public static void registerAllExtensions(
       com.google.protobuf.ExtensionRegistryLite registry) {
   }
@@ -127,22 +127,22 @@ public final class Generation {
       "\022\026\n\022FINISH_REASON_STOP\020\001\022\030\n\024FINISH_REASO" +
       "N_LENGTH\020\002\022\034\n\030FINISH_REASON_TOOL_CALLS\020\003" +
       "\022 \n\034FINISH_REASON_CONTENT_FILTER\020\004\022\033\n\027FI" +
-      "NISH_REASON_CANCELLED\020\005B\273\001\n\020io.millstrea" +
-      "m.v1P\001ZHgithub.com/millstream/millstream" +
-      "/generated/go/millstream/v1;millstreamv1" +
-      "\242\002\003MSM\252\002\rMillstream.V1\272\002\nMillstream\312\002\rMi" +
-      "llstream\\V1\342\002\026Millstream\\V1\\Metadata\352\002\016M" +
-      "illstream::V1b\006proto3"
+      "NISH_REASON_CANCELLED\020\005B\314\001\n\020io.millstrea" +
+      "m.v1B\017GenerationProtoP\001ZHgithub.com/mill" +
+      "stream/millstream/generated/go/millstrea" +
+      "m/v1;millstreamv1\242\002\003MSM\252\002\rMillstream.V1\272" +
+      "\002\nMillstream\312\002\rMillstream\\V1\342\002\026Millstrea" +
+      "m\\V1\\Metadata\352\002\016Millstream::V1b\006proto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,
         new com.google.protobuf.Descriptors.FileDescriptor[] {
           com.google.protobuf.DurationProto.getDescriptor(),
-          io.millstream.v1.Errors.getDescriptor(),
-          io.millstream.v1.KvTransfer.getDescriptor(),
-          io.millstream.v1.MediaOuterClass.getDescriptor(),
-          io.millstream.v1.Sampling.getDescriptor(),
-          io.millstream.v1.Usage.getDescriptor(),
+          io.millstream.v1.ErrorsProto.getDescriptor(),
+          io.millstream.v1.KvTransferProto.getDescriptor(),
+          io.millstream.v1.MediaProto.getDescriptor(),
+          io.millstream.v1.SamplingProto.getDescriptor(),
+          io.millstream.v1.UsageProto.getDescriptor(),
         });
     internal_static_millstream_v1_MatchedStop_descriptor =
       getDescriptor().getMessageTypes().get(0);
@@ -205,11 +205,11 @@ public final class Generation {
         internal_static_millstream_v1_TokenLogprobs_descriptor,
         new java.lang.String[] { "TokenIds", "Logprobs", "TopCounts", "TopTokenIds", "TopLogprobs", });
     com.google.protobuf.DurationProto.getDescriptor();
-    io.millstream.v1.Errors.getDescriptor();
-    io.millstream.v1.KvTransfer.getDescriptor();
-    io.millstream.v1.MediaOuterClass.getDescriptor();
-    io.millstream.v1.Sampling.getDescriptor();
-    io.millstream.v1.Usage.getDescriptor();
+    io.millstream.v1.ErrorsProto.getDescriptor();
+    io.millstream.v1.KvTransferProto.getDescriptor();
+    io.millstream.v1.MediaProto.getDescriptor();
+    io.millstream.v1.SamplingProto.getDescriptor();
+    io.millstream.v1.UsageProto.getDescriptor();
   }
 
   // @@protoc_insertion_point(outer_class_scope)

@@ -3,8 +3,8 @@
 
 package io.millstream.v1;
 
-public final class Embedding {
-  private Embedding() {}
+public final class EmbeddingProto {
+  private EmbeddingProto() {}
   public static void registerAllExtensions(
       com.google.protobuf.ExtensionRegistryLite registry) {
   }
@@ -138,20 +138,21 @@ public final class Embedding {
       "vice\022F\n\005Embed\022\033.millstream.v1.EmbedReque" +
       "st\032\034.millstream.v1.EmbedResponse(\0010\001\022E\n\006" +
       "Rerank\022\034.millstream.v1.RerankRequest\032\035.m" +
-      "illstream.v1.RerankResponseB\273\001\n\020io.mills" +
-      "tream.v1P\001ZHgithub.com/millstream/millst" +
-      "ream/generated/go/millstream/v1;millstre" +
-      "amv1\242\002\003MSM\252\002\rMillstream.V1\272\002\nMillstream\312" +
-      "\002\rMillstream\\V1\342\002\026Millstream\\V1\\Metadata" +
-      "\352\002\016Millstream::V1b\006proto3"
+      "illstream.v1.RerankResponseB\313\001\n\020io.mills" +
+      "tream.v1B\016EmbeddingProtoP\001ZHgithub.com/m" +
+      "illstream/millstream/generated/go/millst" +
+      "ream/v1;millstreamv1\242\002\003MSM\252\002\rMillstream." +
+      "V1\272\002\nMillstream\312\002\rMillstream\\V1\342\002\026Millst" +
+      "ream\\V1\\Metadata\352\002\016Millstream::V1b\006proto" +
+      "3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,
         new com.google.protobuf.Descriptors.FileDescriptor[] {
           com.google.protobuf.DurationProto.getDescriptor(),
-          io.millstream.v1.Errors.getDescriptor(),
-          io.millstream.v1.Generation.getDescriptor(),
-          io.millstream.v1.Processor.getDescriptor(),
+          io.millstream.v1.ErrorsProto.getDescriptor(),
+          io.millstream.v1.GenerationProto.getDescriptor(),
+          io.millstream.v1.ProcessorProto.getDescriptor(),
         });
     internal_static_millstream_v1_EmbedRequest_descriptor =
       getDescriptor().getMessageTypes().get(0);
@@ -226,9 +227,9 @@ public final class Embedding {
         internal_static_millstream_v1_RankedDocument_descriptor,
         new java.lang.String[] { "Index", "Score", "Logit", "Document", });
     com.google.protobuf.DurationProto.getDescriptor();
-    io.millstream.v1.Errors.getDescriptor();
-    io.millstream.v1.Generation.getDescriptor();
-    io.millstream.v1.Processor.getDescriptor();
+    io.millstream.v1.ErrorsProto.getDescriptor();
+    io.millstream.v1.GenerationProto.getDescriptor();
+    io.millstream.v1.ProcessorProto.getDescriptor();
   }
 
   // @@protoc_insertion_point(outer_class_scope)

@@ -3,8 +3,8 @@
 
 package io.millstream.v1;
 
-public final class Encode {
-  private Encode() {}
+public final class EncodeProto {
+  private EncodeProto() {}
   public static void registerAllExtensions(
       com.google.protobuf.ExtensionRegistryLite registry) {
   }
@@ -188,21 +188,21 @@ public final class Encode {
       "\034.millstream.v1.EncodeRequest\032\035.millstre" +
       "am.v1.EncodeResponse(\0010\001\022F\n\005Fetch\022\033.mill" +
       "stream.v1.FetchRequest\032\034.millstream.v1.F" +
-      "etchResponse(\0010\001B\273\001\n\020io.millstream.v1P\001Z" +
-      "Hgithub.com/millstream/millstream/genera" +
-      "ted/go/millstream/v1;millstreamv1\242\002\003MSM\252" +
-      "\002\rMillstream.V1\272\002\nMillstream\312\002\rMillstrea" +
-      "m\\V1\342\002\026Millstream\\V1\\Metadata\352\002\016Millstre" +
-      "am::V1b\006proto3"
+      "etchResponse(\0010\001B\310\001\n\020io.millstream.v1B\013E" +
+      "ncodeProtoP\001ZHgithub.com/millstream/mill" +
+      "stream/generated/go/millstream/v1;millst" +
+      "reamv1\242\002\003MSM\252\002\rMillstream.V1\272\002\nMillstrea" +
+      "m\312\002\rMillstream\\V1\342\002\026Millstream\\V1\\Metada" +
+      "ta\352\002\016Millstream::V1b\006proto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,
         new com.google.protobuf.Descriptors.FileDescriptor[] {
           com.google.protobuf.DurationProto.getDescriptor(),
-          io.millstream.v1.Errors.getDescriptor(),
-          io.millstream.v1.Generation.getDescriptor(),
-          io.millstream.v1.MediaOuterClass.getDescriptor(),
-          io.millstream.v1.Tensor.getDescriptor(),
+          io.millstream.v1.ErrorsProto.getDescriptor(),
+          io.millstream.v1.GenerationProto.getDescriptor(),
+          io.millstream.v1.MediaProto.getDescriptor(),
+          io.millstream.v1.TensorProto.getDescriptor(),
         });
     internal_static_millstream_v1_EncodeRequest_descriptor =
       getDescriptor().getMessageTypes().get(0);
@@ -319,10 +319,10 @@ public final class Encode {
         internal_static_millstream_v1_FetchReleased_descriptor,
         new java.lang.String[] { });
     com.google.protobuf.DurationProto.getDescriptor();
-    io.millstream.v1.Errors.getDescriptor();
-    io.millstream.v1.Generation.getDescriptor();
-    io.millstream.v1.MediaOuterClass.getDescriptor();
-    io.millstream.v1.Tensor.getDescriptor();
+    io.millstream.v1.ErrorsProto.getDescriptor();
+    io.millstream.v1.GenerationProto.getDescriptor();
+    io.millstream.v1.MediaProto.getDescriptor();
+    io.millstream.v1.TensorProto.getDescriptor();
   }
 
   // @@protoc_insertion_point(outer_class_scope)

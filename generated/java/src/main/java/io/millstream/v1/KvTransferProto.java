@@ -3,8 +3,8 @@
 
 package io.millstream.v1;
 
-public final class KvTransfer {
-  private KvTransfer() {}
+public final class KvTransferProto {
+  private KvTransferProto() {}
   public static void registerAllExtensions(
       com.google.protobuf.ExtensionRegistryLite registry) {
   }
@@ -36,12 +36,13 @@ public final class KvTransfer {
       "+\n\017prefill_dp_rank\030\004 \001(\rH\000R\rprefillDpRan" +
       "k\210\001\001\0229\n\nexpires_at\030\005 \001(\0132\032.google.protob" +
       "uf.TimestampR\texpiresAt\022\034\n\tsignature\030\006 \001" +
-      "(\014R\tsignatureB\022\n\020_prefill_dp_rankB\273\001\n\020io" +
-      ".millstream.v1P\001ZHgithub.com/millstream/" +
-      "millstream/generated/go/millstream/v1;mi" +
-      "llstreamv1\242\002\003MSM\252\002\rMillstream.V1\272\002\nMills" +
-      "tream\312\002\rMillstream\\V1\342\002\026Millstream\\V1\\Me" +
-      "tadata\352\002\016Millstream::V1b\006proto3"
+      "(\014R\tsignatureB\022\n\020_prefill_dp_rankB\314\001\n\020io" +
+      ".millstream.v1B\017KvTransferProtoP\001ZHgithu" +
+      "b.com/millstream/millstream/generated/go" +
+      "/millstream/v1;millstreamv1\242\002\003MSM\252\002\rMill" +
+      "stream.V1\272\002\nMillstream\312\002\rMillstream\\V1\342\002" +
+      "\026Millstream\\V1\\Metadata\352\002\016Millstream::V1" +
+      "b\006proto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,
