@@ -181,6 +181,8 @@ async def test_probes_of_a_suite_with_tls(
         "enabled": True,
         "certManager": {"issuerRef": {"name": "suite-ca"}},
         "probes": processor_probes_use_tls,
+        # In one case operators may use the admin port, in the other there is none.
+        "adminPeers": ["operator.example"] if processor_probes_use_tls else [],
     }
     values = live_values(ONE_EACH, {"security": {"tls": tls}})
     async with cluster(tmp_path) as (made, target):

@@ -66,7 +66,7 @@ class Deployment:
         """Whether all pods are new and available, and no old one is left."""
         current = [pod for pod in self.pods if pod.revision == self.revision]
         available = [pod for pod in current if self._available(pod)]
-        return len(available) == len(self.pods) == self.manifest["spec"]["replicas"]
+        return bool(len(available) == len(self.pods) == self.manifest["spec"]["replicas"])
 
     def _available(self, pod: Pod) -> bool:
         return pod.available(self.manifest["spec"].get("minReadySeconds", 0))
