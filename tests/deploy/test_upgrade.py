@@ -104,11 +104,11 @@ async def test_a_version_that_never_gets_ready_takes_nothing_away(
 
 
 def broken_version() -> dict[str, Any]:
-    wrong = {"settings": {"log_level": "no such level"}}
+    """Values that a render can't tell from good ones: two kinds of processes refuse theirs."""
     return {
-        "processor": wrong,
+        "processor": {"settings": {"max_pace_s": -1}},
         "prefill": {"settings": {"simulated_load_s": 600}},
-        "decode": wrong,
+        "decode": {"settings": {"context_length": -1}},
     }
 
 
