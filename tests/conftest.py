@@ -65,7 +65,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     kinds: list[forked.Kind] = []
     folders = {part for item in session.items for part in item.path.parts}
-    if folders & {"clients", "e2e", "integration"}:
+    if folders & {"clients", "deploy", "e2e", "integration"}:
         kinds.append("services")
     if any(item.get_closest_marker("sglang") for item in session.items):
         kinds.append("sglang")

@@ -8,9 +8,11 @@ is there once. Takes (dict "root" $ "pool" $pool).
 {{- $settings := dict
   "listen" "0.0.0.0:50051"
   "metrics_listen" "0.0.0.0:9464"
-  "admin_listen" "127.0.0.1:9564"
   "propagation_s" $pool.drain.propagationSeconds
   "drain_s" $pool.drain.limitSeconds -}}
+{{- if include "millstream.adminPort" .root -}}
+{{- $_ := set $settings "admin_listen" "127.0.0.1:9564" -}}
+{{- end -}}
 {{- $settings = merge $settings (include "millstream.tlsSettings" . | fromYaml) -}}
 {{- if $pool.worker -}}
 {{- $settings = merge $settings (include "millstream.workerSettings" . | fromYaml) -}}

@@ -24,6 +24,12 @@
 {{- if and $tls.enabled $tls.probes (not .pool.worker) (not $tls.requireClientCertificates) -}}true{{- end -}}
 {{- end -}}
 
+{{/* "true" where processes open the admin port: with TLS it takes the named peers only, so without names there is none. */}}
+{{- define "millstream.adminPort" -}}
+{{- $tls := .Values.security.tls -}}
+{{- if or (not $tls.enabled) $tls.adminPeers -}}true{{- end -}}
+{{- end -}}
+
 {{/* Settings for TLS. Who may call follows the graph of roles: the Processor calls every worker,
 prefill and decode workers call encode workers. */}}
 {{- define "millstream.tlsSettings" -}}
@@ -35,6 +41,7 @@ prefill and decode workers call encode workers. */}}
 health_listen: 0.0.0.0:50052
 {{- end }}
 {{- with $tls.adminPeers }}
+admin_client_ca_file: {{ $own }}/ca.crt
 admin_peers: {{ toJson . }}
 {{- end }}
 {{- if .pool.worker }}
