@@ -33,6 +33,8 @@ class HubServer:
     """Files that never end."""
     holding: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when half of such a file was sent."""
+    siblings: object = None
+    """What is listed instead of the files."""
     asked: Counter[str] = field(default_factory=Counter)
     """Requests for content by file; ranges with their start."""
     cdn_headers: list[Mapping[str, str]] = field(default_factory=list)
@@ -66,7 +68,7 @@ class HubServer:
             return _error(404, "RepoNotFound")
         if request.match_info.get("revision", "main") not in ("main", "v1", COMMIT):
             return _error(404, "RevisionNotFound")
-        siblings = [self._sibling(name) for name in self.files]
+        siblings = self.siblings or [self._sibling(name) for name in self.files]
         return web.json_response({"id": repo, "sha": COMMIT, "siblings": siblings})
 
     def _sibling(self, name: str) -> dict[str, object]:

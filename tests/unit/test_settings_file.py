@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,7 +158,16 @@ def test_the_environment_may_name_the_file(file: Path) -> None:
         ("1: 2", "1 is not a setting's name"),
         ("count: [", "while parsing a flow"),
         ("count: 1\n---\ncount: 2", "expected a single document"),
-        ("count: !!python/name:os.system", "could not determine a constructor"),
+        ("count: !!python/name:os.system", "can't be used here"),
+        ("count: !!int many", "the tag tag:yaml.org,2002:int can't be used here"),
+        ("count: &a 1\ndrain_s: *a", "*a: aliases can't be used here; write the value again"),
+        ("parts: &a [*a]", "*a: aliases can't be used here"),
+        (f"count: {'9' * 5000}", "count: inf is not a whole number"),
+        (f"drain_s: {'9' * 400}", "drain_s: inf is not a number, 0 or more"),
+        (f"parts: {'[' * 5000}", "too many levels of sections or lists"),
+        ("models: {a: 5}", "models: a: 5 is not a name without '=', and a text"),
+        ("models: {a=b: c}", "models: a=b: 'c' is not a name without '=', and a text"),
+        ("#" * ((1 << 20) + 1), "it has 1048577 bytes, and 1048576 are the most"),
     ],
 )
 def test_what_is_refused(
@@ -175,6 +185,17 @@ def test_a_file_that_is_not_there(file: Path, capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         load(Settings, ["--config", str(file)], {}, prog="p", description="d")
     assert f"--config {file}: the file can't be read: No such file" in capsys.readouterr().err
+
+
+def test_a_pipe_is_refused_since_it_can_be_read_only_once(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(file)
+    with pytest.raises(SystemExit):
+        load(Settings, ["--config", str(file)], {}, prog="p", description="d")
+    assert (
+        f"--config {file}: the file can't be read: it is not a regular" in capsys.readouterr().err
+    )
 
 
 def test_the_first_settings_are_read_from_a_file_with_others(file: Path) -> None:

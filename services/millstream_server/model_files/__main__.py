@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="also the copies of the weights for other programs (*.bin, *.pth, onnx, …)",
     )
-    one.add_argument("--parallel", type=int, default=8, help="files at once (default: 8)")
+    one.add_argument("--parallel", type=_count, default=8, help="files at once (default: 8)")
     one.add_argument("--retries", type=int, default=4, help="further attempts (default: 4)")
     other = commands.add_parser("wait", help="wait until another process has filled a directory")
     other.add_argument(
@@ -94,6 +94,12 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--log-format", choices=("text", "json"), default="text")
     return parser
+
+
+def _count(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
+    return number
 
 
 def _stopped(number: int, _: object) -> NoReturn:

@@ -209,13 +209,18 @@ class _Download:
         Raises:
             FailedError: also if its content isn't what the source tells; then it is removed.
         """
+        arrived = 0
         place = self.directory / file.name
         if state.size_of(place) != file.size:
             self.progress.reset(file.name)
             place.unlink(missing_ok=True)
 
             def report(count: int) -> None:
+                nonlocal arrived
+                arrived += count
                 self.progress.add(file.name, count)
+                if arrived > file.size:  # it might have no end, and the disk has one
+                    raise FailedError(f"{file.name} is damaged: it has more than {file.size} bytes")
 
             self.source.download(file, self.directory, self.revision, report)
         if differs := content_differs(file, place):

@@ -45,9 +45,14 @@ class Hub:
             info = api.model_info(
                 self._uri.repo, revision=revision or self._uri.revision, files_metadata=True
             )
+            files = [_remote_file(found) for found in info.siblings]
         except self._failures as error:
             raise self._explained(error) from error
-        return Listing(info.sha, checked(_remote_file(found) for found in info.siblings))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise FailedError(
+                f"{self._endpoint} doesn't answer like a Hugging Face Hub: {error!r}"
+            ) from error
+        return Listing(info.sha, checked(files))
 
     def download(
         self, file: RemoteFile, directory: Path, revision: str, report: Callable[[int], None]

@@ -68,19 +68,48 @@ class Source(Protocol):
 
 
 def checked(files: Iterable[RemoteFile]) -> list[RemoteFile]:
-    """Return the files, sorted.
+    """Return the files, sorted, without those that have the names of what Millstream writes.
+
+    Such files are in a bucket that somebody filled with a directory of ours.
 
     Raises:
-        RefusedError: a name leads out of the directory, or there are none.
+        RefusedError: a name or a size can't be one of a file below the directory, or there are no
+            files.
     """
-    found = sorted(files, key=lambda file: file.name)
+    found = [file for file in files if not _is_reserved(_checked_name(file.name))]
+    found.sort(key=lambda file: file.name)
+    names = {file.name for file in found}
     for file in found:
-        path = PurePosixPath(file.name)
-        if path.is_absolute() or ".." in path.parts or "\\" in file.name or "\0" in file.name:
-            raise RefusedError(f"the file name {file.name!r} leads out of the model's directory")
+        if not isinstance(file.size, int) or file.size < 0:
+            raise RefusedError(f"{file.name} has no size, but {file.size!r}")
+        for folder in PurePosixPath(file.name).parents:
+            if str(folder) in names:
+                raise RefusedError(f"{folder} is a file, and the folder of {file.name}")
+    if len(names) < len(found):
+        raise RefusedError("two files have the same name")
     if not found:
         raise RefusedError("there are no files")
     return found
+
+
+def _checked_name(name: str) -> str:
+    if not isinstance(name, str) or not name.isprintable() or not _is_encodable(name):
+        raise RefusedError(f"the file name {name!r} has characters that no name should have")
+    if "\\" in name or {"", ".", ".."}.intersection(name.split("/")):
+        raise RefusedError(f"the file name {name!r} leads out of the model's directory")
+    return name
+
+
+def _is_encodable(name: str) -> bool:
+    try:
+        return bool(name.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def _is_reserved(name: str) -> bool:
+    """Whether it is one of `state`, or of what is kept during a download."""
+    return name.startswith((".millstream-", ".cache/"))
 
 
 def without_weights(files: Iterable[RemoteFile]) -> list[RemoteFile]:

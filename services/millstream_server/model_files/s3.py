@@ -71,13 +71,14 @@ class S3:
             for found in page.get("Contents", ()):
                 if not found["Key"].endswith("/"):  # a folder that some tools make
                     name = found["Key"].removeprefix(prefix)
-                    yield RemoteFile(name, found["Size"], found["ETag"].strip('"'))
+                    yield RemoteFile(name, found.get("Size", -1), found.get("ETag", "").strip('"'))
 
     def download(
         self, file: RemoteFile, directory: Path, revision: str, report: Callable[[int], None]
     ) -> None:
         """Write the object beside its place, from where an earlier attempt stopped; then move."""
-        part = directory / PARTS / f"{file.name}.{file.tag}"
+        # The tag is the server's: as it is, it could lead out of the directory.
+        part = directory / PARTS / hashlib.sha256(f"{file.name}\0{file.tag}".encode()).hexdigest()
         part.parent.mkdir(parents=True, exist_ok=True)
         with part.open("ab") as out:
             if (there := out.tell()) > file.size:

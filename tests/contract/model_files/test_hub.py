@@ -132,6 +132,24 @@ async def test_a_refusal_says_what_to_do(
     assert "Traceback" not in done.log
 
 
+@pytest.mark.parametrize(
+    ("siblings", "code", "says"),
+    [
+        ("files", 1, "doesn't answer like a Hugging Face Hub"),
+        ([{"rfilename": "../../x", "size": 1, "blobId": "b"}], 2, "'../../x' leads out"),
+        ([{"rfilename": "x", "size": -1, "blobId": "b"}], 2, "x has no size, but -1"),
+    ],
+)
+async def test_a_server_that_lists_nonsense(
+    hub: HubServer, tmp_path: Path, siblings: object, code: int, says: str
+) -> None:
+    hub.siblings = siblings
+    done = await _fetch(hub, URI, tmp_path, "--retries", "0")
+    assert done.code == code, done.log
+    assert says in done.log
+    assert "Traceback" not in done.log
+
+
 async def test_without_a_network_it_says_so_and_may_be_tried_again(tmp_path: Path) -> None:
     env = {"HF_ENDPOINT": "http://127.0.0.1:9"}
     done = await run("fetch", URI, tmp_path, "--retries", "0", env=env)

@@ -54,6 +54,17 @@ async def test_a_later_attempt_goes_on_inside_a_file(s3: S3Server, tmp_path: Pat
     assert s3.asked[f"{key}@{len(WEIGHTS) // 2}"] == 1
 
 
+async def test_a_servers_entity_tag_does_not_lead_out_of_the_directory(
+    s3: S3Server, tmp_path: Path
+) -> None:
+    (tmp_path / "notes").write_text("mine")
+    s3.etags["llama/v1/config.json"] = "/../../../../notes"
+    done = await run("fetch", URI, tmp_path / "model", env=s3.environment)
+    assert done.code == 0, done.log
+    assert (tmp_path / "notes").read_text() == "mine"
+    assert (tmp_path / "model/config.json").read_bytes() == MODEL["config.json"]
+
+
 async def test_what_changed_between_two_attempts_is_downloaded_again(
     s3: S3Server, tmp_path: Path
 ) -> None:

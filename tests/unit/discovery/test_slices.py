@@ -76,6 +76,18 @@ def test_the_port_is_the_one_named_grpc_else_the_only_one(ports: list[Any], numb
             endpoint_slice("a", endpoint("w.example"), family="FQDN"),
             "EndpointSlice a has addresses of type 'FQDN', not of IPv4 or IPv6",
         ),
+        (
+            endpoint_slice("a", endpoint("10.0.0.1"), ports=[{"name": "grpc", "port": "high"}]),
+            "is not as it should be: ValueError",
+        ),
+        (
+            endpoint_slice("a", endpoint("10.0.0.1"), ports=[{"name": "grpc", "port": 65536}]),
+            "EndpointSlice a has the port 65536",
+        ),
+        (
+            endpoint_slice("a", endpoint("unix:///run/x")),
+            "'unix:///run/x' does not appear to be an IPv4 or IPv6 address",
+        ),
         ({"metadata": {"name": "a"}, "endpoints": [{"addresses": []}]}, "is not as it should be"),
         ({"metadata": {"name": "a"}, "endpoints": ["x"]}, "is not as it should be"),
         ({}, "is not as it should be: KeyError('metadata')"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -44,7 +45,9 @@ class _Source:
     def listing(self, revision: str | None) -> Listing:
         return Listing("r", [RemoteFile("a", 3, "tag")])
 
-    def download(self, file: RemoteFile, directory: Path, revision: str, report: object) -> None:
+    def download(
+        self, file: RemoteFile, directory: Path, revision: str, report: Callable[[int], None]
+    ) -> None:
         (directory / file.name).write_bytes(self.contents.pop(0))
 
 
@@ -117,6 +120,49 @@ def test_a_processor_reads_no_weights() -> None:
 def test_no_file_name_leads_out_of_the_directory(name: str) -> None:
     with pytest.raises(RefusedError, match="leads out"):
         checked(_files(name))
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ([RemoteFile("a//b", 1, "")], "'a//b' leads out"),
+        ([RemoteFile("a/./b", 1, "")], "'a/./b' leads out"),
+        ([RemoteFile("a\nb", 1, "")], r"'a\\nb' has characters"),
+        ([RemoteFile("a\ud800", 1, "")], r"'a\\ud800' has characters"),
+        ([RemoteFile(None, 1, "")], "None has characters"),  # type: ignore[arg-type]
+        ([RemoteFile("a", -1, "")], "a has no size, but -1"),
+        ([RemoteFile("a", "9", "")], "a has no size, but '9'"),  # type: ignore[arg-type]
+        (_files("a", "a/b/c"), "a is a file, and the folder of a/b/c"),
+        (_files("a", "a"), "two files have the same name"),
+        (_files(".millstream-lock"), "there are no files"),
+    ],
+)
+def test_a_list_that_cannot_be_a_directory_is_refused(files: list[RemoteFile], says: str) -> None:
+    with pytest.raises(RefusedError, match=says):
+        checked(files)
+
+
+def test_what_millstream_keeps_in_a_directory_is_no_file_of_the_model() -> None:
+    given = _files("a", ".millstream-complete", ".cache/huggingface/download/a.metadata")
+    assert [file.name for file in checked(given)] == ["a"]
+
+
+def test_a_file_without_end_is_left(tmp_path: Path) -> None:
+    class Endless(_Source):
+        def download(
+            self, file: RemoteFile, directory: Path, revision: str, report: Callable[[int], None]
+        ) -> None:
+            while True:
+                report(1)
+
+    with pytest.raises(FailedError, match="a is damaged: it has more than 3 bytes"):
+        fetch(URI, Endless, tmp_path, Options(retries=0))
+
+
+def test_at_least_one_file_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["fetch", URI, str(tmp_path), "--parallel", "0"])
+    assert "0 is not 1 or more" in capsys.readouterr().err
 
 
 def test_a_directory_of_somebody_else_is_refused(tmp_path: Path) -> None:

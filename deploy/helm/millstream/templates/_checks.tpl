@@ -231,6 +231,9 @@ models.{{ $key }}.download is job, and there is nothing to download from {{ $mod
 {{- if and $model.revision (ne $scheme "hf") }}
 models.{{ $key }}.revision is for hf:// URIs; remove it
 {{- end -}}
+{{- if and $model.revision (eq $scheme "hf") (contains "@" $model.uri) }}
+models.{{ $key }} has two revisions, {{ $model.revision }} and the one in its uri; remove one of them
+{{- end -}}
 {{- if and (eq $scheme "oci") (semverCompare "<1.33.0-0" $root.Capabilities.KubeVersion.Version) }}
 models.{{ $key }}.uri is an image volume, which needs Kubernetes 1.33 or later; the cluster has {{ $root.Capabilities.KubeVersion.Version }}. Use hf://, s3:// or pvc://
 {{- end -}}

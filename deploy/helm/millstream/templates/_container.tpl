@@ -4,7 +4,7 @@
 {{- $pool := .pool -}}
 {{- $image := $pool.worker | ternary "worker" "processor" -}}
 name: {{ $pool.role }}
-image: {{ include "millstream.image" (dict "root" $root "image" $image) }}
+image: {{ include "millstream.image" (dict "root" $root "image" $image) | quote }}
 imagePullPolicy: {{ (index $root.Values.image $image).pullPolicy }}
 # No `command`: the images' entry point is an init process, which passes signals on and reaps orphans.
 args: ["python", "-m", "millstream_server.{{ $pool.role }}", "--config", "/etc/millstream/config.yaml"]
@@ -71,7 +71,7 @@ volumeMounts:
 
 {{- define "millstream.ticketKey" -}}
 {{- $ticket := .Values.security.ticketKey -}}
-{name: {{ $ticket.existingSecret | default (include "millstream.fit" (list . "ticket-key")) }}, key: {{ empty $ticket.existingSecret | ternary "ticket-key" $ticket.key }}}
+{name: {{ $ticket.existingSecret | default (include "millstream.fit" (list . "ticket-key")) | quote }}, key: {{ empty $ticket.existingSecret | ternary "ticket-key" $ticket.key | quote }}}
 {{- end -}}
 
 {{/* The port that the kubelet probes: with TLS one of its own, unless the kubelet can speak TLS. */}}

@@ -26,10 +26,11 @@ never share a name. Takes (list $root "suffix"). */}}
 {{- printf "%s-%s" $base $suffix -}}
 {{- end -}}
 
-{{/* Labels of the release; every object has them. Takes the root context. */}}
+{{/* Labels of the release; every object has them. Values are in quotes: a release may be called 1, a pool
+"true". Takes the root context. */}}
 {{- define "millstream.labels" -}}
-app.kubernetes.io/name: {{ include "millstream.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "millstream.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 app.kubernetes.io/part-of: millstream
@@ -38,19 +39,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* What a pool's pods are selected by. Takes (dict "root" $ "pool" $pool). */}}
 {{- define "millstream.selector" -}}
-app.kubernetes.io/name: {{ include "millstream.name" .root }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ include "millstream.name" .root | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .pool.role }}
-millstream.io/pool: {{ .pool.name }}
+millstream.io/pool: {{ .pool.name | quote }}
 {{- end -}}
 
 {{/* Labels of a pool's objects. Takes (dict "root" $ "pool" $pool). */}}
 {{- define "millstream.poolLabels" -}}
 {{ include "millstream.labels" .root }}
 app.kubernetes.io/component: {{ .pool.role }}
-millstream.io/pool: {{ .pool.name }}
+millstream.io/pool: {{ .pool.name | quote }}
 {{- with .pool.model }}
-millstream.io/model: {{ . }}
+millstream.io/model: {{ . | quote }}
 {{- end }}
 {{- end -}}
 

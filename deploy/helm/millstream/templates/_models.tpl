@@ -61,7 +61,7 @@ claim of their own, so that pods of before an upgrade keep theirs. Takes (list $
 {{/* A container that runs `model_files`. Takes (dict "root" "name" "image" "pullPolicy" "args" "model" "mounts"). */}}
 {{- define "millstream.filesContainer" -}}
 name: {{ .name }}
-image: {{ include "millstream.image" (dict "root" .root "image" .image) }}
+image: {{ include "millstream.image" (dict "root" .root "image" .image) | quote }}
 imagePullPolicy: {{ (index .root.Values.image .image).pullPolicy }}
 args: {{ concat (list "python" "-m" "millstream_server.model_files") .args | toJson }}
 env:
@@ -69,7 +69,7 @@ env:
   {{- if eq (first .args) "fetch" }}
   {{- with .model.tokenSecret }}
   - name: HF_TOKEN
-    valueFrom: {secretKeyRef: {name: {{ .name }}, key: {{ .key | default "token" }}}}
+    valueFrom: {secretKeyRef: {name: {{ .name | quote }}, key: {{ .key | default "token" | quote }}}}
   {{- end }}
   {{- range concat .root.Values.downloads.env (.model.env | default list) }}
   - {{ toYaml . | nindent 4 | trim }}
@@ -89,12 +89,17 @@ volumeMounts:
   {{- .mounts | toYaml | nindent 2 }}
 {{- end -}}
 
+{{/* A model's key without dots, and not the same as another's: `a.b` and `a-b` may both be there. */}}
+{{- define "millstream.dashed" -}}
+{{- . | replace "." "-" -}}{{- if contains "." . }}-{{ sha256sum . | trunc 8 }}{{ end -}}
+{{- end -}}
+
 {{/* Volume of a model's files, without its name. Takes (list $root $key $model). */}}
 {{- define "millstream.modelVolume" -}}
 {{- $model := index . 2 -}}
 {{- $scheme := include "millstream.scheme" $model.uri -}}
 {{- if eq $scheme "pvc" -}}
-persistentVolumeClaim: {claimName: {{ trimPrefix "pvc://" $model.uri | splitList "/" | first }}, readOnly: true}
+persistentVolumeClaim: {claimName: {{ trimPrefix "pvc://" $model.uri | splitList "/" | first | quote }}, readOnly: true}
 {{- else if eq $scheme "oci" -}}
 image: {reference: {{ trimPrefix "oci://" $model.uri | quote }}, pullPolicy: IfNotPresent}
 {{- else if include "millstream.byJob" $model -}}
@@ -113,7 +118,7 @@ emptyDir: {{ with $model.size }}{sizeLimit: {{ . }}}{{ else }}{}{{ end }}
 
 {{/* What a pod mounts of a model, without the volume's name. Takes a model and its key. */}}
 {{- define "millstream.modelMount" -}}
-mountPath: /models/{{ .name }}
+mountPath: {{ printf "/models/%s" .name | quote }}
 {{- if eq (include "millstream.scheme" .model.uri) "pvc" }}
 {{- with trimPrefix "pvc://" .model.uri | splitList "/" | rest | join "/" }}
 subPath: {{ . | quote }}
@@ -142,7 +147,7 @@ the whole. Takes (dict "root" $ "pool" $pool).
 {{- $needed := and $scheme (ne $scheme "file") (or $.pool.worker $model.tokenizer) -}}
 {{- $about := dict "root" $root "image" $image "model" $model -}}
 {{- if and $needed (or $.pool.worker (not $fetched)) -}}
-{{- $volume := printf "model-%s" ($key | replace "." "-") -}}
+{{- $volume := printf "model-%s" (include "millstream.dashed" $key) -}}
 {{- $mount := dict "name" $volume -}}
 {{- $wait := include "millstream.byJob" $model | eq "true" -}}
 {{- $volumes = append $volumes (merge (dict "name" $volume) (include "millstream.modelVolume" (list $root $key $model) | fromYaml)) -}}
@@ -158,7 +163,7 @@ the whole. Takes (dict "root" $ "pool" $pool).
 {{- $mounts = append $mounts (dict "name" "models" "mountPath" "/models" "readOnly" true) -}}
 {{- end -}}
 {{- $args := list "fetch" (include "millstream.fetchUri" $model) (printf "/models/%s" $key) "--without-weights" -}}
-{{- $init = append $init (merge (dict "name" (printf "fetch-%s" ($key | replace "." "-")) "args" $args "mounts" (list (dict "name" "models" "mountPath" "/models"))) $about) -}}
+{{- $init = append $init (merge (dict "name" (printf "fetch-%s" (include "millstream.dashed" $key)) "args" $args "mounts" (list (dict "name" "models" "mountPath" "/models"))) $about) -}}
 {{- end -}}
 {{- end -}}
 {{- $containers := list -}}

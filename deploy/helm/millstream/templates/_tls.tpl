@@ -58,7 +58,7 @@ allowed_peers: {{ uniq $callers | toJson }}
 encode_tls_ca_file: {{ $own }}/ca.crt
 encode_tls_cert_file: {{ $own }}/tls.crt
 encode_tls_key_file: {{ $own }}/tls.key
-encode_tls_name: {{ include "millstream.workerName" $root }}
+encode_tls_name: {{ include "millstream.workerName" $root | quote }}
 {{- end }}
 {{- else }}
 {{- $shown := empty $tls.clientFacingSecret | ternary $own "/etc/millstream/client-facing-tls" }}
@@ -73,7 +73,7 @@ allowed_peers: {{ toJson . }}
 worker_tls_ca_file: {{ $own }}/ca.crt
 worker_tls_cert_file: {{ $own }}/tls.crt
 worker_tls_key_file: {{ $own }}/tls.key
-worker_tls_name: {{ include "millstream.workerName" $root }}
+worker_tls_name: {{ include "millstream.workerName" $root | quote }}
 {{- end }}
 {{- end -}}
 {{- end -}}
@@ -82,17 +82,17 @@ worker_tls_name: {{ include "millstream.workerName" $root }}
 {{- define "millstream.secretMounts" -}}
 {{- $security := .root.Values.security -}}
 {{- if $security.tls.enabled }}
-tls: {secretName: {{ include "millstream.tlsSecret" (list .root .pool.role) }}}
+tls: {secretName: {{ include "millstream.tlsSecret" (list .root .pool.role) | quote }}}
 {{- if and (not .pool.worker) $security.tls.clientFacingSecret }}
-client-facing-tls: {secretName: {{ $security.tls.clientFacingSecret }}}
+client-facing-tls: {secretName: {{ $security.tls.clientFacingSecret | quote }}}
 {{- end }}
 {{- if and (not .pool.worker) $security.tls.requireClientCertificates $security.tls.clientCaSecret }}
-client-ca: {secretName: {{ $security.tls.clientCaSecret }}, items: [{key: ca.crt, path: ca.crt}]}
+client-ca: {secretName: {{ $security.tls.clientCaSecret | quote }}, items: [{key: ca.crt, path: ca.crt}]}
 {{- end }}
 {{- end }}
 {{- if and (not .pool.worker) $security.apiKeys.enabled }}
 api-keys:
-  secretName: {{ $security.apiKeys.existingSecret | default (include "millstream.fit" (list .root "api-keys")) }}
-  items: [{key: {{ $security.apiKeys.key }}, path: api-keys}]
+  secretName: {{ $security.apiKeys.existingSecret | default (include "millstream.fit" (list .root "api-keys")) | quote }}
+  items: [{key: {{ $security.apiKeys.key | quote }}, path: api-keys}]
 {{- end }}
 {{- end -}}

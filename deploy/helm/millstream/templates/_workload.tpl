@@ -9,7 +9,7 @@ apiVersion: {{ $groups | ternary "leaderworkerset.x-k8s.io/v1" "apps/v1" }}
 kind: {{ $groups | ternary "LeaderWorkerSet" "Deployment" }}
 metadata:
   name: {{ $pool.fullname }}
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ .root.Release.Namespace | quote }}
   labels:
     {{- include "millstream.poolLabels" . | nindent 4 }}
 spec:
@@ -75,7 +75,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
-  serviceAccountName: {{ include "millstream.serviceAccount" . }}
+  serviceAccountName: {{ include "millstream.serviceAccount" . | quote }}
   automountServiceAccountToken: {{ and (not $pool.worker) (eq $root.Values.discovery.kind "endpointslices") }}
   # A service named millstream-… would become variables MILLSTREAM_…, which are settings.
   enableServiceLinks: false
@@ -86,10 +86,10 @@ spec:
   imagePullSecrets: {{ toJson . }}
   {{- end }}
   {{- with $pool.priorityClassName }}
-  priorityClassName: {{ . }}
+  priorityClassName: {{ . | quote }}
   {{- end }}
   {{- with $pool.runtimeClassName }}
-  runtimeClassName: {{ . }}
+  runtimeClassName: {{ . | quote }}
   {{- end }}
   {{- with $pool.nodeSelector }}
   nodeSelector:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from millstream_server.routing.discovery.base import Addresses, join
+from millstream_server.routing.discovery.base import Addresses, is_port, join
 
 PORT_NAME = "grpc"
 _FAMILIES = ("IPv4", "IPv6")
@@ -51,10 +52,10 @@ def _workers(one: Slice) -> Iterator[tuple[str, int, str]]:
         port = _port(name, one.get("ports") or ())
         for endpoint in kept:
             # Further entries are for the same worker, and have no meaning of their own.
-            address = join(str(endpoint["addresses"][0]), port)
+            address = join(str(ipaddress.ip_address(str(endpoint["addresses"][0]))), port)
             target = endpoint.get("targetRef") or {}
             yield str(target.get("uid") or address), family, address
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         raise UnusableSliceError(f"an EndpointSlice is not as it should be: {error!r}") from error
 
 
@@ -70,6 +71,8 @@ def _port(name: str, ports: Iterable[Mapping[str, Any]]) -> int:
         for port in ports
         if port.get("port") and port.get("protocol", "TCP") == "TCP"
     }
+    if wrong := [number for number in numbers.values() if not is_port(str(number))]:
+        raise UnusableSliceError(f"EndpointSlice {name} has the port {wrong[0]}")
     if PORT_NAME in numbers:
         return numbers[PORT_NAME]
     if len(numbers) == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import stat
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cache
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from millstream_server.runtime.settings.declare import SettingsError, variable
+
+_MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +48,7 @@ def read_file(path: Path, known: KnownKeys) -> dict[str, FileValue]:
     """
     import yaml  # noqa: PLC0415 - a process without a settings file needs none
 
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise SettingsError(f"--config {path}: the file can't be read: {reason}") from error
+    text = _text(path)
     reader = _Reader(path, known)
     try:
         loader = _loader()(text)
@@ -61,7 +60,28 @@ def read_file(path: Path, known: KnownKeys) -> dict[str, FileValue]:
             loader.dispose()
     except yaml.YAMLError as error:
         raise SettingsError(f"--config {path}: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise SettingsError(f"--config {path}: too many levels of sections or lists") from error
     return reader.found
+
+
+def _text(path: Path) -> str:
+    """Return the file's text.
+
+    A pipe is refused: the file is read twice, and the second time a pipe has nothing more.
+    """
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            reason = "it is not a regular file"
+        elif found.st_size > _MAX_BYTES:
+            reason = f"it has {found.st_size} bytes, and {_MAX_BYTES} are the most"
+        else:
+            return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise SettingsError(f"--config {path}: the file can't be read: {reason}") from error
+    raise SettingsError(f"--config {path}: the file can't be read: {reason}")
 
 
 @dataclass(slots=True)
@@ -126,12 +146,23 @@ def _loader() -> type[Any]:
     """Make PyYAML's safe loader with the types of YAML 1.2, and no key twice.
 
     PyYAML's own are of YAML 1.1, where `no` is false, `1:30` is 90 and `1e+09` is text; Helm writes
-    the last for large whole numbers.
+    the last for large whole numbers. Aliases are refused, since a few lines of them can stand for
+    any amount of memory, and tags, since no setting needs one.
     """
     import yaml  # noqa: PLC0415
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML is untyped
         yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            event = self.peek_event()
+            if isinstance(event, yaml.AliasEvent):
+                why = f"*{event.anchor}: aliases can't be used here; write the value again"
+            elif event.tag is not None:
+                why = f"the tag {event.tag} can't be used here; text is put in quotes"
+            else:
+                return super().compose_node(parent, index)
+            raise yaml.composer.ComposerError(None, None, why, event.start_mark)
 
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:  # noqa: FBT001, FBT002
             seen: set[Any] = set()
@@ -158,6 +189,6 @@ def _loader() -> type[Any]:
 _TYPES = (
     ("bool", "true|True|TRUE|false|False|FALSE", "tTfF"),
     ("null", "~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("int", "[-+]?(?:0|[1-9][0-9]*)", "-+0123456789"),
+    ("int", "[-+]?(?:0|[1-9][0-9]{0,30})", "-+0123456789"),
     ("float", r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?", "-+0123456789."),
 )

@@ -84,7 +84,12 @@ def _choose(text: str, kind: Any, chosen: list[str], source: str) -> Any:
 
 def _entries(value: Any, source: str, *, pairs: bool) -> tuple[str, ...]:
     if pairs and isinstance(value, dict):
-        value = [name if each in (None, "") else f"{name}={each}" for name, each in value.items()]
+        for name, each in value.items():
+            if "=" in name or not isinstance(each, str | NoneType):
+                raise SettingsError(
+                    f"{source}: {name}: {_told(each)} is not a name without '=', and a text"
+                )
+        value = [f"{name}={each}" if each else name for name, each in value.items()]
     if not (isinstance(value, list) and all(isinstance(each, str) for each in value)):
         wanted = "a list of texts" + (", or a mapping of names to texts" if pairs else "")
         raise SettingsError(f"{source}: {_told(value)} is not {wanted}")

@@ -2,8 +2,8 @@
 {{- define "millstream.pods" -}}
 podSelector:
   matchLabels:
-    app.kubernetes.io/name: {{ include "millstream.name" .root }}
-    app.kubernetes.io/instance: {{ .root.Release.Name }}
+    app.kubernetes.io/name: {{ include "millstream.name" .root | quote }}
+    app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
     {{- with .labels }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -19,7 +19,7 @@ apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata:
   name: {{ include "millstream.fit" (list .root (printf "net-%s" .name)) }}
-  namespace: {{ .root.Release.Namespace }}
+  namespace: {{ .root.Release.Namespace | quote }}
   labels:
     {{- include "millstream.labels" .root | nindent 4 }}
 spec:
