@@ -82,12 +82,7 @@ class _Asked:
     async def text(self, *, chats: bool, disaggregated: bool) -> str:
         before = _roles(self._model)
         answer = await self._answer(chats=chats)
-        tokens = answer.usage.completion_tokens
-        reason = generation_pb2.FinishReason.Name(answer.finish_reason)
-        if not answer.complete or not tokens:
-            raise CheckFailedError(
-                f"an answer of {tokens} tokens, {reason}", "see the worker's log"
-            )
+        tokens = _tokens(answer)
         way = await self._way(before, disaggregated=disaggregated)
         return f"{'chat' if chats else 'complete'}: {tokens} tokens{way}"
 
