@@ -59,10 +59,7 @@ def _debian(package: str, version: str) -> Tool:
 def _without_annotations(folder: Path) -> None:
     """Take grpc-java's `@Generated` out: javax.annotation isn't in today's JDK nor in jakarta's."""
     for path in folder.rglob("*Grpc.java"):
-        text = path.read_text()
-        path.write_text(
-            re.sub(r"@javax\.annotation\.Generated\(.*?\)\n", "", text, flags=re.DOTALL)
-        )
+        path.write_text(_GENERATED.sub("", path.read_text()))
 
 
 def _buf(language: str) -> Callable[[Path], None]:

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.deploy.test_network_policy import merged
 from tests.support.deploy_tools import (
     APIS,
     CHART,
@@ -18,6 +17,7 @@ from tests.support.deploy_tools import (
     Helm,
     Manifest,
     RenderError,
+    merged,
     objects,
 )
 from tests.support.promql import analyse

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from millstream.v1 import processor_pb2
-from tests.deploy.test_network_policy import merged
-from tests.support.deploy_tools import Helm, Manifest, RenderError, objects
+from tests.support.deploy_tools import Helm, Manifest, RenderError, merged, objects
 
 Render = Callable[..., list[Manifest]]
 ON: dict[str, Any] = {

@@ -9,15 +9,15 @@ import re
 import subprocess
 import tomllib
 import venv
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pip
 import pytest
 
 from tests.support.deploy_tools import ROOT, Manifest, tool
 from tests.support.fake_wheels import make_wheel
+from tests.support.kube_rules import workloads
 
 IMAGES = ROOT / "deploy" / "images"
 DOCKERFILE = (IMAGES / "Dockerfile").read_text(encoding="utf-8")
@@ -184,7 +184,7 @@ def test_a_package_of_the_image_that_breaks_is_named(image: SglangImage) -> None
 
 
 def test_the_chart_runs_what_is_in_the_images(render: Callable[..., list[Manifest]]) -> None:
-    pods = [pod for manifest in render("all") for pod in _pods(manifest)]
+    pods = [template["spec"] for _, template in workloads(render("all"))]
     containers = [c for pod in pods for c in [*pod.get("initContainers", ()), *pod["containers"]]]
     targets = {re.split("[/-]", c["image"].partition(":")[0])[-1] for c in containers}
     assert targets == {"processor", "worker"}
@@ -196,13 +196,3 @@ def test_the_chart_runs_what_is_in_the_images(render: Callable[..., list[Manifes
             assert importlib.util.find_spec(f"{words[1]}.__main__"), words
         else:
             assert program == "millstream"
-
-
-def _pods(manifest: Manifest) -> Iterator[dict[str, Any]]:
-    """Find the specs of pods, at any depth: Deployments, jobs, groups of several nodes."""
-    for value in manifest.values():
-        if isinstance(value, dict):
-            if "containers" in value:
-                yield value
-            else:
-                yield from _pods(value)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.deploy_tools import NAMESPACE, Helm, Manifest, RenderError, objects
+from tests.support.deploy_tools import NAMESPACE, Helm, Manifest, RenderError, merged, objects
 from tests.support.network_policies import End, allowed
 
 Render = Callable[..., list[Manifest]]
@@ -206,16 +206,6 @@ def test_what_a_setting_needs_is_allowed_to_its_role_alone(
         policies = objects(manifests, "NetworkPolicy")
         may = {role(end) for end in pods(manifests) if allowed(policies, end, other, port)}
         assert may == expected
-
-
-def merged(one: Any, other: Any) -> Any:
-    """Lay ``other`` over ``one``, key by key."""
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return other
-    return {
-        key: merged(one[key], other[key]) if key in one and key in other else {**one, **other}[key]
-        for key in [*one, *other]
-    }
 
 
 @pytest.mark.parametrize(

@@ -142,3 +142,13 @@ def values_files() -> list[str]:
 def objects(manifests: Sequence[Manifest], kind: str) -> list[Manifest]:
     """Pick the objects of a kind."""
     return [manifest for manifest in manifests if manifest["kind"] == kind]
+
+
+def merged(one: Any, other: Any) -> Any:
+    """Lay ``other`` over ``one``, key by key."""
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return other
+    return {
+        key: merged(one[key], other[key]) if key in one and key in other else {**one, **other}[key]
+        for key in [*one, *other]
+    }

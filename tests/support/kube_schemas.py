@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 from referencing import Registry, Resource
 
-from tests.deploy.crd_schemas import SCHEMAS as CRD_SCHEMAS
+from tests.support.crd_schemas import SCHEMAS as CRD_SCHEMAS
 from tests.support.deploy_tools import SCHEMAS, Manifest
 
 

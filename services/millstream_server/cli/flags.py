@@ -85,6 +85,17 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_timeout(parser: argparse.ArgumentParser, default_s: float, what: str) -> None:
+    """Add the flag that bounds each call; ``what`` is bounded."""
+    parser.add_argument(
+        "--timeout-s",
+        type=positive_seconds,
+        default=default_s,
+        metavar="SECONDS",
+        help=f"{what} (default: %(default)s)",
+    )
+
+
 def positive_seconds(text: str) -> float:
     """Parse a flag's number of seconds.
 

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from millstream_server.cli.connection import Destination, add_tls, explain_tls, read_tls
-from millstream_server.cli.flags import Commands, add_server, command, positive_seconds
+from millstream_server.cli.flags import Commands, add_server, add_timeout, command
 
 if TYPE_CHECKING:
     import grpc
@@ -40,13 +40,7 @@ def add_health(commands: Commands) -> None:
     parser.add_argument(
         "--service", default="", metavar="NAME", help="health name (default: the whole server)"
     )
-    parser.add_argument(
-        "--timeout-s",
-        type=positive_seconds,
-        default=5.0,
-        metavar="SECONDS",
-        help="longest time until the reply (default: %(default)s)",
-    )
+    add_timeout(parser, 5.0, "longest time until the reply")
 
 
 def run(args: argparse.Namespace) -> int:

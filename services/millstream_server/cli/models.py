@@ -8,19 +8,11 @@ import asyncio
 from rich import box
 from rich.table import Table
 
-from millstream.v1 import media_pb2, processor_pb2, worker_pb2
+from millstream.v1 import media_pb2, processor_pb2
 from millstream_client import Client
 from millstream_server.cli.client import call_processor
 from millstream_server.cli.console import open_console
-
-_ROLES = {
-    worker_pb2.WORKER_ROLE_AGGREGATED: "aggregated",
-    worker_pb2.WORKER_ROLE_PREFILL: "prefill",
-    worker_pb2.WORKER_ROLE_DECODE: "decode",
-    worker_pb2.WORKER_ROLE_ENCODE: "encode",
-    worker_pb2.WORKER_ROLE_DIFFUSION: "diffusion",
-    worker_pb2.WORKER_ROLE_EMBEDDING: "embedding",
-}
+from millstream_server.cli.roles import role_name
 
 _TASKS = {
     processor_pb2.MODEL_TASK_CHAT: "chat",
@@ -41,9 +33,7 @@ def run(args: argparse.Namespace) -> int:
 async def _list(client: Client) -> int:
     table = Table("model", "ready", "does", "context", "takes", "workers", box=box.SIMPLE_HEAD)
     for model in await client.models():
-        workers = ", ".join(
-            f"{pool.connected} {_ROLES.get(pool.role, 'unknown')}" for pool in model.workers
-        )
+        workers = ", ".join(f"{pool.connected} {role_name(pool.role)}" for pool in model.workers)
         table.add_row(
             model.name,
             "yes" if model.ready else "no, lacks workers",

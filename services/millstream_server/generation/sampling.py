@@ -123,12 +123,3 @@ KNOBS: tuple[Knob, ...] = tuple(
     for f in dataclasses.fields(Sampling)
     if "check" in f.metadata
 )
-
-
-def set_knobs(sampling: Sampling) -> dict[str, Any]:
-    """Return the knobs whose values aren't neutral, by name."""
-    return {
-        knob.name: value
-        for knob in KNOBS
-        if (value := getattr(sampling, knob.name)) != knob.neutral
-    }

@@ -8,6 +8,7 @@ FetchError          with a sentence for people
 from __future__ import annotations
 
 import errno
+import os
 
 
 class FetchError(Exception):
@@ -31,11 +32,11 @@ def disk_error(error: OSError, directory: object) -> FetchError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return RefusedError(
             f"{directory} is full ({error.strerror}). Give it more space; the next attempt keeps "
-            "the files that are complete."
+            "the files that are complete"
         )
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return RefusedError(
-            f"can't write to {directory} ({error.strerror}). The directory must be writable for "
-            "this user; in Kubernetes set fsGroup in the pod's securityContext."
+            f"can't write to {directory} ({error.strerror}). It must be writable for user "
+            f"{os.getuid()}; in Kubernetes set fsGroup in the pod's securityContext"
         )
     return FailedError(f"can't write to {directory}: {error.strerror or error}")

@@ -16,7 +16,6 @@ PARTS = ".cache/s3"
 """Where files are until they are complete."""
 _BLOCK = 2**20
 _CONNECTIONS = 32
-_HTTP_ERRORS = 400
 _NOT_SATISFIABLE = 416
 _CHANGED = 412
 

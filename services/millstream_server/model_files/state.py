@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from millstream_server.model_files.errors import RefusedError
 from millstream_server.runtime.settings import SettingsError
 
 COMPLETE = ".millstream-complete"
@@ -134,16 +133,9 @@ def locked(directory: Path, on_wait: Callable[[], None]) -> Iterator[bool]:
     then load everything twice, but each file appears complete or not at all.
 
     Raises:
-        RefusedError: the directory isn't writable.
+        OSError: the directory isn't writable.
     """
-    try:
-        file: IO[str] = (directory / LOCK).open("a")
-    except OSError as error:
-        raise RefusedError(
-            f"can't write to {directory} ({error.strerror}). It must be writable for user "
-            f"{os.getuid()}; in Kubernetes set fsGroup in the pod's securityContext"
-        ) from error
-    with file:
+    with (directory / LOCK).open("a") as file:
         yield _lock(file, on_wait)
 
 

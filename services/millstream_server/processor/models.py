@@ -134,7 +134,7 @@ class Models:
                 self._router.connected(name),
                 self._modalities(name),
                 self._tasks.now(name) if self._router.ready(name) else frozenset(),
-                self._router.pool(name).infos,
+                self._router.task_workers(name).infos,
             )
             for name in self.names
         ]

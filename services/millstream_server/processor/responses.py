@@ -6,7 +6,7 @@ gRPC libraries refuse messages above 4 MiB unless told otherwise, so no response
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -26,6 +26,10 @@ _PART_BYTES = 2 << 20
 """A group of entries ends at this size; one entry is far smaller than the rest up to the limit."""
 _CONVERTED_AT_ONCE = 1024
 """Most logprobs converted without giving other RPCs a turn."""
+
+
+Started: TypeAlias = processor_pb2.TurnStarted | None
+"""Of a turn's first message; None in the others."""
 
 
 class ResponsePart(NamedTuple):

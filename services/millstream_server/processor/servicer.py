@@ -56,20 +56,12 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                         )
                         continue
                     generation = await core.answer(conversation, turn, rpc_caller)
-                    started: processor_pb2.TurnStarted | None
-                    started = responses.started_to_proto(generation)
+                    started: responses.Started = responses.started_to_proto(generation)
                     try:
                         while not generation.complete:
                             deltas = await generation.deltas()
                             for part in responses.parts_to_proto(deltas, generation):
-                                yield processor_pb2.ChatResponse(
-                                    turn=conversation.number,
-                                    started=started,
-                                    choices=part.choices,
-                                    prompt_logprobs=part.prompt_logprobs,
-                                    finished=part.finished,
-                                    draining=_DRAINING if conversation.take_notice() else None,
-                                )
+                                yield _response(conversation, part, started)
                                 started = None
                     finally:
                         core.end(generation)
@@ -85,7 +77,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         with core.call():
             completion = convert.completion_from_proto(request)
             generation = await core.complete(completion, _caller(call))
-            started: processor_pb2.TurnStarted | None = responses.started_to_proto(generation)
+            started: responses.Started = responses.started_to_proto(generation)
             try:
                 while not generation.complete:
                     deltas = await generation.deltas()
@@ -153,6 +145,20 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         """List the served models."""
         models = [model_to_proto(model) for model in self._core.models.status()]
         return processor_pb2.ListModelsResponse(models=models)
+
+
+def _response(
+    conversation: Conversation, part: responses.ResponsePart, started: responses.Started
+) -> processor_pb2.ChatResponse:
+    """Make a message of a turn; a drain that the client doesn't know of yet is told with it."""
+    return processor_pb2.ChatResponse(
+        turn=conversation.number,
+        started=started,
+        choices=part.choices,
+        prompt_logprobs=part.prompt_logprobs,
+        finished=part.finished,
+        draining=_DRAINING if conversation.take_notice() else None,
+    )
 
 
 def _caller(call: Call) -> Caller:

@@ -12,8 +12,8 @@ from millstream_server.routing.handoff import AlwaysHandOff, HandoffDecider
 from millstream_server.routing.model_workers import ModelWorkers, no_worker, workers_of
 from millstream_server.routing.plan import Plan, PlannedEncoding, PlannedLeg
 from millstream_server.routing.policy import Policy
-from millstream_server.routing.pool import Pool, known, pool_of
 from millstream_server.routing.request import RoutingRequest
+from millstream_server.routing.task_workers import TaskWorkers, known, task_workers_of
 from millstream_server.routing.tasks import Task, tasks_of
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import WorkerLostError
@@ -42,7 +42,7 @@ class Router:
         self._views: list[WorkerView] = []
         self._models: dict[str, ModelWorkers] = {}
         """Cache, emptied when a worker is added, removed or changed."""
-        self._pools: dict[str, Pool] = {}
+        self._task_workers: dict[str, TaskWorkers] = {}
         """Likewise."""
         self._policies: dict[str, dict[Role, Policy]] = {}
         """By model and role; kept when workers change."""
@@ -64,7 +64,7 @@ class Router:
     def changed(self) -> None:
         """Recompute: a view's description changed."""
         self._models.clear()
-        self._pools.clear()
+        self._task_workers.clear()
         self._plans.clear()
         for callback in self._watchers:
             callback()
@@ -82,23 +82,25 @@ class Router:
         found = {of.role: len(of.views) for of in roles if of.views}
         if workers.encoders and not workers.encodes_for_itself:
             found[Role.ENCODE] = len(workers.encoders)
-        return found | self.pool(model).connected
+        return found | self.task_workers(model).connected
 
     def tasks(self, model: str) -> frozenset[Task]:
         """Return what a model's workers do; workers that accept no requests now count too."""
         found = [known(view) for view in self._views]
         return frozenset().union(*(tasks_of(d) for d in found if d and d.model == model))
 
-    def pool(self, model: str) -> Pool:
+    def task_workers(self, model: str) -> TaskWorkers:
         """Return a model's workers for images, videos, vectors and scores."""
-        pool = self._pools.get(model)
-        if pool is None:
-            pool = self._pools[model] = pool_of(model, self._views, self._policies_of(model))
-        return pool
+        found = self._task_workers.get(model)
+        if found is None:
+            found = self._task_workers[model] = task_workers_of(
+                model, self._views, self._policies_of(model)
+            )
+        return found
 
     def ready(self, model: str) -> bool:
         """Return whether there is a worker of every role that a request needs."""
-        return self._of(model).ready or bool(self.pool(model).views)
+        return self._of(model).ready or bool(self.task_workers(model).views)
 
     def runs_in(self, model: str, role: Role) -> bool:
         """Return whether whole requests for a model run on workers of ``role``."""
@@ -111,7 +113,7 @@ class Router:
         A draining worker counts with the requests it still runs, since those use no capacity of the
         others. Cancelled requests there don't count, even if the worker never ends them.
         """
-        return self._of(model).capacity + self.pool(model).capacity
+        return self._of(model).capacity + self.task_workers(model).capacity
 
     def limits(self, model: str) -> GeneratorInfo | None:
         """Return the engine limits for a model's requests; None without workers."""

@@ -57,34 +57,18 @@ async def run(settings: ModelSettings, follower: Follower, role: Role, service: 
     """
     names = {"millstream.role": role.value, "millstream.model": settings.served_name}
     process = Service(settings, f"millstream-{role.value}", names)
-    server = process.prepare(
-        ServicePlan(
-            services=(service,),
-            health_only=True,
-            max_receive_bytes=1 << 20,
-            load=None,
-            open_work=dict,
-            auth=AuthPolicy(peers=peers_policy(settings)),
-        )
-    )
-    loading = server.conditions.own(LOADING, holds=True)
+    loading = process.prepare(_plan(settings, service)).conditions.own(LOADING, holds=True)
     ended: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    async def load() -> bool:
-        log.phase("loading the model")
-        await follower.start(lambda why: None if ended.done() else ended.set_result(why))
-        return True
-
     try:
         await process.listen()
         signals = Signals()
-        if not await signals.unless(load()):
+        if not await signals.unless(_load(follower, ended)):
             log.info("stopped before the model was loaded")
             return DRAINED
         loading.clear()
         log.phase("serving", role=role.value, model=settings.served_name)
-        wait = settings.propagation_s + settings.drain_s + _LEADER_CLOSES_S
-        return await _until_end(process, signals, ended, wait)
+        wait_s = settings.propagation_s + settings.drain_s + _LEADER_CLOSES_S
+        return await _until_end(process, signals, ended, wait_s)
     except ServingError as error:
         log.error("start failed", reason=error.message, error=error)
         return FAILED
@@ -93,6 +77,24 @@ async def run(settings: ModelSettings, follower: Follower, role: Role, service: 
             await follower.close()
         finally:
             await process.close()
+
+
+def _plan(settings: ModelSettings, service: str) -> ServicePlan:
+    return ServicePlan(
+        services=(service,),
+        health_only=True,
+        max_receive_bytes=1 << 20,
+        load=None,
+        open_work=dict,
+        auth=AuthPolicy(peers=peers_policy(settings)),
+    )
+
+
+async def _load(follower: Follower, ended: asyncio.Future[str]) -> bool:
+    """Load the part; ``ended`` gets the reason if the engine ends later."""
+    log.phase("loading the model")
+    await follower.start(lambda why: None if ended.done() else ended.set_result(why))
+    return True
 
 
 async def _until_end(

@@ -7,7 +7,13 @@ import asyncio
 import sys
 
 from millstream_server.cli.connection import KEY_VARIABLE, add_connection, read_connection
-from millstream_server.cli.flags import Commands, add_server, command, positive_seconds
+from millstream_server.cli.flags import (
+    Commands,
+    add_server,
+    add_timeout,
+    command,
+    positive_seconds,
+)
 
 _WRONG_USAGE = 2
 _NOTES = f"""\
@@ -39,13 +45,7 @@ def add_check(commands: Commands) -> None:
         metavar="SECONDS",
         help="wait so long for the server and its models (default: not at all)",
     )
-    parser.add_argument(
-        "--timeout-s",
-        type=positive_seconds,
-        default=60.0,
-        metavar="SECONDS",
-        help="longest time for each request (default: %(default)s)",
-    )
+    add_timeout(parser, 60.0, "longest time for each request")
     parser.add_argument(
         "--model",
         action="append",

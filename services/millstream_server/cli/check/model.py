@@ -8,28 +8,18 @@ from millstream.v1 import generation_pb2, media_pb2, processor_pb2, worker_pb2
 from millstream_client import Answer, Client, GeneratedMedia
 from millstream_server.cli.check.picture import small_png
 from millstream_server.cli.check.report import CheckFailedError
+from millstream_server.cli.roles import role_name, role_order
 
 _TOKENS = 8
 _STEPS = 2
 _QUESTION = "Say hello."
-_ROLES = {
-    worker_pb2.WORKER_ROLE_AGGREGATED: "aggregated",
-    worker_pb2.WORKER_ROLE_PREFILL: "prefill",
-    worker_pb2.WORKER_ROLE_DECODE: "decode",
-    worker_pb2.WORKER_ROLE_ENCODE: "encode",
-    worker_pb2.WORKER_ROLE_DIFFUSION: "diffusion",
-    worker_pb2.WORKER_ROLE_EMBEDDING: "embedding",
-}
 _PREFILL, _DECODE = worker_pb2.WORKER_ROLE_PREFILL, worker_pb2.WORKER_ROLE_DECODE
 
 
 def connected(model: processor_pb2.ServedModel) -> str:
     """Return how many workers of each role are connected, in words."""
-    order = {role: place for place, role in enumerate(_ROLES)}
-    pools = sorted(model.workers, key=lambda pool: order.get(pool.role, len(order)))
-    counts = [
-        f"{pool.connected} {_ROLES.get(pool.role, 'unknown')}" for pool in pools if pool.connected
-    ]
+    pools = sorted(model.workers, key=lambda pool: role_order(pool.role))
+    counts = [f"{pool.connected} {role_name(pool.role)}" for pool in pools if pool.connected]
     return ", ".join(counts) or "no workers"
 
 
@@ -82,12 +72,7 @@ class _Asked:
     async def text(self, *, chats: bool, disaggregated: bool) -> str:
         before = _roles(self._model)
         answer = await self._answer(chats=chats)
-        tokens = answer.usage.completion_tokens
-        reason = generation_pb2.FinishReason.Name(answer.finish_reason)
-        if not answer.complete or not tokens:
-            raise CheckFailedError(
-                f"an answer of {tokens} tokens, {reason}", "see the worker's log"
-            )
+        tokens = _tokens(answer)
         way = await self._way(before, disaggregated=disaggregated)
         return f"{'chat' if chats else 'complete'}: {tokens} tokens{way}"
 
@@ -205,4 +190,4 @@ def _roles(model: processor_pb2.ServedModel) -> frozenset[int]:
 
 
 def _words(roles: Iterable[int]) -> str:
-    return " and ".join(sorted(_ROLES.get(role, "unknown") for role in roles)) or "no"  # type: ignore[call-overload]
+    return " and ".join(sorted(map(role_name, roles))) or "no"

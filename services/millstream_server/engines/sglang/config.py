@@ -144,10 +144,7 @@ def _managed_arguments(config: SglangEngineConfig) -> dict[str, object]:
         "disaggregation_mode": _DISAGGREGATION_MODES[config.role],
         "enable_metrics": config.metrics,
     }
-    if config.nodes > 1:
-        arguments["nnodes"] = config.nodes
-        arguments["node_rank"] = config.node_rank
-        arguments["dist_init_addr"] = config.leader_address
+    arguments.update(_nodes(config))
     if config.served_model_name:
         arguments["served_model_name"] = config.served_model_name
     if config.otlp_endpoint:
@@ -173,6 +170,16 @@ def _managed_arguments(config: SglangEngineConfig) -> dict[str, object]:
         # The default, a pinned host pool, calls the CUDA runtime.
         arguments["disaggregation_decode_retraction_backup"] = "cpu_tensor"
     return arguments
+
+
+def _nodes(config: SglangEngineConfig) -> dict[str, object]:
+    if config.nodes == 1:
+        return {}
+    return {
+        "nnodes": config.nodes,
+        "node_rank": config.node_rank,
+        "dist_init_addr": config.leader_address,
+    }
 
 
 def _limits(config: SglangEngineConfig) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millstream_server.runtime.settings import EngineArguments, SettingsError, setting
+from millstream_server.runtime.settings.addresses import is_host_port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +43,7 @@ class NodeSettings:
             )
         if self.nodes == 1:
             return
-        host, _, port = self.leader_address.rpartition(":")
-        if not (host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        if not is_host_port(self.leader_address):
             raise SettingsError(
                 f"--nodes {self.nodes} needs --leader-address HOST:PORT, the same for all of them; "
                 f"it is {self.leader_address!r}"

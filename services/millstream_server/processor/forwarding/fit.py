@@ -11,7 +11,8 @@ from millstream_server.runtime.errors import InvalidRequestError
 class Fit:
     """Checks one request against workers' infos; equal infos once.
 
-    It is the filter of `routing.pool.Pool.pick`, also for workers that connect later.
+    It is the filter of `TaskWorkers.pick` (`routing.task_workers`), also for workers that connect
+    later.
     """
 
     def __init__(self, check: Callable[[EngineInfo], object]) -> None:

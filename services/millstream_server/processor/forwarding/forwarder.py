@@ -98,7 +98,7 @@ class Forwarder:
         }
 
     def _outstanding(self, name: str) -> Callable[[], int]:
-        return lambda: self.parts.router.pool(name).outstanding
+        return lambda: self.parts.router.task_workers(name).outstanding
 
     @contextlib.contextmanager
     def request(self, task: Task, request: Forwardable, nbytes: int) -> Iterator[Forwarded]:
@@ -115,7 +115,7 @@ class Forwarder:
         try:
             with telemetry, _deadline(request), self.parts.held.hold(nbytes):
                 name = self.parts.models.name_of(request.model, task)
-                engines = self.parts.router.pool(name).engines(task)
+                engines = self.parts.router.task_workers(name).engines(task)
                 telemetry.known(name, engines[0].engine, request_id)
                 forwarded = Forwarded(self, telemetry, task, request, name)
                 try:
@@ -168,7 +168,7 @@ class Forwarded:
         Raises:
             NoWorkerError: there is none.
         """
-        return self._parts.router.pool(self.name).engines(self._task)
+        return self._parts.router.task_workers(self.name).engines(self._task)
 
     async def admit(self, *, tokens: int = 0, tell: Tell | None = None) -> None:
         """Wait until the request may run; ``tell`` gets its positions in the queue.
@@ -198,7 +198,7 @@ class Forwarded:
             NoWorkerError: there is none.
         """
         routed = RoutingRequest(model=self.name, priority=self._request.priority)
-        return self._parts.router.pool(self.name).pick(routed, self._task, fit)
+        return self._parts.router.task_workers(self.name).pick(routed, self._task, fit)
 
     def leg(self, address: str) -> TraceContext:
         """Begin the request at a worker; return the trace context for it."""

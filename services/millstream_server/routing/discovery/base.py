@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 from millstream_server.runtime.settings import SettingsError
+from millstream_server.runtime.settings.addresses import is_host_port
 from millstream_server.runtime.telemetry.log import Log
 
 _JITTER = 0.2
 """Share by which intervals vary, so that Processors don't query all at the same time."""
-_MAX_PORT = 65535
 
 Addresses = frozenset[str]
 
@@ -56,15 +56,9 @@ def checked_address(address: str, where: str = "") -> str:
     Raises:
         SettingsError: it is not; ``where`` begins the sentence.
     """
-    host, _, port = address.rpartition(":")
-    if not host or not is_port(port):
+    if not is_host_port(address):
         raise SettingsError(f"--workers: {where}{address!r} is not HOST:PORT")
     return address
-
-
-def is_port(text: str) -> bool:
-    """Return whether ``text`` is a port's number."""
-    return text.isascii() and text.isdigit() and 1 <= int(text) <= _MAX_PORT
 
 
 def join(host: str, port: int) -> str:

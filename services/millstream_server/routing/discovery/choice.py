@@ -6,13 +6,14 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from millstream_server.routing.discovery.base import Discovery, checked_address, is_port
+from millstream_server.routing.discovery.base import Discovery, checked_address
 from millstream_server.routing.discovery.dns import DnsDiscovery
 from millstream_server.routing.discovery.file import FileDiscovery
 from millstream_server.routing.discovery.kubernetes import KubernetesDiscovery
 from millstream_server.routing.discovery.merged import MergedDiscovery
 from millstream_server.routing.discovery.static import StaticDiscovery
 from millstream_server.runtime.settings import SettingsError
+from millstream_server.runtime.settings.addresses import is_port
 
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _KUBERNETES_NAME = re.compile(rf"(?:(?P<namespace>{_LABEL})/)?(?P<service>{_LABEL})")

@@ -16,8 +16,6 @@ DRAINING = "draining"
 """The process is shutting down; never cleared."""
 STUCK = "stuck"
 """The engine makes no progress."""
-PAUSED = "paused"
-"""An operator has paused the process."""
 NO_WORKERS = "no workers"
 """Processor only: a model has no worker of a role that it needs."""
 

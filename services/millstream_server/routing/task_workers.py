@@ -34,7 +34,7 @@ def _runs_whole(view: WorkerView) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class TaskWorkers:
     """A model's workers of these kinds; made again when one is added, removed or changed."""
 
     views: Sequence[WorkerView]
@@ -99,14 +99,16 @@ class Pool:
         return [v for v in self.views if v.description and task in tasks_of(v.description)]
 
 
-def pool_of(model: str, views: Iterable[WorkerView], policies: Mapping[Role, Policy]) -> Pool:
+def task_workers_of(
+    model: str, views: Iterable[WorkerView], policies: Mapping[Role, Policy]
+) -> TaskWorkers:
     """Collect a model's workers."""
     of_model = [
         view
         for view in sorted(views, key=lambda view: view.address)
         if _runs_whole(view) and (description := known(view)) and description.model == model
     ]
-    return Pool(
+    return TaskWorkers(
         views=[view for view in of_model if view.description],
         leaving=[view for view in of_model if not view.description],
         policies=policies,

@@ -1,6 +1,6 @@
-"""Write tests/deploy/crd_schemas.json: what the fields of others' custom resources may be.
+"""Write tests/support/crd_schemas.json: what the fields of others' custom resources may be.
 
-    python -m tests.deploy.crd_schemas FILE...
+    python -m tests.support.crd_schemas FILE...
 
 The files are the CustomResourceDefinitions as these projects publish them, all under the Apache
 licence 2.0; of each the newest version that is served is taken, without texts and status:

@@ -74,7 +74,7 @@ def _lose(router: Router, lost: WorkerView) -> None:
 
 
 def _pick(router: Router, task: Task = Task.GENERATE_IMAGE, least_steps: int = 0) -> str:
-    return router.pool("m").pick(
+    return router.task_workers("m").pick(
         REQUEST, task, lambda engine: getattr(engine, "max_steps", 0) >= least_steps
     )[0]
 
@@ -101,7 +101,7 @@ def test_they_generate_no_text_and_those_that_do_make_no_images() -> None:
     router = _router(view("a:1"))
     assert router.capacity("m") == 4
     with pytest.raises(NoWorkerError):
-        router.pool("m").engines(Task.GENERATE_IMAGE)
+        router.task_workers("m").engines(Task.GENERATE_IMAGE)
 
 
 def test_the_least_loaded_that_is_able_is_picked() -> None:
@@ -113,7 +113,7 @@ def test_the_least_loaded_that_is_able_is_picked() -> None:
     assert _pick(router, least_steps=5) == "b:1"
     idle.load = load(1, queued=4)
     assert _pick(router, least_steps=5) == "a:1"
-    assert router.pool("m").outstanding == 2 + 5
+    assert router.task_workers("m").outstanding == 2 + 5
     with pytest.raises(NoWorkerError):
         _pick(router, least_steps=50)
 
