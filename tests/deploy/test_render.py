@@ -52,10 +52,8 @@ def test_both_helms_render_the_same(name: str, helm3: Helm, helm4: Helm) -> None
 def test_kubernetes_knows_every_field_of_the_examples(
     version: str, render: Render, kube_validate: Callable[[Sequence[Manifest], str], None]
 ) -> None:
-    # Before 1.33 there are no image volumes, and the chart refuses them: see test_chart_checks.
-    sets = ("models.z-image.uri=hf://org/name",) if version < "1.33" else ()
     for name in VALUES:
-        kube_validate(render(name, sets=sets, kubernetes=version), version)
+        kube_validate(render(name, kubernetes=version), version)
 
 
 # The other two ask for a LeaderWorkerSet: refused there, see test_refusals.
