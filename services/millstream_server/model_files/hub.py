@@ -119,7 +119,7 @@ class Hub:
         if status is None:
             return None
         hint = "; HF_TOKEN has higher limits" if status == _TOO_MANY else ""
-        return FailedError(f"{self._endpoint} answers {status} for {self._uri}{hint}")
+        return FailedError(f"{self._endpoint} replies {status} for {self._uri}{hint}")
 
 
 _NOT_ALLOWED = (401, 403)

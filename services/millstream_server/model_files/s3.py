@@ -118,9 +118,9 @@ class S3:
                 f"{uri}: there are no credentials. Set AWS_ACCESS_KEY_ID and "
                 "AWS_SECRET_ACCESS_KEY, or give the pod a role"
             )
-        answer = getattr(error, "response", {})
-        status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        code = answer.get("Error", {}).get("Code", "")
+        reply = getattr(error, "response", {})
+        status = reply.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        code = reply.get("Error", {}).get("Code", "")
         if status in (_CHANGED, _NOT_SATISFIABLE):
             return FailedError(f"{uri} was changed while it was downloaded ({code})")
         if code == "NoSuchBucket":
