@@ -188,7 +188,7 @@ class Conversation:
             if await self._write(call, turn.request()):
                 return call
             notice = isinstance(await _result(self._ahead), processor_pb2.ChatResponse)
-            if not notice and await _failed(call):
+            if not notice and await _refused(call):
                 return call  # the server has refused the turn already: reading raises the error
             # The stream ended before the turn: open a new one.
             self._ahead = None
@@ -230,6 +230,10 @@ async def _result(reading: asyncio.Future[Any]) -> Any:
     return None if reading.cancelled() or reading.exception() else reading.result()
 
 
-async def _failed(call: Any) -> bool:
-    """Return whether the stream has ended with an error."""
-    return call.done() and await call.code() is not grpc.StatusCode.OK
+async def _refused(call: Any) -> bool:
+    """Return whether the server has ended the stream because of what was sent.
+
+    After UNAVAILABLE it hasn't: it stopped, or the connection broke, while the stream was idle.
+    """
+    ended_idle = (grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE)
+    return call.done() and await call.code() not in ended_idle
