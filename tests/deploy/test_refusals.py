@@ -73,6 +73,11 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("volumes of storage class ssd need one", model(uri="s3://b/l", storageClass="ssd")),
     ("there is nothing to download from", model(uri="pvc://c/l", download="job")),
     ("models.llama.revision is for hf:// URIs; remove it", model(uri="s3://b/l", revision="v1")),
+    # ---- sections of which all lines are comments: Helm takes the defaults away too
+    ("missing property 'networkPolicy'", {**decode(), "networkPolicy": None}),
+    ("missing property 'security'", {**decode(), "security": None}),
+    ("'/security': missing property 'tls'", {**decode(), "security": {"tls": None}}),
+    ("'/poolDefaults': missing property 'gpu'", {**decode(), "poolDefaults": {"gpu": None}}),
     ("models.llama has two revisions, v1 and the", model(uri="hf://o/l@main", revision="v1")),
     (
         "/models/llama/uri': 'pvc://a}, evil: {b' does not match pattern",
