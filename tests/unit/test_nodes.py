@@ -59,6 +59,12 @@ def test_settings_that_do_not_fit(settings: dict[str, Any], sentence: str) -> No
         NodeSettings(**settings).check(read_as(tp_size=3))
 
 
+@pytest.mark.parametrize("sizes", [{"tp_size": 0}, {"tp_size": -2, "pp_size": -1}])
+def test_nothing_can_not_be_shared(sizes: dict[str, int]) -> None:
+    with pytest.raises(SettingsError, match="can't share evenly; give -- --tp-size"):
+        NodeSettings(nodes=2, leader_address=_LEADER).check(read_as(**sizes))
+
+
 @pytest.mark.parametrize("cls", [WorkerSettings, EmbeddingSettings])
 @pytest.mark.parametrize(
     ("flags", "sentence"),

@@ -50,7 +50,7 @@ class NodeSettings:
             )
         sizes = {name: arguments.values.get(name, 1) for name in ("tp_size", "pp_size")}
         parts = sizes["tp_size"] * sizes["pp_size"]
-        if parts % self.nodes:
+        if min(sizes.values()) < 1 or parts % self.nodes:
             raise SettingsError(
                 f"--nodes {self.nodes}: SGLang's tp_size x pp_size is {parts}, which {self.nodes} "
                 f"processes can't share evenly; give -- --tp-size {self.nodes * max(1, parts)}"
