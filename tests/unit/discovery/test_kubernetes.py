@@ -212,6 +212,7 @@ async def test_any_other_refusal_is_repeated_in_the_servers_words(
         "<html>a proxy's page</html>",
         "[]",
         "{}",
+        "[" * 100_000,
         '{"metadata": {"resourceVersion": "1"}, "items": [7]}',
         '{"metadata": {"resourceVersion": "1"}, "items": [{"metadata": {}, "endpoints": 7}]}',
     ],
@@ -239,6 +240,7 @@ async def test_a_list_that_is_none_keeps_the_workers(
     "line",
     [
         "garbage\n",
+        "[" * 100_000 + "\n",
         "[1]\n",
         '{"type": "MODIFIED"}\n',
         '{"type": "MODIFIED", "object": {"metadata": {"resourceVersion": "7"}, "endpoints": 5}}\n',

@@ -233,7 +233,7 @@ class SlicesApi:
             ) from error
         except (aiohttp.ClientError, OSError) as error:
             raise ApiError(f"no connection to the API server {self._host}: {error}") from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ApiError(
                 f"the API server {self._host} sent something else than EndpointSlices: {error!r}"
             ) from error
