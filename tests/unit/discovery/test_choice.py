@@ -24,6 +24,8 @@ from millstream_server.runtime.settings import SettingsError
         (["a:1", ":2"], "':2' is not HOST:PORT"),
         (["a:0"], "'a:0' is not HOST:PORT"),
         (["a:65536"], "'a:65536' is not HOST:PORT"),
+        (["http://a:1"], "'http://a:1' is not HOST:PORT"),
+        (["::1:1"], "'::1:1' is not HOST:PORT"),
         (["dns:workers"], "'dns:workers' is not dns:NAME:PORT"),
         (["dns:workers:x"], "'dns:workers:x' is not dns:NAME:PORT"),
         (["dns:///workers:1"], "is not dns:NAME:PORT"),

@@ -51,7 +51,7 @@ class Failures:
 
 
 def checked_address(address: str, where: str = "") -> str:
-    """Return ``address`` if it is HOST:PORT.
+    """Return ``address`` if it is HOST:PORT, where an IPv6 address has brackets.
 
     Raises:
         SettingsError: it is not; ``where`` begins the sentence.
