@@ -26,6 +26,8 @@ from millstream_server.runtime.settings import SettingsError
         (["a:65536"], "'a:65536' is not HOST:PORT"),
         (["http://a:1"], "'http://a:1' is not HOST:PORT"),
         (["::1:1"], "'::1:1' is not HOST:PORT"),
+        (["a b:1"], "'a b:1' is not HOST:PORT"),
+        (["a:" + "1" * 5000], "is not HOST:PORT"),
         (["dns:workers"], "'dns:workers' is not dns:NAME:PORT"),
         (["dns:workers:x"], "'dns:workers:x' is not dns:NAME:PORT"),
         (["dns:///workers:1"], "is not dns:NAME:PORT"),
@@ -57,10 +59,10 @@ async def test_entries_of_all_kinds_are_merged(tmp_path: Path) -> None:
     path = tmp_path / "workers"
     path.write_text("b:2")
     # A host may have the name of a kind.
-    entries = ["a:1", f"file:{path}", "dns:localhost:7", "dns:7", "a:1", "k8s:8"]
+    entries = ["a:1", "[::1]:3", f"file:{path}", "dns:localhost:7", "dns:7", "a:1", "k8s:8"]
     watch = make_discovery(entries).watch()
     found = await asyncio.wait_for(anext(watch), 5)
-    while not found >= {"a:1", "b:2", "dns:7", "k8s:8", "127.0.0.1:7"}:
+    while not found >= {"a:1", "[::1]:3", "b:2", "dns:7", "k8s:8", "127.0.0.1:7"}:
         found = await asyncio.wait_for(anext(watch), 5)
     await watch.aclose()  # type: ignore[attr-defined]
 
