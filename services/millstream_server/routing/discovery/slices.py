@@ -6,7 +6,8 @@ import ipaddress
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from millstream_server.routing.discovery.base import Addresses, is_port, join
+from millstream_server.routing.discovery.base import Addresses, join
+from millstream_server.runtime.settings.addresses import is_port
 
 PORT_NAME = "grpc"
 _FAMILIES = ("IPv4", "IPv6")
