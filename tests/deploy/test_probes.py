@@ -14,7 +14,14 @@ from millstream_client import NO_RETRY, AnswerStream, Client, OverloadedError, T
 from millstream_server.runtime.lifecycle.signals import CUT_OFF
 from tests.support.cluster.cluster import Cluster
 from tests.support.cluster.pod import Pod, probe
-from tests.support.cluster.suite import MODEL, STEP_S, cluster, live_values, until_answered
+from tests.support.cluster.suite import (
+    MODEL,
+    ONE_EACH,
+    STEP_S,
+    cluster,
+    live_values,
+    until_answered,
+)
 from tests.support.deploy_tools import NAMESPACE, RELEASE, Manifest
 from tests.support.simulated_suite import ALPHABET
 from tests.support.waiting import until
@@ -23,11 +30,6 @@ pytestmark = pytest.mark.timeout(120)
 
 Render = Callable[..., list[Manifest]]
 PROBES = ("startup", "readiness", "liveness")
-ONE_EACH = {
-    "processor": {"replicas": 1},
-    "prefill": {"pools": {"main": {"replicas": 1}}},
-    "decode": {"pools": {"main": {"replicas": 1}}},
-}
 
 
 def decode(settings: dict[str, Any], **pool: Any) -> dict[str, Any]:

@@ -144,11 +144,11 @@ def objects(manifests: Sequence[Manifest], kind: str) -> list[Manifest]:
     return [manifest for manifest in manifests if manifest["kind"] == kind]
 
 
-def merged(one: Any, other: Any) -> Any:
-    """Lay ``other`` over ``one``, key by key."""
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return other
-    return {
-        key: merged(one[key], other[key]) if key in one and key in other else {**one, **other}[key]
-        for key in [*one, *other]
-    }
+def merged(*values: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge values as Helm does: later ones win, mappings are merged."""
+    found: dict[str, Any] = {}
+    for one in values:
+        for key, value in one.items():
+            both = isinstance(value, Mapping) and isinstance(found.get(key), Mapping)
+            found[key] = merged(found[key], value) if both else value
+    return found

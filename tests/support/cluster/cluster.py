@@ -92,19 +92,8 @@ class Deployment:
             pod.delete()
 
     def _create(self) -> None:
-        number = next(self.cluster.counter)
-        name = f"{self.name}-{self.revision}-{number}"
-        folder = self.cluster.folder / name
-        folder.mkdir()
-        container = Container(
-            pod_name=name,
-            template=self.manifest["spec"]["template"],
-            objects=self.cluster.objects,
-            folder=folder,
-            ip=pod_address(),
-            workers=self.cluster.workers_file,
-            models=self.cluster.models,
-        )
+        name = f"{self.name}-{self.revision}-{next(self.cluster.counter)}"
+        container = self.cluster.container(name, self.manifest["spec"]["template"])
         pod = Pod(container, self.revision, self.cluster.changed.set)
         self.pods.append(pod)
         self.cluster.lives.append(self.cluster.tasks.create_task(self._lead(pod)))
@@ -152,6 +141,20 @@ class Cluster:
             found.manifest = manifest
         self._publish()
         self.changed.set()
+
+    def container(self, name: str, template: Manifest) -> Container:
+        """Make the container of a pod, with an address; it isn't started."""
+        folder = self.folder / name
+        folder.mkdir()
+        return Container(
+            pod_name=name,
+            template=template,
+            objects=self.objects,
+            folder=folder,
+            ip=pod_address(),
+            workers=self.workers_file,
+            models=self.models,
+        )
 
     def pods(self, component: str) -> list[Pod]:
         """List the pods of a role that run, terminating ones too."""

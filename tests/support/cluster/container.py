@@ -7,6 +7,7 @@ can have the same ports, and a container's files are below a folder of its own.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import os
 import re
@@ -109,6 +110,18 @@ class Container:
             self.process = forked.start(
                 "services", command[2], command[3:], (nothing, log, log), self._environment()
             )
+
+    async def run(self, *command: str | Path) -> tuple[int, str]:
+        """Mount, and run a command in the container's place; returns exit code and output."""
+        self._mount()
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env=self._environment(),
+        )
+        printed, _ = await process.communicate()
+        return await process.wait(), printed.decode()
 
     def _mount(self) -> None:
         volumes = {volume["name"]: volume for volume in self.template["spec"].get("volumes", ())}

@@ -12,7 +12,7 @@ import yaml
 from millstream_client import Client
 from tests.conftest import ALPHABET_TEMPLATE
 from tests.support.cluster.cluster import Cluster, running_cluster
-from tests.support.deploy_tools import CHART, NAMESPACE, RELEASE
+from tests.support.deploy_tools import CHART, NAMESPACE, RELEASE, merged
 from tests.support.models import byte_level_model
 
 MODEL = "llama"
@@ -38,6 +38,13 @@ _SHORT: Mapping[str, Any] = {
 }
 """Values over those of an example: the engine, and the times of a cluster in a hurry."""
 
+ONE_EACH: Mapping[str, Any] = {
+    "processor": {"replicas": 1},
+    "prefill": {"pools": {"main": {"replicas": 1}}},
+    "decode": {"pools": {"main": {"replicas": 1}}},
+}
+"""A pod of each role."""
+
 
 def live_values(*more: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of values-pd.yaml for simulated engines, and ``more`` over them."""
@@ -46,16 +53,6 @@ def live_values(*more: Mapping[str, Any]) -> dict[str, Any]:
         for pool in values[role]["pools"].values():
             pool.pop("engineArgs", None)  # SGLang's own
     return merged(values, _SHORT, *more)
-
-
-def merged(*values: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge values as Helm does: later ones win, mappings are merged."""
-    found: dict[str, Any] = {}
-    for one in values:
-        for key, value in one.items():
-            both = isinstance(value, Mapping) and isinstance(found.get(key), Mapping)
-            found[key] = merged(found[key], value) if both else value
-    return found
 
 
 @contextlib.asynccontextmanager
