@@ -1,0 +1,53 @@
+"""What `helm install` prints: commands that fit the release."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+import yaml
+
+from millstream_server.cli.main import make_parser
+from tests.support.deploy_tools import CHART, Helm
+
+PLAIN: tuple[str, ...] = ()
+SECURED = (
+    "security.tls.enabled=true",
+    "security.tls.existingSecret=certificates",
+    "security.apiKeys.enabled=true",
+)
+
+
+def _install(helm: Helm, sets: tuple[str, ...]) -> tuple[str, list[dict[str, object]]]:
+    """Return the notes and the objects of an install as a trial."""
+    example = str(CHART / "values-pd.yaml")
+    flags = [flag for each in sets for flag in ("--set", each)]
+    printed = helm.run(
+        "install", "rel", str(CHART), "--values", example, *flags, "--dry-run=client"
+    )
+    manifest, notes = printed.partition("MANIFEST:")[2].split("NOTES:")
+    return notes, [each for each in yaml.safe_load_all(manifest) if each]
+
+
+@pytest.mark.parametrize("sets", [PLAIN, SECURED], ids=["plain", "secured"])
+def test_the_notes_name_what_the_release_has(helm4: Helm, sets: tuple[str, ...]) -> None:
+    notes, objects = _install(helm4, sets)
+    names = {(o["kind"], o["metadata"]["name"]): o for o in objects}  # type: ignore[index]
+    for service in re.findall(r"svc/(\S+)", notes):
+        assert ("Service", service) in names
+    for name, key in re.findall(r"get secret (\S+) -o jsonpath='\{.data.([^}]+)\}'", notes):
+        if name != "certificates":
+            assert key in names["Secret", name]["data"]  # type: ignore[operator]
+    for headless, namespace in re.findall(r"dns:///([a-z-]+)\.(\w+)\.svc", notes):
+        assert names["Service", headless]["spec"]["clusterIP"] == "None"  # type: ignore[index]
+        assert namespace == "default"
+
+
+@pytest.mark.parametrize("sets", [PLAIN, SECURED], ids=["plain", "secured"])
+def test_the_chat_command_is_one_that_there_is(helm4: Helm, sets: tuple[str, ...]) -> None:
+    notes, _ = _install(helm4, sets)
+    (line,) = re.findall(r"millstream (chat .*)", notes)
+    parsed = make_parser().parse_args(shlex.split(line))
+    assert parsed.address == "localhost:50051"
+    assert bool(parsed.tls_ca_file) is bool(sets)
