@@ -172,7 +172,9 @@ class Request:
             if failed.code is not grpc.StatusCode.UNAVAILABLE:
                 return True
             try:
-                await asyncio.wait_for(self._connection.ready(), self._attempts.wait_s())
+                # Not `wait_for`: Python 3.11's loses a cancel that comes with the time-out.
+                async with asyncio.timeout(self._attempts.wait_s()):
+                    await self._connection.ready()
             except TimeoutError:
                 return False
             return True

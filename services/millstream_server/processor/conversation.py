@@ -204,7 +204,9 @@ class Conversation:
             await self._changed.wait()
             return
         try:
-            await asyncio.wait_for(self._changed.wait(), _HALF_CLOSE_S)
+            # Not `wait_for`: Python 3.11's loses a cancel that comes with the time-out.
+            async with asyncio.timeout(_HALF_CLOSE_S):
+                await self._changed.wait()
         except TimeoutError:
             raise _shutting_down() from None
 

@@ -198,8 +198,10 @@ class Cluster:
                 deployment.reconcile()
             self.changed.clear()
             # Also without a change: a pod becomes available by time alone.
+            # Not `wait_for`: Python 3.11's loses a cancel that comes with the time-out.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self.changed.wait(), 0.1)
+                async with asyncio.timeout(0.1):
+                    await self.changed.wait()
             asyncio.get_running_loop().call_later(PROPAGATION_S, self._publish)
 
     async def rolled_out(self, within_s: float = 60.0) -> None:

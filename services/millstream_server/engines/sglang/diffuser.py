@@ -212,8 +212,10 @@ class SglangDiffuser:
                 )
             answer = _only(result)
             if answer.error is None and run.done:
+                # Not `wait_for`: Python 3.11's loses a cancel that comes with the time-out.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(run.stepped.wait(), _REPORT_TIMEOUT_S)
+                    async with asyncio.timeout(_REPORT_TIMEOUT_S):
+                        await run.stepped.wait()
         except asyncio.CancelledError:
             run.on_step = _ignore
             await _to_the_end(self._stop(run, {result, lost}))
