@@ -2,7 +2,7 @@
 
 Each language has a buf template beside this file, generators of a fixed version, and a folder that
 holds generated files only. The check generates into a temporary folder and compares. A language
-whose generators aren't here is skipped with the reason, unless MILLSTREAM_CLIENTS=required (in CI).
+whose generators aren't here is skipped with the reason, unless MILLSTREAM_TOOLCHAINS=required (in CI).
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="compare, change nothing")
     parser.add_argument("languages", nargs="*", help=", ".join(LANGUAGES))
     options = parser.parse_args(arguments)
-    must_run = not options.check or os.environ.get("MILLSTREAM_CLIENTS") == "required"
+    must_run = not options.check or os.environ.get("MILLSTREAM_TOOLCHAINS") == "required"
     failed = False
     for name in options.languages or LANGUAGES:
         if why := LANGUAGES[name].missing():
