@@ -2,7 +2,8 @@
 
 Each language has a buf template beside this file, generators of a fixed version, and a folder that
 holds generated files only. The check generates into a temporary folder and compares. A language
-whose generators aren't here is skipped with the reason, unless MILLSTREAM_TOOLCHAINS=required (in CI).
+whose generators aren't here is skipped with the reason; with MILLSTREAM_TOOLCHAINS=required, as in
+CI, that fails.
 """
 
 from __future__ import annotations
