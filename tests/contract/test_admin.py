@@ -99,7 +99,7 @@ async def test_the_status_says_what_the_process_is_and_does() -> None:
         assert status.pid == os.getpid()
         assert abs(status.start_time.ToNanoseconds() / 1e9 - time.time()) < 5
         assert 0 < status.uptime.ToNanoseconds() / 1e9 < 5
-        assert dict(status.health) == {"": False, PUBLIC: True, "liveness": True}
+        assert dict(status.health) == {"": False, PUBLIC: True, "liveness": True, "accepting": True}
         assert list(status.health_conditions) == ["loading", "paused"]
         assert dict(status.open_work) == {"requests": 3}
         work["requests"] = 2
