@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,11 +34,16 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
     "diffusion": DiffusionSettings,
 }
 REST_OF_SHUTDOWN_S = 10
+_OF_ENGINES = ("engine_args", "nodes")
 
 
 def load(pool: RenderedPool, folder: Path) -> Any:
-    """Read a pool's file as its service does; a setting that it doesn't have ends the test."""
-    config = dict(pool.config)
+    """Read a pool's file as its service does; a setting that it doesn't have ends the test.
+
+    Without the engine's arguments, and `nodes`, which goes with them: their check would import
+    SGLang into this process, and change its environment.
+    """
+    config = {key: value for key, value in pool.config.items() if key not in _OF_ENGINES}
     cls = SETTINGS[pool.role]
     if pool.role == "diffusion" and config["kind"] == "text":
         cls = TextDiffusionSettings
@@ -67,6 +74,29 @@ def test_services_read_their_files(name: str, render: Render, tmp_path: Path) ->
         assert read.health_listen == (f"0.0.0.0:{ports['health']}" if "health" in ports else "")
         if pool.role == "prefill":
             assert read.common.bootstrap_port == ports["bootstrap"]
+
+
+def test_sglang_knows_the_engines_arguments(render: Render, tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {}
+    for name in values_files():
+        for pool in rendered_pools(render(name)):
+            if pool.role in ("prefill", "decode", "embedding"):
+                arguments |= pool.config.get("engine_args", {})
+    assert "tp_size" in arguments
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({"engine_args": arguments}), encoding="utf-8")
+    command = [
+        sys.executable,
+        "-m",
+        "millstream_server.decode",
+        "--config",
+        str(file),
+        "--print-config",
+    ]
+    read = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert read.returncode == 0, read.stderr
+    printed = yaml.safe_load(read.stdout)["engine_args"]
+    assert printed == arguments
 
 
 @pytest.mark.parametrize(

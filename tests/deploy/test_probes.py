@@ -172,7 +172,10 @@ async def test_the_grace_period_has_room_for_the_longest_drain(
             # 10 s are for the clean-up of what was cut off; that is what is left.
             assert pod.end.took_s < spec["terminationGracePeriodSeconds"] - 1
         ends = {pod.name.split("-")[2]: pod.end.code for pod in pods if pod.end}
-        assert ends == {"processor": CUT_OFF, "prefill": 0, "decode": CUT_OFF}
+        assert ends["prefill"] == 0
+        # Both have the same time. Whoever is first cuts the request off; the other has none left.
+        assert CUT_OFF in (ends["processor"], ends["decode"])
+        assert {ends["processor"], ends["decode"]} <= {0, CUT_OFF}
 
 
 @pytest.mark.parametrize("processor_probes_use_tls", [False, True])

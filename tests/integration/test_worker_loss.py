@@ -245,6 +245,8 @@ async def test_sigterm_of_the_processor_finishes_what_runs(suite: Suite) -> None
 
         await until(refused)
         await _all_complete(conversations)
+        assert await between_turns.read()
+        assert between_turns.draining
         with pytest.raises(grpc.aio.AioRpcError) as ended:
             await between_turns.read()
         assert failure(ended.value).reason == "UNAVAILABLE"

@@ -125,6 +125,8 @@ class Conversation:
     def __init__(self, stub: Any, **call: Any) -> None:
         self.call: Any = stub.Chat(**call)
         self.answers: list[Answer] = []
+        self.draining = False
+        """A notice came between two turns."""
 
     async def say(self, *requests: processor_pb2.ChatRequest) -> None:
         for request in requests:
@@ -136,6 +138,11 @@ class Conversation:
             response = await self.call.read()
         if response is EOF:
             return False
+        if response == processor_pb2.ChatResponse(
+            turn=len(self.answers), draining=processor_pb2.ServerDraining()
+        ):
+            self.draining = True
+            return True
         if not self.answers or response.turn != self.answers[-1].turn:
             assert response.turn == len(self.answers) + 1
             assert not self.answers or self.answers[-1].finished is not None

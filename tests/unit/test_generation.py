@@ -172,7 +172,7 @@ async def test_what_came_before_an_error_is_given_out_first(text_model: TextMode
 
 @pytest.mark.parametrize(
     ("top", "most"),
-    [(None, 16_384), (0, 1_024), (20, 1_024)],
+    [(None, 16_384), (0, 256), (20, 256)],
     ids=["ids", "logprobs", "and top 20"],
 )
 async def test_a_backlog_comes_in_messages_that_a_client_takes(
