@@ -255,3 +255,27 @@ async def test_calls_of_another_ability_lie_on_the_same_link() -> None:
         link.retire()
         await asyncio.wait_for(living, 5)
         assert calls.closed
+
+
+class BreakingCalls(InfoCalls):
+    """Calls whose connection breaks when told to finish."""
+
+    async def run(self) -> None:
+        await super().run()
+        raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_link_that_breaks_while_it_is_closed_ends(turns: int) -> None:
+    """Whatever comes first: up to Python 3.12 a TaskGroup can lose the cancel."""
+    async with serving(PlayedWorker()) as address:
+        link = WorkerLink(address, BreakingCalls, lambda: None)
+        living = asyncio.ensure_future(link.run())
+        await until(lambda: link.view.description is not None)
+        link.require().finish()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        link.close()
+        living.cancel()
+        await asyncio.wait([living], timeout=5)
+        assert living.done()

@@ -65,6 +65,8 @@ class Fleet:
 
     async def close(self) -> None:
         """Disconnect; requests still open fail."""
+        for link in self._links.values():
+            link.close()
         if self._task:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -101,6 +101,7 @@ class WorkerLink(Generic[C]):
         """The calls on the current connection."""
         self.status = WorkerStatus(self.view, on_change)
         self._make_calls = make_calls
+        self._closed = False
         self._tls = tls
         self._tracing = tracing
 
@@ -118,7 +119,7 @@ class WorkerLink(Generic[C]):
             ) as channel:
                 while not (self._tls and self._tls.changed()):
                     await self._connect(channel)
-                    if self.status.retired:
+                    if self.status.retired or self._closed:
                         return
                     await asyncio.sleep(_RETRY_S)
 
@@ -135,6 +136,14 @@ class WorkerLink(Generic[C]):
     def retire(self) -> None:
         """Accept no new requests; `run` returns once the open ones have ended."""
         self._leave(WorkerCondition.RETIRED)
+
+    def close(self) -> None:
+        """Connect no more; called before `run` is cancelled.
+
+        Up to Python 3.12 a TaskGroup loses a cancel that comes while it handles a failure, such as
+        that of a worker that stops at the same time.
+        """
+        self._closed = True
 
     def _leave(self, condition: WorkerCondition) -> None:
         self.status.set(condition)
