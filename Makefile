@@ -39,7 +39,7 @@ $(DEPLOY_READY): requirements/deploy.lock requirements/deploy-files.in requireme
 up: setup ## start the whole suite here, on real SGLang with the demo model; ARGS=--multimodal: for pictures too
 	@$(BIN)/millstream up $(ARGS)
 
-test: setup setup-deploy ## all tests, real SGLang among them (some 19 minutes on two cores)
+test: setup setup-deploy ## all tests, real SGLang among them (some 25 minutes on two cores)
 	@$(BIN)/python -m pytest $(TESTS)
 
 test-vendor: setup ## show the vendors' bugs that we work around, and which are gone (a minute)
