@@ -3420,9 +3420,10 @@ export const ProcessorServiceService = {
    * After a turn has finished, `user_turn` or `tool_results` starts the next one, with all messages so
    * far as its context; sent earlier, they wait for the running turn. `cancel` stops the running turn,
    * which then finishes with FINISH_REASON_CANCELLED; what it has generated stays in the context.
-   * When the server shuts down, it sends `draining` at once. Turns received before still run; a client
-   * SHOULD close its side when they have finished, and go on in a new call, with its own context. One
-   * that doesn't close its side within a second gets UNAVAILABLE.
+   * When the server shuts down, it sends `draining`: at once between two turns, else with the running
+   * turn's next message. Turns received before still run; a client SHOULD close its side when they have
+   * finished, and go on in a new call, with its own context. One that doesn't close its side within a
+   * second gets UNAVAILABLE.
    * After the client closes its side, waiting turns still run, then the stream ends: one message and
    * a half-close make a single request.
    */
@@ -3488,9 +3489,10 @@ export interface ProcessorServiceServer extends UntypedServiceImplementation {
    * After a turn has finished, `user_turn` or `tool_results` starts the next one, with all messages so
    * far as its context; sent earlier, they wait for the running turn. `cancel` stops the running turn,
    * which then finishes with FINISH_REASON_CANCELLED; what it has generated stays in the context.
-   * When the server shuts down, it sends `draining` at once. Turns received before still run; a client
-   * SHOULD close its side when they have finished, and go on in a new call, with its own context. One
-   * that doesn't close its side within a second gets UNAVAILABLE.
+   * When the server shuts down, it sends `draining`: at once between two turns, else with the running
+   * turn's next message. Turns received before still run; a client SHOULD close its side when they have
+   * finished, and go on in a new call, with its own context. One that doesn't close its side within a
+   * second gets UNAVAILABLE.
    * After the client closes its side, waiting turns still run, then the stream ends: one message and
    * a half-close make a single request.
    */
@@ -3516,9 +3518,10 @@ export interface ProcessorServiceClient extends Client {
    * After a turn has finished, `user_turn` or `tool_results` starts the next one, with all messages so
    * far as its context; sent earlier, they wait for the running turn. `cancel` stops the running turn,
    * which then finishes with FINISH_REASON_CANCELLED; what it has generated stays in the context.
-   * When the server shuts down, it sends `draining` at once. Turns received before still run; a client
-   * SHOULD close its side when they have finished, and go on in a new call, with its own context. One
-   * that doesn't close its side within a second gets UNAVAILABLE.
+   * When the server shuts down, it sends `draining`: at once between two turns, else with the running
+   * turn's next message. Turns received before still run; a client SHOULD close its side when they have
+   * finished, and go on in a new call, with its own context. One that doesn't close its side within a
+   * second gets UNAVAILABLE.
    * After the client closes its side, waiting turns still run, then the stream ends: one message and
    * a half-close make a single request.
    */
