@@ -168,8 +168,10 @@ class Conversation:
 
     def take_notice(self) -> bool:
         """Return whether the client is to be told now that the server shuts down: once True."""
-        due, self._notice_due = self._notice_due, False
-        return due
+        if not self._notice_due:
+            return False
+        self._notice_due = False
+        return True
 
     async def next_turn(self) -> Turn | DrainNotice | None:
         """Wait for the next turn, and add its messages and options to the conversation.

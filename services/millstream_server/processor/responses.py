@@ -5,8 +5,8 @@ gRPC libraries refuse messages above 4 MiB unless told otherwise, so no response
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
@@ -32,12 +32,8 @@ Started: TypeAlias = processor_pb2.TurnStarted | None
 """Of a turn's first message; None in the others."""
 
 
-class ResponsePart(NamedTuple):
-    """The parts of one message."""
-
-    choices: Sequence[processor_pb2.ChoiceDelta] = ()
-    prompt_logprobs: Sequence[processor_pb2.TokenLogprob] = ()
-    finished: processor_pb2.TurnFinished | None = None
+Fields: TypeAlias = dict[str, Any]
+"""Fields of one ChatResponse or CompleteResponse: choices, prompt_logprobs, finished."""
 
 
 def check_size(response: Message, field: str) -> None:
@@ -75,25 +71,31 @@ def started_to_proto(generation: Generation) -> processor_pb2.TurnStarted:
     return processor_pb2.TurnStarted(request_id=request.request_id, model=request.model)
 
 
-def parts_to_proto(deltas: Sequence[Delta], generation: Generation) -> Iterator[ResponsePart]:
-    """Convert new output to one message's parts or, where they would be too large, to several."""
-    groups = _groups([_delta(delta, generation) for delta in deltas])
+def parts_to_proto(deltas: Sequence[Delta], generation: Generation) -> Iterable[Fields]:
+    """Convert new output to the fields of one message, or of several where it is too large."""
+    choices = [_delta(delta, generation) for delta in deltas]
+    if len(choices) == 1 and not generation.complete:
+        return ({"choices": choices},)  # nearly every message
+    return _parts(choices, generation)
+
+
+def _parts(choices: list[processor_pb2.ChoiceDelta], generation: Generation) -> Iterator[Fields]:
+    *others, last = _groups(choices)
+    for group in others:
+        yield {"choices": group}
     if not generation.complete:
-        yield from map(ResponsePart, groups)
+        yield {"choices": last}
         return
     logprobs = generation.prompt_logprobs()
-    if not logprobs:
-        *others, last = groups
-        yield from map(ResponsePart, others)
-        yield ResponsePart(last, finished=_finished(generation))
-        return
-    yield from map(ResponsePart, groups)
+    if logprobs:
+        yield {"choices": last}
+        last = []
+    text = generation.text_model
     for at in range(0, len(logprobs), _CONVERTED_AT_ONCE):
         entries = logprobs[at : at + _CONVERTED_AT_ONCE]
-        text = generation.text_model
-        for group in _groups([logprob_to_proto(entry, text) for entry in entries]):
-            yield ResponsePart(prompt_logprobs=group)
-    yield ResponsePart(finished=_finished(generation))
+        for part in _groups([logprob_to_proto(entry, text) for entry in entries]):
+            yield {"prompt_logprobs": part}
+    yield {"choices": last, "finished": _finished(generation)}
 
 
 def _delta(delta: Delta, generation: Generation) -> processor_pb2.ChoiceDelta:

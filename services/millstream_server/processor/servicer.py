@@ -82,12 +82,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                 while not generation.complete:
                     deltas = await generation.deltas()
                     for part in responses.parts_to_proto(deltas, generation):
-                        yield processor_pb2.CompleteResponse(
-                            started=started,
-                            choices=part.choices,
-                            prompt_logprobs=part.prompt_logprobs,
-                            finished=part.finished,
-                        )
+                        yield processor_pb2.CompleteResponse(started=started, **part)
                         started = None
             finally:
                 core.end(generation)
@@ -148,17 +143,13 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
 
 
 def _response(
-    conversation: Conversation, part: responses.ResponsePart, started: responses.Started
+    conversation: Conversation, part: responses.Fields, started: responses.Started
 ) -> processor_pb2.ChatResponse:
     """Make a message of a turn; a drain that the client doesn't know of yet is told with it."""
-    return processor_pb2.ChatResponse(
-        turn=conversation.number,
-        started=started,
-        choices=part.choices,
-        prompt_logprobs=part.prompt_logprobs,
-        finished=part.finished,
-        draining=_DRAINING if conversation.take_notice() else None,
-    )
+    response = processor_pb2.ChatResponse(turn=conversation.number, started=started, **part)
+    if conversation.take_notice():
+        response.draining.SetInParent()
+    return response
 
 
 def _caller(call: Call) -> Caller:
