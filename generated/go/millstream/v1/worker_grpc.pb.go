@@ -33,6 +33,15 @@ type WorkerServiceClient interface {
 	// every ten intervals even if it did not. The stream ends only with the worker or the caller; after
 	// a reconnect the first message is the full state again.
 	WatchLoad(ctx context.Context, in *WatchLoadRequest, opts ...grpc.CallOption) (WorkerService_WatchLoadClient, error)
+	// WatchKvEvents reports which KV blocks the worker's prefix cache holds, so that a caller can keep
+	// an equal set and send requests where their prompt is cached. kv_events.proto states the rules. Only
+	// for workers whose WorkerInfo.block_hashing is set; else it ends with INVALID_ARGUMENT and the
+	// reason UNSUPPORTED_FEATURE. Ends with UNAVAILABLE and RetryInfo until the model is loaded.
+	WatchKvEvents(ctx context.Context, in *WatchKvEventsRequest, opts ...grpc.CallOption) (WorkerService_WatchKvEventsClient, error)
+	// WatchLoadProgress reports how far the model is loaded: the current state at once, then each
+	// change, at most some per second. It is served before the worker is ready. It ends with OK after
+	// the message with the stage READY; if the model can't be loaded it ends with UNAVAILABLE.
+	WatchLoadProgress(ctx context.Context, in *WatchLoadProgressRequest, opts ...grpc.CallOption) (WorkerService_WatchLoadProgressClient, error)
 }
 
 type workerServiceClient struct {
@@ -116,6 +125,70 @@ func (x *workerServiceWatchLoadClient) Recv() (*WatchLoadResponse, error) {
 	return m, nil
 }
 
+func (c *workerServiceClient) WatchKvEvents(ctx context.Context, in *WatchKvEventsRequest, opts ...grpc.CallOption) (WorkerService_WatchKvEventsClient, error) {
+	stream, err := c.cc.NewStream(ctx, &_WorkerService_serviceDesc.Streams[2], "/millstream.v1.WorkerService/WatchKvEvents", opts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &workerServiceWatchKvEventsClient{stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+type WorkerService_WatchKvEventsClient interface {
+	Recv() (*WatchKvEventsResponse, error)
+	grpc.ClientStream
+}
+
+type workerServiceWatchKvEventsClient struct {
+	grpc.ClientStream
+}
+
+func (x *workerServiceWatchKvEventsClient) Recv() (*WatchKvEventsResponse, error) {
+	m := new(WatchKvEventsResponse)
+	if err := x.ClientStream.RecvMsg(m); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+func (c *workerServiceClient) WatchLoadProgress(ctx context.Context, in *WatchLoadProgressRequest, opts ...grpc.CallOption) (WorkerService_WatchLoadProgressClient, error) {
+	stream, err := c.cc.NewStream(ctx, &_WorkerService_serviceDesc.Streams[3], "/millstream.v1.WorkerService/WatchLoadProgress", opts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &workerServiceWatchLoadProgressClient{stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+type WorkerService_WatchLoadProgressClient interface {
+	Recv() (*WatchLoadProgressResponse, error)
+	grpc.ClientStream
+}
+
+type workerServiceWatchLoadProgressClient struct {
+	grpc.ClientStream
+}
+
+func (x *workerServiceWatchLoadProgressClient) Recv() (*WatchLoadProgressResponse, error) {
+	m := new(WatchLoadProgressResponse)
+	if err := x.ClientStream.RecvMsg(m); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
 // WorkerServiceServer is the server API for WorkerService service.
 // All implementations must embed UnimplementedWorkerServiceServer
 // for forward compatibility
@@ -136,6 +209,15 @@ type WorkerServiceServer interface {
 	// every ten intervals even if it did not. The stream ends only with the worker or the caller; after
 	// a reconnect the first message is the full state again.
 	WatchLoad(*WatchLoadRequest, WorkerService_WatchLoadServer) error
+	// WatchKvEvents reports which KV blocks the worker's prefix cache holds, so that a caller can keep
+	// an equal set and send requests where their prompt is cached. kv_events.proto states the rules. Only
+	// for workers whose WorkerInfo.block_hashing is set; else it ends with INVALID_ARGUMENT and the
+	// reason UNSUPPORTED_FEATURE. Ends with UNAVAILABLE and RetryInfo until the model is loaded.
+	WatchKvEvents(*WatchKvEventsRequest, WorkerService_WatchKvEventsServer) error
+	// WatchLoadProgress reports how far the model is loaded: the current state at once, then each
+	// change, at most some per second. It is served before the worker is ready. It ends with OK after
+	// the message with the stage READY; if the model can't be loaded it ends with UNAVAILABLE.
+	WatchLoadProgress(*WatchLoadProgressRequest, WorkerService_WatchLoadProgressServer) error
 	mustEmbedUnimplementedWorkerServiceServer()
 }
 
@@ -151,6 +233,12 @@ func (UnimplementedWorkerServiceServer) WatchWorkerInfo(*WatchWorkerInfoRequest,
 }
 func (UnimplementedWorkerServiceServer) WatchLoad(*WatchLoadRequest, WorkerService_WatchLoadServer) error {
 	return status.Errorf(codes.Unimplemented, "method WatchLoad not implemented")
+}
+func (UnimplementedWorkerServiceServer) WatchKvEvents(*WatchKvEventsRequest, WorkerService_WatchKvEventsServer) error {
+	return status.Errorf(codes.Unimplemented, "method WatchKvEvents not implemented")
+}
+func (UnimplementedWorkerServiceServer) WatchLoadProgress(*WatchLoadProgressRequest, WorkerService_WatchLoadProgressServer) error {
+	return status.Errorf(codes.Unimplemented, "method WatchLoadProgress not implemented")
 }
 func (UnimplementedWorkerServiceServer) mustEmbedUnimplementedWorkerServiceServer() {}
 
@@ -225,6 +313,48 @@ func (x *workerServiceWatchLoadServer) Send(m *WatchLoadResponse) error {
 	return x.ServerStream.SendMsg(m)
 }
 
+func _WorkerService_WatchKvEvents_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchKvEventsRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(WorkerServiceServer).WatchKvEvents(m, &workerServiceWatchKvEventsServer{stream})
+}
+
+type WorkerService_WatchKvEventsServer interface {
+	Send(*WatchKvEventsResponse) error
+	grpc.ServerStream
+}
+
+type workerServiceWatchKvEventsServer struct {
+	grpc.ServerStream
+}
+
+func (x *workerServiceWatchKvEventsServer) Send(m *WatchKvEventsResponse) error {
+	return x.ServerStream.SendMsg(m)
+}
+
+func _WorkerService_WatchLoadProgress_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchLoadProgressRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(WorkerServiceServer).WatchLoadProgress(m, &workerServiceWatchLoadProgressServer{stream})
+}
+
+type WorkerService_WatchLoadProgressServer interface {
+	Send(*WatchLoadProgressResponse) error
+	grpc.ServerStream
+}
+
+type workerServiceWatchLoadProgressServer struct {
+	grpc.ServerStream
+}
+
+func (x *workerServiceWatchLoadProgressServer) Send(m *WatchLoadProgressResponse) error {
+	return x.ServerStream.SendMsg(m)
+}
+
 var _WorkerService_serviceDesc = grpc.ServiceDesc{
 	ServiceName: "millstream.v1.WorkerService",
 	HandlerType: (*WorkerServiceServer)(nil),
@@ -243,6 +373,16 @@ var _WorkerService_serviceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "WatchLoad",
 			Handler:       _WorkerService_WatchLoad_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "WatchKvEvents",
+			Handler:       _WorkerService_WatchKvEvents_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "WatchLoadProgress",
+			Handler:       _WorkerService_WatchLoadProgress_Handler,
 			ServerStreams: true,
 		},
 	},

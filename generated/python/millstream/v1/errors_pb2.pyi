@@ -69,6 +69,24 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAVAILABLE: the server that an image's or a video's URL names did not deliver it; retry."""
     ERROR_REASON_STORAGE_FAILED: _ErrorReason.ValueType  # 19
     """UNAVAILABLE: the worker could not write an output to its storage; nothing is left there; retry."""
+    ERROR_REASON_WORKER_PAUSED: _ErrorReason.ValueType  # 20
+    """UNAVAILABLE: an operator has taken the worker out of service for a while; retry on another one."""
+    ERROR_REASON_ADAPTER_NOT_FOUND: _ErrorReason.ValueType  # 21
+    """NOT_FOUND: no worker of this model has loaded this LoRA adapter; the message names those there are.
+    UnloadLora: it isn't loaded.
+    """
+    ERROR_REASON_ADAPTER_EXISTS: _ErrorReason.ValueType  # 22
+    """ALREADY_EXISTS: an adapter with this name is loaded."""
+    ERROR_REASON_OPERATION_CONFLICT: _ErrorReason.ValueType  # 23
+    """FAILED_PRECONDITION: another operation runs on this engine, or what was asked contradicts its state;
+    the message says which.
+    """
+    ERROR_REASON_ENGINE_BUSY: _ErrorReason.ValueType  # 24
+    """FAILED_PRECONDITION: the engine must be idle for this, and requests are open."""
+    ERROR_REASON_INVALID_WEIGHTS: _ErrorReason.ValueType  # 25
+    """FAILED_PRECONDITION: the weights or the adapter don't fit to the model, or their files aren't complete;
+    the old ones serve on.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the stable, machine-readable cause of a failure. It travels as
@@ -120,6 +138,24 @@ ERROR_REASON_MEDIA_FETCH_FAILED: ErrorReason.ValueType  # 18
 """UNAVAILABLE: the server that an image's or a video's URL names did not deliver it; retry."""
 ERROR_REASON_STORAGE_FAILED: ErrorReason.ValueType  # 19
 """UNAVAILABLE: the worker could not write an output to its storage; nothing is left there; retry."""
+ERROR_REASON_WORKER_PAUSED: ErrorReason.ValueType  # 20
+"""UNAVAILABLE: an operator has taken the worker out of service for a while; retry on another one."""
+ERROR_REASON_ADAPTER_NOT_FOUND: ErrorReason.ValueType  # 21
+"""NOT_FOUND: no worker of this model has loaded this LoRA adapter; the message names those there are.
+UnloadLora: it isn't loaded.
+"""
+ERROR_REASON_ADAPTER_EXISTS: ErrorReason.ValueType  # 22
+"""ALREADY_EXISTS: an adapter with this name is loaded."""
+ERROR_REASON_OPERATION_CONFLICT: ErrorReason.ValueType  # 23
+"""FAILED_PRECONDITION: another operation runs on this engine, or what was asked contradicts its state;
+the message says which.
+"""
+ERROR_REASON_ENGINE_BUSY: ErrorReason.ValueType  # 24
+"""FAILED_PRECONDITION: the engine must be idle for this, and requests are open."""
+ERROR_REASON_INVALID_WEIGHTS: ErrorReason.ValueType  # 25
+"""FAILED_PRECONDITION: the weights or the adapter don't fit to the model, or their files aren't complete;
+the old ones serve on.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

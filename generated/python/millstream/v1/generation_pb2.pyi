@@ -146,6 +146,9 @@ class StartGeneration(_message.Message):
     TIMEOUT_FIELD_NUMBER: _builtins.int
     MEDIA_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    DP_RANK_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """Slot, below 1,048,576, not in use on this stream."""
     request_id: _builtins.str
@@ -154,6 +157,14 @@ class StartGeneration(_message.Message):
     """DiffusionService.GenerateText at a Processor: the model; may be left empty when only one such model
     is served. Workers ignore it.
     """
+    adapter: _builtins.str
+    """Name of the LoRA adapter, one of WorkerInfo.adapters; empty: the base model."""
+    dp_rank: _builtins.int
+    """The data-parallel rank that runs it, below WorkerInfo.dp_size; unset: the engine chooses. On a PREFILL
+    worker it MUST be the ticket's prefill_dp_rank.
+    """
+    cache_salt: _builtins.str
+    """Requests with different salts share no KV cache; at most 128 bytes. Empty: no salt."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt, at least one token, each below WorkerInfo.vocab_size."""
@@ -201,12 +212,17 @@ class StartGeneration(_message.Message):
         timeout: _duration_pb2.Duration | None = ...,
         media: _abc.Iterable[_media_pb2.MediaItem] | None = ...,
         model: _builtins.str = ...,
+        adapter: _builtins.str = ...,
+        dp_rank: _builtins.int | None = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "sampling", b"sampling", "ticket", b"ticket", "timeout", b"timeout", "trace", b"trace"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_dp_rank", b"_dp_rank", "dp_rank", b"dp_rank", "logprobs", b"logprobs", "sampling", b"sampling", "ticket", b"ticket", "timeout", b"timeout", "trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "media", b"media", "model", b"model", "request_id", b"request_id", "sampling", b"sampling", "slot", b"slot", "ticket", b"ticket", "timeout", b"timeout", "token_ids", b"token_ids", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_dp_rank", b"_dp_rank", "adapter", b"adapter", "cache_salt", b"cache_salt", "dp_rank", b"dp_rank", "logprobs", b"logprobs", "media", b"media", "model", b"model", "request_id", b"request_id", "sampling", b"sampling", "slot", b"slot", "ticket", b"ticket", "timeout", b"timeout", "token_ids", b"token_ids", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__dp_rank: _TypeAlias = _typing.Literal["dp_rank"]  # noqa: Y015
+    _WhichOneofArgType__dp_rank: _TypeAlias = _typing.Literal["_dp_rank", b"_dp_rank"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__dp_rank) -> _WhichOneofReturnType__dp_rank | None: ...
 
 Global___StartGeneration: _TypeAlias = StartGeneration  # noqa: Y015
 
@@ -349,12 +365,15 @@ class SlotFinish(_message.Message):
     MATCHED_TOKEN_ID_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """Slot that ended."""
     reason: Global___FinishReason.ValueType
     """Why."""
     matched_token_id: _builtins.int
     """The EOS or stop token that matched, if reason is STOP; it is the last of the slot's tokens."""
+    weight_version: _builtins.str
+    """Version of the weights that made it; empty: not known."""
     @_builtins.property
     def usage(self) -> _usage_pb2.GenerationUsage:
         """The request's token counts."""
@@ -371,10 +390,11 @@ class SlotFinish(_message.Message):
         matched_token_id: _builtins.int | None = ...,
         usage: _usage_pb2.GenerationUsage | None = ...,
         prompt_logprobs: Global___TokenLogprobs | None = ...,
+        weight_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "matched_token_id", b"matched_token_id", "prompt_logprobs", b"prompt_logprobs", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "matched_token_id", b"matched_token_id", "prompt_logprobs", b"prompt_logprobs", "reason", b"reason", "slot", b"slot", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "matched_token_id", b"matched_token_id", "prompt_logprobs", b"prompt_logprobs", "reason", b"reason", "slot", b"slot", "usage", b"usage", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__matched_token_id: _TypeAlias = _typing.Literal["matched_token_id"]  # noqa: Y015
     _WhichOneofArgType__matched_token_id: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id"]  # noqa: Y015

@@ -117,6 +117,9 @@ class GenerationOptions(_message.Message):
     RETURN_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     INCLUDE_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
+    ADAPTER_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    CACHE_SALT_FIELD_NUMBER: _builtins.int
     n: _builtins.int
     """Choices to generate from the same prompt, 1 to 16. Unset: 1. Only a choice of index 0 goes into a
     conversation's context. n x (prompt + max_new_tokens) is bounded by the server (4,194,304 unless
@@ -128,6 +131,19 @@ class GenerationOptions(_message.Message):
     """Also send special tokens as text. Unset: false."""
     priority: Global___RequestPriority.ValueType
     """The order in which requests wait for capacity. An unknown value is refused."""
+    adapter: _builtins.str
+    """Name of a LoRA adapter of the model, one of ServedModel.adapters; empty: the model itself. An unknown
+    one ends with NOT_FOUND (ADAPTER_NOT_FOUND).
+    """
+    session: _builtins.str
+    """Requests with the same session go to the same worker while it isn't clearly busier than others, so
+    that they find what they have in common in its KV cache; printable, at most 128 bytes. A
+    Chat's own turns stay together without it.
+    """
+    cache_salt: _builtins.str
+    """Requests with different salts share no KV cache, so that no caller can find out by the time it takes
+    what another one has sent; at most 128 bytes. Empty: shared with all requests without a salt.
+    """
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
         """How tokens are drawn. Unset knobs take the model's own defaults."""
@@ -161,10 +177,13 @@ class GenerationOptions(_message.Message):
         return_token_ids: _builtins.bool = ...,
         include_special_tokens: _builtins.bool = ...,
         priority: Global___RequestPriority.ValueType = ...,
+        adapter: _builtins.str = ...,
+        session: _builtins.str = ...,
+        cache_salt: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "logprobs", b"logprobs", "min_interval", b"min_interval", "n", b"n", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "include_special_tokens", b"include_special_tokens", "logprobs", b"logprobs", "min_interval", b"min_interval", "n", b"n", "priority", b"priority", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_n", b"_n", "adapter", b"adapter", "cache_salt", b"cache_salt", "include_special_tokens", b"include_special_tokens", "logprobs", b"logprobs", "min_interval", b"min_interval", "n", b"n", "priority", b"priority", "return_token_ids", b"return_token_ids", "sampling", b"sampling", "session", b"session", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
     _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
@@ -551,6 +570,9 @@ class TurnFinished(_message.Message):
 
     USAGE_FIELD_NUMBER: _builtins.int
     LONGEST_PACING_INTERVAL_FIELD_NUMBER: _builtins.int
+    WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    weight_version: _builtins.str
+    """Version of the weights that made the turn; empty: not known."""
     @_builtins.property
     def usage(self) -> _usage_pb2.GenerationUsage:
         """What the turn used, over all choices."""
@@ -566,10 +588,11 @@ class TurnFinished(_message.Message):
         *,
         usage: _usage_pb2.GenerationUsage | None = ...,
         longest_pacing_interval: _duration_pb2.Duration | None = ...,
+        weight_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["longest_pacing_interval", b"longest_pacing_interval", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["longest_pacing_interval", b"longest_pacing_interval", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["longest_pacing_interval", b"longest_pacing_interval", "usage", b"usage", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -894,6 +917,7 @@ class ServedModel(_message.Message):
     DIFFUSION_FIELD_NUMBER: _builtins.int
     EMBEDDING_FIELD_NUMBER: _builtins.int
     ABILITIES_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name to use in requests."""
     ready: _builtins.bool
@@ -926,6 +950,10 @@ class ServedModel(_message.Message):
     def abilities(self) -> _containers.RepeatedScalarFieldContainer[_worker_pb2.EngineAbility.ValueType]:
         """Models that generate text: the optional features that requests may use now."""
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """LoRA adapters that requests may name now: those that all roles of its workers have."""
+
     def __init__(
         self,
         *,
@@ -939,10 +967,11 @@ class ServedModel(_message.Message):
         diffusion: _worker_pb2.DiffusionModelInfo | None = ...,
         embedding: _worker_pb2.EmbeddingModelInfo | None = ...,
         abilities: _abc.Iterable[_worker_pb2.EngineAbility.ValueType] | None = ...,
+        adapters: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["diffusion", b"diffusion", "embedding", b"embedding"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "chat", b"chat", "context_length", b"context_length", "diffusion", b"diffusion", "embedding", b"embedding", "modalities", b"modalities", "name", b"name", "ready", b"ready", "tasks", b"tasks", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "adapters", b"adapters", "chat", b"chat", "context_length", b"context_length", "diffusion", b"diffusion", "embedding", b"embedding", "modalities", b"modalities", "name", b"name", "ready", b"ready", "tasks", b"tasks", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

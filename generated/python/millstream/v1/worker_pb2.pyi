@@ -9,6 +9,7 @@ from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from millstream.v1 import kv_events_pb2 as _kv_events_pb2
 from millstream.v1 import media_pb2 as _media_pb2
 import builtins as _builtins
 import sys
@@ -97,6 +98,42 @@ ENGINE_ABILITY_PROMPT_LOGPROBS: EngineAbility.ValueType  # 5
 """LogprobOptions.prompt."""
 Global___EngineAbility: _TypeAlias = EngineAbility  # noqa: Y015
 
+class _LoadStage:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LoadStageEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LoadStage.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LOAD_STAGE_UNSPECIFIED: _LoadStage.ValueType  # 0
+    """Not set; never sent."""
+    LOAD_STAGE_STARTING: _LoadStage.ValueType  # 1
+    """The engine's processes start."""
+    LOAD_STAGE_LOADING_WEIGHTS: _LoadStage.ValueType  # 2
+    """Weights are read."""
+    LOAD_STAGE_PREPARING: _LoadStage.ValueType  # 3
+    """Weights are read; the engine allocates its KV cache and prepares kernels."""
+    LOAD_STAGE_WARMING_UP: _LoadStage.ValueType  # 4
+    """The first request runs, as a check."""
+    LOAD_STAGE_READY: _LoadStage.ValueType  # 5
+    """The worker accepts requests."""
+
+class LoadStage(_LoadStage, metaclass=_LoadStageEnumTypeWrapper):
+    """LoadStage is a part of a worker's start."""
+
+LOAD_STAGE_UNSPECIFIED: LoadStage.ValueType  # 0
+"""Not set; never sent."""
+LOAD_STAGE_STARTING: LoadStage.ValueType  # 1
+"""The engine's processes start."""
+LOAD_STAGE_LOADING_WEIGHTS: LoadStage.ValueType  # 2
+"""Weights are read."""
+LOAD_STAGE_PREPARING: LoadStage.ValueType  # 3
+"""Weights are read; the engine allocates its KV cache and prepares kernels."""
+LOAD_STAGE_WARMING_UP: LoadStage.ValueType  # 4
+"""The first request runs, as a check."""
+LOAD_STAGE_READY: LoadStage.ValueType  # 5
+"""The worker accepts requests."""
+Global___LoadStage: _TypeAlias = LoadStage  # noqa: Y015
+
 @_typing.final
 class WorkerInfo(_message.Message):
     """WorkerInfo describes a worker. worker_id, role and model stay the same as long as the process runs;
@@ -127,6 +164,15 @@ class WorkerInfo(_message.Message):
     DIFFUSION_MODEL_FIELD_NUMBER: _builtins.int
     EMBEDDING_MODEL_FIELD_NUMBER: _builtins.int
     REFUSED_FIELDS_FIELD_NUMBER: _builtins.int
+    MODEL_HASH_FIELD_NUMBER: _builtins.int
+    MAX_BATCHED_TOKENS_FIELD_NUMBER: _builtins.int
+    DP_START_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_PARSER_FIELD_NUMBER: _builtins.int
+    REASONING_PARSER_FIELD_NUMBER: _builtins.int
+    ADAPTERS_FIELD_NUMBER: _builtins.int
+    TAKES_ADAPTERS_FIELD_NUMBER: _builtins.int
+    CONTRACT_VERSION_FIELD_NUMBER: _builtins.int
+    BLOCK_HASHING_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Random id of the process; a restarted worker has another."""
     role: Global___WorkerRole.ValueType
@@ -159,6 +205,27 @@ class WorkerInfo(_message.Message):
     """Version of Millstream the worker runs."""
     batched_controls: _builtins.bool
     """Whether PrefillRequest and DecodeRequest may hold several controls, in `controls`."""
+    model_hash: _builtins.str
+    """SHA-256, in hex, of what the model's files are: the text of its configuration, and names, sizes
+    and headers of its weight files. Equal on workers that loaded the same files. It doesn't change
+    with UpdateWeights: see weight_version. Empty: not known.
+    """
+    max_batched_tokens: _builtins.int
+    """Most prompt tokens that the engine computes in one step, of all requests together; 0: not known."""
+    dp_start: _builtins.int
+    """First of its data-parallel ranks; they are dp_start … dp_start + dp_size - 1."""
+    tool_call_parser: _builtins.str
+    """The parser that this model's tool calls need, by SGLang's name, as the operator set it. For front
+    ends; the worker itself parses nothing. Empty: not known.
+    """
+    reasoning_parser: _builtins.str
+    """The parser that this model's reasoning needs, likewise."""
+    takes_adapters: _builtins.bool
+    """Whether adapters can be loaded and used."""
+    contract_version: _builtins.str
+    """Version of this contract that the worker has, as MAJOR.MINOR. MINOR rises with every addition."""
+    block_hashing: _kv_events_pb2.BlockHashing.ValueType
+    """How the hashes in WatchKvEvents are computed; unset: there are no KV events."""
     @_builtins.property
     def abilities(self) -> _containers.RepeatedScalarFieldContainer[Global___EngineAbility.ValueType]:
         """Optional features."""
@@ -185,6 +252,10 @@ class WorkerInfo(_message.Message):
         refused, such as "logprobs" or "sampling.seed".
         """
 
+    @_builtins.property
+    def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraAdapter]:
+        """Loaded LoRA adapters, by name."""
+
     def __init__(
         self,
         *,
@@ -210,14 +281,49 @@ class WorkerInfo(_message.Message):
         diffusion_model: Global___DiffusionModelInfo | None = ...,
         embedding_model: Global___EmbeddingModelInfo | None = ...,
         refused_fields: _abc.Iterable[_builtins.str] | None = ...,
+        model_hash: _builtins.str = ...,
+        max_batched_tokens: _builtins.int = ...,
+        dp_start: _builtins.int = ...,
+        tool_call_parser: _builtins.str = ...,
+        reasoning_parser: _builtins.str = ...,
+        adapters: _abc.Iterable[Global___LoraAdapter] | None = ...,
+        takes_adapters: _builtins.bool = ...,
+        contract_version: _builtins.str = ...,
+        block_hashing: _kv_events_pb2.BlockHashing.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["diffusion_model", b"diffusion_model", "embedding_model", b"embedding_model", "encoder", b"encoder", "media_model", b"media_model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "batched_controls", b"batched_controls", "block_size", b"block_size", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "context_length", b"context_length", "diffusion_model", b"diffusion_model", "dp_size", b"dp_size", "embedding_model", b"embedding_model", "encoder", b"encoder", "engine", b"engine", "engine_version", b"engine_version", "max_running_requests", b"max_running_requests", "media_model", b"media_model", "millstream_version", b"millstream_version", "model", b"model", "refused_fields", b"refused_fields", "role", b"role", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "adapters", b"adapters", "batched_controls", b"batched_controls", "block_hashing", b"block_hashing", "block_size", b"block_size", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "context_length", b"context_length", "contract_version", b"contract_version", "diffusion_model", b"diffusion_model", "dp_size", b"dp_size", "dp_start", b"dp_start", "embedding_model", b"embedding_model", "encoder", b"encoder", "engine", b"engine", "engine_version", b"engine_version", "max_batched_tokens", b"max_batched_tokens", "max_running_requests", b"max_running_requests", "media_model", b"media_model", "millstream_version", b"millstream_version", "model", b"model", "model_hash", b"model_hash", "reasoning_parser", b"reasoning_parser", "refused_fields", b"refused_fields", "role", b"role", "takes_adapters", b"takes_adapters", "tool_call_parser", b"tool_call_parser", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerInfo: _TypeAlias = WorkerInfo  # noqa: Y015
+
+@_typing.final
+class LoraAdapter(_message.Message):
+    """LoraAdapter is a LoRA adapter that a worker has loaded."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name in requests."""
+    rank: _builtins.int
+    """Its rank; 0: not known."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        rank: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoraAdapter: _TypeAlias = LoraAdapter  # noqa: Y015
 
 @_typing.final
 class DiffusionModelInfo(_message.Message):
@@ -455,6 +561,10 @@ class LoadReport(_message.Message):
     QUEUED_REQUESTS_FIELD_NUMBER: _builtins.int
     USED_BLOCKS_FIELD_NUMBER: _builtins.int
     TOTAL_BLOCKS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
+    CACHED_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
+    COMPLETION_TOKENS_TOTAL_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
     """Requests running in the engine."""
     queued_requests: _builtins.int
@@ -463,6 +573,16 @@ class LoadReport(_message.Message):
     """KV blocks in use by requests; cached blocks that can be evicted don't count."""
     total_blocks: _builtins.int
     """KV blocks in all."""
+    prompt_tokens_total: _builtins.int
+    """Prompt tokens of all requests that have ended since the start."""
+    cached_tokens_total: _builtins.int
+    """Those of them that were found in the KV cache."""
+    completion_tokens_total: _builtins.int
+    """Tokens generated since the start."""
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankLoad]:
+        """The load of each data-parallel rank, ascending; the fields above are their sums."""
+
     def __init__(
         self,
         *,
@@ -470,14 +590,66 @@ class LoadReport(_message.Message):
         queued_requests: _builtins.int = ...,
         used_blocks: _builtins.int = ...,
         total_blocks: _builtins.int = ...,
+        ranks: _abc.Iterable[Global___RankLoad] | None = ...,
+        prompt_tokens_total: _builtins.int = ...,
+        cached_tokens_total: _builtins.int = ...,
+        completion_tokens_total: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queued_requests", b"queued_requests", "running_requests", b"running_requests", "total_blocks", b"total_blocks", "used_blocks", b"used_blocks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached_tokens_total", b"cached_tokens_total", "completion_tokens_total", b"completion_tokens_total", "prompt_tokens_total", b"prompt_tokens_total", "queued_requests", b"queued_requests", "ranks", b"ranks", "running_requests", b"running_requests", "total_blocks", b"total_blocks", "used_blocks", b"used_blocks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LoadReport: _TypeAlias = LoadReport  # noqa: Y015
+
+@_typing.final
+class RankLoad(_message.Message):
+    """RankLoad is the load of one data-parallel rank at one moment."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DP_RANK_FIELD_NUMBER: _builtins.int
+    RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
+    QUEUED_REQUESTS_FIELD_NUMBER: _builtins.int
+    QUEUED_TOKENS_FIELD_NUMBER: _builtins.int
+    USED_BLOCKS_FIELD_NUMBER: _builtins.int
+    TOTAL_BLOCKS_FIELD_NUMBER: _builtins.int
+    SINCE_PROGRESS_FIELD_NUMBER: _builtins.int
+    dp_rank: _builtins.int
+    """The rank."""
+    running_requests: _builtins.int
+    """Requests running."""
+    queued_requests: _builtins.int
+    """Requests queued."""
+    queued_tokens: _builtins.int
+    """Prompt tokens of queued requests that still have to be computed, as far as the engine knows."""
+    used_blocks: _builtins.int
+    """KV blocks in use by requests."""
+    total_blocks: _builtins.int
+    """KV blocks in all."""
+    @_builtins.property
+    def since_progress(self) -> _duration_pb2.Duration:
+        """Time since the rank last made progress with any request; an idle rank makes none."""
+
+    def __init__(
+        self,
+        *,
+        dp_rank: _builtins.int = ...,
+        running_requests: _builtins.int = ...,
+        queued_requests: _builtins.int = ...,
+        queued_tokens: _builtins.int = ...,
+        used_blocks: _builtins.int = ...,
+        total_blocks: _builtins.int = ...,
+        since_progress: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["since_progress", b"since_progress"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dp_rank", b"dp_rank", "queued_requests", b"queued_requests", "queued_tokens", b"queued_tokens", "running_requests", b"running_requests", "since_progress", b"since_progress", "total_blocks", b"total_blocks", "used_blocks", b"used_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankLoad: _TypeAlias = RankLoad  # noqa: Y015
 
 @_typing.final
 class GetWorkerInfoRequest(_message.Message):
@@ -608,3 +780,64 @@ class WatchLoadResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchLoadResponse: _TypeAlias = WatchLoadResponse  # noqa: Y015
+
+@_typing.final
+class WatchLoadProgressRequest(_message.Message):
+    """WatchLoadProgressRequest requests the progress of loading."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchLoadProgressRequest: _TypeAlias = WatchLoadProgressRequest  # noqa: Y015
+
+@_typing.final
+class WatchLoadProgressResponse(_message.Message):
+    """WatchLoadProgressResponse is the state of loading."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGE_FIELD_NUMBER: _builtins.int
+    FILES_DONE_FIELD_NUMBER: _builtins.int
+    FILES_TOTAL_FIELD_NUMBER: _builtins.int
+    BYTES_DONE_FIELD_NUMBER: _builtins.int
+    BYTES_TOTAL_FIELD_NUMBER: _builtins.int
+    ELAPSED_FIELD_NUMBER: _builtins.int
+    stage: Global___LoadStage.ValueType
+    """The current stage."""
+    files_done: _builtins.int
+    """Weight files read whole."""
+    files_total: _builtins.int
+    """Weight files in all; 0: not known."""
+    bytes_done: _builtins.int
+    """Bytes of weights read, as far as it can be seen from outside the engine; never falls."""
+    bytes_total: _builtins.int
+    """Bytes of weights in all; 0: not known."""
+    @_builtins.property
+    def elapsed(self) -> _duration_pb2.Duration:
+        """Time since the start of the process's loading."""
+
+    def __init__(
+        self,
+        *,
+        stage: Global___LoadStage.ValueType = ...,
+        files_done: _builtins.int = ...,
+        files_total: _builtins.int = ...,
+        bytes_done: _builtins.int = ...,
+        bytes_total: _builtins.int = ...,
+        elapsed: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["elapsed", b"elapsed"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes_done", b"bytes_done", "bytes_total", b"bytes_total", "elapsed", b"elapsed", "files_done", b"files_done", "files_total", b"files_total", "stage", b"stage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchLoadProgressResponse: _TypeAlias = WatchLoadProgressResponse  # noqa: Y015

@@ -3,6 +3,7 @@
 import grpc
 import warnings
 
+from millstream.v1 import kv_events_pb2 as millstream_dot_v1_dot_kv__events__pb2
 from millstream.v1 import worker_pb2 as millstream_dot_v1_dot_worker__pb2
 
 GRPC_GENERATED_VERSION = '1.85.0'
@@ -51,6 +52,16 @@ class WorkerServiceStub:
                 request_serializer=millstream_dot_v1_dot_worker__pb2.WatchLoadRequest.SerializeToString,
                 response_deserializer=millstream_dot_v1_dot_worker__pb2.WatchLoadResponse.FromString,
                 _registered_method=True)
+        self.WatchKvEvents = channel.unary_stream(
+                '/millstream.v1.WorkerService/WatchKvEvents',
+                request_serializer=millstream_dot_v1_dot_kv__events__pb2.WatchKvEventsRequest.SerializeToString,
+                response_deserializer=millstream_dot_v1_dot_kv__events__pb2.WatchKvEventsResponse.FromString,
+                _registered_method=True)
+        self.WatchLoadProgress = channel.unary_stream(
+                '/millstream.v1.WorkerService/WatchLoadProgress',
+                request_serializer=millstream_dot_v1_dot_worker__pb2.WatchLoadProgressRequest.SerializeToString,
+                response_deserializer=millstream_dot_v1_dot_worker__pb2.WatchLoadProgressResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer:
@@ -89,6 +100,25 @@ class WorkerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchKvEvents(self, request, context):
+        """WatchKvEvents reports which KV blocks the worker's prefix cache holds, so that a caller can keep
+        an equal set and send requests where their prompt is cached. kv_events.proto states the rules. Only
+        for workers whose WorkerInfo.block_hashing is set; else it ends with INVALID_ARGUMENT and the
+        reason UNSUPPORTED_FEATURE. Ends with UNAVAILABLE and RetryInfo until the model is loaded.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WatchLoadProgress(self, request, context):
+        """WatchLoadProgress reports how far the model is loaded: the current state at once, then each
+        change, at most some per second. It is served before the worker is ready. It ends with OK after
+        the message with the stage READY; if the model can't be loaded it ends with UNAVAILABLE.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -106,6 +136,16 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.WatchLoad,
                     request_deserializer=millstream_dot_v1_dot_worker__pb2.WatchLoadRequest.FromString,
                     response_serializer=millstream_dot_v1_dot_worker__pb2.WatchLoadResponse.SerializeToString,
+            ),
+            'WatchKvEvents': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchKvEvents,
+                    request_deserializer=millstream_dot_v1_dot_kv__events__pb2.WatchKvEventsRequest.FromString,
+                    response_serializer=millstream_dot_v1_dot_kv__events__pb2.WatchKvEventsResponse.SerializeToString,
+            ),
+            'WatchLoadProgress': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchLoadProgress,
+                    request_deserializer=millstream_dot_v1_dot_worker__pb2.WatchLoadProgressRequest.FromString,
+                    response_serializer=millstream_dot_v1_dot_worker__pb2.WatchLoadProgressResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -191,6 +231,60 @@ class WorkerService:
             '/millstream.v1.WorkerService/WatchLoad',
             millstream_dot_v1_dot_worker__pb2.WatchLoadRequest.SerializeToString,
             millstream_dot_v1_dot_worker__pb2.WatchLoadResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchKvEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/millstream.v1.WorkerService/WatchKvEvents',
+            millstream_dot_v1_dot_kv__events__pb2.WatchKvEventsRequest.SerializeToString,
+            millstream_dot_v1_dot_kv__events__pb2.WatchKvEventsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchLoadProgress(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/millstream.v1.WorkerService/WatchLoadProgress',
+            millstream_dot_v1_dot_worker__pb2.WatchLoadProgressRequest.SerializeToString,
+            millstream_dot_v1_dot_worker__pb2.WatchLoadProgressResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,6 +5,7 @@ isort:skip_file
 
 from collections import abc as _abc
 from grpc import aio as _aio
+from millstream.v1 import kv_events_pb2 as _kv_events_pb2
 from millstream.v1 import worker_pb2 as _worker_pb2
 import abc as _abc_1
 
@@ -36,6 +37,17 @@ class WorkerServiceStub:
     """WatchLoad pushes the worker's load: at once, whenever it changed at the end of an interval, and
     every ten intervals even if it did not. The stream ends only with the worker or the caller; after
     a reconnect the first message is the full state again.
+    """
+    WatchKvEvents: _aio.UnaryStreamMultiCallable[_kv_events_pb2.WatchKvEventsRequest, _kv_events_pb2.WatchKvEventsResponse]
+    """WatchKvEvents reports which KV blocks the worker's prefix cache holds, so that a caller can keep
+    an equal set and send requests where their prompt is cached. kv_events.proto states the rules. Only
+    for workers whose WorkerInfo.block_hashing is set; else it ends with INVALID_ARGUMENT and the
+    reason UNSUPPORTED_FEATURE. Ends with UNAVAILABLE and RetryInfo until the model is loaded.
+    """
+    WatchLoadProgress: _aio.UnaryStreamMultiCallable[_worker_pb2.WatchLoadProgressRequest, _worker_pb2.WatchLoadProgressResponse]
+    """WatchLoadProgress reports how far the model is loaded: the current state at once, then each
+    change, at most some per second. It is served before the worker is ready. It ends with OK after
+    the message with the stage READY; if the model can't be loaded it ends with UNAVAILABLE.
     """
 
 class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -78,6 +90,29 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         """WatchLoad pushes the worker's load: at once, whenever it changed at the end of an interval, and
         every ten intervals even if it did not. The stream ends only with the worker or the caller; after
         a reconnect the first message is the full state again.
+        """
+
+    @_abc_1.abstractmethod
+    def WatchKvEvents(
+        self,
+        request: _kv_events_pb2.WatchKvEventsRequest,
+        context: _aio.ServicerContext[_kv_events_pb2.WatchKvEventsRequest, _abc.AsyncIterator[_kv_events_pb2.WatchKvEventsResponse]],
+    ) -> _abc.AsyncIterator[_kv_events_pb2.WatchKvEventsResponse]:
+        """WatchKvEvents reports which KV blocks the worker's prefix cache holds, so that a caller can keep
+        an equal set and send requests where their prompt is cached. kv_events.proto states the rules. Only
+        for workers whose WorkerInfo.block_hashing is set; else it ends with INVALID_ARGUMENT and the
+        reason UNSUPPORTED_FEATURE. Ends with UNAVAILABLE and RetryInfo until the model is loaded.
+        """
+
+    @_abc_1.abstractmethod
+    def WatchLoadProgress(
+        self,
+        request: _worker_pb2.WatchLoadProgressRequest,
+        context: _aio.ServicerContext[_worker_pb2.WatchLoadProgressRequest, _abc.AsyncIterator[_worker_pb2.WatchLoadProgressResponse]],
+    ) -> _abc.AsyncIterator[_worker_pb2.WatchLoadProgressResponse]:
+        """WatchLoadProgress reports how far the model is loaded: the current state at once, then each
+        change, at most some per second. It is served before the worker is ready. It ends with OK after
+        the message with the stage READY; if the model can't be loaded it ends with UNAVAILABLE.
         """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: _aio.Server) -> None: ...

@@ -56,6 +56,27 @@ export enum ErrorReason {
   MEDIA_FETCH_FAILED = 18,
   /** STORAGE_FAILED - UNAVAILABLE: the worker could not write an output to its storage; nothing is left there; retry. */
   STORAGE_FAILED = 19,
+  /** WORKER_PAUSED - UNAVAILABLE: an operator has taken the worker out of service for a while; retry on another one. */
+  WORKER_PAUSED = 20,
+  /**
+   * ADAPTER_NOT_FOUND - NOT_FOUND: no worker of this model has loaded this LoRA adapter; the message names those there are.
+   * UnloadLora: it isn't loaded.
+   */
+  ADAPTER_NOT_FOUND = 21,
+  /** ADAPTER_EXISTS - ALREADY_EXISTS: an adapter with this name is loaded. */
+  ADAPTER_EXISTS = 22,
+  /**
+   * OPERATION_CONFLICT - FAILED_PRECONDITION: another operation runs on this engine, or what was asked contradicts its state;
+   * the message says which.
+   */
+  OPERATION_CONFLICT = 23,
+  /** ENGINE_BUSY - FAILED_PRECONDITION: the engine must be idle for this, and requests are open. */
+  ENGINE_BUSY = 24,
+  /**
+   * INVALID_WEIGHTS - FAILED_PRECONDITION: the weights or the adapter don't fit to the model, or their files aren't complete;
+   * the old ones serve on.
+   */
+  INVALID_WEIGHTS = 25,
   UNRECOGNIZED = -1,
 }
 
@@ -121,6 +142,24 @@ export function errorReasonFromJSON(object: any): ErrorReason {
     case 19:
     case "ERROR_REASON_STORAGE_FAILED":
       return ErrorReason.STORAGE_FAILED;
+    case 20:
+    case "ERROR_REASON_WORKER_PAUSED":
+      return ErrorReason.WORKER_PAUSED;
+    case 21:
+    case "ERROR_REASON_ADAPTER_NOT_FOUND":
+      return ErrorReason.ADAPTER_NOT_FOUND;
+    case 22:
+    case "ERROR_REASON_ADAPTER_EXISTS":
+      return ErrorReason.ADAPTER_EXISTS;
+    case 23:
+    case "ERROR_REASON_OPERATION_CONFLICT":
+      return ErrorReason.OPERATION_CONFLICT;
+    case 24:
+    case "ERROR_REASON_ENGINE_BUSY":
+      return ErrorReason.ENGINE_BUSY;
+    case 25:
+    case "ERROR_REASON_INVALID_WEIGHTS":
+      return ErrorReason.INVALID_WEIGHTS;
     case -1:
     case "UNRECOGNIZED":
     default:
@@ -170,6 +209,18 @@ export function errorReasonToJSON(object: ErrorReason): string {
       return "ERROR_REASON_MEDIA_FETCH_FAILED";
     case ErrorReason.STORAGE_FAILED:
       return "ERROR_REASON_STORAGE_FAILED";
+    case ErrorReason.WORKER_PAUSED:
+      return "ERROR_REASON_WORKER_PAUSED";
+    case ErrorReason.ADAPTER_NOT_FOUND:
+      return "ERROR_REASON_ADAPTER_NOT_FOUND";
+    case ErrorReason.ADAPTER_EXISTS:
+      return "ERROR_REASON_ADAPTER_EXISTS";
+    case ErrorReason.OPERATION_CONFLICT:
+      return "ERROR_REASON_OPERATION_CONFLICT";
+    case ErrorReason.ENGINE_BUSY:
+      return "ERROR_REASON_ENGINE_BUSY";
+    case ErrorReason.INVALID_WEIGHTS:
+      return "ERROR_REASON_INVALID_WEIGHTS";
     case ErrorReason.UNRECOGNIZED:
     default:
       return "UNRECOGNIZED";

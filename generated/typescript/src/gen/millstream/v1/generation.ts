@@ -144,6 +144,17 @@ export interface StartGeneration {
    * is served. Workers ignore it.
    */
   model: string;
+  /** Name of the LoRA adapter, one of WorkerInfo.adapters; empty: the base model. */
+  adapter: string;
+  /**
+   * The data-parallel rank that runs it, below WorkerInfo.dp_size; unset: the engine chooses. On a PREFILL
+   * worker it MUST be the ticket's prefill_dp_rank.
+   */
+  dpRank?:
+    | number
+    | undefined;
+  /** Requests with different salts share no KV cache; at most 128 bytes. Empty: no salt. */
+  cacheSalt: string;
 }
 
 /**
@@ -216,7 +227,11 @@ export interface SlotFinish {
     | GenerationUsage
     | undefined;
   /** The prompt's logprobs, if requested. */
-  promptLogprobs?: TokenLogprobs | undefined;
+  promptLogprobs?:
+    | TokenLogprobs
+    | undefined;
+  /** Version of the weights that made it; empty: not known. */
+  weightVersion: string;
 }
 
 /** SlotError ends a slot that failed. */
@@ -472,6 +487,9 @@ function createBaseStartGeneration(): StartGeneration {
     timeout: undefined,
     media: [],
     model: "",
+    adapter: "",
+    dpRank: undefined,
+    cacheSalt: "",
   };
 }
 
@@ -512,6 +530,15 @@ export const StartGeneration: MessageFns<StartGeneration, "millstream.v1.StartGe
     }
     if (message.model !== "") {
       writer.uint32(82).string(message.model);
+    }
+    if (message.adapter !== "") {
+      writer.uint32(90).string(message.adapter);
+    }
+    if (message.dpRank !== undefined) {
+      writer.uint32(96).uint32(message.dpRank);
+    }
+    if (message.cacheSalt !== "") {
+      writer.uint32(106).string(message.cacheSalt);
     }
     return writer;
   },
@@ -619,6 +646,30 @@ export const StartGeneration: MessageFns<StartGeneration, "millstream.v1.StartGe
             message.model = reader.string();
             continue;
           }
+          case 11: {
+            if (tag !== 90) {
+              break;
+            }
+
+            message.adapter = reader.string();
+            continue;
+          }
+          case 12: {
+            if (tag !== 96) {
+              break;
+            }
+
+            message.dpRank = reader.uint32();
+            continue;
+          }
+          case 13: {
+            if (tag !== 106) {
+              break;
+            }
+
+            message.cacheSalt = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -651,6 +702,17 @@ export const StartGeneration: MessageFns<StartGeneration, "millstream.v1.StartGe
       timeout: isSet(object.timeout) ? Duration.fromJSON(object.timeout) : undefined,
       media: globalThis.Array.isArray(object?.media) ? object.media.map((e: any) => MediaItem.fromJSON(e)) : [],
       model: isSet(object.model) ? globalThis.String(object.model) : "",
+      adapter: isSet(object.adapter) ? globalThis.String(object.adapter) : "",
+      dpRank: isSet(object.dpRank)
+        ? globalThis.Number(object.dpRank)
+        : isSet(object.dp_rank)
+        ? globalThis.Number(object.dp_rank)
+        : undefined,
+      cacheSalt: isSet(object.cacheSalt)
+        ? globalThis.String(object.cacheSalt)
+        : isSet(object.cache_salt)
+        ? globalThis.String(object.cache_salt)
+        : "",
     };
   },
 
@@ -686,6 +748,15 @@ export const StartGeneration: MessageFns<StartGeneration, "millstream.v1.StartGe
     if (message.model !== "") {
       obj.model = message.model;
     }
+    if (message.adapter !== "") {
+      obj.adapter = message.adapter;
+    }
+    if (message.dpRank !== undefined) {
+      obj.dpRank = Math.round(message.dpRank);
+    }
+    if (message.cacheSalt !== "") {
+      obj.cacheSalt = message.cacheSalt;
+    }
     return obj;
   },
 
@@ -714,6 +785,9 @@ export const StartGeneration: MessageFns<StartGeneration, "millstream.v1.StartGe
       : undefined;
     message.media = object.media?.map((e) => MediaItem.fromPartial(e)) || [];
     message.model = object.model ?? "";
+    message.adapter = object.adapter ?? "";
+    message.dpRank = object.dpRank ?? undefined;
+    message.cacheSalt = object.cacheSalt ?? "";
     return message;
   },
 };
@@ -1140,7 +1214,14 @@ export const StepFrame: MessageFns<StepFrame, "millstream.v1.StepFrame"> = {
 };
 
 function createBaseSlotFinish(): SlotFinish {
-  return { slot: 0, reason: 0, matchedTokenId: undefined, usage: undefined, promptLogprobs: undefined };
+  return {
+    slot: 0,
+    reason: 0,
+    matchedTokenId: undefined,
+    usage: undefined,
+    promptLogprobs: undefined,
+    weightVersion: "",
+  };
 }
 
 export const SlotFinish: MessageFns<SlotFinish, "millstream.v1.SlotFinish"> = {
@@ -1161,6 +1242,9 @@ export const SlotFinish: MessageFns<SlotFinish, "millstream.v1.SlotFinish"> = {
     }
     if (message.promptLogprobs !== undefined) {
       TokenLogprobs.encode(message.promptLogprobs, writer.uint32(42).fork()).join();
+    }
+    if (message.weightVersion !== "") {
+      writer.uint32(50).string(message.weightVersion);
     }
     return writer;
   },
@@ -1218,6 +1302,14 @@ export const SlotFinish: MessageFns<SlotFinish, "millstream.v1.SlotFinish"> = {
             message.promptLogprobs = TokenLogprobs.decode(reader, reader.uint32());
             continue;
           }
+          case 6: {
+            if (tag !== 50) {
+              break;
+            }
+
+            message.weightVersion = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1245,6 +1337,11 @@ export const SlotFinish: MessageFns<SlotFinish, "millstream.v1.SlotFinish"> = {
         : isSet(object.prompt_logprobs)
         ? TokenLogprobs.fromJSON(object.prompt_logprobs)
         : undefined,
+      weightVersion: isSet(object.weightVersion)
+        ? globalThis.String(object.weightVersion)
+        : isSet(object.weight_version)
+        ? globalThis.String(object.weight_version)
+        : "",
     };
   },
 
@@ -1265,6 +1362,9 @@ export const SlotFinish: MessageFns<SlotFinish, "millstream.v1.SlotFinish"> = {
     if (message.promptLogprobs !== undefined) {
       obj.promptLogprobs = TokenLogprobs.toJSON(message.promptLogprobs);
     }
+    if (message.weightVersion !== "") {
+      obj.weightVersion = message.weightVersion;
+    }
     return obj;
   },
 
@@ -1282,6 +1382,7 @@ export const SlotFinish: MessageFns<SlotFinish, "millstream.v1.SlotFinish"> = {
     message.promptLogprobs = (object.promptLogprobs !== undefined && object.promptLogprobs !== null)
       ? TokenLogprobs.fromPartial(object.promptLogprobs)
       : undefined;
+    message.weightVersion = object.weightVersion ?? "";
     return message;
   },
 };

@@ -209,6 +209,22 @@ export interface GenerationOptions {
   includeSpecialTokens: boolean;
   /** The order in which requests wait for capacity. An unknown value is refused. */
   priority: RequestPriority;
+  /**
+   * Name of a LoRA adapter of the model, one of ServedModel.adapters; empty: the model itself. An unknown
+   * one ends with NOT_FOUND (ADAPTER_NOT_FOUND).
+   */
+  adapter: string;
+  /**
+   * Requests with the same session go to the same worker while it isn't clearly busier than others, so
+   * that they find what they have in common in its KV cache; printable, at most 128 bytes. A
+   * Chat's own turns stay together without it.
+   */
+  session: string;
+  /**
+   * Requests with different salts share no KV cache, so that no caller can find out by the time it takes
+   * what another one has sent; at most 128 bytes. Empty: shared with all requests without a salt.
+   */
+  cacheSalt: string;
 }
 
 /** ChatRequest is one message from the client. */
@@ -361,7 +377,11 @@ export interface TurnFinished {
    * The longest time that tokens of this turn were held back for one message, by the server's pacing or
    * min_interval; zero if none were.
    */
-  longestPacingInterval?: Duration | undefined;
+  longestPacingInterval?:
+    | Duration
+    | undefined;
+  /** Version of the weights that made the turn; empty: not known. */
+  weightVersion: string;
 }
 
 /** CompleteRequest requests the continuation of a prompt. */
@@ -495,6 +515,8 @@ export interface ServedModel {
     | undefined;
   /** Models that generate text: the optional features that requests may use now. */
   abilities: EngineAbility[];
+  /** LoRA adapters that requests may name now: those that all roles of its workers have. */
+  adapters: string[];
 }
 
 /** ModelWorkers counts a model's workers of one role. */
@@ -515,6 +537,9 @@ function createBaseGenerationOptions(): GenerationOptions {
     returnTokenIds: false,
     includeSpecialTokens: false,
     priority: 0,
+    adapter: "",
+    session: "",
+    cacheSalt: "",
   };
 }
 
@@ -545,6 +570,15 @@ export const GenerationOptions: MessageFns<GenerationOptions, "millstream.v1.Gen
     }
     if (message.priority !== 0) {
       writer.uint32(64).int32(message.priority);
+    }
+    if (message.adapter !== "") {
+      writer.uint32(74).string(message.adapter);
+    }
+    if (message.session !== "") {
+      writer.uint32(82).string(message.session);
+    }
+    if (message.cacheSalt !== "") {
+      writer.uint32(90).string(message.cacheSalt);
     }
     return writer;
   },
@@ -626,6 +660,30 @@ export const GenerationOptions: MessageFns<GenerationOptions, "millstream.v1.Gen
             message.priority = reader.int32() as any;
             continue;
           }
+          case 9: {
+            if (tag !== 74) {
+              break;
+            }
+
+            message.adapter = reader.string();
+            continue;
+          }
+          case 10: {
+            if (tag !== 82) {
+              break;
+            }
+
+            message.session = reader.string();
+            continue;
+          }
+          case 11: {
+            if (tag !== 90) {
+              break;
+            }
+
+            message.cacheSalt = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -660,6 +718,13 @@ export const GenerationOptions: MessageFns<GenerationOptions, "millstream.v1.Gen
         ? globalThis.Boolean(object.include_special_tokens)
         : false,
       priority: isSet(object.priority) ? requestPriorityFromJSON(object.priority) : 0,
+      adapter: isSet(object.adapter) ? globalThis.String(object.adapter) : "",
+      session: isSet(object.session) ? globalThis.String(object.session) : "",
+      cacheSalt: isSet(object.cacheSalt)
+        ? globalThis.String(object.cacheSalt)
+        : isSet(object.cache_salt)
+        ? globalThis.String(object.cache_salt)
+        : "",
     };
   },
 
@@ -689,6 +754,15 @@ export const GenerationOptions: MessageFns<GenerationOptions, "millstream.v1.Gen
     if (message.priority !== 0) {
       obj.priority = requestPriorityToJSON(message.priority);
     }
+    if (message.adapter !== "") {
+      obj.adapter = message.adapter;
+    }
+    if (message.session !== "") {
+      obj.session = message.session;
+    }
+    if (message.cacheSalt !== "") {
+      obj.cacheSalt = message.cacheSalt;
+    }
     return obj;
   },
 
@@ -711,6 +785,9 @@ export const GenerationOptions: MessageFns<GenerationOptions, "millstream.v1.Gen
     message.returnTokenIds = object.returnTokenIds ?? false;
     message.includeSpecialTokens = object.includeSpecialTokens ?? false;
     message.priority = object.priority ?? 0;
+    message.adapter = object.adapter ?? "";
+    message.session = object.session ?? "";
+    message.cacheSalt = object.cacheSalt ?? "";
     return message;
   },
 };
@@ -1912,7 +1989,7 @@ export const TokenLogprob: MessageFns<TokenLogprob, "millstream.v1.TokenLogprob"
 };
 
 function createBaseTurnFinished(): TurnFinished {
-  return { usage: undefined, longestPacingInterval: undefined };
+  return { usage: undefined, longestPacingInterval: undefined, weightVersion: "" };
 }
 
 export const TurnFinished: MessageFns<TurnFinished, "millstream.v1.TurnFinished"> = {
@@ -1924,6 +2001,9 @@ export const TurnFinished: MessageFns<TurnFinished, "millstream.v1.TurnFinished"
     }
     if (message.longestPacingInterval !== undefined) {
       Duration.encode(message.longestPacingInterval, writer.uint32(18).fork()).join();
+    }
+    if (message.weightVersion !== "") {
+      writer.uint32(26).string(message.weightVersion);
     }
     return writer;
   },
@@ -1957,6 +2037,14 @@ export const TurnFinished: MessageFns<TurnFinished, "millstream.v1.TurnFinished"
             message.longestPacingInterval = Duration.decode(reader, reader.uint32());
             continue;
           }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.weightVersion = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1977,6 +2065,11 @@ export const TurnFinished: MessageFns<TurnFinished, "millstream.v1.TurnFinished"
         : isSet(object.longest_pacing_interval)
         ? Duration.fromJSON(object.longest_pacing_interval)
         : undefined,
+      weightVersion: isSet(object.weightVersion)
+        ? globalThis.String(object.weightVersion)
+        : isSet(object.weight_version)
+        ? globalThis.String(object.weight_version)
+        : "",
     };
   },
 
@@ -1987,6 +2080,9 @@ export const TurnFinished: MessageFns<TurnFinished, "millstream.v1.TurnFinished"
     }
     if (message.longestPacingInterval !== undefined) {
       obj.longestPacingInterval = Duration.toJSON(message.longestPacingInterval);
+    }
+    if (message.weightVersion !== "") {
+      obj.weightVersion = message.weightVersion;
     }
     return obj;
   },
@@ -2003,6 +2099,7 @@ export const TurnFinished: MessageFns<TurnFinished, "millstream.v1.TurnFinished"
       (object.longestPacingInterval !== undefined && object.longestPacingInterval !== null)
         ? Duration.fromPartial(object.longestPacingInterval)
         : undefined;
+    message.weightVersion = object.weightVersion ?? "";
     return message;
   },
 };
@@ -3044,6 +3141,7 @@ function createBaseServedModel(): ServedModel {
     diffusion: undefined,
     embedding: undefined,
     abilities: [],
+    adapters: [],
   };
 }
 
@@ -3092,6 +3190,9 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
         writer.int32(v);
       }
       writer.join();
+    }
+    for (const v of message.adapters) {
+      writer.uint32(90).string(v!);
     }
     return writer;
   },
@@ -3219,6 +3320,14 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
 
             break;
           }
+          case 11: {
+            if (tag !== 90) {
+              break;
+            }
+
+            message.adapters.push(reader.string());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3253,6 +3362,7 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
       abilities: globalThis.Array.isArray(object?.abilities)
         ? object.abilities.map((e: any) => engineAbilityFromJSON(e))
         : [],
+      adapters: globalThis.Array.isArray(object?.adapters) ? object.adapters.map((e: any) => globalThis.String(e)) : [],
     };
   },
 
@@ -3288,6 +3398,9 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
     if (message.abilities?.length) {
       obj.abilities = message.abilities.map((e) => engineAbilityToJSON(e));
     }
+    if (message.adapters?.length) {
+      obj.adapters = message.adapters;
+    }
     return obj;
   },
 
@@ -3310,6 +3423,7 @@ export const ServedModel: MessageFns<ServedModel, "millstream.v1.ServedModel"> =
       ? EmbeddingModelInfo.fromPartial(object.embedding)
       : undefined;
     message.abilities = object.abilities?.map((e) => e) || [];
+    message.adapters = object.adapters?.map((e) => e) || [];
     return message;
   },
 };

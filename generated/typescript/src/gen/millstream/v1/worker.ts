@@ -19,6 +19,13 @@ import {
 } from "@grpc/grpc-js";
 import { Duration } from "../../google/protobuf/duration.js";
 import {
+  BlockHashing,
+  blockHashingFromJSON,
+  blockHashingToJSON,
+  WatchKvEventsRequest,
+  WatchKvEventsResponse,
+} from "./kv_events.js";
+import {
   EmbeddingContent,
   embeddingContentFromJSON,
   embeddingContentToJSON,
@@ -162,6 +169,70 @@ export function engineAbilityToJSON(object: EngineAbility): string {
   }
 }
 
+/** LoadStage is a part of a worker's start. */
+export enum LoadStage {
+  /** UNSPECIFIED - Not set; never sent. */
+  UNSPECIFIED = 0,
+  /** STARTING - The engine's processes start. */
+  STARTING = 1,
+  /** LOADING_WEIGHTS - Weights are read. */
+  LOADING_WEIGHTS = 2,
+  /** PREPARING - Weights are read; the engine allocates its KV cache and prepares kernels. */
+  PREPARING = 3,
+  /** WARMING_UP - The first request runs, as a check. */
+  WARMING_UP = 4,
+  /** READY - The worker accepts requests. */
+  READY = 5,
+  UNRECOGNIZED = -1,
+}
+
+export function loadStageFromJSON(object: any): LoadStage {
+  switch (object) {
+    case 0:
+    case "LOAD_STAGE_UNSPECIFIED":
+      return LoadStage.UNSPECIFIED;
+    case 1:
+    case "LOAD_STAGE_STARTING":
+      return LoadStage.STARTING;
+    case 2:
+    case "LOAD_STAGE_LOADING_WEIGHTS":
+      return LoadStage.LOADING_WEIGHTS;
+    case 3:
+    case "LOAD_STAGE_PREPARING":
+      return LoadStage.PREPARING;
+    case 4:
+    case "LOAD_STAGE_WARMING_UP":
+      return LoadStage.WARMING_UP;
+    case 5:
+    case "LOAD_STAGE_READY":
+      return LoadStage.READY;
+    case -1:
+    case "UNRECOGNIZED":
+    default:
+      return LoadStage.UNRECOGNIZED;
+  }
+}
+
+export function loadStageToJSON(object: LoadStage): string {
+  switch (object) {
+    case LoadStage.UNSPECIFIED:
+      return "LOAD_STAGE_UNSPECIFIED";
+    case LoadStage.STARTING:
+      return "LOAD_STAGE_STARTING";
+    case LoadStage.LOADING_WEIGHTS:
+      return "LOAD_STAGE_LOADING_WEIGHTS";
+    case LoadStage.PREPARING:
+      return "LOAD_STAGE_PREPARING";
+    case LoadStage.WARMING_UP:
+      return "LOAD_STAGE_WARMING_UP";
+    case LoadStage.READY:
+      return "LOAD_STAGE_READY";
+    case LoadStage.UNRECOGNIZED:
+    default:
+      return "UNRECOGNIZED";
+  }
+}
+
 /**
  * WorkerInfo describes a worker. worker_id, role and model stay the same as long as the process runs;
  * all else MAY change, such as the weights, the abilities or the limits: see WatchWorkerInfo.
@@ -222,6 +293,39 @@ export interface WorkerInfo {
    * refused, such as "logprobs" or "sampling.seed".
    */
   refusedFields: string[];
+  /**
+   * SHA-256, in hex, of what the model's files are: the text of its configuration, and names, sizes
+   * and headers of its weight files. Equal on workers that loaded the same files. It doesn't change
+   * with UpdateWeights: see weight_version. Empty: not known.
+   */
+  modelHash: string;
+  /** Most prompt tokens that the engine computes in one step, of all requests together; 0: not known. */
+  maxBatchedTokens: number;
+  /** First of its data-parallel ranks; they are dp_start … dp_start + dp_size - 1. */
+  dpStart: number;
+  /**
+   * The parser that this model's tool calls need, by SGLang's name, as the operator set it. For front
+   * ends; the worker itself parses nothing. Empty: not known.
+   */
+  toolCallParser: string;
+  /** The parser that this model's reasoning needs, likewise. */
+  reasoningParser: string;
+  /** Loaded LoRA adapters, by name. */
+  adapters: LoraAdapter[];
+  /** Whether adapters can be loaded and used. */
+  takesAdapters: boolean;
+  /** Version of this contract that the worker has, as MAJOR.MINOR. MINOR rises with every addition. */
+  contractVersion: string;
+  /** How the hashes in WatchKvEvents are computed; unset: there are no KV events. */
+  blockHashing: BlockHashing;
+}
+
+/** LoraAdapter is a LoRA adapter that a worker has loaded. */
+export interface LoraAdapter {
+  /** Its name in requests. */
+  name: string;
+  /** Its rank; 0: not known. */
+  rank: number;
 }
 
 /** DiffusionModelInfo is what a worker makes images or videos of. A request beyond it is refused. */
@@ -324,6 +428,32 @@ export interface LoadReport {
   usedBlocks: bigint;
   /** KV blocks in all. */
   totalBlocks: bigint;
+  /** The load of each data-parallel rank, ascending; the fields above are their sums. */
+  ranks: RankLoad[];
+  /** Prompt tokens of all requests that have ended since the start. */
+  promptTokensTotal: bigint;
+  /** Those of them that were found in the KV cache. */
+  cachedTokensTotal: bigint;
+  /** Tokens generated since the start. */
+  completionTokensTotal: bigint;
+}
+
+/** RankLoad is the load of one data-parallel rank at one moment. */
+export interface RankLoad {
+  /** The rank. */
+  dpRank: number;
+  /** Requests running. */
+  runningRequests: number;
+  /** Requests queued. */
+  queuedRequests: number;
+  /** Prompt tokens of queued requests that still have to be computed, as far as the engine knows. */
+  queuedTokens: bigint;
+  /** KV blocks in use by requests. */
+  usedBlocks: bigint;
+  /** KV blocks in all. */
+  totalBlocks: bigint;
+  /** Time since the rank last made progress with any request; an idle rank makes none. */
+  sinceProgress?: Duration | undefined;
 }
 
 /** GetWorkerInfoRequest requests a worker's info. */
@@ -358,6 +488,26 @@ export interface WatchLoadResponse {
   load?: LoadReport | undefined;
 }
 
+/** WatchLoadProgressRequest requests the progress of loading. */
+export interface WatchLoadProgressRequest {
+}
+
+/** WatchLoadProgressResponse is the state of loading. */
+export interface WatchLoadProgressResponse {
+  /** The current stage. */
+  stage: LoadStage;
+  /** Weight files read whole. */
+  filesDone: number;
+  /** Weight files in all; 0: not known. */
+  filesTotal: number;
+  /** Bytes of weights read, as far as it can be seen from outside the engine; never falls. */
+  bytesDone: bigint;
+  /** Bytes of weights in all; 0: not known. */
+  bytesTotal: bigint;
+  /** Time since the start of the process's loading. */
+  elapsed?: Duration | undefined;
+}
+
 function createBaseWorkerInfo(): WorkerInfo {
   return {
     workerId: "",
@@ -382,6 +532,15 @@ function createBaseWorkerInfo(): WorkerInfo {
     diffusionModel: undefined,
     embeddingModel: undefined,
     refusedFields: [],
+    modelHash: "",
+    maxBatchedTokens: 0,
+    dpStart: 0,
+    toolCallParser: "",
+    reasoningParser: "",
+    adapters: [],
+    takesAdapters: false,
+    contractVersion: "",
+    blockHashing: 0,
   };
 }
 
@@ -461,6 +620,33 @@ export const WorkerInfo: MessageFns<WorkerInfo, "millstream.v1.WorkerInfo"> = {
     }
     for (const v of message.refusedFields) {
       writer.uint32(178).string(v!);
+    }
+    if (message.modelHash !== "") {
+      writer.uint32(186).string(message.modelHash);
+    }
+    if (message.maxBatchedTokens !== 0) {
+      writer.uint32(192).uint32(message.maxBatchedTokens);
+    }
+    if (message.dpStart !== 0) {
+      writer.uint32(200).uint32(message.dpStart);
+    }
+    if (message.toolCallParser !== "") {
+      writer.uint32(210).string(message.toolCallParser);
+    }
+    if (message.reasoningParser !== "") {
+      writer.uint32(218).string(message.reasoningParser);
+    }
+    for (const v of message.adapters) {
+      LoraAdapter.encode(v!, writer.uint32(226).fork()).join();
+    }
+    if (message.takesAdapters !== false) {
+      writer.uint32(232).bool(message.takesAdapters);
+    }
+    if (message.contractVersion !== "") {
+      writer.uint32(242).string(message.contractVersion);
+    }
+    if (message.blockHashing !== 0) {
+      writer.uint32(248).int32(message.blockHashing);
     }
     return writer;
   },
@@ -664,6 +850,78 @@ export const WorkerInfo: MessageFns<WorkerInfo, "millstream.v1.WorkerInfo"> = {
             message.refusedFields.push(reader.string());
             continue;
           }
+          case 23: {
+            if (tag !== 186) {
+              break;
+            }
+
+            message.modelHash = reader.string();
+            continue;
+          }
+          case 24: {
+            if (tag !== 192) {
+              break;
+            }
+
+            message.maxBatchedTokens = reader.uint32();
+            continue;
+          }
+          case 25: {
+            if (tag !== 200) {
+              break;
+            }
+
+            message.dpStart = reader.uint32();
+            continue;
+          }
+          case 26: {
+            if (tag !== 210) {
+              break;
+            }
+
+            message.toolCallParser = reader.string();
+            continue;
+          }
+          case 27: {
+            if (tag !== 218) {
+              break;
+            }
+
+            message.reasoningParser = reader.string();
+            continue;
+          }
+          case 28: {
+            if (tag !== 226) {
+              break;
+            }
+
+            message.adapters.push(LoraAdapter.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 29: {
+            if (tag !== 232) {
+              break;
+            }
+
+            message.takesAdapters = reader.bool();
+            continue;
+          }
+          case 30: {
+            if (tag !== 242) {
+              break;
+            }
+
+            message.contractVersion = reader.string();
+            continue;
+          }
+          case 31: {
+            if (tag !== 248) {
+              break;
+            }
+
+            message.blockHashing = reader.int32() as any;
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -770,6 +1028,49 @@ export const WorkerInfo: MessageFns<WorkerInfo, "millstream.v1.WorkerInfo"> = {
         : globalThis.Array.isArray(object?.refused_fields)
         ? object.refused_fields.map((e: any) => globalThis.String(e))
         : [],
+      modelHash: isSet(object.modelHash)
+        ? globalThis.String(object.modelHash)
+        : isSet(object.model_hash)
+        ? globalThis.String(object.model_hash)
+        : "",
+      maxBatchedTokens: isSet(object.maxBatchedTokens)
+        ? globalThis.Number(object.maxBatchedTokens)
+        : isSet(object.max_batched_tokens)
+        ? globalThis.Number(object.max_batched_tokens)
+        : 0,
+      dpStart: isSet(object.dpStart)
+        ? globalThis.Number(object.dpStart)
+        : isSet(object.dp_start)
+        ? globalThis.Number(object.dp_start)
+        : 0,
+      toolCallParser: isSet(object.toolCallParser)
+        ? globalThis.String(object.toolCallParser)
+        : isSet(object.tool_call_parser)
+        ? globalThis.String(object.tool_call_parser)
+        : "",
+      reasoningParser: isSet(object.reasoningParser)
+        ? globalThis.String(object.reasoningParser)
+        : isSet(object.reasoning_parser)
+        ? globalThis.String(object.reasoning_parser)
+        : "",
+      adapters: globalThis.Array.isArray(object?.adapters)
+        ? object.adapters.map((e: any) => LoraAdapter.fromJSON(e))
+        : [],
+      takesAdapters: isSet(object.takesAdapters)
+        ? globalThis.Boolean(object.takesAdapters)
+        : isSet(object.takes_adapters)
+        ? globalThis.Boolean(object.takes_adapters)
+        : false,
+      contractVersion: isSet(object.contractVersion)
+        ? globalThis.String(object.contractVersion)
+        : isSet(object.contract_version)
+        ? globalThis.String(object.contract_version)
+        : "",
+      blockHashing: isSet(object.blockHashing)
+        ? blockHashingFromJSON(object.blockHashing)
+        : isSet(object.block_hashing)
+        ? blockHashingFromJSON(object.block_hashing)
+        : 0,
     };
   },
 
@@ -841,6 +1142,33 @@ export const WorkerInfo: MessageFns<WorkerInfo, "millstream.v1.WorkerInfo"> = {
     if (message.refusedFields?.length) {
       obj.refusedFields = message.refusedFields;
     }
+    if (message.modelHash !== "") {
+      obj.modelHash = message.modelHash;
+    }
+    if (message.maxBatchedTokens !== 0) {
+      obj.maxBatchedTokens = Math.round(message.maxBatchedTokens);
+    }
+    if (message.dpStart !== 0) {
+      obj.dpStart = Math.round(message.dpStart);
+    }
+    if (message.toolCallParser !== "") {
+      obj.toolCallParser = message.toolCallParser;
+    }
+    if (message.reasoningParser !== "") {
+      obj.reasoningParser = message.reasoningParser;
+    }
+    if (message.adapters?.length) {
+      obj.adapters = message.adapters.map((e) => LoraAdapter.toJSON(e));
+    }
+    if (message.takesAdapters !== false) {
+      obj.takesAdapters = message.takesAdapters;
+    }
+    if (message.contractVersion !== "") {
+      obj.contractVersion = message.contractVersion;
+    }
+    if (message.blockHashing !== 0) {
+      obj.blockHashing = blockHashingToJSON(message.blockHashing);
+    }
     return obj;
   },
 
@@ -881,6 +1209,102 @@ export const WorkerInfo: MessageFns<WorkerInfo, "millstream.v1.WorkerInfo"> = {
       ? EmbeddingModelInfo.fromPartial(object.embeddingModel)
       : undefined;
     message.refusedFields = object.refusedFields?.map((e) => e) || [];
+    message.modelHash = object.modelHash ?? "";
+    message.maxBatchedTokens = object.maxBatchedTokens ?? 0;
+    message.dpStart = object.dpStart ?? 0;
+    message.toolCallParser = object.toolCallParser ?? "";
+    message.reasoningParser = object.reasoningParser ?? "";
+    message.adapters = object.adapters?.map((e) => LoraAdapter.fromPartial(e)) || [];
+    message.takesAdapters = object.takesAdapters ?? false;
+    message.contractVersion = object.contractVersion ?? "";
+    message.blockHashing = object.blockHashing ?? 0;
+    return message;
+  },
+};
+
+function createBaseLoraAdapter(): LoraAdapter {
+  return { name: "", rank: 0 };
+}
+
+export const LoraAdapter: MessageFns<LoraAdapter, "millstream.v1.LoraAdapter"> = {
+  $type: "millstream.v1.LoraAdapter" as const,
+
+  encode(message: LoraAdapter, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.name !== "") {
+      writer.uint32(10).string(message.name);
+    }
+    if (message.rank !== 0) {
+      writer.uint32(16).uint32(message.rank);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): LoraAdapter {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseLoraAdapter();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.name = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.rank = reader.uint32();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): LoraAdapter {
+    return {
+      name: isSet(object.name) ? globalThis.String(object.name) : "",
+      rank: isSet(object.rank) ? globalThis.Number(object.rank) : 0,
+    };
+  },
+
+  toJSON(message: LoraAdapter): unknown {
+    const obj: any = {};
+    if (message.name !== "") {
+      obj.name = message.name;
+    }
+    if (message.rank !== 0) {
+      obj.rank = Math.round(message.rank);
+    }
+    return obj;
+  },
+
+  create(base?: DeepPartial<LoraAdapter>): LoraAdapter {
+    return LoraAdapter.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<LoraAdapter>): LoraAdapter {
+    const message = createBaseLoraAdapter();
+    message.name = object.name ?? "";
+    message.rank = object.rank ?? 0;
     return message;
   },
 };
@@ -1870,7 +2294,16 @@ export const MediaModelInfo: MessageFns<MediaModelInfo, "millstream.v1.MediaMode
 };
 
 function createBaseLoadReport(): LoadReport {
-  return { runningRequests: 0, queuedRequests: 0, usedBlocks: 0n, totalBlocks: 0n };
+  return {
+    runningRequests: 0,
+    queuedRequests: 0,
+    usedBlocks: 0n,
+    totalBlocks: 0n,
+    ranks: [],
+    promptTokensTotal: 0n,
+    cachedTokensTotal: 0n,
+    completionTokensTotal: 0n,
+  };
 }
 
 export const LoadReport: MessageFns<LoadReport, "millstream.v1.LoadReport"> = {
@@ -1894,6 +2327,27 @@ export const LoadReport: MessageFns<LoadReport, "millstream.v1.LoadReport"> = {
         throw new globalThis.Error("value provided for field message.totalBlocks of type uint64 too large");
       }
       writer.uint32(32).uint64(message.totalBlocks);
+    }
+    for (const v of message.ranks) {
+      RankLoad.encode(v!, writer.uint32(42).fork()).join();
+    }
+    if (message.promptTokensTotal !== 0n) {
+      if (BigInt.asUintN(64, message.promptTokensTotal) !== message.promptTokensTotal) {
+        throw new globalThis.Error("value provided for field message.promptTokensTotal of type uint64 too large");
+      }
+      writer.uint32(48).uint64(message.promptTokensTotal);
+    }
+    if (message.cachedTokensTotal !== 0n) {
+      if (BigInt.asUintN(64, message.cachedTokensTotal) !== message.cachedTokensTotal) {
+        throw new globalThis.Error("value provided for field message.cachedTokensTotal of type uint64 too large");
+      }
+      writer.uint32(56).uint64(message.cachedTokensTotal);
+    }
+    if (message.completionTokensTotal !== 0n) {
+      if (BigInt.asUintN(64, message.completionTokensTotal) !== message.completionTokensTotal) {
+        throw new globalThis.Error("value provided for field message.completionTokensTotal of type uint64 too large");
+      }
+      writer.uint32(64).uint64(message.completionTokensTotal);
     }
     return writer;
   },
@@ -1943,6 +2397,38 @@ export const LoadReport: MessageFns<LoadReport, "millstream.v1.LoadReport"> = {
             message.totalBlocks = reader.uint64() as bigint;
             continue;
           }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            message.ranks.push(RankLoad.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 6: {
+            if (tag !== 48) {
+              break;
+            }
+
+            message.promptTokensTotal = reader.uint64() as bigint;
+            continue;
+          }
+          case 7: {
+            if (tag !== 56) {
+              break;
+            }
+
+            message.cachedTokensTotal = reader.uint64() as bigint;
+            continue;
+          }
+          case 8: {
+            if (tag !== 64) {
+              break;
+            }
+
+            message.completionTokensTotal = reader.uint64() as bigint;
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1977,6 +2463,22 @@ export const LoadReport: MessageFns<LoadReport, "millstream.v1.LoadReport"> = {
         : isSet(object.total_blocks)
         ? BigInt(object.total_blocks)
         : 0n,
+      ranks: globalThis.Array.isArray(object?.ranks) ? object.ranks.map((e: any) => RankLoad.fromJSON(e)) : [],
+      promptTokensTotal: isSet(object.promptTokensTotal)
+        ? BigInt(object.promptTokensTotal)
+        : isSet(object.prompt_tokens_total)
+        ? BigInt(object.prompt_tokens_total)
+        : 0n,
+      cachedTokensTotal: isSet(object.cachedTokensTotal)
+        ? BigInt(object.cachedTokensTotal)
+        : isSet(object.cached_tokens_total)
+        ? BigInt(object.cached_tokens_total)
+        : 0n,
+      completionTokensTotal: isSet(object.completionTokensTotal)
+        ? BigInt(object.completionTokensTotal)
+        : isSet(object.completion_tokens_total)
+        ? BigInt(object.completion_tokens_total)
+        : 0n,
     };
   },
 
@@ -1994,6 +2496,18 @@ export const LoadReport: MessageFns<LoadReport, "millstream.v1.LoadReport"> = {
     if (message.totalBlocks !== 0n) {
       obj.totalBlocks = message.totalBlocks.toString();
     }
+    if (message.ranks?.length) {
+      obj.ranks = message.ranks.map((e) => RankLoad.toJSON(e));
+    }
+    if (message.promptTokensTotal !== 0n) {
+      obj.promptTokensTotal = message.promptTokensTotal.toString();
+    }
+    if (message.cachedTokensTotal !== 0n) {
+      obj.cachedTokensTotal = message.cachedTokensTotal.toString();
+    }
+    if (message.completionTokensTotal !== 0n) {
+      obj.completionTokensTotal = message.completionTokensTotal.toString();
+    }
     return obj;
   },
 
@@ -2010,6 +2524,237 @@ export const LoadReport: MessageFns<LoadReport, "millstream.v1.LoadReport"> = {
     message.totalBlocks = (object.totalBlocks !== undefined && object.totalBlocks !== null)
       ? BigInt(object.totalBlocks)
       : 0n;
+    message.ranks = object.ranks?.map((e) => RankLoad.fromPartial(e)) || [];
+    message.promptTokensTotal = (object.promptTokensTotal !== undefined && object.promptTokensTotal !== null)
+      ? BigInt(object.promptTokensTotal)
+      : 0n;
+    message.cachedTokensTotal = (object.cachedTokensTotal !== undefined && object.cachedTokensTotal !== null)
+      ? BigInt(object.cachedTokensTotal)
+      : 0n;
+    message.completionTokensTotal =
+      (object.completionTokensTotal !== undefined && object.completionTokensTotal !== null)
+        ? BigInt(object.completionTokensTotal)
+        : 0n;
+    return message;
+  },
+};
+
+function createBaseRankLoad(): RankLoad {
+  return {
+    dpRank: 0,
+    runningRequests: 0,
+    queuedRequests: 0,
+    queuedTokens: 0n,
+    usedBlocks: 0n,
+    totalBlocks: 0n,
+    sinceProgress: undefined,
+  };
+}
+
+export const RankLoad: MessageFns<RankLoad, "millstream.v1.RankLoad"> = {
+  $type: "millstream.v1.RankLoad" as const,
+
+  encode(message: RankLoad, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.dpRank !== 0) {
+      writer.uint32(8).uint32(message.dpRank);
+    }
+    if (message.runningRequests !== 0) {
+      writer.uint32(16).uint32(message.runningRequests);
+    }
+    if (message.queuedRequests !== 0) {
+      writer.uint32(24).uint32(message.queuedRequests);
+    }
+    if (message.queuedTokens !== 0n) {
+      if (BigInt.asUintN(64, message.queuedTokens) !== message.queuedTokens) {
+        throw new globalThis.Error("value provided for field message.queuedTokens of type uint64 too large");
+      }
+      writer.uint32(32).uint64(message.queuedTokens);
+    }
+    if (message.usedBlocks !== 0n) {
+      if (BigInt.asUintN(64, message.usedBlocks) !== message.usedBlocks) {
+        throw new globalThis.Error("value provided for field message.usedBlocks of type uint64 too large");
+      }
+      writer.uint32(40).uint64(message.usedBlocks);
+    }
+    if (message.totalBlocks !== 0n) {
+      if (BigInt.asUintN(64, message.totalBlocks) !== message.totalBlocks) {
+        throw new globalThis.Error("value provided for field message.totalBlocks of type uint64 too large");
+      }
+      writer.uint32(48).uint64(message.totalBlocks);
+    }
+    if (message.sinceProgress !== undefined) {
+      Duration.encode(message.sinceProgress, writer.uint32(58).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): RankLoad {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseRankLoad();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.dpRank = reader.uint32();
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.runningRequests = reader.uint32();
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.queuedRequests = reader.uint32();
+            continue;
+          }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.queuedTokens = reader.uint64() as bigint;
+            continue;
+          }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.usedBlocks = reader.uint64() as bigint;
+            continue;
+          }
+          case 6: {
+            if (tag !== 48) {
+              break;
+            }
+
+            message.totalBlocks = reader.uint64() as bigint;
+            continue;
+          }
+          case 7: {
+            if (tag !== 58) {
+              break;
+            }
+
+            message.sinceProgress = Duration.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): RankLoad {
+    return {
+      dpRank: isSet(object.dpRank)
+        ? globalThis.Number(object.dpRank)
+        : isSet(object.dp_rank)
+        ? globalThis.Number(object.dp_rank)
+        : 0,
+      runningRequests: isSet(object.runningRequests)
+        ? globalThis.Number(object.runningRequests)
+        : isSet(object.running_requests)
+        ? globalThis.Number(object.running_requests)
+        : 0,
+      queuedRequests: isSet(object.queuedRequests)
+        ? globalThis.Number(object.queuedRequests)
+        : isSet(object.queued_requests)
+        ? globalThis.Number(object.queued_requests)
+        : 0,
+      queuedTokens: isSet(object.queuedTokens)
+        ? BigInt(object.queuedTokens)
+        : isSet(object.queued_tokens)
+        ? BigInt(object.queued_tokens)
+        : 0n,
+      usedBlocks: isSet(object.usedBlocks)
+        ? BigInt(object.usedBlocks)
+        : isSet(object.used_blocks)
+        ? BigInt(object.used_blocks)
+        : 0n,
+      totalBlocks: isSet(object.totalBlocks)
+        ? BigInt(object.totalBlocks)
+        : isSet(object.total_blocks)
+        ? BigInt(object.total_blocks)
+        : 0n,
+      sinceProgress: isSet(object.sinceProgress)
+        ? Duration.fromJSON(object.sinceProgress)
+        : isSet(object.since_progress)
+        ? Duration.fromJSON(object.since_progress)
+        : undefined,
+    };
+  },
+
+  toJSON(message: RankLoad): unknown {
+    const obj: any = {};
+    if (message.dpRank !== 0) {
+      obj.dpRank = Math.round(message.dpRank);
+    }
+    if (message.runningRequests !== 0) {
+      obj.runningRequests = Math.round(message.runningRequests);
+    }
+    if (message.queuedRequests !== 0) {
+      obj.queuedRequests = Math.round(message.queuedRequests);
+    }
+    if (message.queuedTokens !== 0n) {
+      obj.queuedTokens = message.queuedTokens.toString();
+    }
+    if (message.usedBlocks !== 0n) {
+      obj.usedBlocks = message.usedBlocks.toString();
+    }
+    if (message.totalBlocks !== 0n) {
+      obj.totalBlocks = message.totalBlocks.toString();
+    }
+    if (message.sinceProgress !== undefined) {
+      obj.sinceProgress = Duration.toJSON(message.sinceProgress);
+    }
+    return obj;
+  },
+
+  create(base?: DeepPartial<RankLoad>): RankLoad {
+    return RankLoad.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<RankLoad>): RankLoad {
+    const message = createBaseRankLoad();
+    message.dpRank = object.dpRank ?? 0;
+    message.runningRequests = object.runningRequests ?? 0;
+    message.queuedRequests = object.queuedRequests ?? 0;
+    message.queuedTokens = (object.queuedTokens !== undefined && object.queuedTokens !== null)
+      ? BigInt(object.queuedTokens)
+      : 0n;
+    message.usedBlocks = (object.usedBlocks !== undefined && object.usedBlocks !== null)
+      ? BigInt(object.usedBlocks)
+      : 0n;
+    message.totalBlocks = (object.totalBlocks !== undefined && object.totalBlocks !== null)
+      ? BigInt(object.totalBlocks)
+      : 0n;
+    message.sinceProgress = (object.sinceProgress !== undefined && object.sinceProgress !== null)
+      ? Duration.fromPartial(object.sinceProgress)
+      : undefined;
     return message;
   },
 };
@@ -2406,6 +3151,241 @@ export const WatchLoadResponse: MessageFns<WatchLoadResponse, "millstream.v1.Wat
   },
 };
 
+function createBaseWatchLoadProgressRequest(): WatchLoadProgressRequest {
+  return {};
+}
+
+export const WatchLoadProgressRequest: MessageFns<WatchLoadProgressRequest, "millstream.v1.WatchLoadProgressRequest"> =
+  {
+    $type: "millstream.v1.WatchLoadProgressRequest" as const,
+
+    encode(_: WatchLoadProgressRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+      return writer;
+    },
+
+    decode(input: BinaryReader | Uint8Array, length?: number): WatchLoadProgressRequest {
+      const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+      const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+      if (previousRecursionDepth >= 100) {
+        throw new globalThis.Error("protobuf decode recursion limit exceeded");
+      }
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+      try {
+        const end = length === undefined ? reader.len : reader.pos + length;
+        const message = createBaseWatchLoadProgressRequest();
+        while (reader.pos < end) {
+          const tag = reader.uint32();
+          switch (tag >>> 3) {
+          }
+          if ((tag & 7) === 4 || tag === 0) {
+            break;
+          }
+          reader.skip(tag & 7);
+        }
+        return message;
+      } finally {
+        (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+      }
+    },
+
+    fromJSON(_: any): WatchLoadProgressRequest {
+      return {};
+    },
+
+    toJSON(_: WatchLoadProgressRequest): unknown {
+      const obj: any = {};
+      return obj;
+    },
+
+    create(base?: DeepPartial<WatchLoadProgressRequest>): WatchLoadProgressRequest {
+      return WatchLoadProgressRequest.fromPartial(base ?? {});
+    },
+    fromPartial(_: DeepPartial<WatchLoadProgressRequest>): WatchLoadProgressRequest {
+      const message = createBaseWatchLoadProgressRequest();
+      return message;
+    },
+  };
+
+function createBaseWatchLoadProgressResponse(): WatchLoadProgressResponse {
+  return { stage: 0, filesDone: 0, filesTotal: 0, bytesDone: 0n, bytesTotal: 0n, elapsed: undefined };
+}
+
+export const WatchLoadProgressResponse: MessageFns<
+  WatchLoadProgressResponse,
+  "millstream.v1.WatchLoadProgressResponse"
+> = {
+  $type: "millstream.v1.WatchLoadProgressResponse" as const,
+
+  encode(message: WatchLoadProgressResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.stage !== 0) {
+      writer.uint32(8).int32(message.stage);
+    }
+    if (message.filesDone !== 0) {
+      writer.uint32(16).uint32(message.filesDone);
+    }
+    if (message.filesTotal !== 0) {
+      writer.uint32(24).uint32(message.filesTotal);
+    }
+    if (message.bytesDone !== 0n) {
+      if (BigInt.asUintN(64, message.bytesDone) !== message.bytesDone) {
+        throw new globalThis.Error("value provided for field message.bytesDone of type uint64 too large");
+      }
+      writer.uint32(32).uint64(message.bytesDone);
+    }
+    if (message.bytesTotal !== 0n) {
+      if (BigInt.asUintN(64, message.bytesTotal) !== message.bytesTotal) {
+        throw new globalThis.Error("value provided for field message.bytesTotal of type uint64 too large");
+      }
+      writer.uint32(40).uint64(message.bytesTotal);
+    }
+    if (message.elapsed !== undefined) {
+      Duration.encode(message.elapsed, writer.uint32(50).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): WatchLoadProgressResponse {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseWatchLoadProgressResponse();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.stage = reader.int32() as any;
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.filesDone = reader.uint32();
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.filesTotal = reader.uint32();
+            continue;
+          }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.bytesDone = reader.uint64() as bigint;
+            continue;
+          }
+          case 5: {
+            if (tag !== 40) {
+              break;
+            }
+
+            message.bytesTotal = reader.uint64() as bigint;
+            continue;
+          }
+          case 6: {
+            if (tag !== 50) {
+              break;
+            }
+
+            message.elapsed = Duration.decode(reader, reader.uint32());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): WatchLoadProgressResponse {
+    return {
+      stage: isSet(object.stage) ? loadStageFromJSON(object.stage) : 0,
+      filesDone: isSet(object.filesDone)
+        ? globalThis.Number(object.filesDone)
+        : isSet(object.files_done)
+        ? globalThis.Number(object.files_done)
+        : 0,
+      filesTotal: isSet(object.filesTotal)
+        ? globalThis.Number(object.filesTotal)
+        : isSet(object.files_total)
+        ? globalThis.Number(object.files_total)
+        : 0,
+      bytesDone: isSet(object.bytesDone)
+        ? BigInt(object.bytesDone)
+        : isSet(object.bytes_done)
+        ? BigInt(object.bytes_done)
+        : 0n,
+      bytesTotal: isSet(object.bytesTotal)
+        ? BigInt(object.bytesTotal)
+        : isSet(object.bytes_total)
+        ? BigInt(object.bytes_total)
+        : 0n,
+      elapsed: isSet(object.elapsed) ? Duration.fromJSON(object.elapsed) : undefined,
+    };
+  },
+
+  toJSON(message: WatchLoadProgressResponse): unknown {
+    const obj: any = {};
+    if (message.stage !== 0) {
+      obj.stage = loadStageToJSON(message.stage);
+    }
+    if (message.filesDone !== 0) {
+      obj.filesDone = Math.round(message.filesDone);
+    }
+    if (message.filesTotal !== 0) {
+      obj.filesTotal = Math.round(message.filesTotal);
+    }
+    if (message.bytesDone !== 0n) {
+      obj.bytesDone = message.bytesDone.toString();
+    }
+    if (message.bytesTotal !== 0n) {
+      obj.bytesTotal = message.bytesTotal.toString();
+    }
+    if (message.elapsed !== undefined) {
+      obj.elapsed = Duration.toJSON(message.elapsed);
+    }
+    return obj;
+  },
+
+  create(base?: DeepPartial<WatchLoadProgressResponse>): WatchLoadProgressResponse {
+    return WatchLoadProgressResponse.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<WatchLoadProgressResponse>): WatchLoadProgressResponse {
+    const message = createBaseWatchLoadProgressResponse();
+    message.stage = object.stage ?? 0;
+    message.filesDone = object.filesDone ?? 0;
+    message.filesTotal = object.filesTotal ?? 0;
+    message.bytesDone = (object.bytesDone !== undefined && object.bytesDone !== null) ? BigInt(object.bytesDone) : 0n;
+    message.bytesTotal = (object.bytesTotal !== undefined && object.bytesTotal !== null)
+      ? BigInt(object.bytesTotal)
+      : 0n;
+    message.elapsed = (object.elapsed !== undefined && object.elapsed !== null)
+      ? Duration.fromPartial(object.elapsed)
+      : undefined;
+    return message;
+  },
+};
+
 /**
  * WorkerService describes a worker and reports its load. Every worker serves it besides its own
  * service.
@@ -2461,6 +3441,38 @@ export const WorkerServiceService = {
     responseSerialize: (value: WatchLoadResponse): Buffer => Buffer.from(WatchLoadResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): WatchLoadResponse => WatchLoadResponse.decode(value),
   },
+  /**
+   * WatchKvEvents reports which KV blocks the worker's prefix cache holds, so that a caller can keep
+   * an equal set and send requests where their prompt is cached. kv_events.proto states the rules. Only
+   * for workers whose WorkerInfo.block_hashing is set; else it ends with INVALID_ARGUMENT and the
+   * reason UNSUPPORTED_FEATURE. Ends with UNAVAILABLE and RetryInfo until the model is loaded.
+   */
+  watchKvEvents: {
+    path: "/millstream.v1.WorkerService/WatchKvEvents" as const,
+    requestStream: false as const,
+    responseStream: true as const,
+    requestSerialize: (value: WatchKvEventsRequest): Buffer => Buffer.from(WatchKvEventsRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): WatchKvEventsRequest => WatchKvEventsRequest.decode(value),
+    responseSerialize: (value: WatchKvEventsResponse): Buffer =>
+      Buffer.from(WatchKvEventsResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): WatchKvEventsResponse => WatchKvEventsResponse.decode(value),
+  },
+  /**
+   * WatchLoadProgress reports how far the model is loaded: the current state at once, then each
+   * change, at most some per second. It is served before the worker is ready. It ends with OK after
+   * the message with the stage READY; if the model can't be loaded it ends with UNAVAILABLE.
+   */
+  watchLoadProgress: {
+    path: "/millstream.v1.WorkerService/WatchLoadProgress" as const,
+    requestStream: false as const,
+    responseStream: true as const,
+    requestSerialize: (value: WatchLoadProgressRequest): Buffer =>
+      Buffer.from(WatchLoadProgressRequest.encode(value).finish()),
+    requestDeserialize: (value: Buffer): WatchLoadProgressRequest => WatchLoadProgressRequest.decode(value),
+    responseSerialize: (value: WatchLoadProgressResponse): Buffer =>
+      Buffer.from(WatchLoadProgressResponse.encode(value).finish()),
+    responseDeserialize: (value: Buffer): WatchLoadProgressResponse => WatchLoadProgressResponse.decode(value),
+  },
 } as const;
 
 export interface WorkerServiceServer extends UntypedServiceImplementation {
@@ -2486,6 +3498,19 @@ export interface WorkerServiceServer extends UntypedServiceImplementation {
    * a reconnect the first message is the full state again.
    */
   watchLoad: handleServerStreamingCall<WatchLoadRequest, WatchLoadResponse>;
+  /**
+   * WatchKvEvents reports which KV blocks the worker's prefix cache holds, so that a caller can keep
+   * an equal set and send requests where their prompt is cached. kv_events.proto states the rules. Only
+   * for workers whose WorkerInfo.block_hashing is set; else it ends with INVALID_ARGUMENT and the
+   * reason UNSUPPORTED_FEATURE. Ends with UNAVAILABLE and RetryInfo until the model is loaded.
+   */
+  watchKvEvents: handleServerStreamingCall<WatchKvEventsRequest, WatchKvEventsResponse>;
+  /**
+   * WatchLoadProgress reports how far the model is loaded: the current state at once, then each
+   * change, at most some per second. It is served before the worker is ready. It ends with OK after
+   * the message with the stage READY; if the model can't be loaded it ends with UNAVAILABLE.
+   */
+  watchLoadProgress: handleServerStreamingCall<WatchLoadProgressRequest, WatchLoadProgressResponse>;
 }
 
 export interface WorkerServiceClient extends Client {
@@ -2538,6 +3563,35 @@ export interface WorkerServiceClient extends Client {
     metadata?: Metadata,
     options?: Partial<CallOptions>,
   ): ClientReadableStream<WatchLoadResponse>;
+  /**
+   * WatchKvEvents reports which KV blocks the worker's prefix cache holds, so that a caller can keep
+   * an equal set and send requests where their prompt is cached. kv_events.proto states the rules. Only
+   * for workers whose WorkerInfo.block_hashing is set; else it ends with INVALID_ARGUMENT and the
+   * reason UNSUPPORTED_FEATURE. Ends with UNAVAILABLE and RetryInfo until the model is loaded.
+   */
+  watchKvEvents(
+    request: WatchKvEventsRequest,
+    options?: Partial<CallOptions>,
+  ): ClientReadableStream<WatchKvEventsResponse>;
+  watchKvEvents(
+    request: WatchKvEventsRequest,
+    metadata?: Metadata,
+    options?: Partial<CallOptions>,
+  ): ClientReadableStream<WatchKvEventsResponse>;
+  /**
+   * WatchLoadProgress reports how far the model is loaded: the current state at once, then each
+   * change, at most some per second. It is served before the worker is ready. It ends with OK after
+   * the message with the stage READY; if the model can't be loaded it ends with UNAVAILABLE.
+   */
+  watchLoadProgress(
+    request: WatchLoadProgressRequest,
+    options?: Partial<CallOptions>,
+  ): ClientReadableStream<WatchLoadProgressResponse>;
+  watchLoadProgress(
+    request: WatchLoadProgressRequest,
+    metadata?: Metadata,
+    options?: Partial<CallOptions>,
+  ): ClientReadableStream<WatchLoadProgressResponse>;
 }
 
 export const WorkerServiceClient = makeGenericClientConstructor(

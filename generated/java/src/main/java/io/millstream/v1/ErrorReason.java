@@ -177,6 +177,57 @@ public enum ErrorReason
    * <code>ERROR_REASON_STORAGE_FAILED = 19;</code>
    */
   ERROR_REASON_STORAGE_FAILED(19),
+  /**
+   * <pre>
+   * UNAVAILABLE: an operator has taken the worker out of service for a while; retry on another one.
+   * </pre>
+   *
+   * <code>ERROR_REASON_WORKER_PAUSED = 20;</code>
+   */
+  ERROR_REASON_WORKER_PAUSED(20),
+  /**
+   * <pre>
+   * NOT_FOUND: no worker of this model has loaded this LoRA adapter; the message names those there are.
+   * UnloadLora: it isn't loaded.
+   * </pre>
+   *
+   * <code>ERROR_REASON_ADAPTER_NOT_FOUND = 21;</code>
+   */
+  ERROR_REASON_ADAPTER_NOT_FOUND(21),
+  /**
+   * <pre>
+   * ALREADY_EXISTS: an adapter with this name is loaded.
+   * </pre>
+   *
+   * <code>ERROR_REASON_ADAPTER_EXISTS = 22;</code>
+   */
+  ERROR_REASON_ADAPTER_EXISTS(22),
+  /**
+   * <pre>
+   * FAILED_PRECONDITION: another operation runs on this engine, or what was asked contradicts its state;
+   * the message says which.
+   * </pre>
+   *
+   * <code>ERROR_REASON_OPERATION_CONFLICT = 23;</code>
+   */
+  ERROR_REASON_OPERATION_CONFLICT(23),
+  /**
+   * <pre>
+   * FAILED_PRECONDITION: the engine must be idle for this, and requests are open.
+   * </pre>
+   *
+   * <code>ERROR_REASON_ENGINE_BUSY = 24;</code>
+   */
+  ERROR_REASON_ENGINE_BUSY(24),
+  /**
+   * <pre>
+   * FAILED_PRECONDITION: the weights or the adapter don't fit to the model, or their files aren't complete;
+   * the old ones serve on.
+   * </pre>
+   *
+   * <code>ERROR_REASON_INVALID_WEIGHTS = 25;</code>
+   */
+  ERROR_REASON_INVALID_WEIGHTS(25),
   UNRECOGNIZED(-1),
   ;
 
@@ -342,6 +393,57 @@ public enum ErrorReason
    * <code>ERROR_REASON_STORAGE_FAILED = 19;</code>
    */
   public static final int ERROR_REASON_STORAGE_FAILED_VALUE = 19;
+  /**
+   * <pre>
+   * UNAVAILABLE: an operator has taken the worker out of service for a while; retry on another one.
+   * </pre>
+   *
+   * <code>ERROR_REASON_WORKER_PAUSED = 20;</code>
+   */
+  public static final int ERROR_REASON_WORKER_PAUSED_VALUE = 20;
+  /**
+   * <pre>
+   * NOT_FOUND: no worker of this model has loaded this LoRA adapter; the message names those there are.
+   * UnloadLora: it isn't loaded.
+   * </pre>
+   *
+   * <code>ERROR_REASON_ADAPTER_NOT_FOUND = 21;</code>
+   */
+  public static final int ERROR_REASON_ADAPTER_NOT_FOUND_VALUE = 21;
+  /**
+   * <pre>
+   * ALREADY_EXISTS: an adapter with this name is loaded.
+   * </pre>
+   *
+   * <code>ERROR_REASON_ADAPTER_EXISTS = 22;</code>
+   */
+  public static final int ERROR_REASON_ADAPTER_EXISTS_VALUE = 22;
+  /**
+   * <pre>
+   * FAILED_PRECONDITION: another operation runs on this engine, or what was asked contradicts its state;
+   * the message says which.
+   * </pre>
+   *
+   * <code>ERROR_REASON_OPERATION_CONFLICT = 23;</code>
+   */
+  public static final int ERROR_REASON_OPERATION_CONFLICT_VALUE = 23;
+  /**
+   * <pre>
+   * FAILED_PRECONDITION: the engine must be idle for this, and requests are open.
+   * </pre>
+   *
+   * <code>ERROR_REASON_ENGINE_BUSY = 24;</code>
+   */
+  public static final int ERROR_REASON_ENGINE_BUSY_VALUE = 24;
+  /**
+   * <pre>
+   * FAILED_PRECONDITION: the weights or the adapter don't fit to the model, or their files aren't complete;
+   * the old ones serve on.
+   * </pre>
+   *
+   * <code>ERROR_REASON_INVALID_WEIGHTS = 25;</code>
+   */
+  public static final int ERROR_REASON_INVALID_WEIGHTS_VALUE = 25;
 
 
   public final int getNumber() {
@@ -388,6 +490,12 @@ public enum ErrorReason
       case 17: return ERROR_REASON_EMBEDDING_TRANSFER_FAILED;
       case 18: return ERROR_REASON_MEDIA_FETCH_FAILED;
       case 19: return ERROR_REASON_STORAGE_FAILED;
+      case 20: return ERROR_REASON_WORKER_PAUSED;
+      case 21: return ERROR_REASON_ADAPTER_NOT_FOUND;
+      case 22: return ERROR_REASON_ADAPTER_EXISTS;
+      case 23: return ERROR_REASON_OPERATION_CONFLICT;
+      case 24: return ERROR_REASON_ENGINE_BUSY;
+      case 25: return ERROR_REASON_INVALID_WEIGHTS;
       default: return null;
     }
   }

@@ -44,7 +44,7 @@ public final class ErrorsProto {
       "ogle.protobuf.DurationR\nretryDelay\022=\n\nvi" +
       "olations\030\006 \003(\0132\035.millstream.v1.FieldViol" +
       "ationR\nviolations\022\031\n\010error_id\030\007 \001(\tR\007err" +
-      "orId*\245\005\n\013ErrorReason\022\034\n\030ERROR_REASON_UNS" +
+      "orId*\357\006\n\013ErrorReason\022\034\n\030ERROR_REASON_UNS" +
       "PECIFIED\020\000\022 \n\034ERROR_REASON_INVALID_REQUE" +
       "ST\020\001\022$\n ERROR_REASON_UNSUPPORTED_FEATURE" +
       "\020\002\022 \n\034ERROR_REASON_MODEL_NOT_FOUND\020\003\022\032\n\026" +
@@ -61,12 +61,17 @@ public final class ErrorsProto {
       "N_METHOD\020\020\022*\n&ERROR_REASON_EMBEDDING_TRA" +
       "NSFER_FAILED\020\021\022#\n\037ERROR_REASON_MEDIA_FET" +
       "CH_FAILED\020\022\022\037\n\033ERROR_REASON_STORAGE_FAIL" +
-      "ED\020\023B\310\001\n\020io.millstream.v1B\013ErrorsProtoP\001" +
-      "ZHgithub.com/millstream/millstream/gener" +
-      "ated/go/millstream/v1;millstreamv1\242\002\003MSM" +
-      "\252\002\rMillstream.V1\272\002\nMillstream\312\002\rMillstre" +
-      "am\\V1\342\002\026Millstream\\V1\\Metadata\352\002\016Millstr" +
-      "eam::V1b\006proto3"
+      "ED\020\023\022\036\n\032ERROR_REASON_WORKER_PAUSED\020\024\022\"\n\036" +
+      "ERROR_REASON_ADAPTER_NOT_FOUND\020\025\022\037\n\033ERRO" +
+      "R_REASON_ADAPTER_EXISTS\020\026\022#\n\037ERROR_REASO" +
+      "N_OPERATION_CONFLICT\020\027\022\034\n\030ERROR_REASON_E" +
+      "NGINE_BUSY\020\030\022 \n\034ERROR_REASON_INVALID_WEI" +
+      "GHTS\020\031B\310\001\n\020io.millstream.v1B\013ErrorsProto" +
+      "P\001ZHgithub.com/millstream/millstream/gen" +
+      "erated/go/millstream/v1;millstreamv1\242\002\003M" +
+      "SM\252\002\rMillstream.V1\272\002\nMillstream\312\002\rMillst" +
+      "ream\\V1\342\002\026Millstream\\V1\\Metadata\352\002\016Mills" +
+      "tream::V1b\006proto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,

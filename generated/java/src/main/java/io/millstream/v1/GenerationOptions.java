@@ -22,6 +22,9 @@ private static final long serialVersionUID = 0L;
   private GenerationOptions() {
     stop_ = com.google.protobuf.LazyStringArrayList.EMPTY;
     priority_ = 0;
+    adapter_ = "";
+    session_ = "";
+    cacheSalt_ = "";
   }
 
   @java.lang.Override
@@ -313,6 +316,155 @@ private static final long serialVersionUID = 0L;
     return result == null ? io.millstream.v1.RequestPriority.UNRECOGNIZED : result;
   }
 
+  public static final int ADAPTER_FIELD_NUMBER = 9;
+  @SuppressWarnings("serial")
+  private volatile java.lang.Object adapter_ = "";
+  /**
+   * <pre>
+   * Name of a LoRA adapter of the model, one of ServedModel.adapters; empty: the model itself. An unknown
+   * one ends with NOT_FOUND (ADAPTER_NOT_FOUND).
+   * </pre>
+   *
+   * <code>string adapter = 9 [json_name = "adapter"];</code>
+   * @return The adapter.
+   */
+  @java.lang.Override
+  public java.lang.String getAdapter() {
+    java.lang.Object ref = adapter_;
+    if (ref instanceof java.lang.String) {
+      return (java.lang.String) ref;
+    } else {
+      com.google.protobuf.ByteString bs = 
+          (com.google.protobuf.ByteString) ref;
+      java.lang.String s = bs.toStringUtf8();
+      adapter_ = s;
+      return s;
+    }
+  }
+  /**
+   * <pre>
+   * Name of a LoRA adapter of the model, one of ServedModel.adapters; empty: the model itself. An unknown
+   * one ends with NOT_FOUND (ADAPTER_NOT_FOUND).
+   * </pre>
+   *
+   * <code>string adapter = 9 [json_name = "adapter"];</code>
+   * @return The bytes for adapter.
+   */
+  @java.lang.Override
+  public com.google.protobuf.ByteString
+      getAdapterBytes() {
+    java.lang.Object ref = adapter_;
+    if (ref instanceof java.lang.String) {
+      com.google.protobuf.ByteString b = 
+          com.google.protobuf.ByteString.copyFromUtf8(
+              (java.lang.String) ref);
+      adapter_ = b;
+      return b;
+    } else {
+      return (com.google.protobuf.ByteString) ref;
+    }
+  }
+
+  public static final int SESSION_FIELD_NUMBER = 10;
+  @SuppressWarnings("serial")
+  private volatile java.lang.Object session_ = "";
+  /**
+   * <pre>
+   * Requests with the same session go to the same worker while it isn't clearly busier than others, so
+   * that they find what they have in common in its KV cache; printable, at most 128 bytes. A
+   * Chat's own turns stay together without it.
+   * </pre>
+   *
+   * <code>string session = 10 [json_name = "session"];</code>
+   * @return The session.
+   */
+  @java.lang.Override
+  public java.lang.String getSession() {
+    java.lang.Object ref = session_;
+    if (ref instanceof java.lang.String) {
+      return (java.lang.String) ref;
+    } else {
+      com.google.protobuf.ByteString bs = 
+          (com.google.protobuf.ByteString) ref;
+      java.lang.String s = bs.toStringUtf8();
+      session_ = s;
+      return s;
+    }
+  }
+  /**
+   * <pre>
+   * Requests with the same session go to the same worker while it isn't clearly busier than others, so
+   * that they find what they have in common in its KV cache; printable, at most 128 bytes. A
+   * Chat's own turns stay together without it.
+   * </pre>
+   *
+   * <code>string session = 10 [json_name = "session"];</code>
+   * @return The bytes for session.
+   */
+  @java.lang.Override
+  public com.google.protobuf.ByteString
+      getSessionBytes() {
+    java.lang.Object ref = session_;
+    if (ref instanceof java.lang.String) {
+      com.google.protobuf.ByteString b = 
+          com.google.protobuf.ByteString.copyFromUtf8(
+              (java.lang.String) ref);
+      session_ = b;
+      return b;
+    } else {
+      return (com.google.protobuf.ByteString) ref;
+    }
+  }
+
+  public static final int CACHE_SALT_FIELD_NUMBER = 11;
+  @SuppressWarnings("serial")
+  private volatile java.lang.Object cacheSalt_ = "";
+  /**
+   * <pre>
+   * Requests with different salts share no KV cache, so that no caller can find out by the time it takes
+   * what another one has sent; at most 128 bytes. Empty: shared with all requests without a salt.
+   * </pre>
+   *
+   * <code>string cache_salt = 11 [json_name = "cacheSalt"];</code>
+   * @return The cacheSalt.
+   */
+  @java.lang.Override
+  public java.lang.String getCacheSalt() {
+    java.lang.Object ref = cacheSalt_;
+    if (ref instanceof java.lang.String) {
+      return (java.lang.String) ref;
+    } else {
+      com.google.protobuf.ByteString bs = 
+          (com.google.protobuf.ByteString) ref;
+      java.lang.String s = bs.toStringUtf8();
+      cacheSalt_ = s;
+      return s;
+    }
+  }
+  /**
+   * <pre>
+   * Requests with different salts share no KV cache, so that no caller can find out by the time it takes
+   * what another one has sent; at most 128 bytes. Empty: shared with all requests without a salt.
+   * </pre>
+   *
+   * <code>string cache_salt = 11 [json_name = "cacheSalt"];</code>
+   * @return The bytes for cacheSalt.
+   */
+  @java.lang.Override
+  public com.google.protobuf.ByteString
+      getCacheSaltBytes() {
+    java.lang.Object ref = cacheSalt_;
+    if (ref instanceof java.lang.String) {
+      com.google.protobuf.ByteString b = 
+          com.google.protobuf.ByteString.copyFromUtf8(
+              (java.lang.String) ref);
+      cacheSalt_ = b;
+      return b;
+    } else {
+      return (com.google.protobuf.ByteString) ref;
+    }
+  }
+
   private byte memoizedIsInitialized = -1;
   @java.lang.Override
   public final boolean isInitialized() {
@@ -350,6 +502,15 @@ private static final long serialVersionUID = 0L;
     }
     if (priority_ != io.millstream.v1.RequestPriority.REQUEST_PRIORITY_UNSPECIFIED.getNumber()) {
       output.writeEnum(8, priority_);
+    }
+    if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(adapter_)) {
+      com.google.protobuf.GeneratedMessageV3.writeString(output, 9, adapter_);
+    }
+    if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(session_)) {
+      com.google.protobuf.GeneratedMessageV3.writeString(output, 10, session_);
+    }
+    if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(cacheSalt_)) {
+      com.google.protobuf.GeneratedMessageV3.writeString(output, 11, cacheSalt_);
     }
     getUnknownFields().writeTo(output);
   }
@@ -396,6 +557,15 @@ private static final long serialVersionUID = 0L;
       size += com.google.protobuf.CodedOutputStream
         .computeEnumSize(8, priority_);
     }
+    if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(adapter_)) {
+      size += com.google.protobuf.GeneratedMessageV3.computeStringSize(9, adapter_);
+    }
+    if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(session_)) {
+      size += com.google.protobuf.GeneratedMessageV3.computeStringSize(10, session_);
+    }
+    if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(cacheSalt_)) {
+      size += com.google.protobuf.GeneratedMessageV3.computeStringSize(11, cacheSalt_);
+    }
     size += getUnknownFields().getSerializedSize();
     memoizedSize = size;
     return size;
@@ -438,6 +608,12 @@ private static final long serialVersionUID = 0L;
     if (getIncludeSpecialTokens()
         != other.getIncludeSpecialTokens()) return false;
     if (priority_ != other.priority_) return false;
+    if (!getAdapter()
+        .equals(other.getAdapter())) return false;
+    if (!getSession()
+        .equals(other.getSession())) return false;
+    if (!getCacheSalt()
+        .equals(other.getCacheSalt())) return false;
     if (!getUnknownFields().equals(other.getUnknownFields())) return false;
     return true;
   }
@@ -477,6 +653,12 @@ private static final long serialVersionUID = 0L;
         getIncludeSpecialTokens());
     hash = (37 * hash) + PRIORITY_FIELD_NUMBER;
     hash = (53 * hash) + priority_;
+    hash = (37 * hash) + ADAPTER_FIELD_NUMBER;
+    hash = (53 * hash) + getAdapter().hashCode();
+    hash = (37 * hash) + SESSION_FIELD_NUMBER;
+    hash = (53 * hash) + getSession().hashCode();
+    hash = (37 * hash) + CACHE_SALT_FIELD_NUMBER;
+    hash = (53 * hash) + getCacheSalt().hashCode();
     hash = (29 * hash) + getUnknownFields().hashCode();
     memoizedHashCode = hash;
     return hash;
@@ -631,6 +813,9 @@ private static final long serialVersionUID = 0L;
       returnTokenIds_ = false;
       includeSpecialTokens_ = false;
       priority_ = 0;
+      adapter_ = "";
+      session_ = "";
+      cacheSalt_ = "";
       return this;
     }
 
@@ -701,6 +886,15 @@ private static final long serialVersionUID = 0L;
       }
       if (((from_bitField0_ & 0x00000080) != 0)) {
         result.priority_ = priority_;
+      }
+      if (((from_bitField0_ & 0x00000100) != 0)) {
+        result.adapter_ = adapter_;
+      }
+      if (((from_bitField0_ & 0x00000200) != 0)) {
+        result.session_ = session_;
+      }
+      if (((from_bitField0_ & 0x00000400) != 0)) {
+        result.cacheSalt_ = cacheSalt_;
       }
       result.bitField0_ |= to_bitField0_;
     }
@@ -780,6 +974,21 @@ private static final long serialVersionUID = 0L;
       if (other.priority_ != 0) {
         setPriorityValue(other.getPriorityValue());
       }
+      if (!other.getAdapter().isEmpty()) {
+        adapter_ = other.adapter_;
+        bitField0_ |= 0x00000100;
+        onChanged();
+      }
+      if (!other.getSession().isEmpty()) {
+        session_ = other.session_;
+        bitField0_ |= 0x00000200;
+        onChanged();
+      }
+      if (!other.getCacheSalt().isEmpty()) {
+        cacheSalt_ = other.cacheSalt_;
+        bitField0_ |= 0x00000400;
+        onChanged();
+      }
       this.mergeUnknownFields(other.getUnknownFields());
       onChanged();
       return this;
@@ -853,6 +1062,21 @@ private static final long serialVersionUID = 0L;
               bitField0_ |= 0x00000080;
               break;
             } // case 64
+            case 74: {
+              adapter_ = input.readStringRequireUtf8();
+              bitField0_ |= 0x00000100;
+              break;
+            } // case 74
+            case 82: {
+              session_ = input.readStringRequireUtf8();
+              bitField0_ |= 0x00000200;
+              break;
+            } // case 82
+            case 90: {
+              cacheSalt_ = input.readStringRequireUtf8();
+              bitField0_ |= 0x00000400;
+              break;
+            } // case 90
             default: {
               if (!super.parseUnknownField(input, extensionRegistry, tag)) {
                 done = true; // was an endgroup tag
@@ -1723,6 +1947,302 @@ private static final long serialVersionUID = 0L;
     public Builder clearPriority() {
       bitField0_ = (bitField0_ & ~0x00000080);
       priority_ = 0;
+      onChanged();
+      return this;
+    }
+
+    private java.lang.Object adapter_ = "";
+    /**
+     * <pre>
+     * Name of a LoRA adapter of the model, one of ServedModel.adapters; empty: the model itself. An unknown
+     * one ends with NOT_FOUND (ADAPTER_NOT_FOUND).
+     * </pre>
+     *
+     * <code>string adapter = 9 [json_name = "adapter"];</code>
+     * @return The adapter.
+     */
+    public java.lang.String getAdapter() {
+      java.lang.Object ref = adapter_;
+      if (!(ref instanceof java.lang.String)) {
+        com.google.protobuf.ByteString bs =
+            (com.google.protobuf.ByteString) ref;
+        java.lang.String s = bs.toStringUtf8();
+        adapter_ = s;
+        return s;
+      } else {
+        return (java.lang.String) ref;
+      }
+    }
+    /**
+     * <pre>
+     * Name of a LoRA adapter of the model, one of ServedModel.adapters; empty: the model itself. An unknown
+     * one ends with NOT_FOUND (ADAPTER_NOT_FOUND).
+     * </pre>
+     *
+     * <code>string adapter = 9 [json_name = "adapter"];</code>
+     * @return The bytes for adapter.
+     */
+    public com.google.protobuf.ByteString
+        getAdapterBytes() {
+      java.lang.Object ref = adapter_;
+      if (ref instanceof String) {
+        com.google.protobuf.ByteString b = 
+            com.google.protobuf.ByteString.copyFromUtf8(
+                (java.lang.String) ref);
+        adapter_ = b;
+        return b;
+      } else {
+        return (com.google.protobuf.ByteString) ref;
+      }
+    }
+    /**
+     * <pre>
+     * Name of a LoRA adapter of the model, one of ServedModel.adapters; empty: the model itself. An unknown
+     * one ends with NOT_FOUND (ADAPTER_NOT_FOUND).
+     * </pre>
+     *
+     * <code>string adapter = 9 [json_name = "adapter"];</code>
+     * @param value The adapter to set.
+     * @return This builder for chaining.
+     */
+    public Builder setAdapter(
+        java.lang.String value) {
+      if (value == null) { throw new NullPointerException(); }
+      adapter_ = value;
+      bitField0_ |= 0x00000100;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Name of a LoRA adapter of the model, one of ServedModel.adapters; empty: the model itself. An unknown
+     * one ends with NOT_FOUND (ADAPTER_NOT_FOUND).
+     * </pre>
+     *
+     * <code>string adapter = 9 [json_name = "adapter"];</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearAdapter() {
+      adapter_ = getDefaultInstance().getAdapter();
+      bitField0_ = (bitField0_ & ~0x00000100);
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Name of a LoRA adapter of the model, one of ServedModel.adapters; empty: the model itself. An unknown
+     * one ends with NOT_FOUND (ADAPTER_NOT_FOUND).
+     * </pre>
+     *
+     * <code>string adapter = 9 [json_name = "adapter"];</code>
+     * @param value The bytes for adapter to set.
+     * @return This builder for chaining.
+     */
+    public Builder setAdapterBytes(
+        com.google.protobuf.ByteString value) {
+      if (value == null) { throw new NullPointerException(); }
+      checkByteStringIsUtf8(value);
+      adapter_ = value;
+      bitField0_ |= 0x00000100;
+      onChanged();
+      return this;
+    }
+
+    private java.lang.Object session_ = "";
+    /**
+     * <pre>
+     * Requests with the same session go to the same worker while it isn't clearly busier than others, so
+     * that they find what they have in common in its KV cache; printable, at most 128 bytes. A
+     * Chat's own turns stay together without it.
+     * </pre>
+     *
+     * <code>string session = 10 [json_name = "session"];</code>
+     * @return The session.
+     */
+    public java.lang.String getSession() {
+      java.lang.Object ref = session_;
+      if (!(ref instanceof java.lang.String)) {
+        com.google.protobuf.ByteString bs =
+            (com.google.protobuf.ByteString) ref;
+        java.lang.String s = bs.toStringUtf8();
+        session_ = s;
+        return s;
+      } else {
+        return (java.lang.String) ref;
+      }
+    }
+    /**
+     * <pre>
+     * Requests with the same session go to the same worker while it isn't clearly busier than others, so
+     * that they find what they have in common in its KV cache; printable, at most 128 bytes. A
+     * Chat's own turns stay together without it.
+     * </pre>
+     *
+     * <code>string session = 10 [json_name = "session"];</code>
+     * @return The bytes for session.
+     */
+    public com.google.protobuf.ByteString
+        getSessionBytes() {
+      java.lang.Object ref = session_;
+      if (ref instanceof String) {
+        com.google.protobuf.ByteString b = 
+            com.google.protobuf.ByteString.copyFromUtf8(
+                (java.lang.String) ref);
+        session_ = b;
+        return b;
+      } else {
+        return (com.google.protobuf.ByteString) ref;
+      }
+    }
+    /**
+     * <pre>
+     * Requests with the same session go to the same worker while it isn't clearly busier than others, so
+     * that they find what they have in common in its KV cache; printable, at most 128 bytes. A
+     * Chat's own turns stay together without it.
+     * </pre>
+     *
+     * <code>string session = 10 [json_name = "session"];</code>
+     * @param value The session to set.
+     * @return This builder for chaining.
+     */
+    public Builder setSession(
+        java.lang.String value) {
+      if (value == null) { throw new NullPointerException(); }
+      session_ = value;
+      bitField0_ |= 0x00000200;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Requests with the same session go to the same worker while it isn't clearly busier than others, so
+     * that they find what they have in common in its KV cache; printable, at most 128 bytes. A
+     * Chat's own turns stay together without it.
+     * </pre>
+     *
+     * <code>string session = 10 [json_name = "session"];</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearSession() {
+      session_ = getDefaultInstance().getSession();
+      bitField0_ = (bitField0_ & ~0x00000200);
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Requests with the same session go to the same worker while it isn't clearly busier than others, so
+     * that they find what they have in common in its KV cache; printable, at most 128 bytes. A
+     * Chat's own turns stay together without it.
+     * </pre>
+     *
+     * <code>string session = 10 [json_name = "session"];</code>
+     * @param value The bytes for session to set.
+     * @return This builder for chaining.
+     */
+    public Builder setSessionBytes(
+        com.google.protobuf.ByteString value) {
+      if (value == null) { throw new NullPointerException(); }
+      checkByteStringIsUtf8(value);
+      session_ = value;
+      bitField0_ |= 0x00000200;
+      onChanged();
+      return this;
+    }
+
+    private java.lang.Object cacheSalt_ = "";
+    /**
+     * <pre>
+     * Requests with different salts share no KV cache, so that no caller can find out by the time it takes
+     * what another one has sent; at most 128 bytes. Empty: shared with all requests without a salt.
+     * </pre>
+     *
+     * <code>string cache_salt = 11 [json_name = "cacheSalt"];</code>
+     * @return The cacheSalt.
+     */
+    public java.lang.String getCacheSalt() {
+      java.lang.Object ref = cacheSalt_;
+      if (!(ref instanceof java.lang.String)) {
+        com.google.protobuf.ByteString bs =
+            (com.google.protobuf.ByteString) ref;
+        java.lang.String s = bs.toStringUtf8();
+        cacheSalt_ = s;
+        return s;
+      } else {
+        return (java.lang.String) ref;
+      }
+    }
+    /**
+     * <pre>
+     * Requests with different salts share no KV cache, so that no caller can find out by the time it takes
+     * what another one has sent; at most 128 bytes. Empty: shared with all requests without a salt.
+     * </pre>
+     *
+     * <code>string cache_salt = 11 [json_name = "cacheSalt"];</code>
+     * @return The bytes for cacheSalt.
+     */
+    public com.google.protobuf.ByteString
+        getCacheSaltBytes() {
+      java.lang.Object ref = cacheSalt_;
+      if (ref instanceof String) {
+        com.google.protobuf.ByteString b = 
+            com.google.protobuf.ByteString.copyFromUtf8(
+                (java.lang.String) ref);
+        cacheSalt_ = b;
+        return b;
+      } else {
+        return (com.google.protobuf.ByteString) ref;
+      }
+    }
+    /**
+     * <pre>
+     * Requests with different salts share no KV cache, so that no caller can find out by the time it takes
+     * what another one has sent; at most 128 bytes. Empty: shared with all requests without a salt.
+     * </pre>
+     *
+     * <code>string cache_salt = 11 [json_name = "cacheSalt"];</code>
+     * @param value The cacheSalt to set.
+     * @return This builder for chaining.
+     */
+    public Builder setCacheSalt(
+        java.lang.String value) {
+      if (value == null) { throw new NullPointerException(); }
+      cacheSalt_ = value;
+      bitField0_ |= 0x00000400;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Requests with different salts share no KV cache, so that no caller can find out by the time it takes
+     * what another one has sent; at most 128 bytes. Empty: shared with all requests without a salt.
+     * </pre>
+     *
+     * <code>string cache_salt = 11 [json_name = "cacheSalt"];</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearCacheSalt() {
+      cacheSalt_ = getDefaultInstance().getCacheSalt();
+      bitField0_ = (bitField0_ & ~0x00000400);
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Requests with different salts share no KV cache, so that no caller can find out by the time it takes
+     * what another one has sent; at most 128 bytes. Empty: shared with all requests without a salt.
+     * </pre>
+     *
+     * <code>string cache_salt = 11 [json_name = "cacheSalt"];</code>
+     * @param value The bytes for cacheSalt to set.
+     * @return This builder for chaining.
+     */
+    public Builder setCacheSaltBytes(
+        com.google.protobuf.ByteString value) {
+      if (value == null) { throw new NullPointerException(); }
+      checkByteStringIsUtf8(value);
+      cacheSalt_ = value;
+      bitField0_ |= 0x00000400;
       onChanged();
       return this;
     }

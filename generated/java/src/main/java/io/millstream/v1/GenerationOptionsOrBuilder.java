@@ -200,4 +200,72 @@ public interface GenerationOptionsOrBuilder extends
    * @return The priority.
    */
   io.millstream.v1.RequestPriority getPriority();
+
+  /**
+   * <pre>
+   * Name of a LoRA adapter of the model, one of ServedModel.adapters; empty: the model itself. An unknown
+   * one ends with NOT_FOUND (ADAPTER_NOT_FOUND).
+   * </pre>
+   *
+   * <code>string adapter = 9 [json_name = "adapter"];</code>
+   * @return The adapter.
+   */
+  java.lang.String getAdapter();
+  /**
+   * <pre>
+   * Name of a LoRA adapter of the model, one of ServedModel.adapters; empty: the model itself. An unknown
+   * one ends with NOT_FOUND (ADAPTER_NOT_FOUND).
+   * </pre>
+   *
+   * <code>string adapter = 9 [json_name = "adapter"];</code>
+   * @return The bytes for adapter.
+   */
+  com.google.protobuf.ByteString
+      getAdapterBytes();
+
+  /**
+   * <pre>
+   * Requests with the same session go to the same worker while it isn't clearly busier than others, so
+   * that they find what they have in common in its KV cache; printable, at most 128 bytes. A
+   * Chat's own turns stay together without it.
+   * </pre>
+   *
+   * <code>string session = 10 [json_name = "session"];</code>
+   * @return The session.
+   */
+  java.lang.String getSession();
+  /**
+   * <pre>
+   * Requests with the same session go to the same worker while it isn't clearly busier than others, so
+   * that they find what they have in common in its KV cache; printable, at most 128 bytes. A
+   * Chat's own turns stay together without it.
+   * </pre>
+   *
+   * <code>string session = 10 [json_name = "session"];</code>
+   * @return The bytes for session.
+   */
+  com.google.protobuf.ByteString
+      getSessionBytes();
+
+  /**
+   * <pre>
+   * Requests with different salts share no KV cache, so that no caller can find out by the time it takes
+   * what another one has sent; at most 128 bytes. Empty: shared with all requests without a salt.
+   * </pre>
+   *
+   * <code>string cache_salt = 11 [json_name = "cacheSalt"];</code>
+   * @return The cacheSalt.
+   */
+  java.lang.String getCacheSalt();
+  /**
+   * <pre>
+   * Requests with different salts share no KV cache, so that no caller can find out by the time it takes
+   * what another one has sent; at most 128 bytes. Empty: shared with all requests without a salt.
+   * </pre>
+   *
+   * <code>string cache_salt = 11 [json_name = "cacheSalt"];</code>
+   * @return The bytes for cacheSalt.
+   */
+  com.google.protobuf.ByteString
+      getCacheSaltBytes();
 }

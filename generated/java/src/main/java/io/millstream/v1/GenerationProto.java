@@ -83,7 +83,7 @@ public final class GenerationProto {
       "(\tH\000R\004textB\006\n\004stop\"j\n\014TraceContext\022 \n\013tr" +
       "aceparent\030\001 \001(\tR\013traceparent\022\036\n\ntracesta" +
       "te\030\002 \001(\tR\ntracestate\022\030\n\007baggage\030\003 \001(\tR\007b" +
-      "aggage\"\275\003\n\017StartGeneration\022\022\n\004slot\030\001 \001(\r" +
+      "aggage\"\240\004\n\017StartGeneration\022\022\n\004slot\030\001 \001(\r" +
       "R\004slot\022\035\n\nrequest_id\030\002 \001(\tR\trequestId\022\033\n" +
       "\ttoken_ids\030\003 \003(\rR\010tokenIds\0229\n\010sampling\030\004" +
       " \001(\0132\035.millstream.v1.SamplingParamsR\010sam" +
@@ -94,45 +94,49 @@ public final class GenerationProto {
       "textR\005trace\0223\n\007timeout\030\010 \001(\0132\031.google.pr" +
       "otobuf.DurationR\007timeout\022.\n\005media\030\t \003(\0132" +
       "\030.millstream.v1.MediaItemR\005media\022\024\n\005mode" +
-      "l\030\n \001(\tR\005model\"&\n\020CancelGeneration\022\022\n\004sl" +
-      "ot\030\001 \001(\rR\004slot\"\221\001\n\021GenerationControl\0226\n\005" +
-      "start\030\001 \001(\0132\036.millstream.v1.StartGenerat" +
-      "ionH\000R\005start\0229\n\006cancel\030\002 \001(\0132\037.millstrea" +
-      "m.v1.CancelGenerationH\000R\006cancelB\t\n\007contr" +
-      "ol\"\273\002\n\tStepFrame\022\032\n\010sequence\030\001 \001(\004R\010sequ" +
-      "ence\022\024\n\005slots\030\002 \003(\rR\005slots\022!\n\014token_coun" +
-      "ts\030\003 \003(\rR\013tokenCounts\022\033\n\ttoken_ids\030\004 \003(\r" +
-      "R\010tokenIds\0227\n\010logprobs\030\005 \003(\0132\033.millstrea" +
-      "m.v1.SlotLogprobsR\010logprobs\0225\n\010finishes\030" +
-      "\006 \003(\0132\031.millstream.v1.SlotFinishR\010finish" +
-      "es\0220\n\006errors\030\007 \003(\0132\030.millstream.v1.SlotE" +
-      "rrorR\006errors\022\032\n\010draining\030\010 \001(\010R\010draining" +
-      "\"\226\002\n\nSlotFinish\022\022\n\004slot\030\001 \001(\rR\004slot\0223\n\006r" +
-      "eason\030\002 \001(\0162\033.millstream.v1.FinishReason" +
-      "R\006reason\022-\n\020matched_token_id\030\003 \001(\rH\000R\016ma" +
-      "tchedTokenId\210\001\001\0224\n\005usage\030\004 \001(\0132\036.millstr" +
-      "eam.v1.GenerationUsageR\005usage\022E\n\017prompt_" +
-      "logprobs\030\005 \001(\0132\034.millstream.v1.TokenLogp" +
-      "robsR\016promptLogprobsB\023\n\021_matched_token_i" +
-      "d\"R\n\tSlotError\022\022\n\004slot\030\001 \001(\rR\004slot\0221\n\005er" +
-      "ror\030\002 \001(\0132\033.millstream.v1.RequestErrorR\005" +
-      "error\"X\n\014SlotLogprobs\022\022\n\004slot\030\001 \001(\rR\004slo" +
-      "t\0224\n\006tokens\030\002 \001(\0132\034.millstream.v1.TokenL" +
-      "ogprobsR\006tokens\"\256\001\n\rTokenLogprobs\022\033\n\ttok" +
-      "en_ids\030\001 \003(\rR\010tokenIds\022\032\n\010logprobs\030\002 \003(\002" +
-      "R\010logprobs\022\035\n\ntop_counts\030\003 \003(\rR\ttopCount" +
-      "s\022\"\n\rtop_token_ids\030\004 \003(\rR\013topTokenIds\022!\n" +
-      "\014top_logprobs\030\005 \003(\002R\013topLogprobs*\274\001\n\014Fin" +
-      "ishReason\022\035\n\031FINISH_REASON_UNSPECIFIED\020\000" +
-      "\022\026\n\022FINISH_REASON_STOP\020\001\022\030\n\024FINISH_REASO" +
-      "N_LENGTH\020\002\022\034\n\030FINISH_REASON_TOOL_CALLS\020\003" +
-      "\022 \n\034FINISH_REASON_CONTENT_FILTER\020\004\022\033\n\027FI" +
-      "NISH_REASON_CANCELLED\020\005B\314\001\n\020io.millstrea" +
-      "m.v1B\017GenerationProtoP\001ZHgithub.com/mill" +
-      "stream/millstream/generated/go/millstrea" +
-      "m/v1;millstreamv1\242\002\003MSM\252\002\rMillstream.V1\272" +
-      "\002\nMillstream\312\002\rMillstream\\V1\342\002\026Millstrea" +
-      "m\\V1\\Metadata\352\002\016Millstream::V1b\006proto3"
+      "l\030\n \001(\tR\005model\022\030\n\007adapter\030\013 \001(\tR\007adapter" +
+      "\022\034\n\007dp_rank\030\014 \001(\rH\000R\006dpRank\210\001\001\022\035\n\ncache_" +
+      "salt\030\r \001(\tR\tcacheSaltB\n\n\010_dp_rank\"&\n\020Can" +
+      "celGeneration\022\022\n\004slot\030\001 \001(\rR\004slot\"\221\001\n\021Ge" +
+      "nerationControl\0226\n\005start\030\001 \001(\0132\036.millstr" +
+      "eam.v1.StartGenerationH\000R\005start\0229\n\006cance" +
+      "l\030\002 \001(\0132\037.millstream.v1.CancelGeneration" +
+      "H\000R\006cancelB\t\n\007control\"\273\002\n\tStepFrame\022\032\n\010s" +
+      "equence\030\001 \001(\004R\010sequence\022\024\n\005slots\030\002 \003(\rR\005" +
+      "slots\022!\n\014token_counts\030\003 \003(\rR\013tokenCounts" +
+      "\022\033\n\ttoken_ids\030\004 \003(\rR\010tokenIds\0227\n\010logprob" +
+      "s\030\005 \003(\0132\033.millstream.v1.SlotLogprobsR\010lo" +
+      "gprobs\0225\n\010finishes\030\006 \003(\0132\031.millstream.v1" +
+      ".SlotFinishR\010finishes\0220\n\006errors\030\007 \003(\0132\030." +
+      "millstream.v1.SlotErrorR\006errors\022\032\n\010drain" +
+      "ing\030\010 \001(\010R\010draining\"\275\002\n\nSlotFinish\022\022\n\004sl" +
+      "ot\030\001 \001(\rR\004slot\0223\n\006reason\030\002 \001(\0162\033.millstr" +
+      "eam.v1.FinishReasonR\006reason\022-\n\020matched_t" +
+      "oken_id\030\003 \001(\rH\000R\016matchedTokenId\210\001\001\0224\n\005us" +
+      "age\030\004 \001(\0132\036.millstream.v1.GenerationUsag" +
+      "eR\005usage\022E\n\017prompt_logprobs\030\005 \001(\0132\034.mill" +
+      "stream.v1.TokenLogprobsR\016promptLogprobs\022" +
+      "%\n\016weight_version\030\006 \001(\tR\rweightVersionB\023" +
+      "\n\021_matched_token_id\"R\n\tSlotError\022\022\n\004slot" +
+      "\030\001 \001(\rR\004slot\0221\n\005error\030\002 \001(\0132\033.millstream" +
+      ".v1.RequestErrorR\005error\"X\n\014SlotLogprobs\022" +
+      "\022\n\004slot\030\001 \001(\rR\004slot\0224\n\006tokens\030\002 \001(\0132\034.mi" +
+      "llstream.v1.TokenLogprobsR\006tokens\"\256\001\n\rTo" +
+      "kenLogprobs\022\033\n\ttoken_ids\030\001 \003(\rR\010tokenIds" +
+      "\022\032\n\010logprobs\030\002 \003(\002R\010logprobs\022\035\n\ntop_coun" +
+      "ts\030\003 \003(\rR\ttopCounts\022\"\n\rtop_token_ids\030\004 \003" +
+      "(\rR\013topTokenIds\022!\n\014top_logprobs\030\005 \003(\002R\013t" +
+      "opLogprobs*\274\001\n\014FinishReason\022\035\n\031FINISH_RE" +
+      "ASON_UNSPECIFIED\020\000\022\026\n\022FINISH_REASON_STOP" +
+      "\020\001\022\030\n\024FINISH_REASON_LENGTH\020\002\022\034\n\030FINISH_R" +
+      "EASON_TOOL_CALLS\020\003\022 \n\034FINISH_REASON_CONT" +
+      "ENT_FILTER\020\004\022\033\n\027FINISH_REASON_CANCELLED\020" +
+      "\005B\314\001\n\020io.millstream.v1B\017GenerationProtoP" +
+      "\001ZHgithub.com/millstream/millstream/gene" +
+      "rated/go/millstream/v1;millstreamv1\242\002\003MS" +
+      "M\252\002\rMillstream.V1\272\002\nMillstream\312\002\rMillstr" +
+      "eam\\V1\342\002\026Millstream\\V1\\Metadata\352\002\016Millst" +
+      "ream::V1b\006proto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,
@@ -161,7 +165,7 @@ public final class GenerationProto {
     internal_static_millstream_v1_StartGeneration_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
         internal_static_millstream_v1_StartGeneration_descriptor,
-        new java.lang.String[] { "Slot", "RequestId", "TokenIds", "Sampling", "Logprobs", "Ticket", "Trace", "Timeout", "Media", "Model", });
+        new java.lang.String[] { "Slot", "RequestId", "TokenIds", "Sampling", "Logprobs", "Ticket", "Trace", "Timeout", "Media", "Model", "Adapter", "DpRank", "CacheSalt", "DpRank", });
     internal_static_millstream_v1_CancelGeneration_descriptor =
       getDescriptor().getMessageTypes().get(3);
     internal_static_millstream_v1_CancelGeneration_fieldAccessorTable = new
@@ -185,7 +189,7 @@ public final class GenerationProto {
     internal_static_millstream_v1_SlotFinish_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
         internal_static_millstream_v1_SlotFinish_descriptor,
-        new java.lang.String[] { "Slot", "Reason", "MatchedTokenId", "Usage", "PromptLogprobs", "MatchedTokenId", });
+        new java.lang.String[] { "Slot", "Reason", "MatchedTokenId", "Usage", "PromptLogprobs", "WeightVersion", "MatchedTokenId", });
     internal_static_millstream_v1_SlotError_descriptor =
       getDescriptor().getMessageTypes().get(7);
     internal_static_millstream_v1_SlotError_fieldAccessorTable = new

@@ -20,6 +20,7 @@ private static final long serialVersionUID = 0L;
     super(builder);
   }
   private LoadReport() {
+    ranks_ = java.util.Collections.emptyList();
   }
 
   @java.lang.Override
@@ -107,6 +108,112 @@ private static final long serialVersionUID = 0L;
     return totalBlocks_;
   }
 
+  public static final int RANKS_FIELD_NUMBER = 5;
+  @SuppressWarnings("serial")
+  private java.util.List<io.millstream.v1.RankLoad> ranks_;
+  /**
+   * <pre>
+   * The load of each data-parallel rank, ascending; the fields above are their sums.
+   * </pre>
+   *
+   * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+   */
+  @java.lang.Override
+  public java.util.List<io.millstream.v1.RankLoad> getRanksList() {
+    return ranks_;
+  }
+  /**
+   * <pre>
+   * The load of each data-parallel rank, ascending; the fields above are their sums.
+   * </pre>
+   *
+   * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+   */
+  @java.lang.Override
+  public java.util.List<? extends io.millstream.v1.RankLoadOrBuilder> 
+      getRanksOrBuilderList() {
+    return ranks_;
+  }
+  /**
+   * <pre>
+   * The load of each data-parallel rank, ascending; the fields above are their sums.
+   * </pre>
+   *
+   * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+   */
+  @java.lang.Override
+  public int getRanksCount() {
+    return ranks_.size();
+  }
+  /**
+   * <pre>
+   * The load of each data-parallel rank, ascending; the fields above are their sums.
+   * </pre>
+   *
+   * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+   */
+  @java.lang.Override
+  public io.millstream.v1.RankLoad getRanks(int index) {
+    return ranks_.get(index);
+  }
+  /**
+   * <pre>
+   * The load of each data-parallel rank, ascending; the fields above are their sums.
+   * </pre>
+   *
+   * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+   */
+  @java.lang.Override
+  public io.millstream.v1.RankLoadOrBuilder getRanksOrBuilder(
+      int index) {
+    return ranks_.get(index);
+  }
+
+  public static final int PROMPT_TOKENS_TOTAL_FIELD_NUMBER = 6;
+  private long promptTokensTotal_ = 0L;
+  /**
+   * <pre>
+   * Prompt tokens of all requests that have ended since the start.
+   * </pre>
+   *
+   * <code>uint64 prompt_tokens_total = 6 [json_name = "promptTokensTotal"];</code>
+   * @return The promptTokensTotal.
+   */
+  @java.lang.Override
+  public long getPromptTokensTotal() {
+    return promptTokensTotal_;
+  }
+
+  public static final int CACHED_TOKENS_TOTAL_FIELD_NUMBER = 7;
+  private long cachedTokensTotal_ = 0L;
+  /**
+   * <pre>
+   * Those of them that were found in the KV cache.
+   * </pre>
+   *
+   * <code>uint64 cached_tokens_total = 7 [json_name = "cachedTokensTotal"];</code>
+   * @return The cachedTokensTotal.
+   */
+  @java.lang.Override
+  public long getCachedTokensTotal() {
+    return cachedTokensTotal_;
+  }
+
+  public static final int COMPLETION_TOKENS_TOTAL_FIELD_NUMBER = 8;
+  private long completionTokensTotal_ = 0L;
+  /**
+   * <pre>
+   * Tokens generated since the start.
+   * </pre>
+   *
+   * <code>uint64 completion_tokens_total = 8 [json_name = "completionTokensTotal"];</code>
+   * @return The completionTokensTotal.
+   */
+  @java.lang.Override
+  public long getCompletionTokensTotal() {
+    return completionTokensTotal_;
+  }
+
   private byte memoizedIsInitialized = -1;
   @java.lang.Override
   public final boolean isInitialized() {
@@ -133,6 +240,18 @@ private static final long serialVersionUID = 0L;
     if (totalBlocks_ != 0L) {
       output.writeUInt64(4, totalBlocks_);
     }
+    for (int i = 0; i < ranks_.size(); i++) {
+      output.writeMessage(5, ranks_.get(i));
+    }
+    if (promptTokensTotal_ != 0L) {
+      output.writeUInt64(6, promptTokensTotal_);
+    }
+    if (cachedTokensTotal_ != 0L) {
+      output.writeUInt64(7, cachedTokensTotal_);
+    }
+    if (completionTokensTotal_ != 0L) {
+      output.writeUInt64(8, completionTokensTotal_);
+    }
     getUnknownFields().writeTo(output);
   }
 
@@ -158,6 +277,22 @@ private static final long serialVersionUID = 0L;
       size += com.google.protobuf.CodedOutputStream
         .computeUInt64Size(4, totalBlocks_);
     }
+    for (int i = 0; i < ranks_.size(); i++) {
+      size += com.google.protobuf.CodedOutputStream
+        .computeMessageSize(5, ranks_.get(i));
+    }
+    if (promptTokensTotal_ != 0L) {
+      size += com.google.protobuf.CodedOutputStream
+        .computeUInt64Size(6, promptTokensTotal_);
+    }
+    if (cachedTokensTotal_ != 0L) {
+      size += com.google.protobuf.CodedOutputStream
+        .computeUInt64Size(7, cachedTokensTotal_);
+    }
+    if (completionTokensTotal_ != 0L) {
+      size += com.google.protobuf.CodedOutputStream
+        .computeUInt64Size(8, completionTokensTotal_);
+    }
     size += getUnknownFields().getSerializedSize();
     memoizedSize = size;
     return size;
@@ -181,6 +316,14 @@ private static final long serialVersionUID = 0L;
         != other.getUsedBlocks()) return false;
     if (getTotalBlocks()
         != other.getTotalBlocks()) return false;
+    if (!getRanksList()
+        .equals(other.getRanksList())) return false;
+    if (getPromptTokensTotal()
+        != other.getPromptTokensTotal()) return false;
+    if (getCachedTokensTotal()
+        != other.getCachedTokensTotal()) return false;
+    if (getCompletionTokensTotal()
+        != other.getCompletionTokensTotal()) return false;
     if (!getUnknownFields().equals(other.getUnknownFields())) return false;
     return true;
   }
@@ -202,6 +345,19 @@ private static final long serialVersionUID = 0L;
     hash = (37 * hash) + TOTAL_BLOCKS_FIELD_NUMBER;
     hash = (53 * hash) + com.google.protobuf.Internal.hashLong(
         getTotalBlocks());
+    if (getRanksCount() > 0) {
+      hash = (37 * hash) + RANKS_FIELD_NUMBER;
+      hash = (53 * hash) + getRanksList().hashCode();
+    }
+    hash = (37 * hash) + PROMPT_TOKENS_TOTAL_FIELD_NUMBER;
+    hash = (53 * hash) + com.google.protobuf.Internal.hashLong(
+        getPromptTokensTotal());
+    hash = (37 * hash) + CACHED_TOKENS_TOTAL_FIELD_NUMBER;
+    hash = (53 * hash) + com.google.protobuf.Internal.hashLong(
+        getCachedTokensTotal());
+    hash = (37 * hash) + COMPLETION_TOKENS_TOTAL_FIELD_NUMBER;
+    hash = (53 * hash) + com.google.protobuf.Internal.hashLong(
+        getCompletionTokensTotal());
     hash = (29 * hash) + getUnknownFields().hashCode();
     memoizedHashCode = hash;
     return hash;
@@ -339,6 +495,16 @@ private static final long serialVersionUID = 0L;
       queuedRequests_ = 0;
       usedBlocks_ = 0L;
       totalBlocks_ = 0L;
+      if (ranksBuilder_ == null) {
+        ranks_ = java.util.Collections.emptyList();
+      } else {
+        ranks_ = null;
+        ranksBuilder_.clear();
+      }
+      bitField0_ = (bitField0_ & ~0x00000010);
+      promptTokensTotal_ = 0L;
+      cachedTokensTotal_ = 0L;
+      completionTokensTotal_ = 0L;
       return this;
     }
 
@@ -365,9 +531,22 @@ private static final long serialVersionUID = 0L;
     @java.lang.Override
     public io.millstream.v1.LoadReport buildPartial() {
       io.millstream.v1.LoadReport result = new io.millstream.v1.LoadReport(this);
+      buildPartialRepeatedFields(result);
       if (bitField0_ != 0) { buildPartial0(result); }
       onBuilt();
       return result;
+    }
+
+    private void buildPartialRepeatedFields(io.millstream.v1.LoadReport result) {
+      if (ranksBuilder_ == null) {
+        if (((bitField0_ & 0x00000010) != 0)) {
+          ranks_ = java.util.Collections.unmodifiableList(ranks_);
+          bitField0_ = (bitField0_ & ~0x00000010);
+        }
+        result.ranks_ = ranks_;
+      } else {
+        result.ranks_ = ranksBuilder_.build();
+      }
     }
 
     private void buildPartial0(io.millstream.v1.LoadReport result) {
@@ -383,6 +562,15 @@ private static final long serialVersionUID = 0L;
       }
       if (((from_bitField0_ & 0x00000008) != 0)) {
         result.totalBlocks_ = totalBlocks_;
+      }
+      if (((from_bitField0_ & 0x00000020) != 0)) {
+        result.promptTokensTotal_ = promptTokensTotal_;
+      }
+      if (((from_bitField0_ & 0x00000040) != 0)) {
+        result.cachedTokensTotal_ = cachedTokensTotal_;
+      }
+      if (((from_bitField0_ & 0x00000080) != 0)) {
+        result.completionTokensTotal_ = completionTokensTotal_;
       }
     }
 
@@ -442,6 +630,41 @@ private static final long serialVersionUID = 0L;
       if (other.getTotalBlocks() != 0L) {
         setTotalBlocks(other.getTotalBlocks());
       }
+      if (ranksBuilder_ == null) {
+        if (!other.ranks_.isEmpty()) {
+          if (ranks_.isEmpty()) {
+            ranks_ = other.ranks_;
+            bitField0_ = (bitField0_ & ~0x00000010);
+          } else {
+            ensureRanksIsMutable();
+            ranks_.addAll(other.ranks_);
+          }
+          onChanged();
+        }
+      } else {
+        if (!other.ranks_.isEmpty()) {
+          if (ranksBuilder_.isEmpty()) {
+            ranksBuilder_.dispose();
+            ranksBuilder_ = null;
+            ranks_ = other.ranks_;
+            bitField0_ = (bitField0_ & ~0x00000010);
+            ranksBuilder_ = 
+              com.google.protobuf.GeneratedMessageV3.alwaysUseFieldBuilders ?
+                 getRanksFieldBuilder() : null;
+          } else {
+            ranksBuilder_.addAllMessages(other.ranks_);
+          }
+        }
+      }
+      if (other.getPromptTokensTotal() != 0L) {
+        setPromptTokensTotal(other.getPromptTokensTotal());
+      }
+      if (other.getCachedTokensTotal() != 0L) {
+        setCachedTokensTotal(other.getCachedTokensTotal());
+      }
+      if (other.getCompletionTokensTotal() != 0L) {
+        setCompletionTokensTotal(other.getCompletionTokensTotal());
+      }
       this.mergeUnknownFields(other.getUnknownFields());
       onChanged();
       return this;
@@ -488,6 +711,34 @@ private static final long serialVersionUID = 0L;
               bitField0_ |= 0x00000008;
               break;
             } // case 32
+            case 42: {
+              io.millstream.v1.RankLoad m =
+                  input.readMessage(
+                      io.millstream.v1.RankLoad.parser(),
+                      extensionRegistry);
+              if (ranksBuilder_ == null) {
+                ensureRanksIsMutable();
+                ranks_.add(m);
+              } else {
+                ranksBuilder_.addMessage(m);
+              }
+              break;
+            } // case 42
+            case 48: {
+              promptTokensTotal_ = input.readUInt64();
+              bitField0_ |= 0x00000020;
+              break;
+            } // case 48
+            case 56: {
+              cachedTokensTotal_ = input.readUInt64();
+              bitField0_ |= 0x00000040;
+              break;
+            } // case 56
+            case 64: {
+              completionTokensTotal_ = input.readUInt64();
+              bitField0_ |= 0x00000080;
+              break;
+            } // case 64
             default: {
               if (!super.parseUnknownField(input, extensionRegistry, tag)) {
                 done = true; // was an endgroup tag
@@ -677,6 +928,450 @@ private static final long serialVersionUID = 0L;
     public Builder clearTotalBlocks() {
       bitField0_ = (bitField0_ & ~0x00000008);
       totalBlocks_ = 0L;
+      onChanged();
+      return this;
+    }
+
+    private java.util.List<io.millstream.v1.RankLoad> ranks_ =
+      java.util.Collections.emptyList();
+    private void ensureRanksIsMutable() {
+      if (!((bitField0_ & 0x00000010) != 0)) {
+        ranks_ = new java.util.ArrayList<io.millstream.v1.RankLoad>(ranks_);
+        bitField0_ |= 0x00000010;
+       }
+    }
+
+    private com.google.protobuf.RepeatedFieldBuilderV3<
+        io.millstream.v1.RankLoad, io.millstream.v1.RankLoad.Builder, io.millstream.v1.RankLoadOrBuilder> ranksBuilder_;
+
+    /**
+     * <pre>
+     * The load of each data-parallel rank, ascending; the fields above are their sums.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+     */
+    public java.util.List<io.millstream.v1.RankLoad> getRanksList() {
+      if (ranksBuilder_ == null) {
+        return java.util.Collections.unmodifiableList(ranks_);
+      } else {
+        return ranksBuilder_.getMessageList();
+      }
+    }
+    /**
+     * <pre>
+     * The load of each data-parallel rank, ascending; the fields above are their sums.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+     */
+    public int getRanksCount() {
+      if (ranksBuilder_ == null) {
+        return ranks_.size();
+      } else {
+        return ranksBuilder_.getCount();
+      }
+    }
+    /**
+     * <pre>
+     * The load of each data-parallel rank, ascending; the fields above are their sums.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+     */
+    public io.millstream.v1.RankLoad getRanks(int index) {
+      if (ranksBuilder_ == null) {
+        return ranks_.get(index);
+      } else {
+        return ranksBuilder_.getMessage(index);
+      }
+    }
+    /**
+     * <pre>
+     * The load of each data-parallel rank, ascending; the fields above are their sums.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+     */
+    public Builder setRanks(
+        int index, io.millstream.v1.RankLoad value) {
+      if (ranksBuilder_ == null) {
+        if (value == null) {
+          throw new NullPointerException();
+        }
+        ensureRanksIsMutable();
+        ranks_.set(index, value);
+        onChanged();
+      } else {
+        ranksBuilder_.setMessage(index, value);
+      }
+      return this;
+    }
+    /**
+     * <pre>
+     * The load of each data-parallel rank, ascending; the fields above are their sums.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+     */
+    public Builder setRanks(
+        int index, io.millstream.v1.RankLoad.Builder builderForValue) {
+      if (ranksBuilder_ == null) {
+        ensureRanksIsMutable();
+        ranks_.set(index, builderForValue.build());
+        onChanged();
+      } else {
+        ranksBuilder_.setMessage(index, builderForValue.build());
+      }
+      return this;
+    }
+    /**
+     * <pre>
+     * The load of each data-parallel rank, ascending; the fields above are their sums.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+     */
+    public Builder addRanks(io.millstream.v1.RankLoad value) {
+      if (ranksBuilder_ == null) {
+        if (value == null) {
+          throw new NullPointerException();
+        }
+        ensureRanksIsMutable();
+        ranks_.add(value);
+        onChanged();
+      } else {
+        ranksBuilder_.addMessage(value);
+      }
+      return this;
+    }
+    /**
+     * <pre>
+     * The load of each data-parallel rank, ascending; the fields above are their sums.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+     */
+    public Builder addRanks(
+        int index, io.millstream.v1.RankLoad value) {
+      if (ranksBuilder_ == null) {
+        if (value == null) {
+          throw new NullPointerException();
+        }
+        ensureRanksIsMutable();
+        ranks_.add(index, value);
+        onChanged();
+      } else {
+        ranksBuilder_.addMessage(index, value);
+      }
+      return this;
+    }
+    /**
+     * <pre>
+     * The load of each data-parallel rank, ascending; the fields above are their sums.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+     */
+    public Builder addRanks(
+        io.millstream.v1.RankLoad.Builder builderForValue) {
+      if (ranksBuilder_ == null) {
+        ensureRanksIsMutable();
+        ranks_.add(builderForValue.build());
+        onChanged();
+      } else {
+        ranksBuilder_.addMessage(builderForValue.build());
+      }
+      return this;
+    }
+    /**
+     * <pre>
+     * The load of each data-parallel rank, ascending; the fields above are their sums.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+     */
+    public Builder addRanks(
+        int index, io.millstream.v1.RankLoad.Builder builderForValue) {
+      if (ranksBuilder_ == null) {
+        ensureRanksIsMutable();
+        ranks_.add(index, builderForValue.build());
+        onChanged();
+      } else {
+        ranksBuilder_.addMessage(index, builderForValue.build());
+      }
+      return this;
+    }
+    /**
+     * <pre>
+     * The load of each data-parallel rank, ascending; the fields above are their sums.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+     */
+    public Builder addAllRanks(
+        java.lang.Iterable<? extends io.millstream.v1.RankLoad> values) {
+      if (ranksBuilder_ == null) {
+        ensureRanksIsMutable();
+        com.google.protobuf.AbstractMessageLite.Builder.addAll(
+            values, ranks_);
+        onChanged();
+      } else {
+        ranksBuilder_.addAllMessages(values);
+      }
+      return this;
+    }
+    /**
+     * <pre>
+     * The load of each data-parallel rank, ascending; the fields above are their sums.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+     */
+    public Builder clearRanks() {
+      if (ranksBuilder_ == null) {
+        ranks_ = java.util.Collections.emptyList();
+        bitField0_ = (bitField0_ & ~0x00000010);
+        onChanged();
+      } else {
+        ranksBuilder_.clear();
+      }
+      return this;
+    }
+    /**
+     * <pre>
+     * The load of each data-parallel rank, ascending; the fields above are their sums.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+     */
+    public Builder removeRanks(int index) {
+      if (ranksBuilder_ == null) {
+        ensureRanksIsMutable();
+        ranks_.remove(index);
+        onChanged();
+      } else {
+        ranksBuilder_.remove(index);
+      }
+      return this;
+    }
+    /**
+     * <pre>
+     * The load of each data-parallel rank, ascending; the fields above are their sums.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+     */
+    public io.millstream.v1.RankLoad.Builder getRanksBuilder(
+        int index) {
+      return getRanksFieldBuilder().getBuilder(index);
+    }
+    /**
+     * <pre>
+     * The load of each data-parallel rank, ascending; the fields above are their sums.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+     */
+    public io.millstream.v1.RankLoadOrBuilder getRanksOrBuilder(
+        int index) {
+      if (ranksBuilder_ == null) {
+        return ranks_.get(index);  } else {
+        return ranksBuilder_.getMessageOrBuilder(index);
+      }
+    }
+    /**
+     * <pre>
+     * The load of each data-parallel rank, ascending; the fields above are their sums.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+     */
+    public java.util.List<? extends io.millstream.v1.RankLoadOrBuilder> 
+         getRanksOrBuilderList() {
+      if (ranksBuilder_ != null) {
+        return ranksBuilder_.getMessageOrBuilderList();
+      } else {
+        return java.util.Collections.unmodifiableList(ranks_);
+      }
+    }
+    /**
+     * <pre>
+     * The load of each data-parallel rank, ascending; the fields above are their sums.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+     */
+    public io.millstream.v1.RankLoad.Builder addRanksBuilder() {
+      return getRanksFieldBuilder().addBuilder(
+          io.millstream.v1.RankLoad.getDefaultInstance());
+    }
+    /**
+     * <pre>
+     * The load of each data-parallel rank, ascending; the fields above are their sums.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+     */
+    public io.millstream.v1.RankLoad.Builder addRanksBuilder(
+        int index) {
+      return getRanksFieldBuilder().addBuilder(
+          index, io.millstream.v1.RankLoad.getDefaultInstance());
+    }
+    /**
+     * <pre>
+     * The load of each data-parallel rank, ascending; the fields above are their sums.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+     */
+    public java.util.List<io.millstream.v1.RankLoad.Builder> 
+         getRanksBuilderList() {
+      return getRanksFieldBuilder().getBuilderList();
+    }
+    private com.google.protobuf.RepeatedFieldBuilderV3<
+        io.millstream.v1.RankLoad, io.millstream.v1.RankLoad.Builder, io.millstream.v1.RankLoadOrBuilder> 
+        getRanksFieldBuilder() {
+      if (ranksBuilder_ == null) {
+        ranksBuilder_ = new com.google.protobuf.RepeatedFieldBuilderV3<
+            io.millstream.v1.RankLoad, io.millstream.v1.RankLoad.Builder, io.millstream.v1.RankLoadOrBuilder>(
+                ranks_,
+                ((bitField0_ & 0x00000010) != 0),
+                getParentForChildren(),
+                isClean());
+        ranks_ = null;
+      }
+      return ranksBuilder_;
+    }
+
+    private long promptTokensTotal_ ;
+    /**
+     * <pre>
+     * Prompt tokens of all requests that have ended since the start.
+     * </pre>
+     *
+     * <code>uint64 prompt_tokens_total = 6 [json_name = "promptTokensTotal"];</code>
+     * @return The promptTokensTotal.
+     */
+    @java.lang.Override
+    public long getPromptTokensTotal() {
+      return promptTokensTotal_;
+    }
+    /**
+     * <pre>
+     * Prompt tokens of all requests that have ended since the start.
+     * </pre>
+     *
+     * <code>uint64 prompt_tokens_total = 6 [json_name = "promptTokensTotal"];</code>
+     * @param value The promptTokensTotal to set.
+     * @return This builder for chaining.
+     */
+    public Builder setPromptTokensTotal(long value) {
+      
+      promptTokensTotal_ = value;
+      bitField0_ |= 0x00000020;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Prompt tokens of all requests that have ended since the start.
+     * </pre>
+     *
+     * <code>uint64 prompt_tokens_total = 6 [json_name = "promptTokensTotal"];</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearPromptTokensTotal() {
+      bitField0_ = (bitField0_ & ~0x00000020);
+      promptTokensTotal_ = 0L;
+      onChanged();
+      return this;
+    }
+
+    private long cachedTokensTotal_ ;
+    /**
+     * <pre>
+     * Those of them that were found in the KV cache.
+     * </pre>
+     *
+     * <code>uint64 cached_tokens_total = 7 [json_name = "cachedTokensTotal"];</code>
+     * @return The cachedTokensTotal.
+     */
+    @java.lang.Override
+    public long getCachedTokensTotal() {
+      return cachedTokensTotal_;
+    }
+    /**
+     * <pre>
+     * Those of them that were found in the KV cache.
+     * </pre>
+     *
+     * <code>uint64 cached_tokens_total = 7 [json_name = "cachedTokensTotal"];</code>
+     * @param value The cachedTokensTotal to set.
+     * @return This builder for chaining.
+     */
+    public Builder setCachedTokensTotal(long value) {
+      
+      cachedTokensTotal_ = value;
+      bitField0_ |= 0x00000040;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Those of them that were found in the KV cache.
+     * </pre>
+     *
+     * <code>uint64 cached_tokens_total = 7 [json_name = "cachedTokensTotal"];</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearCachedTokensTotal() {
+      bitField0_ = (bitField0_ & ~0x00000040);
+      cachedTokensTotal_ = 0L;
+      onChanged();
+      return this;
+    }
+
+    private long completionTokensTotal_ ;
+    /**
+     * <pre>
+     * Tokens generated since the start.
+     * </pre>
+     *
+     * <code>uint64 completion_tokens_total = 8 [json_name = "completionTokensTotal"];</code>
+     * @return The completionTokensTotal.
+     */
+    @java.lang.Override
+    public long getCompletionTokensTotal() {
+      return completionTokensTotal_;
+    }
+    /**
+     * <pre>
+     * Tokens generated since the start.
+     * </pre>
+     *
+     * <code>uint64 completion_tokens_total = 8 [json_name = "completionTokensTotal"];</code>
+     * @param value The completionTokensTotal to set.
+     * @return This builder for chaining.
+     */
+    public Builder setCompletionTokensTotal(long value) {
+      
+      completionTokensTotal_ = value;
+      bitField0_ |= 0x00000080;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Tokens generated since the start.
+     * </pre>
+     *
+     * <code>uint64 completion_tokens_total = 8 [json_name = "completionTokensTotal"];</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearCompletionTokensTotal() {
+      bitField0_ = (bitField0_ & ~0x00000080);
+      completionTokensTotal_ = 0L;
       onChanged();
       return this;
     }

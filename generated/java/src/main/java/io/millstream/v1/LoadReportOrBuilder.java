@@ -46,4 +46,78 @@ public interface LoadReportOrBuilder extends
    * @return The totalBlocks.
    */
   long getTotalBlocks();
+
+  /**
+   * <pre>
+   * The load of each data-parallel rank, ascending; the fields above are their sums.
+   * </pre>
+   *
+   * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+   */
+  java.util.List<io.millstream.v1.RankLoad> 
+      getRanksList();
+  /**
+   * <pre>
+   * The load of each data-parallel rank, ascending; the fields above are their sums.
+   * </pre>
+   *
+   * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+   */
+  io.millstream.v1.RankLoad getRanks(int index);
+  /**
+   * <pre>
+   * The load of each data-parallel rank, ascending; the fields above are their sums.
+   * </pre>
+   *
+   * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+   */
+  int getRanksCount();
+  /**
+   * <pre>
+   * The load of each data-parallel rank, ascending; the fields above are their sums.
+   * </pre>
+   *
+   * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+   */
+  java.util.List<? extends io.millstream.v1.RankLoadOrBuilder> 
+      getRanksOrBuilderList();
+  /**
+   * <pre>
+   * The load of each data-parallel rank, ascending; the fields above are their sums.
+   * </pre>
+   *
+   * <code>repeated .millstream.v1.RankLoad ranks = 5 [json_name = "ranks"];</code>
+   */
+  io.millstream.v1.RankLoadOrBuilder getRanksOrBuilder(
+      int index);
+
+  /**
+   * <pre>
+   * Prompt tokens of all requests that have ended since the start.
+   * </pre>
+   *
+   * <code>uint64 prompt_tokens_total = 6 [json_name = "promptTokensTotal"];</code>
+   * @return The promptTokensTotal.
+   */
+  long getPromptTokensTotal();
+
+  /**
+   * <pre>
+   * Those of them that were found in the KV cache.
+   * </pre>
+   *
+   * <code>uint64 cached_tokens_total = 7 [json_name = "cachedTokensTotal"];</code>
+   * @return The cachedTokensTotal.
+   */
+  long getCachedTokensTotal();
+
+  /**
+   * <pre>
+   * Tokens generated since the start.
+   * </pre>
+   *
+   * <code>uint64 completion_tokens_total = 8 [json_name = "completionTokensTotal"];</code>
+   * @return The completionTokensTotal.
+   */
+  long getCompletionTokensTotal();
 }

@@ -149,7 +149,7 @@ public final class ProcessorProto {
       "generation.proto\032\031millstream/v1/media.pr" +
       "oto\032\034millstream/v1/sampling.proto\032\031mills" +
       "tream/v1/usage.proto\032\032millstream/v1/work" +
-      "er.proto\"\220\003\n\021GenerationOptions\0229\n\010sampli" +
+      "er.proto\"\343\003\n\021GenerationOptions\0229\n\010sampli" +
       "ng\030\001 \001(\0132\035.millstream.v1.SamplingParamsR" +
       "\010sampling\022\022\n\004stop\030\002 \003(\tR\004stop\022\021\n\001n\030\003 \001(\r" +
       "H\000R\001n\210\001\001\0229\n\010logprobs\030\004 \001(\0132\035.millstream." +
@@ -159,120 +159,124 @@ public final class ProcessorProto {
       "urnTokenIds\0224\n\026include_special_tokens\030\007 " +
       "\001(\010R\024includeSpecialTokens\022:\n\010priority\030\010 " +
       "\001(\0162\036.millstream.v1.RequestPriorityR\010pri" +
-      "orityB\004\n\002_n\"\266\002\n\013ChatRequest\0220\n\005start\030\001 \001" +
-      "(\0132\030.millstream.v1.ChatStartH\000R\005start\0226\n" +
-      "\tuser_turn\030\002 \001(\0132\027.millstream.v1.UserTur" +
-      "nH\000R\010userTurn\022?\n\014tool_results\030\003 \001(\0132\032.mi" +
-      "llstream.v1.ToolResultsH\000R\013toolResults\0223" +
-      "\n\006cancel\030\004 \001(\0132\031.millstream.v1.CancelTur" +
-      "nH\000R\006cancel\022<\n\013media_chunk\030\005 \001(\0132\031.mills" +
-      "tream.v1.MediaChunkH\000R\nmediaChunkB\t\n\007mes" +
-      "sage\"\343\001\n\tChatStart\022\024\n\005model\030\001 \001(\tR\005model" +
-      "\0226\n\010messages\030\002 \003(\0132\032.millstream.v1.ChatM" +
-      "essageR\010messages\022-\n\005tools\030\003 \003(\0132\027.millst" +
-      "ream.v1.ChatToolR\005tools\022:\n\007options\030\004 \001(\013" +
+      "ority\022\030\n\007adapter\030\t \001(\tR\007adapter\022\030\n\007sessi" +
+      "on\030\n \001(\tR\007session\022\035\n\ncache_salt\030\013 \001(\tR\tc" +
+      "acheSaltB\004\n\002_n\"\266\002\n\013ChatRequest\0220\n\005start\030" +
+      "\001 \001(\0132\030.millstream.v1.ChatStartH\000R\005start" +
+      "\0226\n\tuser_turn\030\002 \001(\0132\027.millstream.v1.User" +
+      "TurnH\000R\010userTurn\022?\n\014tool_results\030\003 \001(\0132\032" +
+      ".millstream.v1.ToolResultsH\000R\013toolResult" +
+      "s\0223\n\006cancel\030\004 \001(\0132\031.millstream.v1.Cancel" +
+      "TurnH\000R\006cancel\022<\n\013media_chunk\030\005 \001(\0132\031.mi" +
+      "llstream.v1.MediaChunkH\000R\nmediaChunkB\t\n\007" +
+      "message\"\343\001\n\tChatStart\022\024\n\005model\030\001 \001(\tR\005mo" +
+      "del\0226\n\010messages\030\002 \003(\0132\032.millstream.v1.Ch" +
+      "atMessageR\010messages\022-\n\005tools\030\003 \003(\0132\027.mil" +
+      "lstream.v1.ChatToolR\005tools\022:\n\007options\030\004 " +
+      "\001(\0132 .millstream.v1.GenerationOptionsR\007o" +
+      "ptions\022\035\n\nrequest_id\030\005 \001(\tR\trequestId\"|\n" +
+      "\010UserTurn\0224\n\007content\030\001 \003(\0132\032.millstream." +
+      "v1.ContentPartR\007content\022:\n\007options\030\002 \001(\013" +
       "2 .millstream.v1.GenerationOptionsR\007opti" +
-      "ons\022\035\n\nrequest_id\030\005 \001(\tR\trequestId\"|\n\010Us" +
-      "erTurn\0224\n\007content\030\001 \003(\0132\032.millstream.v1." +
-      "ContentPartR\007content\022:\n\007options\030\002 \001(\0132 ." +
-      "millstream.v1.GenerationOptionsR\007options" +
-      "\"E\n\013ToolResults\0226\n\010messages\030\001 \003(\0132\032.mill" +
-      "stream.v1.ChatMessageR\010messages\".\n\nCance" +
-      "lTurn\022\027\n\004turn\030\001 \001(\rH\000R\004turn\210\001\001B\007\n\005_turn\"" +
-      "\310\002\n\014ChatResponse\022\022\n\004turn\030\001 \001(\rR\004turn\0224\n\007" +
-      "started\030\002 \001(\0132\032.millstream.v1.TurnStarte" +
-      "dR\007started\0224\n\007choices\030\003 \003(\0132\032.millstream" +
-      ".v1.ChoiceDeltaR\007choices\0227\n\010finished\030\004 \001" +
-      "(\0132\033.millstream.v1.TurnFinishedR\010finishe" +
-      "d\022D\n\017prompt_logprobs\030\005 \003(\0132\033.millstream." +
-      "v1.TokenLogprobR\016promptLogprobs\0229\n\010drain" +
-      "ing\030\006 \001(\0132\035.millstream.v1.ServerDraining" +
-      "R\010draining\"\020\n\016ServerDraining\"B\n\013TurnStar" +
-      "ted\022\035\n\nrequest_id\030\001 \001(\tR\trequestId\022\024\n\005mo" +
-      "del\030\002 \001(\tR\005model\"\257\002\n\013ChoiceDelta\022\024\n\005inde" +
-      "x\030\001 \001(\rR\005index\022\022\n\004text\030\002 \001(\tR\004text\022\037\n\013to" +
-      "ken_count\030\003 \001(\rR\ntokenCount\022\033\n\ttoken_ids" +
-      "\030\004 \003(\rR\010tokenIds\0227\n\010logprobs\030\005 \003(\0132\033.mil" +
-      "lstream.v1.TokenLogprobR\010logprobs\022@\n\rfin" +
-      "ish_reason\030\006 \001(\0162\033.millstream.v1.FinishR" +
-      "easonR\014finishReason\022=\n\014matched_stop\030\007 \001(" +
-      "\0132\032.millstream.v1.MatchedStopR\013matchedSt" +
-      "op\"\247\001\n\014TokenLogprob\022\031\n\010token_id\030\001 \001(\rR\007t" +
-      "okenId\022\022\n\004text\030\002 \001(\tR\004text\022\037\n\013token_byte" +
-      "s\030\003 \001(\014R\ntokenBytes\022\030\n\007logprob\030\004 \001(\002R\007lo" +
-      "gprob\022-\n\003top\030\005 \003(\0132\033.millstream.v1.Token" +
-      "LogprobR\003top\"\227\001\n\014TurnFinished\0224\n\005usage\030\001" +
-      " \001(\0132\036.millstream.v1.GenerationUsageR\005us" +
-      "age\022Q\n\027longest_pacing_interval\030\002 \001(\0132\031.g" +
-      "oogle.protobuf.DurationR\025longestPacingIn" +
-      "terval\"\332\001\n\017CompleteRequest\022\024\n\005model\030\001 \001(" +
-      "\tR\005model\022\024\n\004text\030\002 \001(\tH\000R\004text\0226\n\ttoken_" +
-      "ids\030\003 \001(\0132\027.millstream.v1.TokenIdsH\000R\010to" +
-      "kenIds\022:\n\007options\030\004 \001(\0132 .millstream.v1." +
-      "GenerationOptionsR\007options\022\035\n\nrequest_id" +
-      "\030\005 \001(\tR\trequestIdB\010\n\006prompt\"\375\001\n\020Complete" +
-      "Response\0224\n\007started\030\001 \001(\0132\032.millstream.v" +
-      "1.TurnStartedR\007started\0224\n\007choices\030\002 \003(\0132" +
-      "\032.millstream.v1.ChoiceDeltaR\007choices\0227\n\010" +
-      "finished\030\003 \001(\0132\033.millstream.v1.TurnFinis" +
-      "hedR\010finished\022D\n\017prompt_logprobs\030\004 \003(\0132\033" +
-      ".millstream.v1.TokenLogprobR\016promptLogpr" +
-      "obs\"\034\n\010TokenIds\022\020\n\003ids\030\001 \003(\rR\003ids\"u\n\014Con" +
-      "versation\0226\n\010messages\030\001 \003(\0132\032.millstream" +
-      ".v1.ChatMessageR\010messages\022-\n\005tools\030\002 \003(\013" +
-      "2\027.millstream.v1.ChatToolR\005tools\"\265\001\n\017Tok" +
-      "enizeRequest\022\024\n\005model\030\001 \001(\tR\005model\022\024\n\004te" +
-      "xt\030\002 \001(\tH\000R\004text\022A\n\014conversation\030\003 \001(\0132\033" +
-      ".millstream.v1.ConversationH\000R\014conversat" +
-      "ion\022*\n\021no_special_tokens\030\004 \001(\010R\017noSpecia" +
-      "lTokensB\007\n\005input\"X\n\020TokenizeResponse\022\033\n\t" +
-      "token_ids\030\001 \003(\rR\010tokenIds\022\'\n\017rendered_pr" +
-      "ompt\030\002 \001(\tR\016renderedPrompt\"|\n\021Detokenize" +
-      "Request\022\024\n\005model\030\001 \001(\tR\005model\022\033\n\ttoken_i" +
-      "ds\030\002 \003(\rR\010tokenIds\0224\n\026include_special_to" +
-      "kens\030\003 \001(\010R\024includeSpecialTokens\"(\n\022Deto" +
-      "kenizeResponse\022\022\n\004text\030\001 \001(\tR\004text\"\023\n\021Li" +
-      "stModelsRequest\"H\n\022ListModelsResponse\0222\n" +
-      "\006models\030\001 \003(\0132\032.millstream.v1.ServedMode" +
-      "lR\006models\"\320\003\n\013ServedModel\022\022\n\004name\030\001 \001(\tR" +
-      "\004name\022\024\n\005ready\030\002 \001(\010R\005ready\022%\n\016context_l" +
-      "ength\030\003 \001(\rR\rcontextLength\0225\n\007workers\030\004 " +
-      "\003(\0132\033.millstream.v1.ModelWorkersR\007worker" +
-      "s\022\022\n\004chat\030\005 \001(\010R\004chat\0227\n\nmodalities\030\006 \003(" +
-      "\0162\027.millstream.v1.ModalityR\nmodalities\022." +
-      "\n\005tasks\030\007 \003(\0162\030.millstream.v1.ModelTaskR" +
-      "\005tasks\022?\n\tdiffusion\030\010 \001(\0132!.millstream.v" +
-      "1.DiffusionModelInfoR\tdiffusion\022?\n\tembed" +
-      "ding\030\t \001(\0132!.millstream.v1.EmbeddingMode" +
-      "lInfoR\tembedding\022:\n\tabilities\030\n \003(\0162\034.mi" +
-      "llstream.v1.EngineAbilityR\tabilities\"[\n\014" +
-      "ModelWorkers\022-\n\004role\030\001 \001(\0162\031.millstream." +
-      "v1.WorkerRoleR\004role\022\034\n\tconnected\030\002 \001(\rR\t" +
-      "connected*\205\001\n\017RequestPriority\022 \n\034REQUEST" +
-      "_PRIORITY_UNSPECIFIED\020\000\022\030\n\024REQUEST_PRIOR" +
-      "ITY_LOW\020\001\022\033\n\027REQUEST_PRIORITY_NORMAL\020\002\022\031" +
-      "\n\025REQUEST_PRIORITY_HIGH\020\003*\336\001\n\tModelTask\022" +
-      "\032\n\026MODEL_TASK_UNSPECIFIED\020\000\022\023\n\017MODEL_TAS" +
-      "K_CHAT\020\001\022\027\n\023MODEL_TASK_COMPLETE\020\002\022\024\n\020MOD" +
-      "EL_TASK_EMBED\020\003\022\025\n\021MODEL_TASK_RERANK\020\004\022\035" +
-      "\n\031MODEL_TASK_GENERATE_IMAGE\020\005\022\035\n\031MODEL_T" +
-      "ASK_GENERATE_VIDEO\020\006\022\034\n\030MODEL_TASK_GENER" +
-      "ATE_TEXT\020\0072\231\003\n\020ProcessorService\022C\n\004Chat\022" +
-      "\032.millstream.v1.ChatRequest\032\033.millstream" +
-      ".v1.ChatResponse(\0010\001\022M\n\010Complete\022\036.mills" +
-      "tream.v1.CompleteRequest\032\037.millstream.v1" +
-      ".CompleteResponse0\001\022K\n\010Tokenize\022\036.millst" +
-      "ream.v1.TokenizeRequest\032\037.millstream.v1." +
-      "TokenizeResponse\022Q\n\nDetokenize\022 .millstr" +
-      "eam.v1.DetokenizeRequest\032!.millstream.v1" +
-      ".DetokenizeResponse\022Q\n\nListModels\022 .mill" +
-      "stream.v1.ListModelsRequest\032!.millstream" +
-      ".v1.ListModelsResponseB\313\001\n\020io.millstream" +
-      ".v1B\016ProcessorProtoP\001ZHgithub.com/millst" +
-      "ream/millstream/generated/go/millstream/" +
-      "v1;millstreamv1\242\002\003MSM\252\002\rMillstream.V1\272\002\n" +
-      "Millstream\312\002\rMillstream\\V1\342\002\026Millstream\\" +
-      "V1\\Metadata\352\002\016Millstream::V1b\006proto3"
+      "ons\"E\n\013ToolResults\0226\n\010messages\030\001 \003(\0132\032.m" +
+      "illstream.v1.ChatMessageR\010messages\".\n\nCa" +
+      "ncelTurn\022\027\n\004turn\030\001 \001(\rH\000R\004turn\210\001\001B\007\n\005_tu" +
+      "rn\"\310\002\n\014ChatResponse\022\022\n\004turn\030\001 \001(\rR\004turn\022" +
+      "4\n\007started\030\002 \001(\0132\032.millstream.v1.TurnSta" +
+      "rtedR\007started\0224\n\007choices\030\003 \003(\0132\032.millstr" +
+      "eam.v1.ChoiceDeltaR\007choices\0227\n\010finished\030" +
+      "\004 \001(\0132\033.millstream.v1.TurnFinishedR\010fini" +
+      "shed\022D\n\017prompt_logprobs\030\005 \003(\0132\033.millstre" +
+      "am.v1.TokenLogprobR\016promptLogprobs\0229\n\010dr" +
+      "aining\030\006 \001(\0132\035.millstream.v1.ServerDrain" +
+      "ingR\010draining\"\020\n\016ServerDraining\"B\n\013TurnS" +
+      "tarted\022\035\n\nrequest_id\030\001 \001(\tR\trequestId\022\024\n" +
+      "\005model\030\002 \001(\tR\005model\"\257\002\n\013ChoiceDelta\022\024\n\005i" +
+      "ndex\030\001 \001(\rR\005index\022\022\n\004text\030\002 \001(\tR\004text\022\037\n" +
+      "\013token_count\030\003 \001(\rR\ntokenCount\022\033\n\ttoken_" +
+      "ids\030\004 \003(\rR\010tokenIds\0227\n\010logprobs\030\005 \003(\0132\033." +
+      "millstream.v1.TokenLogprobR\010logprobs\022@\n\r" +
+      "finish_reason\030\006 \001(\0162\033.millstream.v1.Fini" +
+      "shReasonR\014finishReason\022=\n\014matched_stop\030\007" +
+      " \001(\0132\032.millstream.v1.MatchedStopR\013matche" +
+      "dStop\"\247\001\n\014TokenLogprob\022\031\n\010token_id\030\001 \001(\r" +
+      "R\007tokenId\022\022\n\004text\030\002 \001(\tR\004text\022\037\n\013token_b" +
+      "ytes\030\003 \001(\014R\ntokenBytes\022\030\n\007logprob\030\004 \001(\002R" +
+      "\007logprob\022-\n\003top\030\005 \003(\0132\033.millstream.v1.To" +
+      "kenLogprobR\003top\"\276\001\n\014TurnFinished\0224\n\005usag" +
+      "e\030\001 \001(\0132\036.millstream.v1.GenerationUsageR" +
+      "\005usage\022Q\n\027longest_pacing_interval\030\002 \001(\0132" +
+      "\031.google.protobuf.DurationR\025longestPacin" +
+      "gInterval\022%\n\016weight_version\030\003 \001(\tR\rweigh" +
+      "tVersion\"\332\001\n\017CompleteRequest\022\024\n\005model\030\001 " +
+      "\001(\tR\005model\022\024\n\004text\030\002 \001(\tH\000R\004text\0226\n\ttoke" +
+      "n_ids\030\003 \001(\0132\027.millstream.v1.TokenIdsH\000R\010" +
+      "tokenIds\022:\n\007options\030\004 \001(\0132 .millstream.v" +
+      "1.GenerationOptionsR\007options\022\035\n\nrequest_" +
+      "id\030\005 \001(\tR\trequestIdB\010\n\006prompt\"\375\001\n\020Comple" +
+      "teResponse\0224\n\007started\030\001 \001(\0132\032.millstream" +
+      ".v1.TurnStartedR\007started\0224\n\007choices\030\002 \003(" +
+      "\0132\032.millstream.v1.ChoiceDeltaR\007choices\0227" +
+      "\n\010finished\030\003 \001(\0132\033.millstream.v1.TurnFin" +
+      "ishedR\010finished\022D\n\017prompt_logprobs\030\004 \003(\013" +
+      "2\033.millstream.v1.TokenLogprobR\016promptLog" +
+      "probs\"\034\n\010TokenIds\022\020\n\003ids\030\001 \003(\rR\003ids\"u\n\014C" +
+      "onversation\0226\n\010messages\030\001 \003(\0132\032.millstre" +
+      "am.v1.ChatMessageR\010messages\022-\n\005tools\030\002 \003" +
+      "(\0132\027.millstream.v1.ChatToolR\005tools\"\265\001\n\017T" +
+      "okenizeRequest\022\024\n\005model\030\001 \001(\tR\005model\022\024\n\004" +
+      "text\030\002 \001(\tH\000R\004text\022A\n\014conversation\030\003 \001(\013" +
+      "2\033.millstream.v1.ConversationH\000R\014convers" +
+      "ation\022*\n\021no_special_tokens\030\004 \001(\010R\017noSpec" +
+      "ialTokensB\007\n\005input\"X\n\020TokenizeResponse\022\033" +
+      "\n\ttoken_ids\030\001 \003(\rR\010tokenIds\022\'\n\017rendered_" +
+      "prompt\030\002 \001(\tR\016renderedPrompt\"|\n\021Detokeni" +
+      "zeRequest\022\024\n\005model\030\001 \001(\tR\005model\022\033\n\ttoken" +
+      "_ids\030\002 \003(\rR\010tokenIds\0224\n\026include_special_" +
+      "tokens\030\003 \001(\010R\024includeSpecialTokens\"(\n\022De" +
+      "tokenizeResponse\022\022\n\004text\030\001 \001(\tR\004text\"\023\n\021" +
+      "ListModelsRequest\"H\n\022ListModelsResponse\022" +
+      "2\n\006models\030\001 \003(\0132\032.millstream.v1.ServedMo" +
+      "delR\006models\"\354\003\n\013ServedModel\022\022\n\004name\030\001 \001(" +
+      "\tR\004name\022\024\n\005ready\030\002 \001(\010R\005ready\022%\n\016context" +
+      "_length\030\003 \001(\rR\rcontextLength\0225\n\007workers\030" +
+      "\004 \003(\0132\033.millstream.v1.ModelWorkersR\007work" +
+      "ers\022\022\n\004chat\030\005 \001(\010R\004chat\0227\n\nmodalities\030\006 " +
+      "\003(\0162\027.millstream.v1.ModalityR\nmodalities" +
+      "\022.\n\005tasks\030\007 \003(\0162\030.millstream.v1.ModelTas" +
+      "kR\005tasks\022?\n\tdiffusion\030\010 \001(\0132!.millstream" +
+      ".v1.DiffusionModelInfoR\tdiffusion\022?\n\temb" +
+      "edding\030\t \001(\0132!.millstream.v1.EmbeddingMo" +
+      "delInfoR\tembedding\022:\n\tabilities\030\n \003(\0162\034." +
+      "millstream.v1.EngineAbilityR\tabilities\022\032" +
+      "\n\010adapters\030\013 \003(\tR\010adapters\"[\n\014ModelWorke" +
+      "rs\022-\n\004role\030\001 \001(\0162\031.millstream.v1.WorkerR" +
+      "oleR\004role\022\034\n\tconnected\030\002 \001(\rR\tconnected*" +
+      "\205\001\n\017RequestPriority\022 \n\034REQUEST_PRIORITY_" +
+      "UNSPECIFIED\020\000\022\030\n\024REQUEST_PRIORITY_LOW\020\001\022" +
+      "\033\n\027REQUEST_PRIORITY_NORMAL\020\002\022\031\n\025REQUEST_" +
+      "PRIORITY_HIGH\020\003*\336\001\n\tModelTask\022\032\n\026MODEL_T" +
+      "ASK_UNSPECIFIED\020\000\022\023\n\017MODEL_TASK_CHAT\020\001\022\027" +
+      "\n\023MODEL_TASK_COMPLETE\020\002\022\024\n\020MODEL_TASK_EM" +
+      "BED\020\003\022\025\n\021MODEL_TASK_RERANK\020\004\022\035\n\031MODEL_TA" +
+      "SK_GENERATE_IMAGE\020\005\022\035\n\031MODEL_TASK_GENERA" +
+      "TE_VIDEO\020\006\022\034\n\030MODEL_TASK_GENERATE_TEXT\020\007" +
+      "2\231\003\n\020ProcessorService\022C\n\004Chat\022\032.millstre" +
+      "am.v1.ChatRequest\032\033.millstream.v1.ChatRe" +
+      "sponse(\0010\001\022M\n\010Complete\022\036.millstream.v1.C" +
+      "ompleteRequest\032\037.millstream.v1.CompleteR" +
+      "esponse0\001\022K\n\010Tokenize\022\036.millstream.v1.To" +
+      "kenizeRequest\032\037.millstream.v1.TokenizeRe" +
+      "sponse\022Q\n\nDetokenize\022 .millstream.v1.Det" +
+      "okenizeRequest\032!.millstream.v1.Detokeniz" +
+      "eResponse\022Q\n\nListModels\022 .millstream.v1." +
+      "ListModelsRequest\032!.millstream.v1.ListMo" +
+      "delsResponseB\313\001\n\020io.millstream.v1B\016Proce" +
+      "ssorProtoP\001ZHgithub.com/millstream/mills" +
+      "tream/generated/go/millstream/v1;millstr" +
+      "eamv1\242\002\003MSM\252\002\rMillstream.V1\272\002\nMillstream" +
+      "\312\002\rMillstream\\V1\342\002\026Millstream\\V1\\Metadat" +
+      "a\352\002\016Millstream::V1b\006proto3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,
@@ -290,7 +294,7 @@ public final class ProcessorProto {
     internal_static_millstream_v1_GenerationOptions_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
         internal_static_millstream_v1_GenerationOptions_descriptor,
-        new java.lang.String[] { "Sampling", "Stop", "N", "Logprobs", "MinInterval", "ReturnTokenIds", "IncludeSpecialTokens", "Priority", "N", });
+        new java.lang.String[] { "Sampling", "Stop", "N", "Logprobs", "MinInterval", "ReturnTokenIds", "IncludeSpecialTokens", "Priority", "Adapter", "Session", "CacheSalt", "N", });
     internal_static_millstream_v1_ChatRequest_descriptor =
       getDescriptor().getMessageTypes().get(1);
     internal_static_millstream_v1_ChatRequest_fieldAccessorTable = new
@@ -356,7 +360,7 @@ public final class ProcessorProto {
     internal_static_millstream_v1_TurnFinished_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
         internal_static_millstream_v1_TurnFinished_descriptor,
-        new java.lang.String[] { "Usage", "LongestPacingInterval", });
+        new java.lang.String[] { "Usage", "LongestPacingInterval", "WeightVersion", });
     internal_static_millstream_v1_CompleteRequest_descriptor =
       getDescriptor().getMessageTypes().get(12);
     internal_static_millstream_v1_CompleteRequest_fieldAccessorTable = new
@@ -422,7 +426,7 @@ public final class ProcessorProto {
     internal_static_millstream_v1_ServedModel_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
         internal_static_millstream_v1_ServedModel_descriptor,
-        new java.lang.String[] { "Name", "Ready", "ContextLength", "Workers", "Chat", "Modalities", "Tasks", "Diffusion", "Embedding", "Abilities", });
+        new java.lang.String[] { "Name", "Ready", "ContextLength", "Workers", "Chat", "Modalities", "Tasks", "Diffusion", "Embedding", "Abilities", "Adapters", });
     internal_static_millstream_v1_ModelWorkers_descriptor =
       getDescriptor().getMessageTypes().get(23);
     internal_static_millstream_v1_ModelWorkers_fieldAccessorTable = new

@@ -25,6 +25,7 @@ private static final long serialVersionUID = 0L;
     modalities_ = java.util.Collections.emptyList();
     tasks_ = java.util.Collections.emptyList();
     abilities_ = java.util.Collections.emptyList();
+    adapters_ = com.google.protobuf.LazyStringArrayList.EMPTY;
   }
 
   @java.lang.Override
@@ -515,6 +516,58 @@ private static final long serialVersionUID = 0L;
   }
   private int abilitiesMemoizedSerializedSize;
 
+  public static final int ADAPTERS_FIELD_NUMBER = 11;
+  @SuppressWarnings("serial")
+  private com.google.protobuf.LazyStringList adapters_;
+  /**
+   * <pre>
+   * LoRA adapters that requests may name now: those that all roles of its workers have.
+   * </pre>
+   *
+   * <code>repeated string adapters = 11 [json_name = "adapters"];</code>
+   * @return A list containing the adapters.
+   */
+  public com.google.protobuf.ProtocolStringList
+      getAdaptersList() {
+    return adapters_;
+  }
+  /**
+   * <pre>
+   * LoRA adapters that requests may name now: those that all roles of its workers have.
+   * </pre>
+   *
+   * <code>repeated string adapters = 11 [json_name = "adapters"];</code>
+   * @return The count of adapters.
+   */
+  public int getAdaptersCount() {
+    return adapters_.size();
+  }
+  /**
+   * <pre>
+   * LoRA adapters that requests may name now: those that all roles of its workers have.
+   * </pre>
+   *
+   * <code>repeated string adapters = 11 [json_name = "adapters"];</code>
+   * @param index The index of the element to return.
+   * @return The adapters at the given index.
+   */
+  public java.lang.String getAdapters(int index) {
+    return adapters_.get(index);
+  }
+  /**
+   * <pre>
+   * LoRA adapters that requests may name now: those that all roles of its workers have.
+   * </pre>
+   *
+   * <code>repeated string adapters = 11 [json_name = "adapters"];</code>
+   * @param index The index of the value to return.
+   * @return The bytes of the adapters at the given index.
+   */
+  public com.google.protobuf.ByteString
+      getAdaptersBytes(int index) {
+    return adapters_.getByteString(index);
+  }
+
   private byte memoizedIsInitialized = -1;
   @java.lang.Override
   public final boolean isInitialized() {
@@ -571,6 +624,9 @@ private static final long serialVersionUID = 0L;
     }
     for (int i = 0; i < abilities_.size(); i++) {
       output.writeEnumNoTag(abilities_.get(i));
+    }
+    for (int i = 0; i < adapters_.size(); i++) {
+      com.google.protobuf.GeneratedMessageV3.writeString(output, 11, adapters_.getRaw(i));
     }
     getUnknownFields().writeTo(output);
   }
@@ -644,6 +700,14 @@ private static final long serialVersionUID = 0L;
           .computeUInt32SizeNoTag(dataSize);
       }abilitiesMemoizedSerializedSize = dataSize;
     }
+    {
+      int dataSize = 0;
+      for (int i = 0; i < adapters_.size(); i++) {
+        dataSize += computeStringSizeNoTag(adapters_.getRaw(i));
+      }
+      size += dataSize;
+      size += 1 * getAdaptersList().size();
+    }
     size += getUnknownFields().getSerializedSize();
     memoizedSize = size;
     return size;
@@ -682,6 +746,8 @@ private static final long serialVersionUID = 0L;
           .equals(other.getEmbedding())) return false;
     }
     if (!abilities_.equals(other.abilities_)) return false;
+    if (!getAdaptersList()
+        .equals(other.getAdaptersList())) return false;
     if (!getUnknownFields().equals(other.getUnknownFields())) return false;
     return true;
   }
@@ -726,6 +792,10 @@ private static final long serialVersionUID = 0L;
     if (getAbilitiesCount() > 0) {
       hash = (37 * hash) + ABILITIES_FIELD_NUMBER;
       hash = (53 * hash) + abilities_.hashCode();
+    }
+    if (getAdaptersCount() > 0) {
+      hash = (37 * hash) + ADAPTERS_FIELD_NUMBER;
+      hash = (53 * hash) + getAdaptersList().hashCode();
     }
     hash = (29 * hash) + getUnknownFields().hashCode();
     memoizedHashCode = hash;
@@ -887,6 +957,8 @@ private static final long serialVersionUID = 0L;
       }
       abilities_ = java.util.Collections.emptyList();
       bitField0_ = (bitField0_ & ~0x00000200);
+      adapters_ = com.google.protobuf.LazyStringArrayList.EMPTY;
+      bitField0_ = (bitField0_ & ~0x00000400);
       return this;
     }
 
@@ -944,6 +1016,11 @@ private static final long serialVersionUID = 0L;
         bitField0_ = (bitField0_ & ~0x00000200);
       }
       result.abilities_ = abilities_;
+      if (((bitField0_ & 0x00000400) != 0)) {
+        adapters_ = adapters_.getUnmodifiableView();
+        bitField0_ = (bitField0_ & ~0x00000400);
+      }
+      result.adapters_ = adapters_;
     }
 
     private void buildPartial0(io.millstream.v1.ServedModel result) {
@@ -1092,6 +1169,16 @@ private static final long serialVersionUID = 0L;
         }
         onChanged();
       }
+      if (!other.adapters_.isEmpty()) {
+        if (adapters_.isEmpty()) {
+          adapters_ = other.adapters_;
+          bitField0_ = (bitField0_ & ~0x00000400);
+        } else {
+          ensureAdaptersIsMutable();
+          adapters_.addAll(other.adapters_);
+        }
+        onChanged();
+      }
       this.mergeUnknownFields(other.getUnknownFields());
       onChanged();
       return this;
@@ -1216,6 +1303,12 @@ private static final long serialVersionUID = 0L;
               input.popLimit(oldLimit);
               break;
             } // case 82
+            case 90: {
+              java.lang.String s = input.readStringRequireUtf8();
+              ensureAdaptersIsMutable();
+              adapters_.add(s);
+              break;
+            } // case 90
             default: {
               if (!super.parseUnknownField(input, extensionRegistry, tag)) {
                 done = true; // was an endgroup tag
@@ -2639,6 +2732,146 @@ private static final long serialVersionUID = 0L;
       for (int value : values) {
         abilities_.add(value);
       }
+      onChanged();
+      return this;
+    }
+
+    private com.google.protobuf.LazyStringList adapters_ = com.google.protobuf.LazyStringArrayList.EMPTY;
+    private void ensureAdaptersIsMutable() {
+      if (!((bitField0_ & 0x00000400) != 0)) {
+        adapters_ = new com.google.protobuf.LazyStringArrayList(adapters_);
+        bitField0_ |= 0x00000400;
+       }
+    }
+    /**
+     * <pre>
+     * LoRA adapters that requests may name now: those that all roles of its workers have.
+     * </pre>
+     *
+     * <code>repeated string adapters = 11 [json_name = "adapters"];</code>
+     * @return A list containing the adapters.
+     */
+    public com.google.protobuf.ProtocolStringList
+        getAdaptersList() {
+      return adapters_.getUnmodifiableView();
+    }
+    /**
+     * <pre>
+     * LoRA adapters that requests may name now: those that all roles of its workers have.
+     * </pre>
+     *
+     * <code>repeated string adapters = 11 [json_name = "adapters"];</code>
+     * @return The count of adapters.
+     */
+    public int getAdaptersCount() {
+      return adapters_.size();
+    }
+    /**
+     * <pre>
+     * LoRA adapters that requests may name now: those that all roles of its workers have.
+     * </pre>
+     *
+     * <code>repeated string adapters = 11 [json_name = "adapters"];</code>
+     * @param index The index of the element to return.
+     * @return The adapters at the given index.
+     */
+    public java.lang.String getAdapters(int index) {
+      return adapters_.get(index);
+    }
+    /**
+     * <pre>
+     * LoRA adapters that requests may name now: those that all roles of its workers have.
+     * </pre>
+     *
+     * <code>repeated string adapters = 11 [json_name = "adapters"];</code>
+     * @param index The index of the value to return.
+     * @return The bytes of the adapters at the given index.
+     */
+    public com.google.protobuf.ByteString
+        getAdaptersBytes(int index) {
+      return adapters_.getByteString(index);
+    }
+    /**
+     * <pre>
+     * LoRA adapters that requests may name now: those that all roles of its workers have.
+     * </pre>
+     *
+     * <code>repeated string adapters = 11 [json_name = "adapters"];</code>
+     * @param index The index to set the value at.
+     * @param value The adapters to set.
+     * @return This builder for chaining.
+     */
+    public Builder setAdapters(
+        int index, java.lang.String value) {
+      if (value == null) { throw new NullPointerException(); }
+      ensureAdaptersIsMutable();
+      adapters_.set(index, value);
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * LoRA adapters that requests may name now: those that all roles of its workers have.
+     * </pre>
+     *
+     * <code>repeated string adapters = 11 [json_name = "adapters"];</code>
+     * @param value The adapters to add.
+     * @return This builder for chaining.
+     */
+    public Builder addAdapters(
+        java.lang.String value) {
+      if (value == null) { throw new NullPointerException(); }
+      ensureAdaptersIsMutable();
+      adapters_.add(value);
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * LoRA adapters that requests may name now: those that all roles of its workers have.
+     * </pre>
+     *
+     * <code>repeated string adapters = 11 [json_name = "adapters"];</code>
+     * @param values The adapters to add.
+     * @return This builder for chaining.
+     */
+    public Builder addAllAdapters(
+        java.lang.Iterable<java.lang.String> values) {
+      ensureAdaptersIsMutable();
+      com.google.protobuf.AbstractMessageLite.Builder.addAll(
+          values, adapters_);
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * LoRA adapters that requests may name now: those that all roles of its workers have.
+     * </pre>
+     *
+     * <code>repeated string adapters = 11 [json_name = "adapters"];</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearAdapters() {
+      adapters_ = com.google.protobuf.LazyStringArrayList.EMPTY;
+      bitField0_ = (bitField0_ & ~0x00000400);
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * LoRA adapters that requests may name now: those that all roles of its workers have.
+     * </pre>
+     *
+     * <code>repeated string adapters = 11 [json_name = "adapters"];</code>
+     * @param value The bytes of the adapters to add.
+     * @return This builder for chaining.
+     */
+    public Builder addAdaptersBytes(
+        com.google.protobuf.ByteString value) {
+      if (value == null) { throw new NullPointerException(); }
+      checkByteStringIsUtf8(value);
+      ensureAdaptersIsMutable();
+      adapters_.add(value);
       onChanged();
       return this;
     }

@@ -301,4 +301,45 @@ public interface ServedModelOrBuilder extends
    * @return The enum numeric value on the wire of abilities at the given index.
    */
   int getAbilitiesValue(int index);
+
+  /**
+   * <pre>
+   * LoRA adapters that requests may name now: those that all roles of its workers have.
+   * </pre>
+   *
+   * <code>repeated string adapters = 11 [json_name = "adapters"];</code>
+   * @return A list containing the adapters.
+   */
+  java.util.List<java.lang.String>
+      getAdaptersList();
+  /**
+   * <pre>
+   * LoRA adapters that requests may name now: those that all roles of its workers have.
+   * </pre>
+   *
+   * <code>repeated string adapters = 11 [json_name = "adapters"];</code>
+   * @return The count of adapters.
+   */
+  int getAdaptersCount();
+  /**
+   * <pre>
+   * LoRA adapters that requests may name now: those that all roles of its workers have.
+   * </pre>
+   *
+   * <code>repeated string adapters = 11 [json_name = "adapters"];</code>
+   * @param index The index of the element to return.
+   * @return The adapters at the given index.
+   */
+  java.lang.String getAdapters(int index);
+  /**
+   * <pre>
+   * LoRA adapters that requests may name now: those that all roles of its workers have.
+   * </pre>
+   *
+   * <code>repeated string adapters = 11 [json_name = "adapters"];</code>
+   * @param index The index of the value to return.
+   * @return The bytes of the adapters at the given index.
+   */
+  com.google.protobuf.ByteString
+      getAdaptersBytes(int index);
 }

@@ -21,6 +21,7 @@ private static final long serialVersionUID = 0L;
   }
   private SlotFinish() {
     reason_ = 0;
+    weightVersion_ = "";
   }
 
   @java.lang.Override
@@ -193,6 +194,53 @@ private static final long serialVersionUID = 0L;
     return promptLogprobs_ == null ? io.millstream.v1.TokenLogprobs.getDefaultInstance() : promptLogprobs_;
   }
 
+  public static final int WEIGHT_VERSION_FIELD_NUMBER = 6;
+  @SuppressWarnings("serial")
+  private volatile java.lang.Object weightVersion_ = "";
+  /**
+   * <pre>
+   * Version of the weights that made it; empty: not known.
+   * </pre>
+   *
+   * <code>string weight_version = 6 [json_name = "weightVersion"];</code>
+   * @return The weightVersion.
+   */
+  @java.lang.Override
+  public java.lang.String getWeightVersion() {
+    java.lang.Object ref = weightVersion_;
+    if (ref instanceof java.lang.String) {
+      return (java.lang.String) ref;
+    } else {
+      com.google.protobuf.ByteString bs = 
+          (com.google.protobuf.ByteString) ref;
+      java.lang.String s = bs.toStringUtf8();
+      weightVersion_ = s;
+      return s;
+    }
+  }
+  /**
+   * <pre>
+   * Version of the weights that made it; empty: not known.
+   * </pre>
+   *
+   * <code>string weight_version = 6 [json_name = "weightVersion"];</code>
+   * @return The bytes for weightVersion.
+   */
+  @java.lang.Override
+  public com.google.protobuf.ByteString
+      getWeightVersionBytes() {
+    java.lang.Object ref = weightVersion_;
+    if (ref instanceof java.lang.String) {
+      com.google.protobuf.ByteString b = 
+          com.google.protobuf.ByteString.copyFromUtf8(
+              (java.lang.String) ref);
+      weightVersion_ = b;
+      return b;
+    } else {
+      return (com.google.protobuf.ByteString) ref;
+    }
+  }
+
   private byte memoizedIsInitialized = -1;
   @java.lang.Override
   public final boolean isInitialized() {
@@ -222,6 +270,9 @@ private static final long serialVersionUID = 0L;
     if (promptLogprobs_ != null) {
       output.writeMessage(5, getPromptLogprobs());
     }
+    if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(weightVersion_)) {
+      com.google.protobuf.GeneratedMessageV3.writeString(output, 6, weightVersion_);
+    }
     getUnknownFields().writeTo(output);
   }
 
@@ -250,6 +301,9 @@ private static final long serialVersionUID = 0L;
     if (promptLogprobs_ != null) {
       size += com.google.protobuf.CodedOutputStream
         .computeMessageSize(5, getPromptLogprobs());
+    }
+    if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(weightVersion_)) {
+      size += com.google.protobuf.GeneratedMessageV3.computeStringSize(6, weightVersion_);
     }
     size += getUnknownFields().getSerializedSize();
     memoizedSize = size;
@@ -284,6 +338,8 @@ private static final long serialVersionUID = 0L;
       if (!getPromptLogprobs()
           .equals(other.getPromptLogprobs())) return false;
     }
+    if (!getWeightVersion()
+        .equals(other.getWeightVersion())) return false;
     if (!getUnknownFields().equals(other.getUnknownFields())) return false;
     return true;
   }
@@ -311,6 +367,8 @@ private static final long serialVersionUID = 0L;
       hash = (37 * hash) + PROMPT_LOGPROBS_FIELD_NUMBER;
       hash = (53 * hash) + getPromptLogprobs().hashCode();
     }
+    hash = (37 * hash) + WEIGHT_VERSION_FIELD_NUMBER;
+    hash = (53 * hash) + getWeightVersion().hashCode();
     hash = (29 * hash) + getUnknownFields().hashCode();
     memoizedHashCode = hash;
     return hash;
@@ -457,6 +515,7 @@ private static final long serialVersionUID = 0L;
         promptLogprobsBuilder_.dispose();
         promptLogprobsBuilder_ = null;
       }
+      weightVersion_ = "";
       return this;
     }
 
@@ -510,6 +569,9 @@ private static final long serialVersionUID = 0L;
         result.promptLogprobs_ = promptLogprobsBuilder_ == null
             ? promptLogprobs_
             : promptLogprobsBuilder_.build();
+      }
+      if (((from_bitField0_ & 0x00000020) != 0)) {
+        result.weightVersion_ = weightVersion_;
       }
       result.bitField0_ |= to_bitField0_;
     }
@@ -573,6 +635,11 @@ private static final long serialVersionUID = 0L;
       if (other.hasPromptLogprobs()) {
         mergePromptLogprobs(other.getPromptLogprobs());
       }
+      if (!other.getWeightVersion().isEmpty()) {
+        weightVersion_ = other.weightVersion_;
+        bitField0_ |= 0x00000020;
+        onChanged();
+      }
       this.mergeUnknownFields(other.getUnknownFields());
       onChanged();
       return this;
@@ -628,6 +695,11 @@ private static final long serialVersionUID = 0L;
               bitField0_ |= 0x00000010;
               break;
             } // case 42
+            case 50: {
+              weightVersion_ = input.readStringRequireUtf8();
+              bitField0_ |= 0x00000020;
+              break;
+            } // case 50
             default: {
               if (!super.parseUnknownField(input, extensionRegistry, tag)) {
                 done = true; // was an endgroup tag
@@ -1126,6 +1198,98 @@ private static final long serialVersionUID = 0L;
         promptLogprobs_ = null;
       }
       return promptLogprobsBuilder_;
+    }
+
+    private java.lang.Object weightVersion_ = "";
+    /**
+     * <pre>
+     * Version of the weights that made it; empty: not known.
+     * </pre>
+     *
+     * <code>string weight_version = 6 [json_name = "weightVersion"];</code>
+     * @return The weightVersion.
+     */
+    public java.lang.String getWeightVersion() {
+      java.lang.Object ref = weightVersion_;
+      if (!(ref instanceof java.lang.String)) {
+        com.google.protobuf.ByteString bs =
+            (com.google.protobuf.ByteString) ref;
+        java.lang.String s = bs.toStringUtf8();
+        weightVersion_ = s;
+        return s;
+      } else {
+        return (java.lang.String) ref;
+      }
+    }
+    /**
+     * <pre>
+     * Version of the weights that made it; empty: not known.
+     * </pre>
+     *
+     * <code>string weight_version = 6 [json_name = "weightVersion"];</code>
+     * @return The bytes for weightVersion.
+     */
+    public com.google.protobuf.ByteString
+        getWeightVersionBytes() {
+      java.lang.Object ref = weightVersion_;
+      if (ref instanceof String) {
+        com.google.protobuf.ByteString b = 
+            com.google.protobuf.ByteString.copyFromUtf8(
+                (java.lang.String) ref);
+        weightVersion_ = b;
+        return b;
+      } else {
+        return (com.google.protobuf.ByteString) ref;
+      }
+    }
+    /**
+     * <pre>
+     * Version of the weights that made it; empty: not known.
+     * </pre>
+     *
+     * <code>string weight_version = 6 [json_name = "weightVersion"];</code>
+     * @param value The weightVersion to set.
+     * @return This builder for chaining.
+     */
+    public Builder setWeightVersion(
+        java.lang.String value) {
+      if (value == null) { throw new NullPointerException(); }
+      weightVersion_ = value;
+      bitField0_ |= 0x00000020;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Version of the weights that made it; empty: not known.
+     * </pre>
+     *
+     * <code>string weight_version = 6 [json_name = "weightVersion"];</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearWeightVersion() {
+      weightVersion_ = getDefaultInstance().getWeightVersion();
+      bitField0_ = (bitField0_ & ~0x00000020);
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Version of the weights that made it; empty: not known.
+     * </pre>
+     *
+     * <code>string weight_version = 6 [json_name = "weightVersion"];</code>
+     * @param value The bytes for weightVersion to set.
+     * @return This builder for chaining.
+     */
+    public Builder setWeightVersionBytes(
+        com.google.protobuf.ByteString value) {
+      if (value == null) { throw new NullPointerException(); }
+      checkByteStringIsUtf8(value);
+      weightVersion_ = value;
+      bitField0_ |= 0x00000020;
+      onChanged();
+      return this;
     }
     @java.lang.Override
     public final Builder setUnknownFields(

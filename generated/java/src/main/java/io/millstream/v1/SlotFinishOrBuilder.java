@@ -108,4 +108,24 @@ public interface SlotFinishOrBuilder extends
    * <code>.millstream.v1.TokenLogprobs prompt_logprobs = 5 [json_name = "promptLogprobs"];</code>
    */
   io.millstream.v1.TokenLogprobsOrBuilder getPromptLogprobsOrBuilder();
+
+  /**
+   * <pre>
+   * Version of the weights that made it; empty: not known.
+   * </pre>
+   *
+   * <code>string weight_version = 6 [json_name = "weightVersion"];</code>
+   * @return The weightVersion.
+   */
+  java.lang.String getWeightVersion();
+  /**
+   * <pre>
+   * Version of the weights that made it; empty: not known.
+   * </pre>
+   *
+   * <code>string weight_version = 6 [json_name = "weightVersion"];</code>
+   * @return The bytes for weightVersion.
+   */
+  com.google.protobuf.ByteString
+      getWeightVersionBytes();
 }

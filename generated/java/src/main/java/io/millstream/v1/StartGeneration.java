@@ -24,6 +24,8 @@ private static final long serialVersionUID = 0L;
     tokenIds_ = emptyIntList();
     media_ = java.util.Collections.emptyList();
     model_ = "";
+    adapter_ = "";
+    cacheSalt_ = "";
   }
 
   @java.lang.Override
@@ -51,6 +53,7 @@ private static final long serialVersionUID = 0L;
             io.millstream.v1.StartGeneration.class, io.millstream.v1.StartGeneration.Builder.class);
   }
 
+  private int bitField0_;
   public static final int SLOT_FIELD_NUMBER = 1;
   private int slot_ = 0;
   /**
@@ -465,6 +468,129 @@ private static final long serialVersionUID = 0L;
     }
   }
 
+  public static final int ADAPTER_FIELD_NUMBER = 11;
+  @SuppressWarnings("serial")
+  private volatile java.lang.Object adapter_ = "";
+  /**
+   * <pre>
+   * Name of the LoRA adapter, one of WorkerInfo.adapters; empty: the base model.
+   * </pre>
+   *
+   * <code>string adapter = 11 [json_name = "adapter"];</code>
+   * @return The adapter.
+   */
+  @java.lang.Override
+  public java.lang.String getAdapter() {
+    java.lang.Object ref = adapter_;
+    if (ref instanceof java.lang.String) {
+      return (java.lang.String) ref;
+    } else {
+      com.google.protobuf.ByteString bs = 
+          (com.google.protobuf.ByteString) ref;
+      java.lang.String s = bs.toStringUtf8();
+      adapter_ = s;
+      return s;
+    }
+  }
+  /**
+   * <pre>
+   * Name of the LoRA adapter, one of WorkerInfo.adapters; empty: the base model.
+   * </pre>
+   *
+   * <code>string adapter = 11 [json_name = "adapter"];</code>
+   * @return The bytes for adapter.
+   */
+  @java.lang.Override
+  public com.google.protobuf.ByteString
+      getAdapterBytes() {
+    java.lang.Object ref = adapter_;
+    if (ref instanceof java.lang.String) {
+      com.google.protobuf.ByteString b = 
+          com.google.protobuf.ByteString.copyFromUtf8(
+              (java.lang.String) ref);
+      adapter_ = b;
+      return b;
+    } else {
+      return (com.google.protobuf.ByteString) ref;
+    }
+  }
+
+  public static final int DP_RANK_FIELD_NUMBER = 12;
+  private int dpRank_ = 0;
+  /**
+   * <pre>
+   * The data-parallel rank that runs it, below WorkerInfo.dp_size; unset: the engine chooses. On a PREFILL
+   * worker it MUST be the ticket's prefill_dp_rank.
+   * </pre>
+   *
+   * <code>optional uint32 dp_rank = 12 [json_name = "dpRank"];</code>
+   * @return Whether the dpRank field is set.
+   */
+  @java.lang.Override
+  public boolean hasDpRank() {
+    return ((bitField0_ & 0x00000001) != 0);
+  }
+  /**
+   * <pre>
+   * The data-parallel rank that runs it, below WorkerInfo.dp_size; unset: the engine chooses. On a PREFILL
+   * worker it MUST be the ticket's prefill_dp_rank.
+   * </pre>
+   *
+   * <code>optional uint32 dp_rank = 12 [json_name = "dpRank"];</code>
+   * @return The dpRank.
+   */
+  @java.lang.Override
+  public int getDpRank() {
+    return dpRank_;
+  }
+
+  public static final int CACHE_SALT_FIELD_NUMBER = 13;
+  @SuppressWarnings("serial")
+  private volatile java.lang.Object cacheSalt_ = "";
+  /**
+   * <pre>
+   * Requests with different salts share no KV cache; at most 128 bytes. Empty: no salt.
+   * </pre>
+   *
+   * <code>string cache_salt = 13 [json_name = "cacheSalt"];</code>
+   * @return The cacheSalt.
+   */
+  @java.lang.Override
+  public java.lang.String getCacheSalt() {
+    java.lang.Object ref = cacheSalt_;
+    if (ref instanceof java.lang.String) {
+      return (java.lang.String) ref;
+    } else {
+      com.google.protobuf.ByteString bs = 
+          (com.google.protobuf.ByteString) ref;
+      java.lang.String s = bs.toStringUtf8();
+      cacheSalt_ = s;
+      return s;
+    }
+  }
+  /**
+   * <pre>
+   * Requests with different salts share no KV cache; at most 128 bytes. Empty: no salt.
+   * </pre>
+   *
+   * <code>string cache_salt = 13 [json_name = "cacheSalt"];</code>
+   * @return The bytes for cacheSalt.
+   */
+  @java.lang.Override
+  public com.google.protobuf.ByteString
+      getCacheSaltBytes() {
+    java.lang.Object ref = cacheSalt_;
+    if (ref instanceof java.lang.String) {
+      com.google.protobuf.ByteString b = 
+          com.google.protobuf.ByteString.copyFromUtf8(
+              (java.lang.String) ref);
+      cacheSalt_ = b;
+      return b;
+    } else {
+      return (com.google.protobuf.ByteString) ref;
+    }
+  }
+
   private byte memoizedIsInitialized = -1;
   @java.lang.Override
   public final boolean isInitialized() {
@@ -513,6 +639,15 @@ private static final long serialVersionUID = 0L;
     }
     if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(model_)) {
       com.google.protobuf.GeneratedMessageV3.writeString(output, 10, model_);
+    }
+    if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(adapter_)) {
+      com.google.protobuf.GeneratedMessageV3.writeString(output, 11, adapter_);
+    }
+    if (((bitField0_ & 0x00000001) != 0)) {
+      output.writeUInt32(12, dpRank_);
+    }
+    if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(cacheSalt_)) {
+      com.google.protobuf.GeneratedMessageV3.writeString(output, 13, cacheSalt_);
     }
     getUnknownFields().writeTo(output);
   }
@@ -571,6 +706,16 @@ private static final long serialVersionUID = 0L;
     if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(model_)) {
       size += com.google.protobuf.GeneratedMessageV3.computeStringSize(10, model_);
     }
+    if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(adapter_)) {
+      size += com.google.protobuf.GeneratedMessageV3.computeStringSize(11, adapter_);
+    }
+    if (((bitField0_ & 0x00000001) != 0)) {
+      size += com.google.protobuf.CodedOutputStream
+        .computeUInt32Size(12, dpRank_);
+    }
+    if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(cacheSalt_)) {
+      size += com.google.protobuf.GeneratedMessageV3.computeStringSize(13, cacheSalt_);
+    }
     size += getUnknownFields().getSerializedSize();
     memoizedSize = size;
     return size;
@@ -621,6 +766,15 @@ private static final long serialVersionUID = 0L;
         .equals(other.getMediaList())) return false;
     if (!getModel()
         .equals(other.getModel())) return false;
+    if (!getAdapter()
+        .equals(other.getAdapter())) return false;
+    if (hasDpRank() != other.hasDpRank()) return false;
+    if (hasDpRank()) {
+      if (getDpRank()
+          != other.getDpRank()) return false;
+    }
+    if (!getCacheSalt()
+        .equals(other.getCacheSalt())) return false;
     if (!getUnknownFields().equals(other.getUnknownFields())) return false;
     return true;
   }
@@ -666,6 +820,14 @@ private static final long serialVersionUID = 0L;
     }
     hash = (37 * hash) + MODEL_FIELD_NUMBER;
     hash = (53 * hash) + getModel().hashCode();
+    hash = (37 * hash) + ADAPTER_FIELD_NUMBER;
+    hash = (53 * hash) + getAdapter().hashCode();
+    if (hasDpRank()) {
+      hash = (37 * hash) + DP_RANK_FIELD_NUMBER;
+      hash = (53 * hash) + getDpRank();
+    }
+    hash = (37 * hash) + CACHE_SALT_FIELD_NUMBER;
+    hash = (53 * hash) + getCacheSalt().hashCode();
     hash = (29 * hash) + getUnknownFields().hashCode();
     memoizedHashCode = hash;
     return hash;
@@ -835,6 +997,9 @@ private static final long serialVersionUID = 0L;
       }
       bitField0_ = (bitField0_ & ~0x00000100);
       model_ = "";
+      adapter_ = "";
+      dpRank_ = 0;
+      cacheSalt_ = "";
       return this;
     }
 
@@ -920,6 +1085,18 @@ private static final long serialVersionUID = 0L;
       if (((from_bitField0_ & 0x00000200) != 0)) {
         result.model_ = model_;
       }
+      if (((from_bitField0_ & 0x00000400) != 0)) {
+        result.adapter_ = adapter_;
+      }
+      int to_bitField0_ = 0;
+      if (((from_bitField0_ & 0x00000800) != 0)) {
+        result.dpRank_ = dpRank_;
+        to_bitField0_ |= 0x00000001;
+      }
+      if (((from_bitField0_ & 0x00001000) != 0)) {
+        result.cacheSalt_ = cacheSalt_;
+      }
+      result.bitField0_ |= to_bitField0_;
     }
 
     @java.lang.Override
@@ -1030,6 +1207,19 @@ private static final long serialVersionUID = 0L;
         bitField0_ |= 0x00000200;
         onChanged();
       }
+      if (!other.getAdapter().isEmpty()) {
+        adapter_ = other.adapter_;
+        bitField0_ |= 0x00000400;
+        onChanged();
+      }
+      if (other.hasDpRank()) {
+        setDpRank(other.getDpRank());
+      }
+      if (!other.getCacheSalt().isEmpty()) {
+        cacheSalt_ = other.cacheSalt_;
+        bitField0_ |= 0x00001000;
+        onChanged();
+      }
       this.mergeUnknownFields(other.getUnknownFields());
       onChanged();
       return this;
@@ -1135,6 +1325,21 @@ private static final long serialVersionUID = 0L;
               bitField0_ |= 0x00000200;
               break;
             } // case 82
+            case 90: {
+              adapter_ = input.readStringRequireUtf8();
+              bitField0_ |= 0x00000400;
+              break;
+            } // case 90
+            case 96: {
+              dpRank_ = input.readUInt32();
+              bitField0_ |= 0x00000800;
+              break;
+            } // case 96
+            case 106: {
+              cacheSalt_ = input.readStringRequireUtf8();
+              bitField0_ |= 0x00001000;
+              break;
+            } // case 106
             default: {
               if (!super.parseUnknownField(input, extensionRegistry, tag)) {
                 done = true; // was an endgroup tag
@@ -2613,6 +2818,250 @@ private static final long serialVersionUID = 0L;
       checkByteStringIsUtf8(value);
       model_ = value;
       bitField0_ |= 0x00000200;
+      onChanged();
+      return this;
+    }
+
+    private java.lang.Object adapter_ = "";
+    /**
+     * <pre>
+     * Name of the LoRA adapter, one of WorkerInfo.adapters; empty: the base model.
+     * </pre>
+     *
+     * <code>string adapter = 11 [json_name = "adapter"];</code>
+     * @return The adapter.
+     */
+    public java.lang.String getAdapter() {
+      java.lang.Object ref = adapter_;
+      if (!(ref instanceof java.lang.String)) {
+        com.google.protobuf.ByteString bs =
+            (com.google.protobuf.ByteString) ref;
+        java.lang.String s = bs.toStringUtf8();
+        adapter_ = s;
+        return s;
+      } else {
+        return (java.lang.String) ref;
+      }
+    }
+    /**
+     * <pre>
+     * Name of the LoRA adapter, one of WorkerInfo.adapters; empty: the base model.
+     * </pre>
+     *
+     * <code>string adapter = 11 [json_name = "adapter"];</code>
+     * @return The bytes for adapter.
+     */
+    public com.google.protobuf.ByteString
+        getAdapterBytes() {
+      java.lang.Object ref = adapter_;
+      if (ref instanceof String) {
+        com.google.protobuf.ByteString b = 
+            com.google.protobuf.ByteString.copyFromUtf8(
+                (java.lang.String) ref);
+        adapter_ = b;
+        return b;
+      } else {
+        return (com.google.protobuf.ByteString) ref;
+      }
+    }
+    /**
+     * <pre>
+     * Name of the LoRA adapter, one of WorkerInfo.adapters; empty: the base model.
+     * </pre>
+     *
+     * <code>string adapter = 11 [json_name = "adapter"];</code>
+     * @param value The adapter to set.
+     * @return This builder for chaining.
+     */
+    public Builder setAdapter(
+        java.lang.String value) {
+      if (value == null) { throw new NullPointerException(); }
+      adapter_ = value;
+      bitField0_ |= 0x00000400;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Name of the LoRA adapter, one of WorkerInfo.adapters; empty: the base model.
+     * </pre>
+     *
+     * <code>string adapter = 11 [json_name = "adapter"];</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearAdapter() {
+      adapter_ = getDefaultInstance().getAdapter();
+      bitField0_ = (bitField0_ & ~0x00000400);
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Name of the LoRA adapter, one of WorkerInfo.adapters; empty: the base model.
+     * </pre>
+     *
+     * <code>string adapter = 11 [json_name = "adapter"];</code>
+     * @param value The bytes for adapter to set.
+     * @return This builder for chaining.
+     */
+    public Builder setAdapterBytes(
+        com.google.protobuf.ByteString value) {
+      if (value == null) { throw new NullPointerException(); }
+      checkByteStringIsUtf8(value);
+      adapter_ = value;
+      bitField0_ |= 0x00000400;
+      onChanged();
+      return this;
+    }
+
+    private int dpRank_ ;
+    /**
+     * <pre>
+     * The data-parallel rank that runs it, below WorkerInfo.dp_size; unset: the engine chooses. On a PREFILL
+     * worker it MUST be the ticket's prefill_dp_rank.
+     * </pre>
+     *
+     * <code>optional uint32 dp_rank = 12 [json_name = "dpRank"];</code>
+     * @return Whether the dpRank field is set.
+     */
+    @java.lang.Override
+    public boolean hasDpRank() {
+      return ((bitField0_ & 0x00000800) != 0);
+    }
+    /**
+     * <pre>
+     * The data-parallel rank that runs it, below WorkerInfo.dp_size; unset: the engine chooses. On a PREFILL
+     * worker it MUST be the ticket's prefill_dp_rank.
+     * </pre>
+     *
+     * <code>optional uint32 dp_rank = 12 [json_name = "dpRank"];</code>
+     * @return The dpRank.
+     */
+    @java.lang.Override
+    public int getDpRank() {
+      return dpRank_;
+    }
+    /**
+     * <pre>
+     * The data-parallel rank that runs it, below WorkerInfo.dp_size; unset: the engine chooses. On a PREFILL
+     * worker it MUST be the ticket's prefill_dp_rank.
+     * </pre>
+     *
+     * <code>optional uint32 dp_rank = 12 [json_name = "dpRank"];</code>
+     * @param value The dpRank to set.
+     * @return This builder for chaining.
+     */
+    public Builder setDpRank(int value) {
+      
+      dpRank_ = value;
+      bitField0_ |= 0x00000800;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * The data-parallel rank that runs it, below WorkerInfo.dp_size; unset: the engine chooses. On a PREFILL
+     * worker it MUST be the ticket's prefill_dp_rank.
+     * </pre>
+     *
+     * <code>optional uint32 dp_rank = 12 [json_name = "dpRank"];</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearDpRank() {
+      bitField0_ = (bitField0_ & ~0x00000800);
+      dpRank_ = 0;
+      onChanged();
+      return this;
+    }
+
+    private java.lang.Object cacheSalt_ = "";
+    /**
+     * <pre>
+     * Requests with different salts share no KV cache; at most 128 bytes. Empty: no salt.
+     * </pre>
+     *
+     * <code>string cache_salt = 13 [json_name = "cacheSalt"];</code>
+     * @return The cacheSalt.
+     */
+    public java.lang.String getCacheSalt() {
+      java.lang.Object ref = cacheSalt_;
+      if (!(ref instanceof java.lang.String)) {
+        com.google.protobuf.ByteString bs =
+            (com.google.protobuf.ByteString) ref;
+        java.lang.String s = bs.toStringUtf8();
+        cacheSalt_ = s;
+        return s;
+      } else {
+        return (java.lang.String) ref;
+      }
+    }
+    /**
+     * <pre>
+     * Requests with different salts share no KV cache; at most 128 bytes. Empty: no salt.
+     * </pre>
+     *
+     * <code>string cache_salt = 13 [json_name = "cacheSalt"];</code>
+     * @return The bytes for cacheSalt.
+     */
+    public com.google.protobuf.ByteString
+        getCacheSaltBytes() {
+      java.lang.Object ref = cacheSalt_;
+      if (ref instanceof String) {
+        com.google.protobuf.ByteString b = 
+            com.google.protobuf.ByteString.copyFromUtf8(
+                (java.lang.String) ref);
+        cacheSalt_ = b;
+        return b;
+      } else {
+        return (com.google.protobuf.ByteString) ref;
+      }
+    }
+    /**
+     * <pre>
+     * Requests with different salts share no KV cache; at most 128 bytes. Empty: no salt.
+     * </pre>
+     *
+     * <code>string cache_salt = 13 [json_name = "cacheSalt"];</code>
+     * @param value The cacheSalt to set.
+     * @return This builder for chaining.
+     */
+    public Builder setCacheSalt(
+        java.lang.String value) {
+      if (value == null) { throw new NullPointerException(); }
+      cacheSalt_ = value;
+      bitField0_ |= 0x00001000;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Requests with different salts share no KV cache; at most 128 bytes. Empty: no salt.
+     * </pre>
+     *
+     * <code>string cache_salt = 13 [json_name = "cacheSalt"];</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearCacheSalt() {
+      cacheSalt_ = getDefaultInstance().getCacheSalt();
+      bitField0_ = (bitField0_ & ~0x00001000);
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Requests with different salts share no KV cache; at most 128 bytes. Empty: no salt.
+     * </pre>
+     *
+     * <code>string cache_salt = 13 [json_name = "cacheSalt"];</code>
+     * @param value The bytes for cacheSalt to set.
+     * @return This builder for chaining.
+     */
+    public Builder setCacheSaltBytes(
+        com.google.protobuf.ByteString value) {
+      if (value == null) { throw new NullPointerException(); }
+      checkByteStringIsUtf8(value);
+      cacheSalt_ = value;
+      bitField0_ |= 0x00001000;
       onChanged();
       return this;
     }

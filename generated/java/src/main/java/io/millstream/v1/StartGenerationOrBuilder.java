@@ -277,4 +277,65 @@ public interface StartGenerationOrBuilder extends
    */
   com.google.protobuf.ByteString
       getModelBytes();
+
+  /**
+   * <pre>
+   * Name of the LoRA adapter, one of WorkerInfo.adapters; empty: the base model.
+   * </pre>
+   *
+   * <code>string adapter = 11 [json_name = "adapter"];</code>
+   * @return The adapter.
+   */
+  java.lang.String getAdapter();
+  /**
+   * <pre>
+   * Name of the LoRA adapter, one of WorkerInfo.adapters; empty: the base model.
+   * </pre>
+   *
+   * <code>string adapter = 11 [json_name = "adapter"];</code>
+   * @return The bytes for adapter.
+   */
+  com.google.protobuf.ByteString
+      getAdapterBytes();
+
+  /**
+   * <pre>
+   * The data-parallel rank that runs it, below WorkerInfo.dp_size; unset: the engine chooses. On a PREFILL
+   * worker it MUST be the ticket's prefill_dp_rank.
+   * </pre>
+   *
+   * <code>optional uint32 dp_rank = 12 [json_name = "dpRank"];</code>
+   * @return Whether the dpRank field is set.
+   */
+  boolean hasDpRank();
+  /**
+   * <pre>
+   * The data-parallel rank that runs it, below WorkerInfo.dp_size; unset: the engine chooses. On a PREFILL
+   * worker it MUST be the ticket's prefill_dp_rank.
+   * </pre>
+   *
+   * <code>optional uint32 dp_rank = 12 [json_name = "dpRank"];</code>
+   * @return The dpRank.
+   */
+  int getDpRank();
+
+  /**
+   * <pre>
+   * Requests with different salts share no KV cache; at most 128 bytes. Empty: no salt.
+   * </pre>
+   *
+   * <code>string cache_salt = 13 [json_name = "cacheSalt"];</code>
+   * @return The cacheSalt.
+   */
+  java.lang.String getCacheSalt();
+  /**
+   * <pre>
+   * Requests with different salts share no KV cache; at most 128 bytes. Empty: no salt.
+   * </pre>
+   *
+   * <code>string cache_salt = 13 [json_name = "cacheSalt"];</code>
+   * @return The bytes for cacheSalt.
+   */
+  com.google.protobuf.ByteString
+      getCacheSaltBytes();
 }

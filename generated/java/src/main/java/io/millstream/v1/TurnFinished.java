@@ -20,6 +20,7 @@ private static final long serialVersionUID = 0L;
     super(builder);
   }
   private TurnFinished() {
+    weightVersion_ = "";
   }
 
   @java.lang.Override
@@ -126,6 +127,53 @@ private static final long serialVersionUID = 0L;
     return longestPacingInterval_ == null ? com.google.protobuf.Duration.getDefaultInstance() : longestPacingInterval_;
   }
 
+  public static final int WEIGHT_VERSION_FIELD_NUMBER = 3;
+  @SuppressWarnings("serial")
+  private volatile java.lang.Object weightVersion_ = "";
+  /**
+   * <pre>
+   * Version of the weights that made the turn; empty: not known.
+   * </pre>
+   *
+   * <code>string weight_version = 3 [json_name = "weightVersion"];</code>
+   * @return The weightVersion.
+   */
+  @java.lang.Override
+  public java.lang.String getWeightVersion() {
+    java.lang.Object ref = weightVersion_;
+    if (ref instanceof java.lang.String) {
+      return (java.lang.String) ref;
+    } else {
+      com.google.protobuf.ByteString bs = 
+          (com.google.protobuf.ByteString) ref;
+      java.lang.String s = bs.toStringUtf8();
+      weightVersion_ = s;
+      return s;
+    }
+  }
+  /**
+   * <pre>
+   * Version of the weights that made the turn; empty: not known.
+   * </pre>
+   *
+   * <code>string weight_version = 3 [json_name = "weightVersion"];</code>
+   * @return The bytes for weightVersion.
+   */
+  @java.lang.Override
+  public com.google.protobuf.ByteString
+      getWeightVersionBytes() {
+    java.lang.Object ref = weightVersion_;
+    if (ref instanceof java.lang.String) {
+      com.google.protobuf.ByteString b = 
+          com.google.protobuf.ByteString.copyFromUtf8(
+              (java.lang.String) ref);
+      weightVersion_ = b;
+      return b;
+    } else {
+      return (com.google.protobuf.ByteString) ref;
+    }
+  }
+
   private byte memoizedIsInitialized = -1;
   @java.lang.Override
   public final boolean isInitialized() {
@@ -146,6 +194,9 @@ private static final long serialVersionUID = 0L;
     if (longestPacingInterval_ != null) {
       output.writeMessage(2, getLongestPacingInterval());
     }
+    if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(weightVersion_)) {
+      com.google.protobuf.GeneratedMessageV3.writeString(output, 3, weightVersion_);
+    }
     getUnknownFields().writeTo(output);
   }
 
@@ -162,6 +213,9 @@ private static final long serialVersionUID = 0L;
     if (longestPacingInterval_ != null) {
       size += com.google.protobuf.CodedOutputStream
         .computeMessageSize(2, getLongestPacingInterval());
+    }
+    if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(weightVersion_)) {
+      size += com.google.protobuf.GeneratedMessageV3.computeStringSize(3, weightVersion_);
     }
     size += getUnknownFields().getSerializedSize();
     memoizedSize = size;
@@ -188,6 +242,8 @@ private static final long serialVersionUID = 0L;
       if (!getLongestPacingInterval()
           .equals(other.getLongestPacingInterval())) return false;
     }
+    if (!getWeightVersion()
+        .equals(other.getWeightVersion())) return false;
     if (!getUnknownFields().equals(other.getUnknownFields())) return false;
     return true;
   }
@@ -207,6 +263,8 @@ private static final long serialVersionUID = 0L;
       hash = (37 * hash) + LONGEST_PACING_INTERVAL_FIELD_NUMBER;
       hash = (53 * hash) + getLongestPacingInterval().hashCode();
     }
+    hash = (37 * hash) + WEIGHT_VERSION_FIELD_NUMBER;
+    hash = (53 * hash) + getWeightVersion().hashCode();
     hash = (29 * hash) + getUnknownFields().hashCode();
     memoizedHashCode = hash;
     return hash;
@@ -350,6 +408,7 @@ private static final long serialVersionUID = 0L;
         longestPacingIntervalBuilder_.dispose();
         longestPacingIntervalBuilder_ = null;
       }
+      weightVersion_ = "";
       return this;
     }
 
@@ -392,6 +451,9 @@ private static final long serialVersionUID = 0L;
         result.longestPacingInterval_ = longestPacingIntervalBuilder_ == null
             ? longestPacingInterval_
             : longestPacingIntervalBuilder_.build();
+      }
+      if (((from_bitField0_ & 0x00000004) != 0)) {
+        result.weightVersion_ = weightVersion_;
       }
     }
 
@@ -445,6 +507,11 @@ private static final long serialVersionUID = 0L;
       if (other.hasLongestPacingInterval()) {
         mergeLongestPacingInterval(other.getLongestPacingInterval());
       }
+      if (!other.getWeightVersion().isEmpty()) {
+        weightVersion_ = other.weightVersion_;
+        bitField0_ |= 0x00000004;
+        onChanged();
+      }
       this.mergeUnknownFields(other.getUnknownFields());
       onChanged();
       return this;
@@ -485,6 +552,11 @@ private static final long serialVersionUID = 0L;
               bitField0_ |= 0x00000002;
               break;
             } // case 18
+            case 26: {
+              weightVersion_ = input.readStringRequireUtf8();
+              bitField0_ |= 0x00000004;
+              break;
+            } // case 26
             default: {
               if (!super.parseUnknownField(input, extensionRegistry, tag)) {
                 done = true; // was an endgroup tag
@@ -819,6 +891,98 @@ private static final long serialVersionUID = 0L;
         longestPacingInterval_ = null;
       }
       return longestPacingIntervalBuilder_;
+    }
+
+    private java.lang.Object weightVersion_ = "";
+    /**
+     * <pre>
+     * Version of the weights that made the turn; empty: not known.
+     * </pre>
+     *
+     * <code>string weight_version = 3 [json_name = "weightVersion"];</code>
+     * @return The weightVersion.
+     */
+    public java.lang.String getWeightVersion() {
+      java.lang.Object ref = weightVersion_;
+      if (!(ref instanceof java.lang.String)) {
+        com.google.protobuf.ByteString bs =
+            (com.google.protobuf.ByteString) ref;
+        java.lang.String s = bs.toStringUtf8();
+        weightVersion_ = s;
+        return s;
+      } else {
+        return (java.lang.String) ref;
+      }
+    }
+    /**
+     * <pre>
+     * Version of the weights that made the turn; empty: not known.
+     * </pre>
+     *
+     * <code>string weight_version = 3 [json_name = "weightVersion"];</code>
+     * @return The bytes for weightVersion.
+     */
+    public com.google.protobuf.ByteString
+        getWeightVersionBytes() {
+      java.lang.Object ref = weightVersion_;
+      if (ref instanceof String) {
+        com.google.protobuf.ByteString b = 
+            com.google.protobuf.ByteString.copyFromUtf8(
+                (java.lang.String) ref);
+        weightVersion_ = b;
+        return b;
+      } else {
+        return (com.google.protobuf.ByteString) ref;
+      }
+    }
+    /**
+     * <pre>
+     * Version of the weights that made the turn; empty: not known.
+     * </pre>
+     *
+     * <code>string weight_version = 3 [json_name = "weightVersion"];</code>
+     * @param value The weightVersion to set.
+     * @return This builder for chaining.
+     */
+    public Builder setWeightVersion(
+        java.lang.String value) {
+      if (value == null) { throw new NullPointerException(); }
+      weightVersion_ = value;
+      bitField0_ |= 0x00000004;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Version of the weights that made the turn; empty: not known.
+     * </pre>
+     *
+     * <code>string weight_version = 3 [json_name = "weightVersion"];</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearWeightVersion() {
+      weightVersion_ = getDefaultInstance().getWeightVersion();
+      bitField0_ = (bitField0_ & ~0x00000004);
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Version of the weights that made the turn; empty: not known.
+     * </pre>
+     *
+     * <code>string weight_version = 3 [json_name = "weightVersion"];</code>
+     * @param value The bytes for weightVersion to set.
+     * @return This builder for chaining.
+     */
+    public Builder setWeightVersionBytes(
+        com.google.protobuf.ByteString value) {
+      if (value == null) { throw new NullPointerException(); }
+      checkByteStringIsUtf8(value);
+      weightVersion_ = value;
+      bitField0_ |= 0x00000004;
+      onChanged();
+      return this;
     }
     @java.lang.Override
     public final Builder setUnknownFields(

@@ -63,4 +63,24 @@ public interface TurnFinishedOrBuilder extends
    * <code>.google.protobuf.Duration longest_pacing_interval = 2 [json_name = "longestPacingInterval"];</code>
    */
   com.google.protobuf.DurationOrBuilder getLongestPacingIntervalOrBuilder();
+
+  /**
+   * <pre>
+   * Version of the weights that made the turn; empty: not known.
+   * </pre>
+   *
+   * <code>string weight_version = 3 [json_name = "weightVersion"];</code>
+   * @return The weightVersion.
+   */
+  java.lang.String getWeightVersion();
+  /**
+   * <pre>
+   * Version of the weights that made the turn; empty: not known.
+   * </pre>
+   *
+   * <code>string weight_version = 3 [json_name = "weightVersion"];</code>
+   * @return The bytes for weightVersion.
+   */
+  com.google.protobuf.ByteString
+      getWeightVersionBytes();
 }

@@ -31,6 +31,12 @@ private static final long serialVersionUID = 0L;
     bootstrapHost_ = "";
     millstreamVersion_ = "";
     refusedFields_ = com.google.protobuf.LazyStringArrayList.EMPTY;
+    modelHash_ = "";
+    toolCallParser_ = "";
+    reasoningParser_ = "";
+    adapters_ = java.util.Collections.emptyList();
+    contractVersion_ = "";
+    blockHashing_ = 0;
   }
 
   @java.lang.Override
@@ -819,6 +825,332 @@ private static final long serialVersionUID = 0L;
     return refusedFields_.getByteString(index);
   }
 
+  public static final int MODEL_HASH_FIELD_NUMBER = 23;
+  @SuppressWarnings("serial")
+  private volatile java.lang.Object modelHash_ = "";
+  /**
+   * <pre>
+   * SHA-256, in hex, of what the model's files are: the text of its configuration, and names, sizes
+   * and headers of its weight files. Equal on workers that loaded the same files. It doesn't change
+   * with UpdateWeights: see weight_version. Empty: not known.
+   * </pre>
+   *
+   * <code>string model_hash = 23 [json_name = "modelHash"];</code>
+   * @return The modelHash.
+   */
+  @java.lang.Override
+  public java.lang.String getModelHash() {
+    java.lang.Object ref = modelHash_;
+    if (ref instanceof java.lang.String) {
+      return (java.lang.String) ref;
+    } else {
+      com.google.protobuf.ByteString bs = 
+          (com.google.protobuf.ByteString) ref;
+      java.lang.String s = bs.toStringUtf8();
+      modelHash_ = s;
+      return s;
+    }
+  }
+  /**
+   * <pre>
+   * SHA-256, in hex, of what the model's files are: the text of its configuration, and names, sizes
+   * and headers of its weight files. Equal on workers that loaded the same files. It doesn't change
+   * with UpdateWeights: see weight_version. Empty: not known.
+   * </pre>
+   *
+   * <code>string model_hash = 23 [json_name = "modelHash"];</code>
+   * @return The bytes for modelHash.
+   */
+  @java.lang.Override
+  public com.google.protobuf.ByteString
+      getModelHashBytes() {
+    java.lang.Object ref = modelHash_;
+    if (ref instanceof java.lang.String) {
+      com.google.protobuf.ByteString b = 
+          com.google.protobuf.ByteString.copyFromUtf8(
+              (java.lang.String) ref);
+      modelHash_ = b;
+      return b;
+    } else {
+      return (com.google.protobuf.ByteString) ref;
+    }
+  }
+
+  public static final int MAX_BATCHED_TOKENS_FIELD_NUMBER = 24;
+  private int maxBatchedTokens_ = 0;
+  /**
+   * <pre>
+   * Most prompt tokens that the engine computes in one step, of all requests together; 0: not known.
+   * </pre>
+   *
+   * <code>uint32 max_batched_tokens = 24 [json_name = "maxBatchedTokens"];</code>
+   * @return The maxBatchedTokens.
+   */
+  @java.lang.Override
+  public int getMaxBatchedTokens() {
+    return maxBatchedTokens_;
+  }
+
+  public static final int DP_START_FIELD_NUMBER = 25;
+  private int dpStart_ = 0;
+  /**
+   * <pre>
+   * First of its data-parallel ranks; they are dp_start … dp_start + dp_size - 1.
+   * </pre>
+   *
+   * <code>uint32 dp_start = 25 [json_name = "dpStart"];</code>
+   * @return The dpStart.
+   */
+  @java.lang.Override
+  public int getDpStart() {
+    return dpStart_;
+  }
+
+  public static final int TOOL_CALL_PARSER_FIELD_NUMBER = 26;
+  @SuppressWarnings("serial")
+  private volatile java.lang.Object toolCallParser_ = "";
+  /**
+   * <pre>
+   * The parser that this model's tool calls need, by SGLang's name, as the operator set it. For front
+   * ends; the worker itself parses nothing. Empty: not known.
+   * </pre>
+   *
+   * <code>string tool_call_parser = 26 [json_name = "toolCallParser"];</code>
+   * @return The toolCallParser.
+   */
+  @java.lang.Override
+  public java.lang.String getToolCallParser() {
+    java.lang.Object ref = toolCallParser_;
+    if (ref instanceof java.lang.String) {
+      return (java.lang.String) ref;
+    } else {
+      com.google.protobuf.ByteString bs = 
+          (com.google.protobuf.ByteString) ref;
+      java.lang.String s = bs.toStringUtf8();
+      toolCallParser_ = s;
+      return s;
+    }
+  }
+  /**
+   * <pre>
+   * The parser that this model's tool calls need, by SGLang's name, as the operator set it. For front
+   * ends; the worker itself parses nothing. Empty: not known.
+   * </pre>
+   *
+   * <code>string tool_call_parser = 26 [json_name = "toolCallParser"];</code>
+   * @return The bytes for toolCallParser.
+   */
+  @java.lang.Override
+  public com.google.protobuf.ByteString
+      getToolCallParserBytes() {
+    java.lang.Object ref = toolCallParser_;
+    if (ref instanceof java.lang.String) {
+      com.google.protobuf.ByteString b = 
+          com.google.protobuf.ByteString.copyFromUtf8(
+              (java.lang.String) ref);
+      toolCallParser_ = b;
+      return b;
+    } else {
+      return (com.google.protobuf.ByteString) ref;
+    }
+  }
+
+  public static final int REASONING_PARSER_FIELD_NUMBER = 27;
+  @SuppressWarnings("serial")
+  private volatile java.lang.Object reasoningParser_ = "";
+  /**
+   * <pre>
+   * The parser that this model's reasoning needs, likewise.
+   * </pre>
+   *
+   * <code>string reasoning_parser = 27 [json_name = "reasoningParser"];</code>
+   * @return The reasoningParser.
+   */
+  @java.lang.Override
+  public java.lang.String getReasoningParser() {
+    java.lang.Object ref = reasoningParser_;
+    if (ref instanceof java.lang.String) {
+      return (java.lang.String) ref;
+    } else {
+      com.google.protobuf.ByteString bs = 
+          (com.google.protobuf.ByteString) ref;
+      java.lang.String s = bs.toStringUtf8();
+      reasoningParser_ = s;
+      return s;
+    }
+  }
+  /**
+   * <pre>
+   * The parser that this model's reasoning needs, likewise.
+   * </pre>
+   *
+   * <code>string reasoning_parser = 27 [json_name = "reasoningParser"];</code>
+   * @return The bytes for reasoningParser.
+   */
+  @java.lang.Override
+  public com.google.protobuf.ByteString
+      getReasoningParserBytes() {
+    java.lang.Object ref = reasoningParser_;
+    if (ref instanceof java.lang.String) {
+      com.google.protobuf.ByteString b = 
+          com.google.protobuf.ByteString.copyFromUtf8(
+              (java.lang.String) ref);
+      reasoningParser_ = b;
+      return b;
+    } else {
+      return (com.google.protobuf.ByteString) ref;
+    }
+  }
+
+  public static final int ADAPTERS_FIELD_NUMBER = 28;
+  @SuppressWarnings("serial")
+  private java.util.List<io.millstream.v1.LoraAdapter> adapters_;
+  /**
+   * <pre>
+   * Loaded LoRA adapters, by name.
+   * </pre>
+   *
+   * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+   */
+  @java.lang.Override
+  public java.util.List<io.millstream.v1.LoraAdapter> getAdaptersList() {
+    return adapters_;
+  }
+  /**
+   * <pre>
+   * Loaded LoRA adapters, by name.
+   * </pre>
+   *
+   * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+   */
+  @java.lang.Override
+  public java.util.List<? extends io.millstream.v1.LoraAdapterOrBuilder> 
+      getAdaptersOrBuilderList() {
+    return adapters_;
+  }
+  /**
+   * <pre>
+   * Loaded LoRA adapters, by name.
+   * </pre>
+   *
+   * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+   */
+  @java.lang.Override
+  public int getAdaptersCount() {
+    return adapters_.size();
+  }
+  /**
+   * <pre>
+   * Loaded LoRA adapters, by name.
+   * </pre>
+   *
+   * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+   */
+  @java.lang.Override
+  public io.millstream.v1.LoraAdapter getAdapters(int index) {
+    return adapters_.get(index);
+  }
+  /**
+   * <pre>
+   * Loaded LoRA adapters, by name.
+   * </pre>
+   *
+   * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+   */
+  @java.lang.Override
+  public io.millstream.v1.LoraAdapterOrBuilder getAdaptersOrBuilder(
+      int index) {
+    return adapters_.get(index);
+  }
+
+  public static final int TAKES_ADAPTERS_FIELD_NUMBER = 29;
+  private boolean takesAdapters_ = false;
+  /**
+   * <pre>
+   * Whether adapters can be loaded and used.
+   * </pre>
+   *
+   * <code>bool takes_adapters = 29 [json_name = "takesAdapters"];</code>
+   * @return The takesAdapters.
+   */
+  @java.lang.Override
+  public boolean getTakesAdapters() {
+    return takesAdapters_;
+  }
+
+  public static final int CONTRACT_VERSION_FIELD_NUMBER = 30;
+  @SuppressWarnings("serial")
+  private volatile java.lang.Object contractVersion_ = "";
+  /**
+   * <pre>
+   * Version of this contract that the worker has, as MAJOR.MINOR. MINOR rises with every addition.
+   * </pre>
+   *
+   * <code>string contract_version = 30 [json_name = "contractVersion"];</code>
+   * @return The contractVersion.
+   */
+  @java.lang.Override
+  public java.lang.String getContractVersion() {
+    java.lang.Object ref = contractVersion_;
+    if (ref instanceof java.lang.String) {
+      return (java.lang.String) ref;
+    } else {
+      com.google.protobuf.ByteString bs = 
+          (com.google.protobuf.ByteString) ref;
+      java.lang.String s = bs.toStringUtf8();
+      contractVersion_ = s;
+      return s;
+    }
+  }
+  /**
+   * <pre>
+   * Version of this contract that the worker has, as MAJOR.MINOR. MINOR rises with every addition.
+   * </pre>
+   *
+   * <code>string contract_version = 30 [json_name = "contractVersion"];</code>
+   * @return The bytes for contractVersion.
+   */
+  @java.lang.Override
+  public com.google.protobuf.ByteString
+      getContractVersionBytes() {
+    java.lang.Object ref = contractVersion_;
+    if (ref instanceof java.lang.String) {
+      com.google.protobuf.ByteString b = 
+          com.google.protobuf.ByteString.copyFromUtf8(
+              (java.lang.String) ref);
+      contractVersion_ = b;
+      return b;
+    } else {
+      return (com.google.protobuf.ByteString) ref;
+    }
+  }
+
+  public static final int BLOCK_HASHING_FIELD_NUMBER = 31;
+  private int blockHashing_ = 0;
+  /**
+   * <pre>
+   * How the hashes in WatchKvEvents are computed; unset: there are no KV events.
+   * </pre>
+   *
+   * <code>.millstream.v1.BlockHashing block_hashing = 31 [json_name = "blockHashing"];</code>
+   * @return The enum numeric value on the wire for blockHashing.
+   */
+  @java.lang.Override public int getBlockHashingValue() {
+    return blockHashing_;
+  }
+  /**
+   * <pre>
+   * How the hashes in WatchKvEvents are computed; unset: there are no KV events.
+   * </pre>
+   *
+   * <code>.millstream.v1.BlockHashing block_hashing = 31 [json_name = "blockHashing"];</code>
+   * @return The blockHashing.
+   */
+  @java.lang.Override public io.millstream.v1.BlockHashing getBlockHashing() {
+    io.millstream.v1.BlockHashing result = io.millstream.v1.BlockHashing.forNumber(blockHashing_);
+    return result == null ? io.millstream.v1.BlockHashing.UNRECOGNIZED : result;
+  }
+
   private byte memoizedIsInitialized = -1;
   @java.lang.Override
   public final boolean isInitialized() {
@@ -903,6 +1235,33 @@ private static final long serialVersionUID = 0L;
     }
     for (int i = 0; i < refusedFields_.size(); i++) {
       com.google.protobuf.GeneratedMessageV3.writeString(output, 22, refusedFields_.getRaw(i));
+    }
+    if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(modelHash_)) {
+      com.google.protobuf.GeneratedMessageV3.writeString(output, 23, modelHash_);
+    }
+    if (maxBatchedTokens_ != 0) {
+      output.writeUInt32(24, maxBatchedTokens_);
+    }
+    if (dpStart_ != 0) {
+      output.writeUInt32(25, dpStart_);
+    }
+    if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(toolCallParser_)) {
+      com.google.protobuf.GeneratedMessageV3.writeString(output, 26, toolCallParser_);
+    }
+    if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(reasoningParser_)) {
+      com.google.protobuf.GeneratedMessageV3.writeString(output, 27, reasoningParser_);
+    }
+    for (int i = 0; i < adapters_.size(); i++) {
+      output.writeMessage(28, adapters_.get(i));
+    }
+    if (takesAdapters_ != false) {
+      output.writeBool(29, takesAdapters_);
+    }
+    if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(contractVersion_)) {
+      com.google.protobuf.GeneratedMessageV3.writeString(output, 30, contractVersion_);
+    }
+    if (blockHashing_ != io.millstream.v1.BlockHashing.BLOCK_HASHING_UNSPECIFIED.getNumber()) {
+      output.writeEnum(31, blockHashing_);
     }
     getUnknownFields().writeTo(output);
   }
@@ -1006,6 +1365,38 @@ private static final long serialVersionUID = 0L;
       size += dataSize;
       size += 2 * getRefusedFieldsList().size();
     }
+    if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(modelHash_)) {
+      size += com.google.protobuf.GeneratedMessageV3.computeStringSize(23, modelHash_);
+    }
+    if (maxBatchedTokens_ != 0) {
+      size += com.google.protobuf.CodedOutputStream
+        .computeUInt32Size(24, maxBatchedTokens_);
+    }
+    if (dpStart_ != 0) {
+      size += com.google.protobuf.CodedOutputStream
+        .computeUInt32Size(25, dpStart_);
+    }
+    if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(toolCallParser_)) {
+      size += com.google.protobuf.GeneratedMessageV3.computeStringSize(26, toolCallParser_);
+    }
+    if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(reasoningParser_)) {
+      size += com.google.protobuf.GeneratedMessageV3.computeStringSize(27, reasoningParser_);
+    }
+    for (int i = 0; i < adapters_.size(); i++) {
+      size += com.google.protobuf.CodedOutputStream
+        .computeMessageSize(28, adapters_.get(i));
+    }
+    if (takesAdapters_ != false) {
+      size += com.google.protobuf.CodedOutputStream
+        .computeBoolSize(29, takesAdapters_);
+    }
+    if (!com.google.protobuf.GeneratedMessageV3.isStringEmpty(contractVersion_)) {
+      size += com.google.protobuf.GeneratedMessageV3.computeStringSize(30, contractVersion_);
+    }
+    if (blockHashing_ != io.millstream.v1.BlockHashing.BLOCK_HASHING_UNSPECIFIED.getNumber()) {
+      size += com.google.protobuf.CodedOutputStream
+        .computeEnumSize(31, blockHashing_);
+    }
     size += getUnknownFields().getSerializedSize();
     memoizedSize = size;
     return size;
@@ -1075,6 +1466,23 @@ private static final long serialVersionUID = 0L;
     }
     if (!getRefusedFieldsList()
         .equals(other.getRefusedFieldsList())) return false;
+    if (!getModelHash()
+        .equals(other.getModelHash())) return false;
+    if (getMaxBatchedTokens()
+        != other.getMaxBatchedTokens()) return false;
+    if (getDpStart()
+        != other.getDpStart()) return false;
+    if (!getToolCallParser()
+        .equals(other.getToolCallParser())) return false;
+    if (!getReasoningParser()
+        .equals(other.getReasoningParser())) return false;
+    if (!getAdaptersList()
+        .equals(other.getAdaptersList())) return false;
+    if (getTakesAdapters()
+        != other.getTakesAdapters()) return false;
+    if (!getContractVersion()
+        .equals(other.getContractVersion())) return false;
+    if (blockHashing_ != other.blockHashing_) return false;
     if (!getUnknownFields().equals(other.getUnknownFields())) return false;
     return true;
   }
@@ -1144,6 +1552,27 @@ private static final long serialVersionUID = 0L;
       hash = (37 * hash) + REFUSED_FIELDS_FIELD_NUMBER;
       hash = (53 * hash) + getRefusedFieldsList().hashCode();
     }
+    hash = (37 * hash) + MODEL_HASH_FIELD_NUMBER;
+    hash = (53 * hash) + getModelHash().hashCode();
+    hash = (37 * hash) + MAX_BATCHED_TOKENS_FIELD_NUMBER;
+    hash = (53 * hash) + getMaxBatchedTokens();
+    hash = (37 * hash) + DP_START_FIELD_NUMBER;
+    hash = (53 * hash) + getDpStart();
+    hash = (37 * hash) + TOOL_CALL_PARSER_FIELD_NUMBER;
+    hash = (53 * hash) + getToolCallParser().hashCode();
+    hash = (37 * hash) + REASONING_PARSER_FIELD_NUMBER;
+    hash = (53 * hash) + getReasoningParser().hashCode();
+    if (getAdaptersCount() > 0) {
+      hash = (37 * hash) + ADAPTERS_FIELD_NUMBER;
+      hash = (53 * hash) + getAdaptersList().hashCode();
+    }
+    hash = (37 * hash) + TAKES_ADAPTERS_FIELD_NUMBER;
+    hash = (53 * hash) + com.google.protobuf.Internal.hashBoolean(
+        getTakesAdapters());
+    hash = (37 * hash) + CONTRACT_VERSION_FIELD_NUMBER;
+    hash = (53 * hash) + getContractVersion().hashCode();
+    hash = (37 * hash) + BLOCK_HASHING_FIELD_NUMBER;
+    hash = (53 * hash) + blockHashing_;
     hash = (29 * hash) + getUnknownFields().hashCode();
     memoizedHashCode = hash;
     return hash;
@@ -1318,6 +1747,21 @@ private static final long serialVersionUID = 0L;
       }
       refusedFields_ = com.google.protobuf.LazyStringArrayList.EMPTY;
       bitField0_ = (bitField0_ & ~0x00200000);
+      modelHash_ = "";
+      maxBatchedTokens_ = 0;
+      dpStart_ = 0;
+      toolCallParser_ = "";
+      reasoningParser_ = "";
+      if (adaptersBuilder_ == null) {
+        adapters_ = java.util.Collections.emptyList();
+      } else {
+        adapters_ = null;
+        adaptersBuilder_.clear();
+      }
+      bitField0_ = (bitField0_ & ~0x08000000);
+      takesAdapters_ = false;
+      contractVersion_ = "";
+      blockHashing_ = 0;
       return this;
     }
 
@@ -1361,6 +1805,15 @@ private static final long serialVersionUID = 0L;
         bitField0_ = (bitField0_ & ~0x00200000);
       }
       result.refusedFields_ = refusedFields_;
+      if (adaptersBuilder_ == null) {
+        if (((bitField0_ & 0x08000000) != 0)) {
+          adapters_ = java.util.Collections.unmodifiableList(adapters_);
+          bitField0_ = (bitField0_ & ~0x08000000);
+        }
+        result.adapters_ = adapters_;
+      } else {
+        result.adapters_ = adaptersBuilder_.build();
+      }
     }
 
     private void buildPartial0(io.millstream.v1.WorkerInfo result) {
@@ -1432,6 +1885,30 @@ private static final long serialVersionUID = 0L;
         result.embeddingModel_ = embeddingModelBuilder_ == null
             ? embeddingModel_
             : embeddingModelBuilder_.build();
+      }
+      if (((from_bitField0_ & 0x00400000) != 0)) {
+        result.modelHash_ = modelHash_;
+      }
+      if (((from_bitField0_ & 0x00800000) != 0)) {
+        result.maxBatchedTokens_ = maxBatchedTokens_;
+      }
+      if (((from_bitField0_ & 0x01000000) != 0)) {
+        result.dpStart_ = dpStart_;
+      }
+      if (((from_bitField0_ & 0x02000000) != 0)) {
+        result.toolCallParser_ = toolCallParser_;
+      }
+      if (((from_bitField0_ & 0x04000000) != 0)) {
+        result.reasoningParser_ = reasoningParser_;
+      }
+      if (((from_bitField0_ & 0x10000000) != 0)) {
+        result.takesAdapters_ = takesAdapters_;
+      }
+      if (((from_bitField0_ & 0x20000000) != 0)) {
+        result.contractVersion_ = contractVersion_;
+      }
+      if (((from_bitField0_ & 0x40000000) != 0)) {
+        result.blockHashing_ = blockHashing_;
       }
     }
 
@@ -1572,6 +2049,64 @@ private static final long serialVersionUID = 0L;
           refusedFields_.addAll(other.refusedFields_);
         }
         onChanged();
+      }
+      if (!other.getModelHash().isEmpty()) {
+        modelHash_ = other.modelHash_;
+        bitField0_ |= 0x00400000;
+        onChanged();
+      }
+      if (other.getMaxBatchedTokens() != 0) {
+        setMaxBatchedTokens(other.getMaxBatchedTokens());
+      }
+      if (other.getDpStart() != 0) {
+        setDpStart(other.getDpStart());
+      }
+      if (!other.getToolCallParser().isEmpty()) {
+        toolCallParser_ = other.toolCallParser_;
+        bitField0_ |= 0x02000000;
+        onChanged();
+      }
+      if (!other.getReasoningParser().isEmpty()) {
+        reasoningParser_ = other.reasoningParser_;
+        bitField0_ |= 0x04000000;
+        onChanged();
+      }
+      if (adaptersBuilder_ == null) {
+        if (!other.adapters_.isEmpty()) {
+          if (adapters_.isEmpty()) {
+            adapters_ = other.adapters_;
+            bitField0_ = (bitField0_ & ~0x08000000);
+          } else {
+            ensureAdaptersIsMutable();
+            adapters_.addAll(other.adapters_);
+          }
+          onChanged();
+        }
+      } else {
+        if (!other.adapters_.isEmpty()) {
+          if (adaptersBuilder_.isEmpty()) {
+            adaptersBuilder_.dispose();
+            adaptersBuilder_ = null;
+            adapters_ = other.adapters_;
+            bitField0_ = (bitField0_ & ~0x08000000);
+            adaptersBuilder_ = 
+              com.google.protobuf.GeneratedMessageV3.alwaysUseFieldBuilders ?
+                 getAdaptersFieldBuilder() : null;
+          } else {
+            adaptersBuilder_.addAllMessages(other.adapters_);
+          }
+        }
+      }
+      if (other.getTakesAdapters() != false) {
+        setTakesAdapters(other.getTakesAdapters());
+      }
+      if (!other.getContractVersion().isEmpty()) {
+        contractVersion_ = other.contractVersion_;
+        bitField0_ |= 0x20000000;
+        onChanged();
+      }
+      if (other.blockHashing_ != 0) {
+        setBlockHashingValue(other.getBlockHashingValue());
       }
       this.mergeUnknownFields(other.getUnknownFields());
       onChanged();
@@ -1730,6 +2265,59 @@ private static final long serialVersionUID = 0L;
               refusedFields_.add(s);
               break;
             } // case 178
+            case 186: {
+              modelHash_ = input.readStringRequireUtf8();
+              bitField0_ |= 0x00400000;
+              break;
+            } // case 186
+            case 192: {
+              maxBatchedTokens_ = input.readUInt32();
+              bitField0_ |= 0x00800000;
+              break;
+            } // case 192
+            case 200: {
+              dpStart_ = input.readUInt32();
+              bitField0_ |= 0x01000000;
+              break;
+            } // case 200
+            case 210: {
+              toolCallParser_ = input.readStringRequireUtf8();
+              bitField0_ |= 0x02000000;
+              break;
+            } // case 210
+            case 218: {
+              reasoningParser_ = input.readStringRequireUtf8();
+              bitField0_ |= 0x04000000;
+              break;
+            } // case 218
+            case 226: {
+              io.millstream.v1.LoraAdapter m =
+                  input.readMessage(
+                      io.millstream.v1.LoraAdapter.parser(),
+                      extensionRegistry);
+              if (adaptersBuilder_ == null) {
+                ensureAdaptersIsMutable();
+                adapters_.add(m);
+              } else {
+                adaptersBuilder_.addMessage(m);
+              }
+              break;
+            } // case 226
+            case 232: {
+              takesAdapters_ = input.readBool();
+              bitField0_ |= 0x10000000;
+              break;
+            } // case 232
+            case 242: {
+              contractVersion_ = input.readStringRequireUtf8();
+              bitField0_ |= 0x20000000;
+              break;
+            } // case 242
+            case 248: {
+              blockHashing_ = input.readEnum();
+              bitField0_ |= 0x40000000;
+              break;
+            } // case 248
             default: {
               if (!super.parseUnknownField(input, extensionRegistry, tag)) {
                 done = true; // was an endgroup tag
@@ -3769,6 +4357,906 @@ private static final long serialVersionUID = 0L;
       checkByteStringIsUtf8(value);
       ensureRefusedFieldsIsMutable();
       refusedFields_.add(value);
+      onChanged();
+      return this;
+    }
+
+    private java.lang.Object modelHash_ = "";
+    /**
+     * <pre>
+     * SHA-256, in hex, of what the model's files are: the text of its configuration, and names, sizes
+     * and headers of its weight files. Equal on workers that loaded the same files. It doesn't change
+     * with UpdateWeights: see weight_version. Empty: not known.
+     * </pre>
+     *
+     * <code>string model_hash = 23 [json_name = "modelHash"];</code>
+     * @return The modelHash.
+     */
+    public java.lang.String getModelHash() {
+      java.lang.Object ref = modelHash_;
+      if (!(ref instanceof java.lang.String)) {
+        com.google.protobuf.ByteString bs =
+            (com.google.protobuf.ByteString) ref;
+        java.lang.String s = bs.toStringUtf8();
+        modelHash_ = s;
+        return s;
+      } else {
+        return (java.lang.String) ref;
+      }
+    }
+    /**
+     * <pre>
+     * SHA-256, in hex, of what the model's files are: the text of its configuration, and names, sizes
+     * and headers of its weight files. Equal on workers that loaded the same files. It doesn't change
+     * with UpdateWeights: see weight_version. Empty: not known.
+     * </pre>
+     *
+     * <code>string model_hash = 23 [json_name = "modelHash"];</code>
+     * @return The bytes for modelHash.
+     */
+    public com.google.protobuf.ByteString
+        getModelHashBytes() {
+      java.lang.Object ref = modelHash_;
+      if (ref instanceof String) {
+        com.google.protobuf.ByteString b = 
+            com.google.protobuf.ByteString.copyFromUtf8(
+                (java.lang.String) ref);
+        modelHash_ = b;
+        return b;
+      } else {
+        return (com.google.protobuf.ByteString) ref;
+      }
+    }
+    /**
+     * <pre>
+     * SHA-256, in hex, of what the model's files are: the text of its configuration, and names, sizes
+     * and headers of its weight files. Equal on workers that loaded the same files. It doesn't change
+     * with UpdateWeights: see weight_version. Empty: not known.
+     * </pre>
+     *
+     * <code>string model_hash = 23 [json_name = "modelHash"];</code>
+     * @param value The modelHash to set.
+     * @return This builder for chaining.
+     */
+    public Builder setModelHash(
+        java.lang.String value) {
+      if (value == null) { throw new NullPointerException(); }
+      modelHash_ = value;
+      bitField0_ |= 0x00400000;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * SHA-256, in hex, of what the model's files are: the text of its configuration, and names, sizes
+     * and headers of its weight files. Equal on workers that loaded the same files. It doesn't change
+     * with UpdateWeights: see weight_version. Empty: not known.
+     * </pre>
+     *
+     * <code>string model_hash = 23 [json_name = "modelHash"];</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearModelHash() {
+      modelHash_ = getDefaultInstance().getModelHash();
+      bitField0_ = (bitField0_ & ~0x00400000);
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * SHA-256, in hex, of what the model's files are: the text of its configuration, and names, sizes
+     * and headers of its weight files. Equal on workers that loaded the same files. It doesn't change
+     * with UpdateWeights: see weight_version. Empty: not known.
+     * </pre>
+     *
+     * <code>string model_hash = 23 [json_name = "modelHash"];</code>
+     * @param value The bytes for modelHash to set.
+     * @return This builder for chaining.
+     */
+    public Builder setModelHashBytes(
+        com.google.protobuf.ByteString value) {
+      if (value == null) { throw new NullPointerException(); }
+      checkByteStringIsUtf8(value);
+      modelHash_ = value;
+      bitField0_ |= 0x00400000;
+      onChanged();
+      return this;
+    }
+
+    private int maxBatchedTokens_ ;
+    /**
+     * <pre>
+     * Most prompt tokens that the engine computes in one step, of all requests together; 0: not known.
+     * </pre>
+     *
+     * <code>uint32 max_batched_tokens = 24 [json_name = "maxBatchedTokens"];</code>
+     * @return The maxBatchedTokens.
+     */
+    @java.lang.Override
+    public int getMaxBatchedTokens() {
+      return maxBatchedTokens_;
+    }
+    /**
+     * <pre>
+     * Most prompt tokens that the engine computes in one step, of all requests together; 0: not known.
+     * </pre>
+     *
+     * <code>uint32 max_batched_tokens = 24 [json_name = "maxBatchedTokens"];</code>
+     * @param value The maxBatchedTokens to set.
+     * @return This builder for chaining.
+     */
+    public Builder setMaxBatchedTokens(int value) {
+      
+      maxBatchedTokens_ = value;
+      bitField0_ |= 0x00800000;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Most prompt tokens that the engine computes in one step, of all requests together; 0: not known.
+     * </pre>
+     *
+     * <code>uint32 max_batched_tokens = 24 [json_name = "maxBatchedTokens"];</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearMaxBatchedTokens() {
+      bitField0_ = (bitField0_ & ~0x00800000);
+      maxBatchedTokens_ = 0;
+      onChanged();
+      return this;
+    }
+
+    private int dpStart_ ;
+    /**
+     * <pre>
+     * First of its data-parallel ranks; they are dp_start … dp_start + dp_size - 1.
+     * </pre>
+     *
+     * <code>uint32 dp_start = 25 [json_name = "dpStart"];</code>
+     * @return The dpStart.
+     */
+    @java.lang.Override
+    public int getDpStart() {
+      return dpStart_;
+    }
+    /**
+     * <pre>
+     * First of its data-parallel ranks; they are dp_start … dp_start + dp_size - 1.
+     * </pre>
+     *
+     * <code>uint32 dp_start = 25 [json_name = "dpStart"];</code>
+     * @param value The dpStart to set.
+     * @return This builder for chaining.
+     */
+    public Builder setDpStart(int value) {
+      
+      dpStart_ = value;
+      bitField0_ |= 0x01000000;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * First of its data-parallel ranks; they are dp_start … dp_start + dp_size - 1.
+     * </pre>
+     *
+     * <code>uint32 dp_start = 25 [json_name = "dpStart"];</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearDpStart() {
+      bitField0_ = (bitField0_ & ~0x01000000);
+      dpStart_ = 0;
+      onChanged();
+      return this;
+    }
+
+    private java.lang.Object toolCallParser_ = "";
+    /**
+     * <pre>
+     * The parser that this model's tool calls need, by SGLang's name, as the operator set it. For front
+     * ends; the worker itself parses nothing. Empty: not known.
+     * </pre>
+     *
+     * <code>string tool_call_parser = 26 [json_name = "toolCallParser"];</code>
+     * @return The toolCallParser.
+     */
+    public java.lang.String getToolCallParser() {
+      java.lang.Object ref = toolCallParser_;
+      if (!(ref instanceof java.lang.String)) {
+        com.google.protobuf.ByteString bs =
+            (com.google.protobuf.ByteString) ref;
+        java.lang.String s = bs.toStringUtf8();
+        toolCallParser_ = s;
+        return s;
+      } else {
+        return (java.lang.String) ref;
+      }
+    }
+    /**
+     * <pre>
+     * The parser that this model's tool calls need, by SGLang's name, as the operator set it. For front
+     * ends; the worker itself parses nothing. Empty: not known.
+     * </pre>
+     *
+     * <code>string tool_call_parser = 26 [json_name = "toolCallParser"];</code>
+     * @return The bytes for toolCallParser.
+     */
+    public com.google.protobuf.ByteString
+        getToolCallParserBytes() {
+      java.lang.Object ref = toolCallParser_;
+      if (ref instanceof String) {
+        com.google.protobuf.ByteString b = 
+            com.google.protobuf.ByteString.copyFromUtf8(
+                (java.lang.String) ref);
+        toolCallParser_ = b;
+        return b;
+      } else {
+        return (com.google.protobuf.ByteString) ref;
+      }
+    }
+    /**
+     * <pre>
+     * The parser that this model's tool calls need, by SGLang's name, as the operator set it. For front
+     * ends; the worker itself parses nothing. Empty: not known.
+     * </pre>
+     *
+     * <code>string tool_call_parser = 26 [json_name = "toolCallParser"];</code>
+     * @param value The toolCallParser to set.
+     * @return This builder for chaining.
+     */
+    public Builder setToolCallParser(
+        java.lang.String value) {
+      if (value == null) { throw new NullPointerException(); }
+      toolCallParser_ = value;
+      bitField0_ |= 0x02000000;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * The parser that this model's tool calls need, by SGLang's name, as the operator set it. For front
+     * ends; the worker itself parses nothing. Empty: not known.
+     * </pre>
+     *
+     * <code>string tool_call_parser = 26 [json_name = "toolCallParser"];</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearToolCallParser() {
+      toolCallParser_ = getDefaultInstance().getToolCallParser();
+      bitField0_ = (bitField0_ & ~0x02000000);
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * The parser that this model's tool calls need, by SGLang's name, as the operator set it. For front
+     * ends; the worker itself parses nothing. Empty: not known.
+     * </pre>
+     *
+     * <code>string tool_call_parser = 26 [json_name = "toolCallParser"];</code>
+     * @param value The bytes for toolCallParser to set.
+     * @return This builder for chaining.
+     */
+    public Builder setToolCallParserBytes(
+        com.google.protobuf.ByteString value) {
+      if (value == null) { throw new NullPointerException(); }
+      checkByteStringIsUtf8(value);
+      toolCallParser_ = value;
+      bitField0_ |= 0x02000000;
+      onChanged();
+      return this;
+    }
+
+    private java.lang.Object reasoningParser_ = "";
+    /**
+     * <pre>
+     * The parser that this model's reasoning needs, likewise.
+     * </pre>
+     *
+     * <code>string reasoning_parser = 27 [json_name = "reasoningParser"];</code>
+     * @return The reasoningParser.
+     */
+    public java.lang.String getReasoningParser() {
+      java.lang.Object ref = reasoningParser_;
+      if (!(ref instanceof java.lang.String)) {
+        com.google.protobuf.ByteString bs =
+            (com.google.protobuf.ByteString) ref;
+        java.lang.String s = bs.toStringUtf8();
+        reasoningParser_ = s;
+        return s;
+      } else {
+        return (java.lang.String) ref;
+      }
+    }
+    /**
+     * <pre>
+     * The parser that this model's reasoning needs, likewise.
+     * </pre>
+     *
+     * <code>string reasoning_parser = 27 [json_name = "reasoningParser"];</code>
+     * @return The bytes for reasoningParser.
+     */
+    public com.google.protobuf.ByteString
+        getReasoningParserBytes() {
+      java.lang.Object ref = reasoningParser_;
+      if (ref instanceof String) {
+        com.google.protobuf.ByteString b = 
+            com.google.protobuf.ByteString.copyFromUtf8(
+                (java.lang.String) ref);
+        reasoningParser_ = b;
+        return b;
+      } else {
+        return (com.google.protobuf.ByteString) ref;
+      }
+    }
+    /**
+     * <pre>
+     * The parser that this model's reasoning needs, likewise.
+     * </pre>
+     *
+     * <code>string reasoning_parser = 27 [json_name = "reasoningParser"];</code>
+     * @param value The reasoningParser to set.
+     * @return This builder for chaining.
+     */
+    public Builder setReasoningParser(
+        java.lang.String value) {
+      if (value == null) { throw new NullPointerException(); }
+      reasoningParser_ = value;
+      bitField0_ |= 0x04000000;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * The parser that this model's reasoning needs, likewise.
+     * </pre>
+     *
+     * <code>string reasoning_parser = 27 [json_name = "reasoningParser"];</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearReasoningParser() {
+      reasoningParser_ = getDefaultInstance().getReasoningParser();
+      bitField0_ = (bitField0_ & ~0x04000000);
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * The parser that this model's reasoning needs, likewise.
+     * </pre>
+     *
+     * <code>string reasoning_parser = 27 [json_name = "reasoningParser"];</code>
+     * @param value The bytes for reasoningParser to set.
+     * @return This builder for chaining.
+     */
+    public Builder setReasoningParserBytes(
+        com.google.protobuf.ByteString value) {
+      if (value == null) { throw new NullPointerException(); }
+      checkByteStringIsUtf8(value);
+      reasoningParser_ = value;
+      bitField0_ |= 0x04000000;
+      onChanged();
+      return this;
+    }
+
+    private java.util.List<io.millstream.v1.LoraAdapter> adapters_ =
+      java.util.Collections.emptyList();
+    private void ensureAdaptersIsMutable() {
+      if (!((bitField0_ & 0x08000000) != 0)) {
+        adapters_ = new java.util.ArrayList<io.millstream.v1.LoraAdapter>(adapters_);
+        bitField0_ |= 0x08000000;
+       }
+    }
+
+    private com.google.protobuf.RepeatedFieldBuilderV3<
+        io.millstream.v1.LoraAdapter, io.millstream.v1.LoraAdapter.Builder, io.millstream.v1.LoraAdapterOrBuilder> adaptersBuilder_;
+
+    /**
+     * <pre>
+     * Loaded LoRA adapters, by name.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+     */
+    public java.util.List<io.millstream.v1.LoraAdapter> getAdaptersList() {
+      if (adaptersBuilder_ == null) {
+        return java.util.Collections.unmodifiableList(adapters_);
+      } else {
+        return adaptersBuilder_.getMessageList();
+      }
+    }
+    /**
+     * <pre>
+     * Loaded LoRA adapters, by name.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+     */
+    public int getAdaptersCount() {
+      if (adaptersBuilder_ == null) {
+        return adapters_.size();
+      } else {
+        return adaptersBuilder_.getCount();
+      }
+    }
+    /**
+     * <pre>
+     * Loaded LoRA adapters, by name.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+     */
+    public io.millstream.v1.LoraAdapter getAdapters(int index) {
+      if (adaptersBuilder_ == null) {
+        return adapters_.get(index);
+      } else {
+        return adaptersBuilder_.getMessage(index);
+      }
+    }
+    /**
+     * <pre>
+     * Loaded LoRA adapters, by name.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+     */
+    public Builder setAdapters(
+        int index, io.millstream.v1.LoraAdapter value) {
+      if (adaptersBuilder_ == null) {
+        if (value == null) {
+          throw new NullPointerException();
+        }
+        ensureAdaptersIsMutable();
+        adapters_.set(index, value);
+        onChanged();
+      } else {
+        adaptersBuilder_.setMessage(index, value);
+      }
+      return this;
+    }
+    /**
+     * <pre>
+     * Loaded LoRA adapters, by name.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+     */
+    public Builder setAdapters(
+        int index, io.millstream.v1.LoraAdapter.Builder builderForValue) {
+      if (adaptersBuilder_ == null) {
+        ensureAdaptersIsMutable();
+        adapters_.set(index, builderForValue.build());
+        onChanged();
+      } else {
+        adaptersBuilder_.setMessage(index, builderForValue.build());
+      }
+      return this;
+    }
+    /**
+     * <pre>
+     * Loaded LoRA adapters, by name.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+     */
+    public Builder addAdapters(io.millstream.v1.LoraAdapter value) {
+      if (adaptersBuilder_ == null) {
+        if (value == null) {
+          throw new NullPointerException();
+        }
+        ensureAdaptersIsMutable();
+        adapters_.add(value);
+        onChanged();
+      } else {
+        adaptersBuilder_.addMessage(value);
+      }
+      return this;
+    }
+    /**
+     * <pre>
+     * Loaded LoRA adapters, by name.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+     */
+    public Builder addAdapters(
+        int index, io.millstream.v1.LoraAdapter value) {
+      if (adaptersBuilder_ == null) {
+        if (value == null) {
+          throw new NullPointerException();
+        }
+        ensureAdaptersIsMutable();
+        adapters_.add(index, value);
+        onChanged();
+      } else {
+        adaptersBuilder_.addMessage(index, value);
+      }
+      return this;
+    }
+    /**
+     * <pre>
+     * Loaded LoRA adapters, by name.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+     */
+    public Builder addAdapters(
+        io.millstream.v1.LoraAdapter.Builder builderForValue) {
+      if (adaptersBuilder_ == null) {
+        ensureAdaptersIsMutable();
+        adapters_.add(builderForValue.build());
+        onChanged();
+      } else {
+        adaptersBuilder_.addMessage(builderForValue.build());
+      }
+      return this;
+    }
+    /**
+     * <pre>
+     * Loaded LoRA adapters, by name.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+     */
+    public Builder addAdapters(
+        int index, io.millstream.v1.LoraAdapter.Builder builderForValue) {
+      if (adaptersBuilder_ == null) {
+        ensureAdaptersIsMutable();
+        adapters_.add(index, builderForValue.build());
+        onChanged();
+      } else {
+        adaptersBuilder_.addMessage(index, builderForValue.build());
+      }
+      return this;
+    }
+    /**
+     * <pre>
+     * Loaded LoRA adapters, by name.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+     */
+    public Builder addAllAdapters(
+        java.lang.Iterable<? extends io.millstream.v1.LoraAdapter> values) {
+      if (adaptersBuilder_ == null) {
+        ensureAdaptersIsMutable();
+        com.google.protobuf.AbstractMessageLite.Builder.addAll(
+            values, adapters_);
+        onChanged();
+      } else {
+        adaptersBuilder_.addAllMessages(values);
+      }
+      return this;
+    }
+    /**
+     * <pre>
+     * Loaded LoRA adapters, by name.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+     */
+    public Builder clearAdapters() {
+      if (adaptersBuilder_ == null) {
+        adapters_ = java.util.Collections.emptyList();
+        bitField0_ = (bitField0_ & ~0x08000000);
+        onChanged();
+      } else {
+        adaptersBuilder_.clear();
+      }
+      return this;
+    }
+    /**
+     * <pre>
+     * Loaded LoRA adapters, by name.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+     */
+    public Builder removeAdapters(int index) {
+      if (adaptersBuilder_ == null) {
+        ensureAdaptersIsMutable();
+        adapters_.remove(index);
+        onChanged();
+      } else {
+        adaptersBuilder_.remove(index);
+      }
+      return this;
+    }
+    /**
+     * <pre>
+     * Loaded LoRA adapters, by name.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+     */
+    public io.millstream.v1.LoraAdapter.Builder getAdaptersBuilder(
+        int index) {
+      return getAdaptersFieldBuilder().getBuilder(index);
+    }
+    /**
+     * <pre>
+     * Loaded LoRA adapters, by name.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+     */
+    public io.millstream.v1.LoraAdapterOrBuilder getAdaptersOrBuilder(
+        int index) {
+      if (adaptersBuilder_ == null) {
+        return adapters_.get(index);  } else {
+        return adaptersBuilder_.getMessageOrBuilder(index);
+      }
+    }
+    /**
+     * <pre>
+     * Loaded LoRA adapters, by name.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+     */
+    public java.util.List<? extends io.millstream.v1.LoraAdapterOrBuilder> 
+         getAdaptersOrBuilderList() {
+      if (adaptersBuilder_ != null) {
+        return adaptersBuilder_.getMessageOrBuilderList();
+      } else {
+        return java.util.Collections.unmodifiableList(adapters_);
+      }
+    }
+    /**
+     * <pre>
+     * Loaded LoRA adapters, by name.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+     */
+    public io.millstream.v1.LoraAdapter.Builder addAdaptersBuilder() {
+      return getAdaptersFieldBuilder().addBuilder(
+          io.millstream.v1.LoraAdapter.getDefaultInstance());
+    }
+    /**
+     * <pre>
+     * Loaded LoRA adapters, by name.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+     */
+    public io.millstream.v1.LoraAdapter.Builder addAdaptersBuilder(
+        int index) {
+      return getAdaptersFieldBuilder().addBuilder(
+          index, io.millstream.v1.LoraAdapter.getDefaultInstance());
+    }
+    /**
+     * <pre>
+     * Loaded LoRA adapters, by name.
+     * </pre>
+     *
+     * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+     */
+    public java.util.List<io.millstream.v1.LoraAdapter.Builder> 
+         getAdaptersBuilderList() {
+      return getAdaptersFieldBuilder().getBuilderList();
+    }
+    private com.google.protobuf.RepeatedFieldBuilderV3<
+        io.millstream.v1.LoraAdapter, io.millstream.v1.LoraAdapter.Builder, io.millstream.v1.LoraAdapterOrBuilder> 
+        getAdaptersFieldBuilder() {
+      if (adaptersBuilder_ == null) {
+        adaptersBuilder_ = new com.google.protobuf.RepeatedFieldBuilderV3<
+            io.millstream.v1.LoraAdapter, io.millstream.v1.LoraAdapter.Builder, io.millstream.v1.LoraAdapterOrBuilder>(
+                adapters_,
+                ((bitField0_ & 0x08000000) != 0),
+                getParentForChildren(),
+                isClean());
+        adapters_ = null;
+      }
+      return adaptersBuilder_;
+    }
+
+    private boolean takesAdapters_ ;
+    /**
+     * <pre>
+     * Whether adapters can be loaded and used.
+     * </pre>
+     *
+     * <code>bool takes_adapters = 29 [json_name = "takesAdapters"];</code>
+     * @return The takesAdapters.
+     */
+    @java.lang.Override
+    public boolean getTakesAdapters() {
+      return takesAdapters_;
+    }
+    /**
+     * <pre>
+     * Whether adapters can be loaded and used.
+     * </pre>
+     *
+     * <code>bool takes_adapters = 29 [json_name = "takesAdapters"];</code>
+     * @param value The takesAdapters to set.
+     * @return This builder for chaining.
+     */
+    public Builder setTakesAdapters(boolean value) {
+      
+      takesAdapters_ = value;
+      bitField0_ |= 0x10000000;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Whether adapters can be loaded and used.
+     * </pre>
+     *
+     * <code>bool takes_adapters = 29 [json_name = "takesAdapters"];</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearTakesAdapters() {
+      bitField0_ = (bitField0_ & ~0x10000000);
+      takesAdapters_ = false;
+      onChanged();
+      return this;
+    }
+
+    private java.lang.Object contractVersion_ = "";
+    /**
+     * <pre>
+     * Version of this contract that the worker has, as MAJOR.MINOR. MINOR rises with every addition.
+     * </pre>
+     *
+     * <code>string contract_version = 30 [json_name = "contractVersion"];</code>
+     * @return The contractVersion.
+     */
+    public java.lang.String getContractVersion() {
+      java.lang.Object ref = contractVersion_;
+      if (!(ref instanceof java.lang.String)) {
+        com.google.protobuf.ByteString bs =
+            (com.google.protobuf.ByteString) ref;
+        java.lang.String s = bs.toStringUtf8();
+        contractVersion_ = s;
+        return s;
+      } else {
+        return (java.lang.String) ref;
+      }
+    }
+    /**
+     * <pre>
+     * Version of this contract that the worker has, as MAJOR.MINOR. MINOR rises with every addition.
+     * </pre>
+     *
+     * <code>string contract_version = 30 [json_name = "contractVersion"];</code>
+     * @return The bytes for contractVersion.
+     */
+    public com.google.protobuf.ByteString
+        getContractVersionBytes() {
+      java.lang.Object ref = contractVersion_;
+      if (ref instanceof String) {
+        com.google.protobuf.ByteString b = 
+            com.google.protobuf.ByteString.copyFromUtf8(
+                (java.lang.String) ref);
+        contractVersion_ = b;
+        return b;
+      } else {
+        return (com.google.protobuf.ByteString) ref;
+      }
+    }
+    /**
+     * <pre>
+     * Version of this contract that the worker has, as MAJOR.MINOR. MINOR rises with every addition.
+     * </pre>
+     *
+     * <code>string contract_version = 30 [json_name = "contractVersion"];</code>
+     * @param value The contractVersion to set.
+     * @return This builder for chaining.
+     */
+    public Builder setContractVersion(
+        java.lang.String value) {
+      if (value == null) { throw new NullPointerException(); }
+      contractVersion_ = value;
+      bitField0_ |= 0x20000000;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Version of this contract that the worker has, as MAJOR.MINOR. MINOR rises with every addition.
+     * </pre>
+     *
+     * <code>string contract_version = 30 [json_name = "contractVersion"];</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearContractVersion() {
+      contractVersion_ = getDefaultInstance().getContractVersion();
+      bitField0_ = (bitField0_ & ~0x20000000);
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * Version of this contract that the worker has, as MAJOR.MINOR. MINOR rises with every addition.
+     * </pre>
+     *
+     * <code>string contract_version = 30 [json_name = "contractVersion"];</code>
+     * @param value The bytes for contractVersion to set.
+     * @return This builder for chaining.
+     */
+    public Builder setContractVersionBytes(
+        com.google.protobuf.ByteString value) {
+      if (value == null) { throw new NullPointerException(); }
+      checkByteStringIsUtf8(value);
+      contractVersion_ = value;
+      bitField0_ |= 0x20000000;
+      onChanged();
+      return this;
+    }
+
+    private int blockHashing_ = 0;
+    /**
+     * <pre>
+     * How the hashes in WatchKvEvents are computed; unset: there are no KV events.
+     * </pre>
+     *
+     * <code>.millstream.v1.BlockHashing block_hashing = 31 [json_name = "blockHashing"];</code>
+     * @return The enum numeric value on the wire for blockHashing.
+     */
+    @java.lang.Override public int getBlockHashingValue() {
+      return blockHashing_;
+    }
+    /**
+     * <pre>
+     * How the hashes in WatchKvEvents are computed; unset: there are no KV events.
+     * </pre>
+     *
+     * <code>.millstream.v1.BlockHashing block_hashing = 31 [json_name = "blockHashing"];</code>
+     * @param value The enum numeric value on the wire for blockHashing to set.
+     * @return This builder for chaining.
+     */
+    public Builder setBlockHashingValue(int value) {
+      blockHashing_ = value;
+      bitField0_ |= 0x40000000;
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * How the hashes in WatchKvEvents are computed; unset: there are no KV events.
+     * </pre>
+     *
+     * <code>.millstream.v1.BlockHashing block_hashing = 31 [json_name = "blockHashing"];</code>
+     * @return The blockHashing.
+     */
+    @java.lang.Override
+    public io.millstream.v1.BlockHashing getBlockHashing() {
+      io.millstream.v1.BlockHashing result = io.millstream.v1.BlockHashing.forNumber(blockHashing_);
+      return result == null ? io.millstream.v1.BlockHashing.UNRECOGNIZED : result;
+    }
+    /**
+     * <pre>
+     * How the hashes in WatchKvEvents are computed; unset: there are no KV events.
+     * </pre>
+     *
+     * <code>.millstream.v1.BlockHashing block_hashing = 31 [json_name = "blockHashing"];</code>
+     * @param value The blockHashing to set.
+     * @return This builder for chaining.
+     */
+    public Builder setBlockHashing(io.millstream.v1.BlockHashing value) {
+      if (value == null) {
+        throw new NullPointerException();
+      }
+      bitField0_ |= 0x40000000;
+      blockHashing_ = value.getNumber();
+      onChanged();
+      return this;
+    }
+    /**
+     * <pre>
+     * How the hashes in WatchKvEvents are computed; unset: there are no KV events.
+     * </pre>
+     *
+     * <code>.millstream.v1.BlockHashing block_hashing = 31 [json_name = "blockHashing"];</code>
+     * @return This builder for chaining.
+     */
+    public Builder clearBlockHashing() {
+      bitField0_ = (bitField0_ & ~0x40000000);
+      blockHashing_ = 0;
       onChanged();
       return this;
     }

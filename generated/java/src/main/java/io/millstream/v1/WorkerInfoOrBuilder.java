@@ -447,4 +447,183 @@ public interface WorkerInfoOrBuilder extends
    */
   com.google.protobuf.ByteString
       getRefusedFieldsBytes(int index);
+
+  /**
+   * <pre>
+   * SHA-256, in hex, of what the model's files are: the text of its configuration, and names, sizes
+   * and headers of its weight files. Equal on workers that loaded the same files. It doesn't change
+   * with UpdateWeights: see weight_version. Empty: not known.
+   * </pre>
+   *
+   * <code>string model_hash = 23 [json_name = "modelHash"];</code>
+   * @return The modelHash.
+   */
+  java.lang.String getModelHash();
+  /**
+   * <pre>
+   * SHA-256, in hex, of what the model's files are: the text of its configuration, and names, sizes
+   * and headers of its weight files. Equal on workers that loaded the same files. It doesn't change
+   * with UpdateWeights: see weight_version. Empty: not known.
+   * </pre>
+   *
+   * <code>string model_hash = 23 [json_name = "modelHash"];</code>
+   * @return The bytes for modelHash.
+   */
+  com.google.protobuf.ByteString
+      getModelHashBytes();
+
+  /**
+   * <pre>
+   * Most prompt tokens that the engine computes in one step, of all requests together; 0: not known.
+   * </pre>
+   *
+   * <code>uint32 max_batched_tokens = 24 [json_name = "maxBatchedTokens"];</code>
+   * @return The maxBatchedTokens.
+   */
+  int getMaxBatchedTokens();
+
+  /**
+   * <pre>
+   * First of its data-parallel ranks; they are dp_start … dp_start + dp_size - 1.
+   * </pre>
+   *
+   * <code>uint32 dp_start = 25 [json_name = "dpStart"];</code>
+   * @return The dpStart.
+   */
+  int getDpStart();
+
+  /**
+   * <pre>
+   * The parser that this model's tool calls need, by SGLang's name, as the operator set it. For front
+   * ends; the worker itself parses nothing. Empty: not known.
+   * </pre>
+   *
+   * <code>string tool_call_parser = 26 [json_name = "toolCallParser"];</code>
+   * @return The toolCallParser.
+   */
+  java.lang.String getToolCallParser();
+  /**
+   * <pre>
+   * The parser that this model's tool calls need, by SGLang's name, as the operator set it. For front
+   * ends; the worker itself parses nothing. Empty: not known.
+   * </pre>
+   *
+   * <code>string tool_call_parser = 26 [json_name = "toolCallParser"];</code>
+   * @return The bytes for toolCallParser.
+   */
+  com.google.protobuf.ByteString
+      getToolCallParserBytes();
+
+  /**
+   * <pre>
+   * The parser that this model's reasoning needs, likewise.
+   * </pre>
+   *
+   * <code>string reasoning_parser = 27 [json_name = "reasoningParser"];</code>
+   * @return The reasoningParser.
+   */
+  java.lang.String getReasoningParser();
+  /**
+   * <pre>
+   * The parser that this model's reasoning needs, likewise.
+   * </pre>
+   *
+   * <code>string reasoning_parser = 27 [json_name = "reasoningParser"];</code>
+   * @return The bytes for reasoningParser.
+   */
+  com.google.protobuf.ByteString
+      getReasoningParserBytes();
+
+  /**
+   * <pre>
+   * Loaded LoRA adapters, by name.
+   * </pre>
+   *
+   * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+   */
+  java.util.List<io.millstream.v1.LoraAdapter> 
+      getAdaptersList();
+  /**
+   * <pre>
+   * Loaded LoRA adapters, by name.
+   * </pre>
+   *
+   * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+   */
+  io.millstream.v1.LoraAdapter getAdapters(int index);
+  /**
+   * <pre>
+   * Loaded LoRA adapters, by name.
+   * </pre>
+   *
+   * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+   */
+  int getAdaptersCount();
+  /**
+   * <pre>
+   * Loaded LoRA adapters, by name.
+   * </pre>
+   *
+   * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+   */
+  java.util.List<? extends io.millstream.v1.LoraAdapterOrBuilder> 
+      getAdaptersOrBuilderList();
+  /**
+   * <pre>
+   * Loaded LoRA adapters, by name.
+   * </pre>
+   *
+   * <code>repeated .millstream.v1.LoraAdapter adapters = 28 [json_name = "adapters"];</code>
+   */
+  io.millstream.v1.LoraAdapterOrBuilder getAdaptersOrBuilder(
+      int index);
+
+  /**
+   * <pre>
+   * Whether adapters can be loaded and used.
+   * </pre>
+   *
+   * <code>bool takes_adapters = 29 [json_name = "takesAdapters"];</code>
+   * @return The takesAdapters.
+   */
+  boolean getTakesAdapters();
+
+  /**
+   * <pre>
+   * Version of this contract that the worker has, as MAJOR.MINOR. MINOR rises with every addition.
+   * </pre>
+   *
+   * <code>string contract_version = 30 [json_name = "contractVersion"];</code>
+   * @return The contractVersion.
+   */
+  java.lang.String getContractVersion();
+  /**
+   * <pre>
+   * Version of this contract that the worker has, as MAJOR.MINOR. MINOR rises with every addition.
+   * </pre>
+   *
+   * <code>string contract_version = 30 [json_name = "contractVersion"];</code>
+   * @return The bytes for contractVersion.
+   */
+  com.google.protobuf.ByteString
+      getContractVersionBytes();
+
+  /**
+   * <pre>
+   * How the hashes in WatchKvEvents are computed; unset: there are no KV events.
+   * </pre>
+   *
+   * <code>.millstream.v1.BlockHashing block_hashing = 31 [json_name = "blockHashing"];</code>
+   * @return The enum numeric value on the wire for blockHashing.
+   */
+  int getBlockHashingValue();
+  /**
+   * <pre>
+   * How the hashes in WatchKvEvents are computed; unset: there are no KV events.
+   * </pre>
+   *
+   * <code>.millstream.v1.BlockHashing block_hashing = 31 [json_name = "blockHashing"];</code>
+   * @return The blockHashing.
+   */
+  io.millstream.v1.BlockHashing getBlockHashing();
 }

@@ -20,6 +20,11 @@ public final class WorkerProto {
     com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internal_static_millstream_v1_WorkerInfo_fieldAccessorTable;
   static final com.google.protobuf.Descriptors.Descriptor
+    internal_static_millstream_v1_LoraAdapter_descriptor;
+  static final 
+    com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
+      internal_static_millstream_v1_LoraAdapter_fieldAccessorTable;
+  static final com.google.protobuf.Descriptors.Descriptor
     internal_static_millstream_v1_DiffusionModelInfo_descriptor;
   static final 
     com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
@@ -44,6 +49,11 @@ public final class WorkerProto {
   static final 
     com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internal_static_millstream_v1_LoadReport_fieldAccessorTable;
+  static final com.google.protobuf.Descriptors.Descriptor
+    internal_static_millstream_v1_RankLoad_descriptor;
+  static final 
+    com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
+      internal_static_millstream_v1_RankLoad_fieldAccessorTable;
   static final com.google.protobuf.Descriptors.Descriptor
     internal_static_millstream_v1_GetWorkerInfoRequest_descriptor;
   static final 
@@ -74,6 +84,16 @@ public final class WorkerProto {
   static final 
     com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
       internal_static_millstream_v1_WatchLoadResponse_fieldAccessorTable;
+  static final com.google.protobuf.Descriptors.Descriptor
+    internal_static_millstream_v1_WatchLoadProgressRequest_descriptor;
+  static final 
+    com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
+      internal_static_millstream_v1_WatchLoadProgressRequest_fieldAccessorTable;
+  static final com.google.protobuf.Descriptors.Descriptor
+    internal_static_millstream_v1_WatchLoadProgressResponse_descriptor;
+  static final 
+    com.google.protobuf.GeneratedMessageV3.FieldAccessorTable
+      internal_static_millstream_v1_WatchLoadProgressResponse_fieldAccessorTable;
 
   public static com.google.protobuf.Descriptors.FileDescriptor
       getDescriptor() {
@@ -84,107 +104,149 @@ public final class WorkerProto {
   static {
     java.lang.String[] descriptorData = {
       "\n\032millstream/v1/worker.proto\022\rmillstream" +
-      ".v1\032\036google/protobuf/duration.proto\032\031mil" +
-      "lstream/v1/media.proto\"\300\007\n\nWorkerInfo\022\033\n" +
-      "\tworker_id\030\001 \001(\tR\010workerId\022-\n\004role\030\002 \001(\016" +
-      "2\031.millstream.v1.WorkerRoleR\004role\022\024\n\005mod" +
-      "el\030\003 \001(\tR\005model\022%\n\016weight_version\030\004 \001(\tR" +
-      "\rweightVersion\022\026\n\006engine\030\005 \001(\tR\006engine\022%" +
-      "\n\016engine_version\030\006 \001(\tR\rengineVersion\022\035\n" +
-      "\nvocab_size\030\007 \001(\rR\tvocabSize\022%\n\016context_" +
-      "length\030\010 \001(\rR\rcontextLength\022\035\n\nblock_siz" +
-      "e\030\t \001(\rR\tblockSize\022!\n\014total_blocks\030\n \001(\004" +
-      "R\013totalBlocks\0220\n\024max_running_requests\030\013 " +
-      "\001(\rR\022maxRunningRequests\022\027\n\007dp_size\030\014 \001(\r" +
-      "R\006dpSize\022:\n\tabilities\030\r \003(\0162\034.millstream" +
-      ".v1.EngineAbilityR\tabilities\022%\n\016bootstra" +
-      "p_host\030\016 \001(\tR\rbootstrapHost\022%\n\016bootstrap" +
-      "_port\030\017 \001(\rR\rbootstrapPort\022-\n\022millstream" +
-      "_version\030\020 \001(\tR\021millstreamVersion\022)\n\020bat" +
-      "ched_controls\030\021 \001(\010R\017batchedControls\0224\n\007" +
-      "encoder\030\022 \001(\0132\032.millstream.v1.EncoderInf" +
-      "oR\007encoder\022>\n\013media_model\030\023 \001(\0132\035.millst" +
-      "ream.v1.MediaModelInfoR\nmediaModel\022J\n\017di" +
-      "ffusion_model\030\024 \001(\0132!.millstream.v1.Diff" +
-      "usionModelInfoR\016diffusionModel\022J\n\017embedd" +
-      "ing_model\030\025 \001(\0132!.millstream.v1.Embeddin" +
-      "gModelInfoR\016embeddingModel\022%\n\016refused_fi" +
-      "elds\030\026 \003(\tR\rrefusedFields\"\267\005\n\022DiffusionM" +
-      "odelInfo\022\026\n\006images\030\001 \001(\010R\006images\022\026\n\006vide" +
-      "os\030\002 \001(\010R\006videos\022#\n\rdefault_width\030\003 \001(\rR" +
-      "\014defaultWidth\022%\n\016default_height\030\004 \001(\rR\rd" +
-      "efaultHeight\022\033\n\tsize_step\030\005 \001(\rR\010sizeSte" +
-      "p\022\031\n\010min_size\030\006 \001(\rR\007minSize\022\035\n\nmax_pixe" +
-      "ls\030\007 \001(\004R\tmaxPixels\022#\n\rdefault_steps\030\010 \001" +
-      "(\rR\014defaultSteps\022\033\n\tmax_steps\030\t \001(\rR\010max" +
-      "Steps\0224\n\026default_guidance_scale\030\n \001(\002R\024d" +
-      "efaultGuidanceScale\022\037\n\013max_outputs\030\013 \001(\r" +
-      "R\nmaxOutputs\022*\n\021max_prompt_tokens\030\014 \001(\rR" +
-      "\017maxPromptTokens\022\036\n\nschedulers\030\r \003(\tR\nsc" +
-      "hedulers\022$\n\016image_to_image\030\016 \001(\010R\014imageT" +
-      "oImage\022)\n\020negative_prompts\030\017 \001(\010R\017negati" +
-      "vePrompts\022\022\n\004urls\030\020 \001(\010R\004urls\022%\n\016default" +
-      "_frames\030\021 \001(\rR\rdefaultFrames\022\035\n\nmax_fram" +
-      "es\030\022 \001(\rR\tmaxFrames\022\035\n\nframe_step\030\023 \001(\rR" +
-      "\tframeStep\022\037\n\013default_fps\030\024 \001(\rR\ndefault" +
-      "Fps\"\242\001\n\022EmbeddingModelInfo\022\026\n\006embeds\030\001 \001" +
-      "(\010R\006embeds\022\024\n\005ranks\030\002 \001(\010R\005ranks\022\024\n\005widt" +
-      "h\030\003 \001(\rR\005width\022\036\n\ndimensions\030\004 \003(\rR\ndime" +
-      "nsions\022(\n\020max_input_tokens\030\005 \001(\rR\016maxInp" +
-      "utTokens\"\305\002\n\013EncoderInfo\0227\n\nmodalities\030\001" +
-      " \003(\0162\027.millstream.v1.ModalityR\nmodalitie" +
-      "s\022$\n\016max_item_bytes\030\002 \001(\004R\014maxItemBytes\022" +
-      "\035\n\nmax_pixels\030\003 \001(\004R\tmaxPixels\022\035\n\nmax_fr" +
-      "ames\030\004 \001(\rR\tmaxFrames\0226\n\tmax_video\030\005 \001(\013" +
-      "2\031.google.protobuf.DurationR\010maxVideo\022&\n" +
-      "\017max_item_tokens\030\006 \001(\rR\rmaxItemTokens\0229\n" +
-      "\007content\030\007 \001(\0162\037.millstream.v1.Embedding" +
-      "ContentR\007content\"\255\001\n\016MediaModelInfo\0227\n\nm" +
-      "odalities\030\001 \003(\0162\027.millstream.v1.Modality" +
-      "R\nmodalities\022\026\n\006family\030\002 \001(\tR\006family\022\'\n\017" +
-      "embedding_width\030\003 \001(\rR\016embeddingWidth\022!\n" +
-      "\014takes_pixels\030\004 \001(\010R\013takesPixels\"\244\001\n\nLoa" +
-      "dReport\022)\n\020running_requests\030\001 \001(\rR\017runni" +
-      "ngRequests\022\'\n\017queued_requests\030\002 \001(\rR\016que" +
-      "uedRequests\022\037\n\013used_blocks\030\003 \001(\004R\nusedBl" +
-      "ocks\022!\n\014total_blocks\030\004 \001(\004R\013totalBlocks\"" +
-      "\026\n\024GetWorkerInfoRequest\"F\n\025GetWorkerInfo" +
-      "Response\022-\n\004info\030\001 \001(\0132\031.millstream.v1.W" +
-      "orkerInfoR\004info\"\030\n\026WatchWorkerInfoReques" +
-      "t\"H\n\027WatchWorkerInfoResponse\022-\n\004info\030\001 \001" +
-      "(\0132\031.millstream.v1.WorkerInfoR\004info\"I\n\020W" +
-      "atchLoadRequest\0225\n\010interval\030\001 \001(\0132\031.goog" +
-      "le.protobuf.DurationR\010interval\"B\n\021WatchL" +
-      "oadResponse\022-\n\004load\030\001 \001(\0132\031.millstream.v" +
-      "1.LoadReportR\004load*\304\001\n\nWorkerRole\022\033\n\027WOR" +
-      "KER_ROLE_UNSPECIFIED\020\000\022\032\n\026WORKER_ROLE_AG" +
-      "GREGATED\020\001\022\027\n\023WORKER_ROLE_PREFILL\020\002\022\026\n\022W" +
-      "ORKER_ROLE_DECODE\020\003\022\026\n\022WORKER_ROLE_ENCOD" +
-      "E\020\004\022\031\n\025WORKER_ROLE_DIFFUSION\020\005\022\031\n\025WORKER" +
-      "_ROLE_EMBEDDING\020\006*\316\001\n\rEngineAbility\022\036\n\032E" +
-      "NGINE_ABILITY_UNSPECIFIED\020\000\022\027\n\023ENGINE_AB" +
-      "ILITY_SEED\020\001\022!\n\035ENGINE_ABILITY_MIN_NEW_T" +
-      "OKENS\020\002\022\036\n\032ENGINE_ABILITY_CONSTRAINTS\020\003\022" +
-      "\035\n\031ENGINE_ABILITY_LOGIT_BIAS\020\004\022\"\n\036ENGINE" +
-      "_ABILITY_PROMPT_LOGPROBS\020\0052\241\002\n\rWorkerSer" +
-      "vice\022Z\n\rGetWorkerInfo\022#.millstream.v1.Ge" +
-      "tWorkerInfoRequest\032$.millstream.v1.GetWo" +
-      "rkerInfoResponse\022b\n\017WatchWorkerInfo\022%.mi" +
-      "llstream.v1.WatchWorkerInfoRequest\032&.mil" +
-      "lstream.v1.WatchWorkerInfoResponse0\001\022P\n\t" +
-      "WatchLoad\022\037.millstream.v1.WatchLoadReque" +
-      "st\032 .millstream.v1.WatchLoadResponse0\001B\310" +
-      "\001\n\020io.millstream.v1B\013WorkerProtoP\001ZHgith" +
-      "ub.com/millstream/millstream/generated/g" +
-      "o/millstream/v1;millstreamv1\242\002\003MSM\252\002\rMil" +
-      "lstream.V1\272\002\nMillstream\312\002\rMillstream\\V1\342" +
-      "\002\026Millstream\\V1\\Metadata\352\002\016Millstream::V" +
-      "1b\006proto3"
+      ".v1\032\036google/protobuf/duration.proto\032\035mil" +
+      "lstream/v1/kv_events.proto\032\031millstream/v" +
+      "1/media.proto\"\311\n\n\nWorkerInfo\022\033\n\tworker_i" +
+      "d\030\001 \001(\tR\010workerId\022-\n\004role\030\002 \001(\0162\031.millst" +
+      "ream.v1.WorkerRoleR\004role\022\024\n\005model\030\003 \001(\tR" +
+      "\005model\022%\n\016weight_version\030\004 \001(\tR\rweightVe" +
+      "rsion\022\026\n\006engine\030\005 \001(\tR\006engine\022%\n\016engine_" +
+      "version\030\006 \001(\tR\rengineVersion\022\035\n\nvocab_si" +
+      "ze\030\007 \001(\rR\tvocabSize\022%\n\016context_length\030\010 " +
+      "\001(\rR\rcontextLength\022\035\n\nblock_size\030\t \001(\rR\t" +
+      "blockSize\022!\n\014total_blocks\030\n \001(\004R\013totalBl" +
+      "ocks\0220\n\024max_running_requests\030\013 \001(\rR\022maxR" +
+      "unningRequests\022\027\n\007dp_size\030\014 \001(\rR\006dpSize\022" +
+      ":\n\tabilities\030\r \003(\0162\034.millstream.v1.Engin" +
+      "eAbilityR\tabilities\022%\n\016bootstrap_host\030\016 " +
+      "\001(\tR\rbootstrapHost\022%\n\016bootstrap_port\030\017 \001" +
+      "(\rR\rbootstrapPort\022-\n\022millstream_version\030" +
+      "\020 \001(\tR\021millstreamVersion\022)\n\020batched_cont" +
+      "rols\030\021 \001(\010R\017batchedControls\0224\n\007encoder\030\022" +
+      " \001(\0132\032.millstream.v1.EncoderInfoR\007encode" +
+      "r\022>\n\013media_model\030\023 \001(\0132\035.millstream.v1.M" +
+      "ediaModelInfoR\nmediaModel\022J\n\017diffusion_m" +
+      "odel\030\024 \001(\0132!.millstream.v1.DiffusionMode" +
+      "lInfoR\016diffusionModel\022J\n\017embedding_model" +
+      "\030\025 \001(\0132!.millstream.v1.EmbeddingModelInf" +
+      "oR\016embeddingModel\022%\n\016refused_fields\030\026 \003(" +
+      "\tR\rrefusedFields\022\035\n\nmodel_hash\030\027 \001(\tR\tmo" +
+      "delHash\022,\n\022max_batched_tokens\030\030 \001(\rR\020max" +
+      "BatchedTokens\022\031\n\010dp_start\030\031 \001(\rR\007dpStart" +
+      "\022(\n\020tool_call_parser\030\032 \001(\tR\016toolCallPars" +
+      "er\022)\n\020reasoning_parser\030\033 \001(\tR\017reasoningP" +
+      "arser\0226\n\010adapters\030\034 \003(\0132\032.millstream.v1." +
+      "LoraAdapterR\010adapters\022%\n\016takes_adapters\030" +
+      "\035 \001(\010R\rtakesAdapters\022)\n\020contract_version" +
+      "\030\036 \001(\tR\017contractVersion\022@\n\rblock_hashing" +
+      "\030\037 \001(\0162\033.millstream.v1.BlockHashingR\014blo" +
+      "ckHashing\"5\n\013LoraAdapter\022\022\n\004name\030\001 \001(\tR\004" +
+      "name\022\022\n\004rank\030\002 \001(\rR\004rank\"\267\005\n\022DiffusionMo" +
+      "delInfo\022\026\n\006images\030\001 \001(\010R\006images\022\026\n\006video" +
+      "s\030\002 \001(\010R\006videos\022#\n\rdefault_width\030\003 \001(\rR\014" +
+      "defaultWidth\022%\n\016default_height\030\004 \001(\rR\rde" +
+      "faultHeight\022\033\n\tsize_step\030\005 \001(\rR\010sizeStep" +
+      "\022\031\n\010min_size\030\006 \001(\rR\007minSize\022\035\n\nmax_pixel" +
+      "s\030\007 \001(\004R\tmaxPixels\022#\n\rdefault_steps\030\010 \001(" +
+      "\rR\014defaultSteps\022\033\n\tmax_steps\030\t \001(\rR\010maxS" +
+      "teps\0224\n\026default_guidance_scale\030\n \001(\002R\024de" +
+      "faultGuidanceScale\022\037\n\013max_outputs\030\013 \001(\rR" +
+      "\nmaxOutputs\022*\n\021max_prompt_tokens\030\014 \001(\rR\017" +
+      "maxPromptTokens\022\036\n\nschedulers\030\r \003(\tR\nsch" +
+      "edulers\022$\n\016image_to_image\030\016 \001(\010R\014imageTo" +
+      "Image\022)\n\020negative_prompts\030\017 \001(\010R\017negativ" +
+      "ePrompts\022\022\n\004urls\030\020 \001(\010R\004urls\022%\n\016default_" +
+      "frames\030\021 \001(\rR\rdefaultFrames\022\035\n\nmax_frame" +
+      "s\030\022 \001(\rR\tmaxFrames\022\035\n\nframe_step\030\023 \001(\rR\t" +
+      "frameStep\022\037\n\013default_fps\030\024 \001(\rR\ndefaultF" +
+      "ps\"\242\001\n\022EmbeddingModelInfo\022\026\n\006embeds\030\001 \001(" +
+      "\010R\006embeds\022\024\n\005ranks\030\002 \001(\010R\005ranks\022\024\n\005width" +
+      "\030\003 \001(\rR\005width\022\036\n\ndimensions\030\004 \003(\rR\ndimen" +
+      "sions\022(\n\020max_input_tokens\030\005 \001(\rR\016maxInpu" +
+      "tTokens\"\305\002\n\013EncoderInfo\0227\n\nmodalities\030\001 " +
+      "\003(\0162\027.millstream.v1.ModalityR\nmodalities" +
+      "\022$\n\016max_item_bytes\030\002 \001(\004R\014maxItemBytes\022\035" +
+      "\n\nmax_pixels\030\003 \001(\004R\tmaxPixels\022\035\n\nmax_fra" +
+      "mes\030\004 \001(\rR\tmaxFrames\0226\n\tmax_video\030\005 \001(\0132" +
+      "\031.google.protobuf.DurationR\010maxVideo\022&\n\017" +
+      "max_item_tokens\030\006 \001(\rR\rmaxItemTokens\0229\n\007" +
+      "content\030\007 \001(\0162\037.millstream.v1.EmbeddingC" +
+      "ontentR\007content\"\255\001\n\016MediaModelInfo\0227\n\nmo" +
+      "dalities\030\001 \003(\0162\027.millstream.v1.ModalityR" +
+      "\nmodalities\022\026\n\006family\030\002 \001(\tR\006family\022\'\n\017e" +
+      "mbedding_width\030\003 \001(\rR\016embeddingWidth\022!\n\014" +
+      "takes_pixels\030\004 \001(\010R\013takesPixels\"\353\002\n\nLoad" +
+      "Report\022)\n\020running_requests\030\001 \001(\rR\017runnin" +
+      "gRequests\022\'\n\017queued_requests\030\002 \001(\rR\016queu" +
+      "edRequests\022\037\n\013used_blocks\030\003 \001(\004R\nusedBlo" +
+      "cks\022!\n\014total_blocks\030\004 \001(\004R\013totalBlocks\022-" +
+      "\n\005ranks\030\005 \003(\0132\027.millstream.v1.RankLoadR\005" +
+      "ranks\022.\n\023prompt_tokens_total\030\006 \001(\004R\021prom" +
+      "ptTokensTotal\022.\n\023cached_tokens_total\030\007 \001" +
+      "(\004R\021cachedTokensTotal\0226\n\027completion_toke" +
+      "ns_total\030\010 \001(\004R\025completionTokensTotal\"\242\002" +
+      "\n\010RankLoad\022\027\n\007dp_rank\030\001 \001(\rR\006dpRank\022)\n\020r" +
+      "unning_requests\030\002 \001(\rR\017runningRequests\022\'" +
+      "\n\017queued_requests\030\003 \001(\rR\016queuedRequests\022" +
+      "#\n\rqueued_tokens\030\004 \001(\004R\014queuedTokens\022\037\n\013" +
+      "used_blocks\030\005 \001(\004R\nusedBlocks\022!\n\014total_b" +
+      "locks\030\006 \001(\004R\013totalBlocks\022@\n\016since_progre" +
+      "ss\030\007 \001(\0132\031.google.protobuf.DurationR\rsin" +
+      "ceProgress\"\026\n\024GetWorkerInfoRequest\"F\n\025Ge" +
+      "tWorkerInfoResponse\022-\n\004info\030\001 \001(\0132\031.mill" +
+      "stream.v1.WorkerInfoR\004info\"\030\n\026WatchWorke" +
+      "rInfoRequest\"H\n\027WatchWorkerInfoResponse\022" +
+      "-\n\004info\030\001 \001(\0132\031.millstream.v1.WorkerInfo" +
+      "R\004info\"I\n\020WatchLoadRequest\0225\n\010interval\030\001" +
+      " \001(\0132\031.google.protobuf.DurationR\010interva" +
+      "l\"B\n\021WatchLoadResponse\022-\n\004load\030\001 \001(\0132\031.m" +
+      "illstream.v1.LoadReportR\004load\"\032\n\030WatchLo" +
+      "adProgressRequest\"\200\002\n\031WatchLoadProgressR" +
+      "esponse\022.\n\005stage\030\001 \001(\0162\030.millstream.v1.L" +
+      "oadStageR\005stage\022\035\n\nfiles_done\030\002 \001(\rR\tfil" +
+      "esDone\022\037\n\013files_total\030\003 \001(\rR\nfilesTotal\022" +
+      "\035\n\nbytes_done\030\004 \001(\004R\tbytesDone\022\037\n\013bytes_" +
+      "total\030\005 \001(\004R\nbytesTotal\0223\n\007elapsed\030\006 \001(\013" +
+      "2\031.google.protobuf.DurationR\007elapsed*\304\001\n" +
+      "\nWorkerRole\022\033\n\027WORKER_ROLE_UNSPECIFIED\020\000" +
+      "\022\032\n\026WORKER_ROLE_AGGREGATED\020\001\022\027\n\023WORKER_R" +
+      "OLE_PREFILL\020\002\022\026\n\022WORKER_ROLE_DECODE\020\003\022\026\n" +
+      "\022WORKER_ROLE_ENCODE\020\004\022\031\n\025WORKER_ROLE_DIF" +
+      "FUSION\020\005\022\031\n\025WORKER_ROLE_EMBEDDING\020\006*\316\001\n\r" +
+      "EngineAbility\022\036\n\032ENGINE_ABILITY_UNSPECIF" +
+      "IED\020\000\022\027\n\023ENGINE_ABILITY_SEED\020\001\022!\n\035ENGINE" +
+      "_ABILITY_MIN_NEW_TOKENS\020\002\022\036\n\032ENGINE_ABIL" +
+      "ITY_CONSTRAINTS\020\003\022\035\n\031ENGINE_ABILITY_LOGI" +
+      "T_BIAS\020\004\022\"\n\036ENGINE_ABILITY_PROMPT_LOGPRO" +
+      "BS\020\005*\253\001\n\tLoadStage\022\032\n\026LOAD_STAGE_UNSPECI" +
+      "FIED\020\000\022\027\n\023LOAD_STAGE_STARTING\020\001\022\036\n\032LOAD_" +
+      "STAGE_LOADING_WEIGHTS\020\002\022\030\n\024LOAD_STAGE_PR" +
+      "EPARING\020\003\022\031\n\025LOAD_STAGE_WARMING_UP\020\004\022\024\n\020" +
+      "LOAD_STAGE_READY\020\0052\351\003\n\rWorkerService\022Z\n\r" +
+      "GetWorkerInfo\022#.millstream.v1.GetWorkerI" +
+      "nfoRequest\032$.millstream.v1.GetWorkerInfo" +
+      "Response\022b\n\017WatchWorkerInfo\022%.millstream" +
+      ".v1.WatchWorkerInfoRequest\032&.millstream." +
+      "v1.WatchWorkerInfoResponse0\001\022P\n\tWatchLoa" +
+      "d\022\037.millstream.v1.WatchLoadRequest\032 .mil" +
+      "lstream.v1.WatchLoadResponse0\001\022\\\n\rWatchK" +
+      "vEvents\022#.millstream.v1.WatchKvEventsReq" +
+      "uest\032$.millstream.v1.WatchKvEventsRespon" +
+      "se0\001\022h\n\021WatchLoadProgress\022\'.millstream.v" +
+      "1.WatchLoadProgressRequest\032(.millstream." +
+      "v1.WatchLoadProgressResponse0\001B\310\001\n\020io.mi" +
+      "llstream.v1B\013WorkerProtoP\001ZHgithub.com/m" +
+      "illstream/millstream/generated/go/millst" +
+      "ream/v1;millstreamv1\242\002\003MSM\252\002\rMillstream." +
+      "V1\272\002\nMillstream\312\002\rMillstream\\V1\342\002\026Millst" +
+      "ream\\V1\\Metadata\352\002\016Millstream::V1b\006proto" +
+      "3"
     };
     descriptor = com.google.protobuf.Descriptors.FileDescriptor
       .internalBuildGeneratedFileFrom(descriptorData,
         new com.google.protobuf.Descriptors.FileDescriptor[] {
           com.google.protobuf.DurationProto.getDescriptor(),
+          io.millstream.v1.KvEventsProto.getDescriptor(),
           io.millstream.v1.MediaProto.getDescriptor(),
         });
     internal_static_millstream_v1_WorkerInfo_descriptor =
@@ -192,74 +254,99 @@ public final class WorkerProto {
     internal_static_millstream_v1_WorkerInfo_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
         internal_static_millstream_v1_WorkerInfo_descriptor,
-        new java.lang.String[] { "WorkerId", "Role", "Model", "WeightVersion", "Engine", "EngineVersion", "VocabSize", "ContextLength", "BlockSize", "TotalBlocks", "MaxRunningRequests", "DpSize", "Abilities", "BootstrapHost", "BootstrapPort", "MillstreamVersion", "BatchedControls", "Encoder", "MediaModel", "DiffusionModel", "EmbeddingModel", "RefusedFields", });
-    internal_static_millstream_v1_DiffusionModelInfo_descriptor =
+        new java.lang.String[] { "WorkerId", "Role", "Model", "WeightVersion", "Engine", "EngineVersion", "VocabSize", "ContextLength", "BlockSize", "TotalBlocks", "MaxRunningRequests", "DpSize", "Abilities", "BootstrapHost", "BootstrapPort", "MillstreamVersion", "BatchedControls", "Encoder", "MediaModel", "DiffusionModel", "EmbeddingModel", "RefusedFields", "ModelHash", "MaxBatchedTokens", "DpStart", "ToolCallParser", "ReasoningParser", "Adapters", "TakesAdapters", "ContractVersion", "BlockHashing", });
+    internal_static_millstream_v1_LoraAdapter_descriptor =
       getDescriptor().getMessageTypes().get(1);
+    internal_static_millstream_v1_LoraAdapter_fieldAccessorTable = new
+      com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
+        internal_static_millstream_v1_LoraAdapter_descriptor,
+        new java.lang.String[] { "Name", "Rank", });
+    internal_static_millstream_v1_DiffusionModelInfo_descriptor =
+      getDescriptor().getMessageTypes().get(2);
     internal_static_millstream_v1_DiffusionModelInfo_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
         internal_static_millstream_v1_DiffusionModelInfo_descriptor,
         new java.lang.String[] { "Images", "Videos", "DefaultWidth", "DefaultHeight", "SizeStep", "MinSize", "MaxPixels", "DefaultSteps", "MaxSteps", "DefaultGuidanceScale", "MaxOutputs", "MaxPromptTokens", "Schedulers", "ImageToImage", "NegativePrompts", "Urls", "DefaultFrames", "MaxFrames", "FrameStep", "DefaultFps", });
     internal_static_millstream_v1_EmbeddingModelInfo_descriptor =
-      getDescriptor().getMessageTypes().get(2);
+      getDescriptor().getMessageTypes().get(3);
     internal_static_millstream_v1_EmbeddingModelInfo_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
         internal_static_millstream_v1_EmbeddingModelInfo_descriptor,
         new java.lang.String[] { "Embeds", "Ranks", "Width", "Dimensions", "MaxInputTokens", });
     internal_static_millstream_v1_EncoderInfo_descriptor =
-      getDescriptor().getMessageTypes().get(3);
+      getDescriptor().getMessageTypes().get(4);
     internal_static_millstream_v1_EncoderInfo_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
         internal_static_millstream_v1_EncoderInfo_descriptor,
         new java.lang.String[] { "Modalities", "MaxItemBytes", "MaxPixels", "MaxFrames", "MaxVideo", "MaxItemTokens", "Content", });
     internal_static_millstream_v1_MediaModelInfo_descriptor =
-      getDescriptor().getMessageTypes().get(4);
+      getDescriptor().getMessageTypes().get(5);
     internal_static_millstream_v1_MediaModelInfo_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
         internal_static_millstream_v1_MediaModelInfo_descriptor,
         new java.lang.String[] { "Modalities", "Family", "EmbeddingWidth", "TakesPixels", });
     internal_static_millstream_v1_LoadReport_descriptor =
-      getDescriptor().getMessageTypes().get(5);
+      getDescriptor().getMessageTypes().get(6);
     internal_static_millstream_v1_LoadReport_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
         internal_static_millstream_v1_LoadReport_descriptor,
-        new java.lang.String[] { "RunningRequests", "QueuedRequests", "UsedBlocks", "TotalBlocks", });
+        new java.lang.String[] { "RunningRequests", "QueuedRequests", "UsedBlocks", "TotalBlocks", "Ranks", "PromptTokensTotal", "CachedTokensTotal", "CompletionTokensTotal", });
+    internal_static_millstream_v1_RankLoad_descriptor =
+      getDescriptor().getMessageTypes().get(7);
+    internal_static_millstream_v1_RankLoad_fieldAccessorTable = new
+      com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
+        internal_static_millstream_v1_RankLoad_descriptor,
+        new java.lang.String[] { "DpRank", "RunningRequests", "QueuedRequests", "QueuedTokens", "UsedBlocks", "TotalBlocks", "SinceProgress", });
     internal_static_millstream_v1_GetWorkerInfoRequest_descriptor =
-      getDescriptor().getMessageTypes().get(6);
+      getDescriptor().getMessageTypes().get(8);
     internal_static_millstream_v1_GetWorkerInfoRequest_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
         internal_static_millstream_v1_GetWorkerInfoRequest_descriptor,
         new java.lang.String[] { });
     internal_static_millstream_v1_GetWorkerInfoResponse_descriptor =
-      getDescriptor().getMessageTypes().get(7);
+      getDescriptor().getMessageTypes().get(9);
     internal_static_millstream_v1_GetWorkerInfoResponse_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
         internal_static_millstream_v1_GetWorkerInfoResponse_descriptor,
         new java.lang.String[] { "Info", });
     internal_static_millstream_v1_WatchWorkerInfoRequest_descriptor =
-      getDescriptor().getMessageTypes().get(8);
+      getDescriptor().getMessageTypes().get(10);
     internal_static_millstream_v1_WatchWorkerInfoRequest_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
         internal_static_millstream_v1_WatchWorkerInfoRequest_descriptor,
         new java.lang.String[] { });
     internal_static_millstream_v1_WatchWorkerInfoResponse_descriptor =
-      getDescriptor().getMessageTypes().get(9);
+      getDescriptor().getMessageTypes().get(11);
     internal_static_millstream_v1_WatchWorkerInfoResponse_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
         internal_static_millstream_v1_WatchWorkerInfoResponse_descriptor,
         new java.lang.String[] { "Info", });
     internal_static_millstream_v1_WatchLoadRequest_descriptor =
-      getDescriptor().getMessageTypes().get(10);
+      getDescriptor().getMessageTypes().get(12);
     internal_static_millstream_v1_WatchLoadRequest_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
         internal_static_millstream_v1_WatchLoadRequest_descriptor,
         new java.lang.String[] { "Interval", });
     internal_static_millstream_v1_WatchLoadResponse_descriptor =
-      getDescriptor().getMessageTypes().get(11);
+      getDescriptor().getMessageTypes().get(13);
     internal_static_millstream_v1_WatchLoadResponse_fieldAccessorTable = new
       com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
         internal_static_millstream_v1_WatchLoadResponse_descriptor,
         new java.lang.String[] { "Load", });
+    internal_static_millstream_v1_WatchLoadProgressRequest_descriptor =
+      getDescriptor().getMessageTypes().get(14);
+    internal_static_millstream_v1_WatchLoadProgressRequest_fieldAccessorTable = new
+      com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
+        internal_static_millstream_v1_WatchLoadProgressRequest_descriptor,
+        new java.lang.String[] { });
+    internal_static_millstream_v1_WatchLoadProgressResponse_descriptor =
+      getDescriptor().getMessageTypes().get(15);
+    internal_static_millstream_v1_WatchLoadProgressResponse_fieldAccessorTable = new
+      com.google.protobuf.GeneratedMessageV3.FieldAccessorTable(
+        internal_static_millstream_v1_WatchLoadProgressResponse_descriptor,
+        new java.lang.String[] { "Stage", "FilesDone", "FilesTotal", "BytesDone", "BytesTotal", "Elapsed", });
     com.google.protobuf.DurationProto.getDescriptor();
+    io.millstream.v1.KvEventsProto.getDescriptor();
     io.millstream.v1.MediaProto.getDescriptor();
   }
 

@@ -109,6 +109,68 @@ public final class WorkerServiceGrpc {
     return getWatchLoadMethod;
   }
 
+  private static volatile io.grpc.MethodDescriptor<io.millstream.v1.WatchKvEventsRequest,
+      io.millstream.v1.WatchKvEventsResponse> getWatchKvEventsMethod;
+
+  @io.grpc.stub.annotations.RpcMethod(
+      fullMethodName = SERVICE_NAME + '/' + "WatchKvEvents",
+      requestType = io.millstream.v1.WatchKvEventsRequest.class,
+      responseType = io.millstream.v1.WatchKvEventsResponse.class,
+      methodType = io.grpc.MethodDescriptor.MethodType.SERVER_STREAMING)
+  public static io.grpc.MethodDescriptor<io.millstream.v1.WatchKvEventsRequest,
+      io.millstream.v1.WatchKvEventsResponse> getWatchKvEventsMethod() {
+    io.grpc.MethodDescriptor<io.millstream.v1.WatchKvEventsRequest, io.millstream.v1.WatchKvEventsResponse> getWatchKvEventsMethod;
+    if ((getWatchKvEventsMethod = WorkerServiceGrpc.getWatchKvEventsMethod) == null) {
+      synchronized (WorkerServiceGrpc.class) {
+        if ((getWatchKvEventsMethod = WorkerServiceGrpc.getWatchKvEventsMethod) == null) {
+          WorkerServiceGrpc.getWatchKvEventsMethod = getWatchKvEventsMethod =
+              io.grpc.MethodDescriptor.<io.millstream.v1.WatchKvEventsRequest, io.millstream.v1.WatchKvEventsResponse>newBuilder()
+              .setType(io.grpc.MethodDescriptor.MethodType.SERVER_STREAMING)
+              .setFullMethodName(generateFullMethodName(SERVICE_NAME, "WatchKvEvents"))
+              .setSampledToLocalTracing(true)
+              .setRequestMarshaller(io.grpc.protobuf.ProtoUtils.marshaller(
+                  io.millstream.v1.WatchKvEventsRequest.getDefaultInstance()))
+              .setResponseMarshaller(io.grpc.protobuf.ProtoUtils.marshaller(
+                  io.millstream.v1.WatchKvEventsResponse.getDefaultInstance()))
+              .setSchemaDescriptor(new WorkerServiceMethodDescriptorSupplier("WatchKvEvents"))
+              .build();
+        }
+      }
+    }
+    return getWatchKvEventsMethod;
+  }
+
+  private static volatile io.grpc.MethodDescriptor<io.millstream.v1.WatchLoadProgressRequest,
+      io.millstream.v1.WatchLoadProgressResponse> getWatchLoadProgressMethod;
+
+  @io.grpc.stub.annotations.RpcMethod(
+      fullMethodName = SERVICE_NAME + '/' + "WatchLoadProgress",
+      requestType = io.millstream.v1.WatchLoadProgressRequest.class,
+      responseType = io.millstream.v1.WatchLoadProgressResponse.class,
+      methodType = io.grpc.MethodDescriptor.MethodType.SERVER_STREAMING)
+  public static io.grpc.MethodDescriptor<io.millstream.v1.WatchLoadProgressRequest,
+      io.millstream.v1.WatchLoadProgressResponse> getWatchLoadProgressMethod() {
+    io.grpc.MethodDescriptor<io.millstream.v1.WatchLoadProgressRequest, io.millstream.v1.WatchLoadProgressResponse> getWatchLoadProgressMethod;
+    if ((getWatchLoadProgressMethod = WorkerServiceGrpc.getWatchLoadProgressMethod) == null) {
+      synchronized (WorkerServiceGrpc.class) {
+        if ((getWatchLoadProgressMethod = WorkerServiceGrpc.getWatchLoadProgressMethod) == null) {
+          WorkerServiceGrpc.getWatchLoadProgressMethod = getWatchLoadProgressMethod =
+              io.grpc.MethodDescriptor.<io.millstream.v1.WatchLoadProgressRequest, io.millstream.v1.WatchLoadProgressResponse>newBuilder()
+              .setType(io.grpc.MethodDescriptor.MethodType.SERVER_STREAMING)
+              .setFullMethodName(generateFullMethodName(SERVICE_NAME, "WatchLoadProgress"))
+              .setSampledToLocalTracing(true)
+              .setRequestMarshaller(io.grpc.protobuf.ProtoUtils.marshaller(
+                  io.millstream.v1.WatchLoadProgressRequest.getDefaultInstance()))
+              .setResponseMarshaller(io.grpc.protobuf.ProtoUtils.marshaller(
+                  io.millstream.v1.WatchLoadProgressResponse.getDefaultInstance()))
+              .setSchemaDescriptor(new WorkerServiceMethodDescriptorSupplier("WatchLoadProgress"))
+              .build();
+        }
+      }
+    }
+    return getWatchLoadProgressMethod;
+  }
+
   /**
    * Creates a new async stub that supports all call types for the service
    */
@@ -200,6 +262,31 @@ public final class WorkerServiceGrpc {
       io.grpc.stub.ServerCalls.asyncUnimplementedUnaryCall(getWatchLoadMethod(), responseObserver);
     }
 
+    /**
+     * <pre>
+     * WatchKvEvents reports which KV blocks the worker's prefix cache holds, so that a caller can keep
+     * an equal set and send requests where their prompt is cached. kv_events.proto states the rules. Only
+     * for workers whose WorkerInfo.block_hashing is set; else it ends with INVALID_ARGUMENT and the
+     * reason UNSUPPORTED_FEATURE. Ends with UNAVAILABLE and RetryInfo until the model is loaded.
+     * </pre>
+     */
+    public void watchKvEvents(io.millstream.v1.WatchKvEventsRequest request,
+        io.grpc.stub.StreamObserver<io.millstream.v1.WatchKvEventsResponse> responseObserver) {
+      io.grpc.stub.ServerCalls.asyncUnimplementedUnaryCall(getWatchKvEventsMethod(), responseObserver);
+    }
+
+    /**
+     * <pre>
+     * WatchLoadProgress reports how far the model is loaded: the current state at once, then each
+     * change, at most some per second. It is served before the worker is ready. It ends with OK after
+     * the message with the stage READY; if the model can't be loaded it ends with UNAVAILABLE.
+     * </pre>
+     */
+    public void watchLoadProgress(io.millstream.v1.WatchLoadProgressRequest request,
+        io.grpc.stub.StreamObserver<io.millstream.v1.WatchLoadProgressResponse> responseObserver) {
+      io.grpc.stub.ServerCalls.asyncUnimplementedUnaryCall(getWatchLoadProgressMethod(), responseObserver);
+    }
+
     @java.lang.Override public final io.grpc.ServerServiceDefinition bindService() {
       return io.grpc.ServerServiceDefinition.builder(getServiceDescriptor())
           .addMethod(
@@ -223,6 +310,20 @@ public final class WorkerServiceGrpc {
                 io.millstream.v1.WatchLoadRequest,
                 io.millstream.v1.WatchLoadResponse>(
                   this, METHODID_WATCH_LOAD)))
+          .addMethod(
+            getWatchKvEventsMethod(),
+            io.grpc.stub.ServerCalls.asyncServerStreamingCall(
+              new MethodHandlers<
+                io.millstream.v1.WatchKvEventsRequest,
+                io.millstream.v1.WatchKvEventsResponse>(
+                  this, METHODID_WATCH_KV_EVENTS)))
+          .addMethod(
+            getWatchLoadProgressMethod(),
+            io.grpc.stub.ServerCalls.asyncServerStreamingCall(
+              new MethodHandlers<
+                io.millstream.v1.WatchLoadProgressRequest,
+                io.millstream.v1.WatchLoadProgressResponse>(
+                  this, METHODID_WATCH_LOAD_PROGRESS)))
           .build();
     }
   }
@@ -286,6 +387,33 @@ public final class WorkerServiceGrpc {
       io.grpc.stub.ClientCalls.asyncServerStreamingCall(
           getChannel().newCall(getWatchLoadMethod(), getCallOptions()), request, responseObserver);
     }
+
+    /**
+     * <pre>
+     * WatchKvEvents reports which KV blocks the worker's prefix cache holds, so that a caller can keep
+     * an equal set and send requests where their prompt is cached. kv_events.proto states the rules. Only
+     * for workers whose WorkerInfo.block_hashing is set; else it ends with INVALID_ARGUMENT and the
+     * reason UNSUPPORTED_FEATURE. Ends with UNAVAILABLE and RetryInfo until the model is loaded.
+     * </pre>
+     */
+    public void watchKvEvents(io.millstream.v1.WatchKvEventsRequest request,
+        io.grpc.stub.StreamObserver<io.millstream.v1.WatchKvEventsResponse> responseObserver) {
+      io.grpc.stub.ClientCalls.asyncServerStreamingCall(
+          getChannel().newCall(getWatchKvEventsMethod(), getCallOptions()), request, responseObserver);
+    }
+
+    /**
+     * <pre>
+     * WatchLoadProgress reports how far the model is loaded: the current state at once, then each
+     * change, at most some per second. It is served before the worker is ready. It ends with OK after
+     * the message with the stage READY; if the model can't be loaded it ends with UNAVAILABLE.
+     * </pre>
+     */
+    public void watchLoadProgress(io.millstream.v1.WatchLoadProgressRequest request,
+        io.grpc.stub.StreamObserver<io.millstream.v1.WatchLoadProgressResponse> responseObserver) {
+      io.grpc.stub.ClientCalls.asyncServerStreamingCall(
+          getChannel().newCall(getWatchLoadProgressMethod(), getCallOptions()), request, responseObserver);
+    }
   }
 
   /**
@@ -346,6 +474,33 @@ public final class WorkerServiceGrpc {
       return io.grpc.stub.ClientCalls.blockingServerStreamingCall(
           getChannel(), getWatchLoadMethod(), getCallOptions(), request);
     }
+
+    /**
+     * <pre>
+     * WatchKvEvents reports which KV blocks the worker's prefix cache holds, so that a caller can keep
+     * an equal set and send requests where their prompt is cached. kv_events.proto states the rules. Only
+     * for workers whose WorkerInfo.block_hashing is set; else it ends with INVALID_ARGUMENT and the
+     * reason UNSUPPORTED_FEATURE. Ends with UNAVAILABLE and RetryInfo until the model is loaded.
+     * </pre>
+     */
+    public java.util.Iterator<io.millstream.v1.WatchKvEventsResponse> watchKvEvents(
+        io.millstream.v1.WatchKvEventsRequest request) {
+      return io.grpc.stub.ClientCalls.blockingServerStreamingCall(
+          getChannel(), getWatchKvEventsMethod(), getCallOptions(), request);
+    }
+
+    /**
+     * <pre>
+     * WatchLoadProgress reports how far the model is loaded: the current state at once, then each
+     * change, at most some per second. It is served before the worker is ready. It ends with OK after
+     * the message with the stage READY; if the model can't be loaded it ends with UNAVAILABLE.
+     * </pre>
+     */
+    public java.util.Iterator<io.millstream.v1.WatchLoadProgressResponse> watchLoadProgress(
+        io.millstream.v1.WatchLoadProgressRequest request) {
+      return io.grpc.stub.ClientCalls.blockingServerStreamingCall(
+          getChannel(), getWatchLoadProgressMethod(), getCallOptions(), request);
+    }
   }
 
   /**
@@ -382,6 +537,8 @@ public final class WorkerServiceGrpc {
   private static final int METHODID_GET_WORKER_INFO = 0;
   private static final int METHODID_WATCH_WORKER_INFO = 1;
   private static final int METHODID_WATCH_LOAD = 2;
+  private static final int METHODID_WATCH_KV_EVENTS = 3;
+  private static final int METHODID_WATCH_LOAD_PROGRESS = 4;
 
   private static final class MethodHandlers<Req, Resp> implements
       io.grpc.stub.ServerCalls.UnaryMethod<Req, Resp>,
@@ -411,6 +568,14 @@ public final class WorkerServiceGrpc {
         case METHODID_WATCH_LOAD:
           serviceImpl.watchLoad((io.millstream.v1.WatchLoadRequest) request,
               (io.grpc.stub.StreamObserver<io.millstream.v1.WatchLoadResponse>) responseObserver);
+          break;
+        case METHODID_WATCH_KV_EVENTS:
+          serviceImpl.watchKvEvents((io.millstream.v1.WatchKvEventsRequest) request,
+              (io.grpc.stub.StreamObserver<io.millstream.v1.WatchKvEventsResponse>) responseObserver);
+          break;
+        case METHODID_WATCH_LOAD_PROGRESS:
+          serviceImpl.watchLoadProgress((io.millstream.v1.WatchLoadProgressRequest) request,
+              (io.grpc.stub.StreamObserver<io.millstream.v1.WatchLoadProgressResponse>) responseObserver);
           break;
         default:
           throw new AssertionError();
@@ -476,6 +641,8 @@ public final class WorkerServiceGrpc {
               .addMethod(getGetWorkerInfoMethod())
               .addMethod(getWatchWorkerInfoMethod())
               .addMethod(getWatchLoadMethod())
+              .addMethod(getWatchKvEventsMethod())
+              .addMethod(getWatchLoadProgressMethod())
               .build();
         }
       }
