@@ -46,6 +46,19 @@ class EngineInfo:
     dp_size: int = 1
     """Data-parallel ranks."""
     weight_version: str = ""
+    """Version of the weights that new requests run on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankLoad:
+    """The current load of one data-parallel rank."""
+
+    running_requests: int
+    queued_requests: int
+    queued_tokens: int = 0
+    """Prompt tokens of queued requests that still have to be computed, as far as is known."""
+    used_blocks: int
+    total_blocks: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +69,8 @@ class EngineLoad:
     queued_requests: int
     used_blocks: int
     total_blocks: int
+    ranks: tuple[RankLoad, ...] = ()
+    """Of each data-parallel rank, from 0; empty: there is one, with the whole load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from millstream_server.control.adapters import LoraAdapter
 from millstream_server.engines.base import Engine, EngineInfo, Probeable
 from millstream_server.generation.output import OutputSink
 from millstream_server.generation.request import GenerationRequest
@@ -37,6 +38,25 @@ class GeneratorInfo(EngineInfo):
     """What the model takes besides text; None: nothing."""
     refused_fields: frozenset[str] = frozenset()
     """Paths in StartGeneration that the engine would ignore (`generation.refused_fields`)."""
+    model_hash: str = ""
+    """SHA-256, in hex, of what the model's files are; empty: not known."""
+    max_batched_tokens: int = 0
+    """Most prompt tokens that one step computes; 0: not known."""
+    dp_start: int = 0
+    """First of its data-parallel ranks."""
+    tool_call_parser: str = ""
+    """Name of the parser that the model's tool calls need; empty: not known."""
+    reasoning_parser: str = ""
+    adapters: tuple[LoraAdapter, ...] = ()
+    """Loaded LoRA adapters, by name."""
+    takes_adapters: bool = False
+    """Whether adapters can be loaded and used."""
+    tells_kv: bool = False
+    """Whether it tells what its prefix cache holds (`kv_cache.events.KvEventSource`)."""
+
+    def adapter_names(self) -> frozenset[str]:
+        """Return the names that requests may use."""
+        return frozenset(adapter.name for adapter in self.adapters)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

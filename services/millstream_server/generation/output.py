@@ -44,6 +44,8 @@ class Finish:
     matched_token_id: int | None = None
     """The EOS or stop token that ended it; it is the last token emitted."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    weight_version: str = ""
+    """Version of the weights that made it; empty: not known."""
 
 
 class OutputSink(Protocol):

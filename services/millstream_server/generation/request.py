@@ -63,6 +63,10 @@ class GenerationRequest:
     logprobs: LogprobOptions | None = None
     adapter: str = ""
     """Name of the LoRA adapter to use; empty: the base model."""
+    dp_rank: int | None = None
+    """The data-parallel rank that runs it; None: the engine chooses."""
+    cache_salt: str = ""
+    """Requests with different salts share no KV cache; empty: no salt."""
     priority: Priority = Priority.NORMAL
     deadline_s: float | None = None
     """The caller's deadline on the clock of `time.monotonic`; None: no deadline."""

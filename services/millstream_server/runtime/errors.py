@@ -8,6 +8,12 @@ ServingError
 ├── UnknownMethodError        UNIMPLEMENTED        this server has no such method
 ├── UnsupportedMethodError    UNIMPLEMENTED        the method is for servers of another kind
 ├── ModelNotFoundError        NOT_FOUND            no pool serves that model
+├── AdapterNotFoundError      NOT_FOUND            no worker has loaded that LoRA adapter
+├── AdapterExistsError        ALREADY_EXISTS       a LoRA adapter of that name is loaded
+├── PreconditionError         FAILED_PRECONDITION  the engine's state doesn't allow it now
+│   ├── OperationConflictError                     another operation runs, or it contradicts one
+│   ├── EngineBusyError                            the engine must be idle, and isn't
+│   └── InvalidWeightsError                        weights or an adapter don't fit to the model
 ├── RequestCancelledError     CANCELLED            the caller gave up
 ├── DeadlinePassedError       DEADLINE_EXCEEDED    the caller's time is up
 ├── OverloadedError           RESOURCE_EXHAUSTED   no capacity now; retry after a pause
@@ -15,6 +21,7 @@ ServingError
 │   ├── NoWorkerError                              no worker of a needed role is connected
 │   ├── WorkerLostError                            the stream to the worker broke
 │   ├── WorkerDrainingError                        the worker is shutting down
+│   ├── WorkerPausedError                          an operator took the worker out of service
 │   ├── EngineFailedError                          the engine behind the worker died
 │   ├── KvTransferError                            the KV cache was not transferred
 │   ├── EmbeddingTransferError                     an embedding was not transferred
@@ -170,6 +177,43 @@ class ModelNotFoundError(ServingError):
     reason = "MODEL_NOT_FOUND"
 
 
+class AdapterNotFoundError(ServingError):
+    """No worker of the model has loaded this LoRA adapter."""
+
+    code = Code.NOT_FOUND
+    reason = "ADAPTER_NOT_FOUND"
+
+
+class AdapterExistsError(ServingError):
+    """A LoRA adapter of this name is loaded already."""
+
+    code = Code.ALREADY_EXISTS
+    reason = "ADAPTER_EXISTS"
+
+
+class PreconditionError(ServingError):
+    """The state of the engine doesn't allow what an operator asked for."""
+
+    code = Code.FAILED_PRECONDITION
+    reason = "OPERATION_CONFLICT"
+
+
+class OperationConflictError(PreconditionError):
+    """Another operation runs on the engine, or this one contradicts its state."""
+
+
+class EngineBusyError(PreconditionError):
+    """The engine must be idle for this, and requests are open."""
+
+    reason = "ENGINE_BUSY"
+
+
+class InvalidWeightsError(PreconditionError):
+    """Weights or an adapter don't fit to the model, or their files aren't complete."""
+
+    reason = "INVALID_WEIGHTS"
+
+
 class RequestCancelledError(ServingError):
     """The caller cancelled."""
 
@@ -216,6 +260,12 @@ class WorkerDrainingError(UnavailableError):
     """The worker is shutting down and accepts no new requests."""
 
     reason = "WORKER_DRAINING"
+
+
+class WorkerPausedError(UnavailableError):
+    """An operator took the worker out of service for a while."""
+
+    reason = "WORKER_PAUSED"
 
 
 class EngineFailedError(UnavailableError):

@@ -1,0 +1,1 @@
+"""What a prefix cache holds: block hashes, and the events that tell of changes."""

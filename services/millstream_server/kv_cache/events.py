@@ -1,0 +1,70 @@
+"""Changes of a prefix cache, and the Protocol of an engine that tells them."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Medium(enum.Enum):
+    """Where a cached block is; the names are the contract's."""
+
+    DEVICE = "device"
+    """The engine's own KV cache."""
+    HOST = "host"
+    DISK = "disk"
+    EXTERNAL = "external"
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """Blocks that are cached now; each is the child of the one before. Some may be known already."""
+
+    hashes: Sequence[int]
+    """Unsigned, 64 bits (`kv_cache.hashing`)."""
+    parent: int | None = None
+    """The block before the first; None: the first begins a prompt."""
+    medium: Medium = Medium.DEVICE
+    adapter: str = ""
+    """The LoRA adapter they belong to; empty: the base model."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRemoved:
+    """Blocks that are no longer cached in a medium, in no order. Some may be unknown."""
+
+    hashes: Sequence[int]
+    medium: Medium = Medium.DEVICE
+
+
+@dataclass(frozen=True, slots=True)
+class CacheCleared:
+    """No block is cached any more, in any medium."""
+
+
+KvEvent = BlocksStored | BlocksRemoved | CacheCleared
+
+
+class KvEventSink(Protocol):
+    """Receives the events of an engine's caches. Called on the event loop; must not block or raise."""
+
+    def changed(self, dp_rank: int, events: Sequence[KvEvent]) -> None:
+        """Receive changes of a rank's cache, in order.
+
+        Changes that the source has missed are gone for good: it then sends `CacheCleared` first, and
+        what it knows to be cached. Blocks that are cached and not told cost speed only.
+        """
+        ...
+
+
+class KvEventSource(Protocol):
+    """An engine that tells what its prefix caches hold.
+
+    Order of calls: `follow_kv`, `Engine.start`; events come until `Engine.close`.
+    """
+
+    def follow_kv(self, sink: KvEventSink) -> None:
+        """Send events to ``sink`` from the start on. Called once, before `Engine.start`."""
+        ...
