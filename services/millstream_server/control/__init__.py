@@ -1,1 +1,1 @@
-"""What operators can do with a running engine: Protocols, one per ability, and their plain types."""
+"""What operators can do with a running engine: a Protocol per ability, and plain types."""

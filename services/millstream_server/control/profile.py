@@ -24,8 +24,8 @@ class ProfileControl(Protocol):
     ) -> None:
         """Record into new files in ``directory``, which exists.
 
-        Empty ``activities``: CPU and, where there is one, GPU. ``steps`` above 0: stop by itself after
-        so many. None is recorded now.
+        Empty ``activities``: CPU and, where there is one, GPU. ``steps`` above 0: stop by itself
+        after so many. None is recorded now.
 
         Raises:
             UnsupportedFeatureError: the engine can't record an activity.
@@ -33,5 +33,5 @@ class ProfileControl(Protocol):
         ...
 
     async def stop_profile(self) -> None:
-        """Write the files; returns when they are complete. No effect if it has stopped by itself."""
+        """Write the files, unless it has stopped by itself; returns when they are complete."""
         ...

@@ -72,9 +72,9 @@ class WeightControl(Protocol):
         ...
 
     async def update_weights(self, source: WeightSource, version: str) -> None:
-        """Replace the weights and empty the prefix cache. The source was checked; no request is open.
+        """Replace the weights and empty the prefix cache; no request is open.
 
-        Later answers have ``version`` in `Finish.weight_version`.
+        The source was checked. Later answers have ``version`` in `Finish.weight_version`.
 
         Raises:
             InvalidWeightsError: they couldn't be loaded; the old ones are in place.

@@ -20,7 +20,7 @@ class Medium(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """Blocks that are cached now; each is the child of the one before. Some may be known already."""
+    """Blocks that are cached now, each the child of the one before; some may be known already."""
 
     hashes: Sequence[int]
     """Unsigned, 64 bits (`kv_cache.hashing`)."""
@@ -48,13 +48,13 @@ KvEvent = BlocksStored | BlocksRemoved | CacheCleared
 
 
 class KvEventSink(Protocol):
-    """Receives the events of an engine's caches. Called on the event loop; must not block or raise."""
+    """Receives the events of an engine's caches, on the event loop; must not block or raise."""
 
     def changed(self, dp_rank: int, events: Sequence[KvEvent]) -> None:
         """Receive changes of a rank's cache, in order.
 
-        Changes that the source has missed are gone for good: it then sends `CacheCleared` first, and
-        what it knows to be cached. Blocks that are cached and not told cost speed only.
+        If the source has missed changes, it sends `CacheCleared` and then what it knows to be
+        cached. A block that is cached and not told costs speed only.
         """
         ...
 
