@@ -255,8 +255,8 @@ def _check_adapter(name: str, info: GeneratorInfo, at: str) -> None:
     if not info.takes_adapters:
         raise UnsupportedFeatureError.of(
             f"{at}adapter",
-            "this model's workers take no LoRA adapters; start them with the setting --lora, or "
-            "leave it out",
+            "this model's workers take no LoRA adapters; leave it out, or start workers that do "
+            "(docs/engine-control.md)",
         )
     names = sorted(info.adapter_names())
     if name not in names:
