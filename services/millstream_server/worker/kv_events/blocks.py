@@ -73,8 +73,8 @@ class CachedBlocks:
     """A set of blocks: each one's parent, media and adapter.
 
     A block costs about 110 bytes (its hash and an entry in a dict; the parent is the number that
-    the parent's own entry has); one of an adapter, or in other media than the device, 60 more. Blocks
-    that are stored twice or removed without being there change nothing.
+    the parent's own entry has); one of an adapter, or not on the device alone, 60 more. Blocks that
+    are stored twice or removed without being there change nothing.
     """
 
     def __init__(self) -> None:
