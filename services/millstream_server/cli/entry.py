@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-_PLAIN = ("health", "check")
+_PLAIN = ("health", "check", "admin")
 
 
 def main() -> int:

@@ -22,6 +22,7 @@ from millstream_server.cli.flags import (
 from millstream_server.cli.plain import add_plain
 from millstream_server.cli.requests import add_requests
 from millstream_server.cli.sampling import whole_number
+from millstream_server.cli.suite.running import DEFAULT_LOG_DIR
 from millstream_server.routing.policy import PolicyName
 from millstream_server.worker.settings import EngineKind
 
@@ -183,7 +184,7 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-dir",
         type=Path,
-        default=Path(".millstream/logs"),
+        default=DEFAULT_LOG_DIR,
         metavar="DIR",
         help="where each service's log goes (default: %(default)s)",
     )

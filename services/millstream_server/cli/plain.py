@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
+from millstream_server.cli.admin.command import add_admin
 from millstream_server.cli.check.command import add_check
 from millstream_server.cli.flags import Commands
 from millstream_server.cli.health import add_health
@@ -15,6 +16,7 @@ _INTERRUPTED = 130
 
 def add_plain(commands: Commands) -> None:
     """Add the commands."""
+    add_admin(commands)
     add_check(commands)
     add_health(commands)
 

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from millstream_server.cli import packages
 from millstream_server.cli.console import open_console
-from millstream_server.cli.suite.examples import examples
+from millstream_server.cli.suite.examples import examples, operating
 from millstream_server.cli.suite.further import FurtherModel, Task
 from millstream_server.cli.suite.plan import (
     PlanError,
@@ -35,6 +35,7 @@ from millstream_server.cli.suite.plan import (
 from millstream_server.cli.suite.ports import PortClaims
 from millstream_server.cli.suite.process import Child
 from millstream_server.cli.suite.progress import progress
+from millstream_server.cli.suite.running import announced
 from millstream_server.cli.suite.supervise import StartError, Suite
 from millstream_server.routing.policy import PolicyName
 from millstream_server.worker.settings import EngineKind
@@ -123,7 +124,7 @@ async def up(plan: SuitePlan, command: CommandOf) -> int:
     """Run a plan's services; ``command`` returns a service's command line."""
     console = open_console()
     suite = Suite(_children(plan, command), lambda text: _print_event(console, text))
-    with _stop_signals() as (stop, force):
+    with _stop_signals() as (stop, force), announced(plan):
         try:
             return await _serve(console, plan, suite, stop, force)
         finally:
@@ -241,9 +242,11 @@ def _print_ready(console: Console, plan: SuitePlan, suite: Suite, took_s: float)
     console.print()
     console.print(table)
     console.print(f"\nReady after {took_s:.1f} s. In another terminal:\n", markup=False)
-    console.print(
-        "\n".join(f"  {line}" for line in examples(plan)),
-        markup=False,
-        soft_wrap=True,
-    )
+    _print_commands(console, examples(plan))
+    console.print("\nTo watch and operate it:\n", markup=False)
+    _print_commands(console, operating(plan))
     console.print("\nCtrl-C stops the suite.", markup=False)
+
+
+def _print_commands(console: Console, lines: list[str]) -> None:
+    console.print("\n".join(f"  {line}" for line in lines), markup=False, soft_wrap=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 from millstream_server.cli.flags import DEFAULT_ADDRESS
 from millstream_server.cli.suite.further import FurtherModel, Task
 from millstream_server.cli.suite.plan import SuitePlan, demo_picture
+from millstream_server.cli.suite.running import DEFAULT_LOG_DIR
 
 _BUF_FLAGS = "--http2-prior-knowledge --reflect-protocol grpc-v1 --protocol grpc"
 _SERVICES = "millstream.v1"
@@ -54,6 +55,16 @@ def examples(plan: SuitePlan) -> list[str]:
     if decode is not None and plan.options.topology == "aggregated":  # else it needs a ticket
         lines.append(_curl(decode.address, "DecodeService/Decode", _START))
     return lines
+
+
+def operating(plan: SuitePlan) -> list[str]:
+    """Return commands that watch and operate the suite."""
+    millstream, log_dir = _tool("millstream"), plan.options.log_dir
+    at = "" if log_dir == DEFAULT_LOG_DIR else f" --log-dir {shlex.quote(str(log_dir))}"
+    return [
+        f"{millstream} top{at}",
+        f"{millstream} admin status --all{at}",
+    ]
 
 
 def _further(model: FurtherModel, millstream: str, where: str) -> str:

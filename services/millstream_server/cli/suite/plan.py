@@ -9,6 +9,7 @@ from pathlib import Path
 
 from millstream_server.cli.suite.further import DEMOS, FurtherModel, Task, marker
 from millstream_server.cli.suite.ports import NoPortError, PortClaims
+from millstream_server.cli.suite.running import DEFAULT_LOG_DIR
 from millstream_server.media import families
 from millstream_server.media.families.family import Family
 from millstream_server.routing.policy import PolicyName
@@ -57,7 +58,7 @@ class UpOptions:
     decode: int = 1
     host: str = LOOPBACK
     port: int | None = None
-    log_dir: Path = Path(".millstream/logs")
+    log_dir: Path = DEFAULT_LOG_DIR
     policy: PolicyName = PolicyName.LEAST_LOADED
     further: tuple[FurtherModel, ...] = ()
     """Models for other tasks than chats."""
@@ -100,12 +101,17 @@ class PlannedService:
         host, _, port = self.address.rpartition(":")
         return f"{LOOPBACK}:{port}" if host in _ALL_INTERFACES else self.address
 
+    @property
+    def admin_address(self) -> str:
+        """Its admin address; only this machine reaches it."""
+        return f"{LOOPBACK}:{self.admin_port}"
+
     def flags(self) -> list[str]:
         """Return the flags that services of all roles have."""
         return [
             *("--listen", self.address),
             *("--metrics-listen", f"{LOOPBACK}:{self.metrics_port}"),
-            *("--admin-listen", f"{LOOPBACK}:{self.admin_port}"),
+            *("--admin-listen", self.admin_address),
             *("--log-format", "text"),  # `up` reads the phases of a start from it
         ]
 

@@ -1,0 +1,1 @@
+"""`millstream admin`: operates running servers on their admin ports."""

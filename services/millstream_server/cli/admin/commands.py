@@ -1,0 +1,300 @@
+"""The commands of `millstream admin` and their flags; no stubs, so that parsing starts quickly."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream_server.cli.flags import positive_seconds
+
+Parser = argparse.ArgumentParser
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminCommand:
+    """A command: its help and its own flags."""
+
+    name: str
+    sentence: str
+    notes: str
+    example: str
+    """Its words behind `millstream admin`."""
+    add_flags: Callable[[Parser], None] = lambda _: None
+    of_workers: bool = True
+    """False: every server has it, the Processor too."""
+
+
+def _timeout(parser: Parser) -> None:
+    parser.add_argument(
+        "--timeout-s",
+        type=positive_seconds,
+        metavar="SECONDS",
+        help="longest time to wait for open requests (default: no limit)",
+    )
+
+
+def _whole(least: int, most: int = (1 << 32) - 1) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {least} on")
+        return int(text)
+
+    return parse
+
+
+def _whole_list(text: str) -> list[int]:
+    return [_whole(0)(part) for part in text.split(",")]
+
+
+def _pause(parser: Parser) -> None:
+    parser.add_argument(
+        "--mode",
+        choices=("in-place", "retract", "abort"),
+        default="in-place",
+        help="running requests keep their KV cache, give it back and compute it again, or end "
+        "with UNAVAILABLE (default: %(default)s)",
+    )
+
+
+def _tag(text: str) -> str:
+    tags = ("kv-cache", "weights", "cuda-graph")
+    if text not in tags:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(tags)}")
+    return text
+
+
+def _tags(parser: Parser) -> None:
+    parser.add_argument(
+        "tags", nargs="*", type=_tag, metavar="TAG", help="kv-cache, weights, cuda-graph; none: all"
+    )
+
+
+def _release(parser: Parser) -> None:
+    _tags(parser)
+    _timeout(parser)
+
+
+def _weights(parser: Parser) -> None:
+    parser.add_argument(
+        "--weight-version", required=True, metavar="NAME", help="name of the new version"
+    )
+    sources = parser.add_mutually_exclusive_group(required=True)
+    sources.add_argument(
+        "--path", metavar="DIR", help="checkpoint on the worker, below one of its --weights-dirs"
+    )
+    sources.add_argument(
+        "--safetensors",
+        nargs="+",
+        type=Path,
+        metavar="FILE",
+        help="files here; their tensors (BF16, F16, F32) are sent, those of the model that aren't "
+        "in them stay",
+    )
+    sources.add_argument(
+        "--broadcast",
+        metavar="HOST:PORT",
+        help="rank 0 of a torch process group, which broadcasts the tensors",
+    )
+    sources.add_argument(
+        "--ipc",
+        action="append",
+        metavar="UUID=ADDRESS",
+        help="a GPU's UUID and the ZeroMQ address of its sender, on the worker; may be repeated",
+    )
+    _timeout(parser)
+    _broadcast(parser)
+
+
+def _broadcast(parser: Parser) -> None:
+    group = parser.add_argument_group("with --broadcast")
+    group.add_argument(
+        "--tensors",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="safetensors files; the tensors in their headers are broadcast, in their order",
+    )
+    group.add_argument(
+        "--rank-offset",
+        type=_whole_list,
+        default=[],
+        metavar="N[,N…]",
+        help="rank of each worker's first process in the group, in the order of the workers",
+    )
+    group.add_argument("--world-size", type=_whole(2), metavar="N", help="processes in the group")
+    group.add_argument(
+        "--group-name", default="weights", metavar="NAME", help="its name (default: %(default)s)"
+    )
+    group.add_argument(
+        "--backend", choices=("nccl", "gloo"), default="nccl", help="(default: %(default)s)"
+    )
+
+
+def _flush(parser: Parser) -> None:
+    parser.add_argument(
+        "--drain",
+        action="store_true",
+        help="take the worker out of service until open requests have ended and it is empty",
+    )
+    _timeout(parser)
+
+
+def _profile(parser: Parser) -> None:
+    parser.add_argument(
+        "--activity",
+        action="append",
+        default=[],
+        choices=("cpu", "gpu", "memory"),
+        help="what to record; may be repeated (default: cpu, and gpu where there is one)",
+    )
+    parser.add_argument(
+        "--steps",
+        type=_whole(1),
+        default=0,
+        metavar="N",
+        help="stop after so many steps of the engine (default: record until stop-profile)",
+    )
+
+
+def _adapter(parser: Parser) -> None:
+    parser.add_argument("name", metavar="NAME", help="its name in requests")
+
+
+def _load_adapter(parser: Parser) -> None:
+    _adapter(parser)
+    parser.add_argument(
+        "path", metavar="DIR", help="its directory on the worker, below one of its --weights-dirs"
+    )
+
+
+def _log_level(parser: Parser) -> None:
+    levels = ("debug", "info", "warning", "error", "critical", "inherit")
+    parser.add_argument("level", choices=levels, help="inherit: the parent logger's level")
+    parser.add_argument(
+        "--logger",
+        default="",
+        metavar="NAME",
+        help="such as millstream_server.worker (default: the root logger)",
+    )
+
+
+COMMANDS = (
+    AdminCommand(
+        name="status",
+        sentence="Print what operations have set, and what the engine can do.",
+        notes="Shows also the operation that runs now.",
+        example="status --all",
+    ),
+    AdminCommand(
+        name="drain",
+        sentence="Take workers out of service and wait until no request is open.",
+        notes="For maintenance: the process goes on running, and stays out of service until\n"
+        "`undrain`. After --timeout-s with requests still open it fails; the worker still stays\n"
+        "out of service, and a second `drain` waits on.",
+        example="drain --admin decode-1.example:9564 --timeout-s 300",
+        add_flags=_timeout,
+    ),
+    AdminCommand(
+        name="undrain",
+        sentence="Put drained workers back into service.",
+        notes="No effect on a worker that isn't drained.",
+        example="undrain --admin decode-1.example:9564",
+    ),
+    AdminCommand(
+        name="pause",
+        sentence="Stop the engine's steps.",
+        notes="Requests that run wait until `continue`; routers use other workers meanwhile.",
+        example="pause --mode retract --admin 127.0.0.1:9565",
+        add_flags=_pause,
+    ),
+    AdminCommand(
+        name="continue",
+        sentence="Let the engine's steps go on.",
+        notes="No effect on a worker that isn't paused.",
+        example="continue --admin 127.0.0.1:9565",
+    ),
+    AdminCommand(
+        name="release-memory",
+        sentence="Let the engine give memory back.",
+        notes="The worker goes out of service, waits until no request is open, and stays out of\n"
+        "service until `resume-memory`. Prints the memory before and after, as measured; on a CPU\n"
+        "the engine only flushes its cache.",
+        example="release-memory kv-cache weights --admin 127.0.0.1:9565",
+        add_flags=_release,
+    ),
+    AdminCommand(
+        name="resume-memory",
+        sentence="Take released memory again; back in service once nothing is released.",
+        notes="No effect when nothing is released.",
+        example="resume-memory --admin 127.0.0.1:9565",
+        add_flags=_tags,
+    ),
+    AdminCommand(
+        name="update-weights",
+        sentence="Replace the model's weights while the worker runs.",
+        notes="Weights are checked first; if they don't fit, the old ones serve on. Then the\n"
+        "worker goes out of service, open requests end with the old weights, the new ones are\n"
+        "loaded, and it is back in service. Update all workers of a model: name all of them with\n"
+        "--admin, or give --all --model.",
+        example="update-weights --weight-version step-200 --path /models/step-200 --all",
+        add_flags=_weights,
+    ),
+    AdminCommand(
+        name="flush-cache",
+        sentence="Empty the prefix cache.",
+        notes="Needs an engine without open requests; --drain waits for that.",
+        example="flush-cache --drain --admin 127.0.0.1:9565",
+        add_flags=_flush,
+    ),
+    AdminCommand(
+        name="start-profile",
+        sentence="Begin to record what the engine does.",
+        notes="Files are written on the worker's machine; requests go on, more slowly.",
+        example="start-profile --steps 20 --admin 127.0.0.1:9565",
+        add_flags=_profile,
+    ),
+    AdminCommand(
+        name="stop-profile",
+        sentence="End the recording and print where its files are.",
+        notes="Open the traces in a viewer such as Perfetto.",
+        example="stop-profile --admin 127.0.0.1:9565",
+    ),
+    AdminCommand(
+        name="load-lora",
+        sentence="Load a LoRA adapter, which requests may then name.",
+        notes="Load it on all workers of a model: requests go only to workers that have it.",
+        example="load-lora sql /adapters/sql --all",
+        add_flags=_load_adapter,
+    ),
+    AdminCommand(
+        name="unload-lora",
+        sentence="Remove a LoRA adapter.",
+        notes="New requests that name it are refused at once; running ones end first.",
+        example="unload-lora sql --all",
+        add_flags=_adapter,
+    ),
+    AdminCommand(
+        name="list-loras",
+        sentence="List the loaded LoRA adapters.",
+        notes="With their ranks, and their directories on the worker.",
+        example="list-loras --all",
+    ),
+    AdminCommand(
+        name="server-status",
+        sentence="Print a process's version, health, open work and settings.",
+        notes="For every server, the Processor too. Secrets are masked.",
+        example="server-status --admin 127.0.0.1:9564",
+        of_workers=False,
+    ),
+    AdminCommand(
+        name="set-log-level",
+        sentence="Set a logger's level, until the process restarts.",
+        notes="For every server, the Processor too. `inherit` undoes it.",
+        example="set-log-level debug --logger millstream_server.runtime --all",
+        add_flags=_log_level,
+        of_workers=False,
+    ),
+)

@@ -1,0 +1,1 @@
+"""`millstream top`: a table of workers and their load that renews itself."""
