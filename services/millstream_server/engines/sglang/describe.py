@@ -19,7 +19,6 @@ from millstream_server.generation.refused_fields import REFUSED_IN_DIFFUSION
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
 from millstream_server.media.families import UnusableFamilyError
-from millstream_server.model_files.fingerprint import fingerprint
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.trace_context import TraceContext
@@ -79,6 +78,7 @@ def describe(
     max_running_requests: int,
     media: MediaModel | None,
     *,
+    model_hash: str,
     tells_kv: bool,
 ) -> GeneratorInfo:
     """Read what the worker tells its callers."""
@@ -102,7 +102,7 @@ def describe(
         bootstrap_port=config.bootstrap_port if is_prefill else 0,
         media=media,
         refused_fields=REFUSED_IN_DIFFUSION if config.role is Role.DIFFUSION else frozenset(),
-        model_hash=fingerprint(Path(config.model_path)),
+        model_hash=model_hash,
         max_batched_tokens=_batched_tokens(arguments),
         tool_call_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,

@@ -43,6 +43,7 @@ from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import CollectingSink, Finish, FinishReason, OutputSink
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.kv_cache.events import KvEventSink
+from millstream_server.model_files.fingerprint import fingerprint
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InternalError,
@@ -117,8 +118,14 @@ class SglangEngine:
         self._config = self._kv.open(self._config)
         self._built = built = await self._lifetime.start(self._config)
         self._progress.read_loads_from(built.engine.tokenizer_manager.load_snapshot_reader)
-        running = await running_limit(built)
-        info = describe(built, self._config, running, media, tells_kv=self._kv.started())
+        info = describe(
+            built,
+            self._config,
+            await running_limit(built),
+            media,
+            model_hash=await asyncio.to_thread(fingerprint, Path(self._config.model_path)),
+            tells_kv=self._kv.started(),
+        )
         if self._config.role is Role.DIFFUSION:
             self._blocks = BlockBudget(built.total_tokens, info.block_size)
         self._lifetime.started(on_failure)
