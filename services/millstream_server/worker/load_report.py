@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -51,8 +52,9 @@ class RankProgress:
     time of a rank with requests, running or queued, means that it hangs.
     """
 
-    def __init__(self, engine: Probeable) -> None:
-        """Measure while there is a `watching` block."""
+    def __init__(self, engine: Probeable, now_s: Callable[[], float] = time.monotonic) -> None:
+        """Measure on the clock ``now_s``, in seconds, while there is a `watching` block."""
+        self._now_s = now_s
         self._engine = engine
         self._ranks: list[_Rank] = []
         self._watchers = 0
@@ -74,10 +76,10 @@ class RankProgress:
 
     def silent_s(self, ranks: Sequence[RankLoad]) -> list[float]:
         """Return each rank's seconds without progress; ``ranks`` are their loads of now."""
-        now_s = asyncio.get_running_loop().time()
         for dp_rank in range(len(self._ranks), len(ranks)):
-            self._ranks.append(_Rank(self._engine.progress(dp_rank), now_s))
+            self._ranks.append(_Rank(self._engine.progress(dp_rank), self._now_s()))
         self._look()
+        now_s = self._now_s()
         for rank, load in zip(self._ranks, ranks, strict=False):
             busy = bool(load.running_requests or load.queued_requests)
             if busy and not rank.busy:
@@ -91,7 +93,7 @@ class RankProgress:
             self._look()
 
     def _look(self) -> None:
-        now_s = asyncio.get_running_loop().time()
+        now_s = self._now_s()
         for dp_rank, rank in enumerate(self._ranks):
             seen = self._engine.progress(dp_rank)
             if seen != rank.seen:
