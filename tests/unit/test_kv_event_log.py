@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -149,11 +149,11 @@ class Reader:
             assert self.replica.take(as_replica_takes(over_the_wire(message)))
         return messages
 
-    def _apply(self, events: Sequence[KvEvent]) -> None:
+    def _apply(self, events: Iterable[KvEvent]) -> None:
         for event in events:
             change(self.cached, event)
 
-    def _replace(self, stored: Sequence[BlocksStored]) -> None:
+    def _replace(self, stored: Iterable[BlocksStored]) -> None:
         self.snapshots += 1
         self.cached.clear()
         for event in stored:
