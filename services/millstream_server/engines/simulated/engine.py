@@ -20,14 +20,16 @@ It is part of the package: for contract tests, scale tests and routing studies.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 
 from millstream_server.engines.base import EngineLoad, Role
+from millstream_server.engines.load_progress import LoadProgress
 from millstream_server.engines.simulated import transfer as simulated_transfer
 from millstream_server.engines.simulated.config import SimulatedConfig
+from millstream_server.engines.simulated.controls import make_controls
 from millstream_server.engines.simulated.job import make_job
+from millstream_server.engines.simulated.loading import Loading
 from millstream_server.engines.simulated.rank import Rank
 from millstream_server.engines.simulated.state import EngineState
 from millstream_server.generation.generator import GeneratorInfo
@@ -42,14 +44,21 @@ __all__ = ["SimulatedConfig", "SimulatedEngine"]
 
 
 class SimulatedEngine:
-    """Satisfies `generation.generator.GeneratorEngine` and `kv_cache.events.KvEventSource`."""
+    """Satisfies `GeneratorEngine`, `kv_cache.events.KvEventSource` and `LoadObserved`."""
 
     def __init__(self, config: SimulatedConfig) -> None:
         """Simulate ``config``."""
         self._config = config
         self._state = EngineState(config.weight_version)
         self._ranks = [Rank(config, i, self._state.ended) for i in range(config.dp_size)]
+        self._loading = Loading(config.load_s)
         self._bootstrap: simulated_transfer.Bootstrap | None = None
+        self.controls = make_controls(config, self._state, self._ranks)
+        """See the modules of `engines.simulated.controls`."""
+
+    def load_progress(self) -> LoadProgress:
+        """See `LoadObserved.load_progress`."""
+        return self._loading.progress()
 
     def follow_kv(self, sink: KvEventSink) -> None:
         """See `KvEventSource.follow_kv`."""
@@ -59,7 +68,7 @@ class SimulatedEngine:
     async def start(self, on_failure: Callable[[ServingError], None]) -> GeneratorInfo:
         """Load for ``load_s`` seconds and start the step loops. It never fails by itself."""
         config = self._config
-        await asyncio.sleep(config.load_s)
+        await self._loading.load()
         port = 0
         if config.role is Role.PREFILL:
             self._bootstrap = simulated_transfer.Bootstrap()
