@@ -20,9 +20,9 @@ async def _watch(model: str) -> None:
     starting = asyncio.create_task(engine.start(lambda _: None))
     try:
         while not starting.done():
-            began = time.perf_counter()
+            began = time.thread_time()
             now = dataclasses.asdict(engine.load_progress())
-            spent.append(time.perf_counter() - began)
+            spent.append(time.thread_time() - began)
             if now != said[-1]:
                 said.append(now)
             await asyncio.wait([starting], timeout=_PAUSE_S)

@@ -284,6 +284,21 @@ def test_a_block_counts_until_the_last_load_of_its_adapter_has_lost_it() -> None
     assert translation.batch(_pack(second)) == [BlocksRemoved(ours)]
 
 
+def test_an_unloaded_adapters_blocks_are_gone() -> None:
+    tokens = list(range(8))
+    ours = block_hashes(tokens, _PAGE, Namespace("poet"))
+    translation = Translation()
+    translation.batch(_pack(_of_adapter("1", tokens), _stored(tokens)))
+    assert translation.without("painter") == []
+    assert translation.without("poet") == [BlocksRemoved(ours)]
+    assert translation.without("poet") == []
+    translation.batch(_pack(_of_adapter("2", tokens)))
+    late = {"type": "BlockRemoved", "block_hashes": _of_adapter("1", tokens)["block_hashes"]}
+    (event,) = translation.batch(_pack(late))
+    assert isinstance(event, BlocksRemoved)
+    assert not set(event.hashes) & set(ours), "the blocks of the new load stay"
+
+
 def test_after_a_loss_blocks_of_unknown_parents_are_not_told() -> None:
     tokens = list(range(8))
     translation = Translation()

@@ -10,7 +10,7 @@ from millstream_server.engines.load_progress import LoadProgress, LoadStage
 from millstream_server.engines.sglang.loading.open_files import bytes_read, descendants
 from millstream_server.model_files.weights import weight_files
 
-_LOOKED_AT = 4
+_LOOKED_AT = 2
 """Processes looked at in one call, until the one is found that reads weights."""
 _QUIET_CALLS = 2
 """Calls without any open file of weights after which all is taken as read."""
