@@ -126,9 +126,6 @@ def engine_arguments(
     """
     on_cpu = config.resolved_device() == "cpu"
     defaults = dict(dllm.DEFAULTS) if config.role is Role.DIFFUSION else {}
-    if config.role is Role.PREFILL and config.extra.get("dp_size"):
-        # The default fails a request whose rank isn't its ticket's room modulo dp_size.
-        defaults["load_balance_method"] = "round_robin"
     if on_cpu:
         defaults |= _CPU_DEFAULTS
     if config.multimodal and on_cpu:

@@ -15,6 +15,7 @@ from pathlib import Path
 from prometheus_client.core import Metric
 
 from millstream_server.engines.base import EngineLoad, Role
+from millstream_server.engines.load_progress import LoadProgress
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.describe import (
     describe,
@@ -26,6 +27,7 @@ from millstream_server.engines.sglang.dllm import BlockBudget, check_model
 from millstream_server.engines.sglang.kv_events.feed import KvEventFeed
 from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.engines.sglang.lifetime import SglangLifetime
+from millstream_server.engines.sglang.loading.progress import WeightsProgress
 from millstream_server.engines.sglang.loads import KvBlocks, LoadReader
 from millstream_server.engines.sglang.media import media_arguments
 from millstream_server.engines.sglang.metrics import collect
@@ -101,6 +103,7 @@ class SglangEngine:
         self._progress = RankProgress()
         self._loads = LoadReader()
         self._kv = KvEventFeed()
+        self._weights = WeightsProgress(Path(config.model_path))
         self._blocks: BlockBudget | None = None
         """Of a diffusion language model."""
         self._built: BuiltEngine | None = None
@@ -117,6 +120,7 @@ class SglangEngine:
         self._config, media = with_media_model(self._config)
         self._config = self._kv.open(self._config)
         self._built = built = await self._lifetime.start(self._config)
+        self._weights.all_read()
         self._progress.read_loads_from(built.engine.tokenizer_manager.load_snapshot_reader)
         info = describe(
             built,
@@ -131,6 +135,10 @@ class SglangEngine:
         self._lifetime.started(on_failure)
         self._info = info
         return info
+
+    def load_progress(self) -> LoadProgress:
+        """See `engines.load_progress.LoadObserved`."""
+        return self._weights.look()
 
     async def warm_up(self) -> None:
         """Probe every rank, within the warm-up limit each."""
