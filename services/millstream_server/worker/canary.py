@@ -13,7 +13,7 @@ of a prompt (each of SGLang's chunks counts as progress). New requests then go t
 until the step is over; nothing is killed. Increase the deadline where that is common.
 
 While an operator has paused the engine, has released its memory or changes it, there is no progress
-and nothing is wrong: no probe is run, and a probe that was begun before is given up without a result.
+and nothing is wrong: no probe is run, and one that was begun before is given up without a result.
 """
 
 from __future__ import annotations

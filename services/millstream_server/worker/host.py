@@ -113,6 +113,8 @@ class WorkerHost(Generic[InfoT]):
         """Counts streams that carry requests; a drain waits until the notified ones have ended."""
         self.info: Watched[InfoT] = Watched()
         """The engine's info; None until it is loaded and warmed up."""
+        self.control = plan.control
+        """The engine's controls."""
         self._description: Watched[WorkerDescription] = Watched()
         self._loading: HealthCondition | None = None
         self._max_open_requests = max_open_requests

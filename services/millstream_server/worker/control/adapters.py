@@ -1,7 +1,7 @@
 """LoadLora, UnloadLora and ListLoras: this worker's own list of adapters.
 
-An engine may load an adapter by itself when a request names one that was unloaded; the worker's list
-says which names requests may use.
+An engine may load an adapter by itself when a request names one that was unloaded; the worker's
+list says which names requests may use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What each RPC of EngineControlService does: read the request, run the operation, make the response."""
+"""What each RPC of EngineControlService does: request, operation, response."""
 
 from __future__ import annotations
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from millstream_server.control.adapters import LoraAdapter
 from millstream_server.control.memory import MemoryTag
 from millstream_server.runtime.lifecycle.conditions import HealthConditions
+from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.worker.control.adapters import AdapterList, AdapterOperations
 from millstream_server.worker.control.drained import DrainControl
 from millstream_server.worker.control.memory import MemoryOperations
 from millstream_server.worker.control.operations import Operations, Report
 from millstream_server.worker.control.pause import CacheOperations, PauseOperations
+from millstream_server.worker.control.plan import ControlPlan
 from millstream_server.worker.control.profile import ProfileOperations
 from millstream_server.worker.control.service_stop import Cause, ServiceStop
 from millstream_server.worker.control.supported import Controls
@@ -21,9 +22,34 @@ from millstream_server.worker.control.weights import (
     WeightOperations,
     WorkerWeights,
 )
+from millstream_server.worker.engine_rest import EngineRest
 
-if TYPE_CHECKING:
-    from millstream_server.worker.host import WorkerHost
+
+class Host(Protocol):
+    """What a control needs of the worker (`worker.host.WorkerHost`)."""
+
+    @property
+    def control(self) -> ControlPlan:
+        """The engine's controls."""
+        ...
+
+    @property
+    def work(self) -> OpenWork:
+        """Counts open requests; knows whether the worker drains."""
+        ...
+
+    @property
+    def rest(self) -> EngineRest:
+        """Tells the canary when the engine may make no progress."""
+        ...
+
+    def loaded(self) -> Any:
+        """Return the engine's info; raises `UnavailableError` while the model is being loaded."""
+        ...
+
+    def set_info(self, info: Any) -> None:
+        """Replace the engine's info; watchers of the worker's info get the new one."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +58,7 @@ class EngineState:
 
     drained: bool
     paused: bool
-    released: Set[MemoryTag]
+    released: frozenset[MemoryTag]
     weight_version: str
     adapters: tuple[LoraAdapter, ...]
     profiling: bool
@@ -49,15 +75,13 @@ class EngineControl:
     it goes on to its end, and the cancelled call with it.
     """
 
-    def __init__(
-        self, host: WorkerHost[Any], conditions: HealthConditions, propagation_s: float
-    ) -> None:
+    def __init__(self, host: Host, conditions: HealthConditions, propagation_s: float) -> None:
         """Control the engine of ``host``; add the health conditions of `Cause`.
 
         New requests are accepted for ``propagation_s`` after the worker has left service.
         """
         self._host = host
-        self._plan = host.plan.control
+        self._plan = host.control
         options = self._plan.options
         self._limit_s = options.operation_limit_s
         self._operations = operations = Operations()

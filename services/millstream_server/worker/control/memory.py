@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from millstream_server.control.memory import MemoryControl, MemoryTag, MemoryUse
@@ -17,9 +17,9 @@ _ALL = frozenset(MemoryTag)
 class Released:
     """What a release did."""
 
-    released: Set[MemoryTag]
+    released: frozenset[MemoryTag]
     """By this call and earlier ones."""
-    already: Set[MemoryTag]
+    already: frozenset[MemoryTag]
     """Of those that were asked for."""
     before: MemoryUse
     after: MemoryUse
@@ -29,8 +29,8 @@ class Released:
 class Resumed:
     """What a resume did."""
 
-    resumed: Set[MemoryTag]
-    released: Set[MemoryTag]
+    resumed: frozenset[MemoryTag]
+    released: frozenset[MemoryTag]
     """What still is."""
     after: MemoryUse
 

@@ -1,4 +1,4 @@
-"""Conversion of what `worker.control` does to messages, and of an update's messages to a request."""
+"""Conversion of what `worker.control` does to messages, and of requests to what it takes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One operation at a time: its stages, what interrupts it, and from when on nothing does.
 
-Until an operation begins to change the engine it can be interrupted, by its caller who goes away, by
-a shutdown or by another operation; it then undoes what it did. From then on it goes to its end.
+Until an operation begins to change the engine it can be interrupted, by its caller who goes away,
+by a shutdown or by another operation; it then undoes what it did. From then on it goes to its end.
 """
 
 from __future__ import annotations

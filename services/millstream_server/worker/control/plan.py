@@ -13,6 +13,11 @@ from millstream_server.control.adapters import LoraAdapter
 from millstream_server.worker.control.directories import AllowedDirectories
 
 
+def default_profile_dir() -> Path:
+    """Return the directory of profiles where none is set."""
+    return Path(tempfile.gettempdir()) / "millstream-profiles"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlOptions:
     """What operators may do, and where."""
@@ -21,14 +26,9 @@ class ControlOptions:
     """Where weights and adapters may be."""
     max_weights_bytes: int = 4 << 30
     """Most bytes of tensors that an update may send."""
-    profile_dir: Path = field(default_factory=lambda: default_profile_dir())
+    profile_dir: Path = field(default_factory=default_profile_dir)
     operation_limit_s: float = 1800.0
     """An engine that has been changed for so long is watched by the canary again."""
-
-
-def default_profile_dir() -> Path:
-    """Return the directory of profiles where none is set."""
-    return Path(tempfile.gettempdir()) / "millstream-profiles"
 
 
 def _no_adapters(_: Any) -> tuple[LoraAdapter, ...]:
