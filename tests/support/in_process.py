@@ -44,10 +44,10 @@ from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketGate, TicketKey
-from millstream_server.worker import info
 from millstream_server.worker.generation.app import make_plan
 from millstream_server.worker.generation.fetching import Fetcher
 from millstream_server.worker.host import WorkerHost, WorkerPlan
+from millstream_server.worker.service import SERVICE as WORKER
 from tests.support.waiting import until
 
 MODEL = "tiny"
@@ -158,7 +158,7 @@ async def worker(
     make = make or partial(plan_of, fetcher=lambda: fetcher)
     host = WorkerHost(make(engine, config.role))
     server = Server(
-        (*host.plan.services, info.SERVICE),
+        (*host.plan.services, WORKER),
         ServerOptions(max_receive_bytes=host.plan.max_receive_bytes, load=host.requests.meter),
     )
     host.attach(server.grpc, server.conditions)

@@ -31,6 +31,7 @@ DEFAULT_BUFFER = 262_144
 tokens a second stores and removes about 100,000 hashes a second: 2.6 s, longer than a lost stream
 takes to reconnect. With blocks of 16 tokens it is 40 s."""
 
+MIN_BUFFER = 1024
 _NAMES = {BlocksStored: "stored", BlocksRemoved: "removed", CacheCleared: "cleared"}
 _CHAIN_HASHES = 4096  # longest chain in a snapshot: a part is cut between chains
 
