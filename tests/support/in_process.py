@@ -21,7 +21,7 @@ from millstream.v1 import (
 )
 from millstream_server.decode.servicer import SERVICE as DECODE
 from millstream_server.diffusion.text import SERVICE as TEXT_DIFFUSION
-from millstream_server.engines.base import EngineLoad, Role
+from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.generation.generator import GeneratorEngine, GeneratorInfo
 from millstream_server.links.fleet import Fleet
@@ -101,12 +101,7 @@ class InProcessWorker:
 
         async def idle() -> bool:
             load = await self.engine.load()
-            return load == EngineLoad(
-                running_requests=0,
-                queued_requests=0,
-                used_blocks=0,
-                total_blocks=load.total_blocks,
-            )
+            return not (load.running_requests or load.queued_requests or load.used_blocks)
 
         await until(idle, within_s)
 
