@@ -35,6 +35,10 @@ _CPU_DEFAULTS: Mapping[str, object] = {
 }
 
 
+LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The linear layers of most models, which most adapters change."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangEngineConfig:
     """Settings of one SGLang engine."""
@@ -79,6 +83,13 @@ class SglangEngineConfig:
     nodes: int = 1
     """Processes over which the model is spread; each has a rank, 0 leads."""
     node_rank: int = 0
+    memory_saver: bool = False
+    """Let memory be released on a GPU (`control.memory`); costs host memory for the weights."""
+    max_loras_per_batch: int = 0
+    """LoRA adapters that can be in use at once; 0: the engine takes none."""
+    max_lora_rank: int = 16
+    lora_target_modules: tuple[str, ...] = LORA_MODULES
+    """Layers that adapters may change."""
     leader_address: str = ""
     """HOST:PORT where they meet; needed with `nodes` above 1."""
     kv_events: bool = True
@@ -131,6 +142,8 @@ def engine_arguments(
         defaults["load_balance_method"] = "round_robin"
     if on_cpu:
         defaults |= _CPU_DEFAULTS
+    if config.max_loras_per_batch and on_cpu:
+        defaults["lora_backend"] = "torch_native"
     if config.multimodal and on_cpu:
         defaults["mm_attention_backend"] = "sdpa"  # the others need Triton or CUDA
     managed = _managed_arguments(config)
@@ -171,6 +184,10 @@ def _managed_arguments(config: SglangEngineConfig) -> dict[str, object]:
         # It divides batches, no more than that here: without it a batch that has both pixels and
         # embeddings ends the scheduler.
         arguments["enable_adaptive_dispatch_to_encoder"] = True
+    if config.memory_saver:
+        # Else the weights' content is lost with their memory.
+        arguments |= {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
+    arguments.update(_adapters(config))
     arguments.update(_limits(config))
     arguments.update(config.ability)
     if config.kv_publisher:
@@ -184,6 +201,18 @@ def _managed_arguments(config: SglangEngineConfig) -> dict[str, object]:
         # The default, a pinned host pool, calls the CUDA runtime.
         arguments["disaggregation_decode_retraction_backup"] = "cpu_tensor"
     return arguments
+
+
+def _adapters(config: SglangEngineConfig) -> dict[str, object]:
+    if not config.max_loras_per_batch:
+        return {}
+    return {
+        "enable_lora": True,
+        # One place more: requests without an adapter take one, too.
+        "max_loras_per_batch": config.max_loras_per_batch + 1,
+        "max_lora_rank": config.max_lora_rank,
+        "lora_target_modules": list(config.lora_target_modules),
+    }
 
 
 def _nodes(config: SglangEngineConfig) -> dict[str, object]:
