@@ -16,7 +16,8 @@ def weights_of(model: Path) -> dict[str, np.ndarray]:
     """Return a model's tensors."""
     from safetensors.numpy import load_file  # noqa: PLC0415 - only tests with a model need it
 
-    return dict(load_file(model / "model.safetensors"))
+    files = sorted(model.glob("*.safetensors"))
+    return {name: value for file in files for name, value in load_file(file).items()}
 
 
 def save(model: Path, folder: Path, weights: Mapping[str, np.ndarray], *, shards: int = 1) -> Path:

@@ -451,6 +451,12 @@ class EngineProcess:
         """Abort a request."""
         self._send(op="abort", id=engine_id)
 
+    def abort_all(self) -> None:
+        """Abort all requests that haven't ended."""
+        for engine_id, sink in self._sinks.items():
+            if not sink.ended:
+                self.abort(engine_id)
+
     async def load(self) -> EngineLoad:
         """Ask the adapter."""
         return _load(await self._call("load"))

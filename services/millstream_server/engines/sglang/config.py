@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -83,15 +83,15 @@ class SglangEngineConfig:
     nodes: int = 1
     """Processes over which the model is spread; each has a rank, 0 leads."""
     node_rank: int = 0
+    leader_address: str = ""
+    """HOST:PORT where they meet; needed with `nodes` above 1."""
     memory_saver: bool = False
     """Let memory be released on a GPU (`control.memory`); costs host memory for the weights."""
     max_loras_per_batch: int = 0
-    """LoRA adapters that can be in use at once; 0: the engine takes none."""
+    """LoRA adapters that a batch can use; 0: the engine takes none."""
     max_lora_rank: int = 16
-    lora_target_modules: tuple[str, ...] = LORA_MODULES
+    lora_target_modules: Sequence[str] = LORA_MODULES
     """Layers that adapters may change."""
-    leader_address: str = ""
-    """HOST:PORT where they meet; needed with `nodes` above 1."""
     kv_events: bool = True
     """Tell what the prefix cache holds, if anybody follows (`SglangEngine.follow_kv`)."""
     kv_events_port: int = 0

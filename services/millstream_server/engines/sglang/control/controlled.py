@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from millstream_server.engines.sglang.config import SglangEngineConfig
+from millstream_server.engines.sglang.gate import Hold
 from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.engines.sglang.lifetime import SglangLifetime
 from millstream_server.engines.sglang.runs import Runs
@@ -83,12 +84,13 @@ class ControlledEngine:
         manager, message = self.manager, self.messages.FlushCacheReqInput
         limit_s = asyncio.get_running_loop().time() + _IDLE_LIMIT_S
         while True:
-            running = [run for run in self.runs.at_engine() if not run.over]
-            if running:
+            there = self.runs.at_engine()
+            paused = self.runs.gate.holds(Hold.PAUSED)  # then it lets go of nothing
+            if running := [run for run in there if paused or not run.over]:
                 raise EngineBusyError(
-                    f"The engine runs {len(running)} requests; it must be idle for this."
+                    f"The engine has {len(running)} requests; it must be idle for this."
                 )
-            if not self.runs.at_engine():
+            if not there:
                 results = await self.call(manager.flush_cache_communicator(message()))
                 if all(result.success for result in results):
                     if manager.mm_processor is not None:

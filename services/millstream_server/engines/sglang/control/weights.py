@@ -27,7 +27,6 @@ from millstream_server.engines.sglang.gate import Hold
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InvalidWeightsError,
-    UnsupportedFeatureError,
 )
 from millstream_server.runtime.telemetry.log import get_log
 
@@ -52,12 +51,6 @@ class SglangWeights:
 
     async def check_weights(self, source: WeightSource, progress: Progress) -> None:
         """See `WeightControl.check_weights`."""
-        if self._engine.info.takes_adapters:
-            raise UnsupportedFeatureError(
-                "This engine serves LoRA adapters, and then SGLang leaves the layers that adapters "
-                "change as they were. Restart the worker with the new weights, or without "
-                "--max-loras-per-batch."
-            )
         match source:
             case DiskWeights(path):
                 await self._check_disk(path, progress)
@@ -76,21 +69,25 @@ class SglangWeights:
             loop.call_soon_threadsafe(progress, done, total)
 
         def check() -> None:
-            found = read_checkpoint(path)
-            check_fits(found, self._loaded)
-            read_through(found, report, stopped.is_set)
+            read_through(self._check_files(path), report, stopped.is_set)
 
         try:
             await asyncio.to_thread(check)
         finally:
             stopped.set()
 
+    def _check_files(self, path: Path) -> Checkpoint:
+        found = read_checkpoint(path)
+        check_fits(found, self._loaded)
+        return found
+
     async def update_weights(self, source: WeightSource, version: str) -> None:
         """See `WeightControl.update_weights`."""
         engine = self._engine
-        if isinstance(source, DiskWeights):  # once more, in milliseconds: files may have changed
-            await asyncio.to_thread(lambda: check_fits(read_checkpoint(source.path), self._loaded))
         async with engine.runs.gate.closed(Hold.UPDATING):
+            if isinstance(source, DiskWeights):
+                # Once more, in milliseconds: files may have changed.
+                await asyncio.to_thread(self._check_files, source.path)
             await engine.flush_when_idle()
             try:
                 await self._apply(source, version)
