@@ -55,6 +55,8 @@ class Answer:
     prompt_logprobs: list[processor_pb2.TokenLogprob] = field(default_factory=list)
     longest_pacing_interval_s: float = 0.0
     """The longest time the server gathered tokens for one message of this answer."""
+    weight_version: str = ""
+    """Version of the weights that made it; empty until complete, or if it isn't known."""
     complete: bool = False
 
     @property
@@ -91,4 +93,5 @@ class Answer:
             self.usage.CopyFrom(message.finished.usage)
             pacing = message.finished.longest_pacing_interval
             self.longest_pacing_interval_s = pacing.ToNanoseconds() / 1e9
+            self.weight_version = message.finished.weight_version
             self.complete = True

@@ -4,7 +4,7 @@ MillstreamError
 ├── InvalidRequestError       INVALID_ARGUMENT     can never succeed as sent; `violations`
 │   └── MediaFileError                             an image's or video's file can't be read, here
 ├── MessageTooLargeError      RESOURCE_EXHAUSTED   a message exceeds a size limit
-├── NotFoundError             NOT_FOUND            the model isn't served
+├── NotFoundError             NOT_FOUND            the model or the LoRA adapter isn't served
 ├── OverloadedError           RESOURCE_EXHAUSTED   no capacity now; `retry_delay_s`
 ├── UnavailableError          UNAVAILABLE          no server reached, or no worker available
 │   └── IncompleteAnswerError                      the stream ended before the answer did
@@ -113,7 +113,7 @@ class MessageTooLargeError(MillstreamError):
 
 
 class NotFoundError(MillstreamError):
-    """The requested model isn't served."""
+    """The requested model, or its LoRA adapter, isn't served."""
 
     code = grpc.StatusCode.NOT_FOUND
 

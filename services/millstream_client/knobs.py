@@ -51,6 +51,9 @@ class Knobs(Sampling, total=False):
     return_token_ids: bool
     include_special_tokens: bool
     priority: processor_pb2.RequestPriority.ValueType
+    adapter: str
+    session: str
+    cache_salt: str
 
 
 _SAMPLING = sampling_pb2.SamplingParams.DESCRIPTOR

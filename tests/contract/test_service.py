@@ -22,6 +22,7 @@ from millstream_server.runtime.telemetry.load_meter import LoadMeter
 from tests.support.certificates import Authority, SecretMount
 from tests.support.echo_service import raw_call
 from tests.support.failures import refusal
+from tests.support.older_worker import OlderWorker
 from tests.support.ports import free_port
 
 NAME = "millstream.v1.WorkerService"
@@ -29,7 +30,7 @@ PLAIN = ServiceSettings(listen="127.0.0.1:0", metrics_listen="")
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
-class Worker(worker_pb2_grpc.WorkerServiceServicer):
+class Worker(OlderWorker):
     async def GetWorkerInfo(
         self, request: worker_pb2.GetWorkerInfoRequest, context: Any
     ) -> worker_pb2.GetWorkerInfoResponse:

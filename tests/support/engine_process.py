@@ -21,12 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from millstream.v1 import media_pb2, worker_pb2
-from millstream_server.engines.base import EngineLoad, Role, WorkerDescription
+from millstream_server.engines.base import EngineLoad, RankLoad, Role, WorkerDescription
 from millstream_server.engines.sglang.engine import SglangEngine, SglangEngineConfig
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import CollectingSink, Finish, FinishReason, TokenLogprob
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import Ability, Constraint, ConstraintKind, Sampling
+from millstream_server.kv_cache.events import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    KvEvent,
+    Medium,
+)
 from millstream_server.media.items import MediaInput
 from millstream_server.media.tensor import Tensor
 from millstream_server.protobuf.media import item_from_proto, item_to_proto
@@ -35,6 +42,7 @@ from millstream_server.runtime import errors
 from millstream_server.runtime.telemetry.trace_context import TraceContext
 from millstream_server.transfer.ticket import Ticket
 from tests.support import forked
+from tests.support.kv_view import KvView
 
 _LINE_LIMIT = 64 * 2**20
 # One thread per engine is the fastest a model this small can be, and leaves the others a core.
@@ -50,7 +58,7 @@ def _to_json(value: object) -> str:
     """Write dataclasses and enums as plain JSON."""
 
     def encode(item: object) -> object:
-        if isinstance(item, (Role, FinishReason, Ability, ConstraintKind)):
+        if isinstance(item, (Role, FinishReason, Ability, ConstraintKind, Medium)):
             return item.value
         if isinstance(item, frozenset):
             return list(item)
@@ -75,6 +83,7 @@ def _request(raw: Mapping[str, Any]) -> GenerationRequest:
         prompt=Prompt(raw["prompt"]["token_ids"], tuple(map(_item, raw["prompt"]["media"]))),
         sampling=Sampling(**sampling),
         logprobs=LogprobOptions(**raw["logprobs"]) if raw["logprobs"] else None,
+        **{name: raw[name] for name in ("adapter", "dp_rank", "cache_salt")},
         ticket=_ticket(raw["ticket"]) if raw["ticket"] else None,
         trace=TraceContext(**raw["trace"]),
     )
@@ -116,6 +125,21 @@ def _token_logprobs(raw: Sequence[Mapping[str, Any]]) -> tuple[TokenLogprob, ...
         )
         for entry in raw
     )
+
+
+def _load(raw: Mapping[str, Any]) -> EngineLoad:
+    return EngineLoad(**{**raw, "ranks": tuple(RankLoad(**each) for each in raw["ranks"])})
+
+
+_KV_EVENTS = {kind.__name__: kind for kind in (BlocksStored, BlocksRemoved, CacheCleared)}
+
+
+def _kv_event(raw: Mapping[str, Any]) -> KvEvent:
+    values = dict(raw)
+    kind = _KV_EVENTS[values.pop("kind")]
+    if "medium" in values:
+        values["medium"] = Medium(values["medium"])
+    return kind(**values)
 
 
 def _plain_info(info: GeneratorInfo) -> str:
@@ -169,10 +193,20 @@ class _ReportingSink:
         )
 
 
+class _KvSink:
+    def __init__(self, reporter: _Reporter) -> None:
+        self._reporter = reporter
+
+    def changed(self, dp_rank: int, events: Sequence[KvEvent]) -> None:
+        plain = [{"kind": type(each).__name__, **dataclasses.asdict(each)} for each in events]
+        self._reporter.event("kv", rank=dp_rank, events=plain)
+
+
 async def _serve(
     config: SglangEngineConfig, reporter: _Reporter, close_after_s: float | None
 ) -> None:
     engine = SglangEngine(config)
+    engine.follow_kv(_KvSink(reporter))
     if close_after_s is not None:
         closing = asyncio.create_task(_close_later(engine, close_after_s))
         closing.add_done_callback(lambda _: reporter.event("closed_early"))
@@ -219,6 +253,10 @@ async def _obey(engine: SglangEngine, reporter: _Reporter, command: Mapping[str,
         case "load":
             load = await engine.load()
             reporter.event("answer", call=command["call"], value=dataclasses.asdict(load))
+        case "flush":
+            assert engine._built is not None
+            done = await engine._built.engine.tokenizer_manager.flush_cache()
+            reporter.event("answer", call=command["call"], value=bool(done.success))
         case "inspect":
             reporter.event("answer", call=command["call"], value=await _inspect(engine))
 
@@ -271,6 +309,7 @@ class EngineProcess:
         """Take over a started process; `launch` connects its streams."""
         self.engine_failed = asyncio.Event()
         self.failures = 0
+        self.kv = KvView()
         self.log = log
         self._process = process
         self._sinks: dict[str, _Sink] = {}
@@ -361,6 +400,8 @@ class EngineProcess:
                 self._sinks[event["id"]].fail(error)
             case "answer":
                 self._answers.pop(event["call"]).set_result(event["value"])
+            case "kv":
+                self.kv.changed(event["rank"], [_kv_event(each) for each in event["events"]])
             case "engine_failed":
                 self.failures += 1
                 self.engine_failed.set()
@@ -388,7 +429,11 @@ class EngineProcess:
 
     async def load(self) -> EngineLoad:
         """Ask the adapter."""
-        return EngineLoad(**await self._call("load"))
+        return _load(await self._call("load"))
+
+    async def flush(self) -> bool:
+        """Empty SGLang's prefix cache; answers whether it did."""
+        return bool(await self._call("flush"))
 
     async def inspect(self) -> dict[str, Any]:
         """Ask SGLang behind the adapter's back."""

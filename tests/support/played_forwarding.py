@@ -21,6 +21,7 @@ from millstream.v1 import (
 )
 from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
 from millstream_server.runtime.rpc.status import to_trailers
+from tests.support.older_worker import OlderWorker
 from tests.support.waiting import EOF, until
 
 Image = diffusion_pb2.GenerateImageResponse
@@ -45,7 +46,7 @@ EMBEDDING = worker_pb2.EmbeddingModelInfo(
 RANKING = worker_pb2.EmbeddingModelInfo(ranks=True, max_input_tokens=24)
 
 
-class _Worker(worker_pb2_grpc.WorkerServiceServicer):
+class _Worker(OlderWorker):
     """Says what it is, once."""
 
     def __init__(self, info: worker_pb2.WorkerInfo) -> None:

@@ -24,6 +24,7 @@ from millstream_server.generation.sampling import Sampling
 from millstream_server.links.generation_stream import GenerationStream
 from millstream_server.links.link import WorkerLink
 from millstream_server.runtime.errors import ServingError
+from tests.support.older_worker import OlderWorker
 from tests.support.waiting import EOF, until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -33,7 +34,7 @@ REQUEST = GenerationRequest(request_id="r", prompt=Prompt([1]), sampling=Samplin
 Link = WorkerLink[GenerationStream]
 
 
-class PlayedWorker(worker_pb2_grpc.WorkerServiceServicer, decode_pb2_grpc.DecodeServiceServicer):
+class PlayedWorker(OlderWorker, decode_pb2_grpc.DecodeServiceServicer):
     """Sends the frames that the test puts in."""
 
     def __init__(self) -> None:

@@ -43,6 +43,8 @@ def generation(
     *,
     ticket: Ticket | None = None,
     logprobs: LogprobOptions | None = None,
+    dp_rank: int | None = None,
+    cache_salt: str = "",
     **sampling: Any,
 ) -> GenerationRequest:
     return GenerationRequest(
@@ -51,6 +53,8 @@ def generation(
         sampling=Sampling(max_new_tokens=max_new_tokens, **{"temperature": 0.0, **sampling}),
         ticket=ticket,
         logprobs=logprobs,
+        dp_rank=dp_rank,
+        cache_salt=cache_salt,
     )
 
 

@@ -134,6 +134,7 @@ STARTS = {
     "trace": _start(trace=TraceContext("00-a-b-01", "x=y", "k=v")),
     "timeout": _start(deadline_s=101.25),
     "no time left": _start(deadline_s=100.0),
+    "adapter, rank and salt": _start(adapter="a", dp_rank=0, cache_salt="s"),
 }
 
 
@@ -189,6 +190,9 @@ def test_a_missing_logprob_is_nan_on_the_wire_too() -> None:
         Finish(reason=FinishReason.LENGTH, prompt_tokens=3, completion_tokens=4, cached_tokens=2),
         Finish(reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=1, matched_token_id=0),
         Finish(reason=FinishReason.STOP, prompt_tokens=1, completion_tokens=1),
+        Finish(
+            reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=1, weight_version="v2"
+        ),
         Finish(
             reason=FinishReason.CANCELLED,
             prompt_tokens=2,

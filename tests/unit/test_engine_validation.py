@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from millstream_server.control.adapters import LoraAdapter
 from millstream_server.engines.base import Role
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
@@ -19,7 +20,11 @@ from millstream_server.generation.validation import (
     MAX_VIOLATIONS,
     check_request,
 )
-from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from millstream_server.runtime.errors import (
+    AdapterNotFoundError,
+    InvalidRequestError,
+    UnsupportedFeatureError,
+)
 from millstream_server.runtime.json_bounds import MAX_JSON_DEPTH, MAX_SUBSCHEMAS
 from millstream_server.transfer.ticket import Ticket
 
@@ -286,3 +291,41 @@ def test_a_grammar_of_a_dangerous_shape_never_reaches_the_engine(
         check_request(_grammar(kind, source), _INFO, Role.AGGREGATED)
     (violation,) = caught.value.violations
     assert (violation.field, violation.description) == ("sampling.constraint", says)
+
+
+# ---- adapters, ranks, salts
+
+
+@pytest.mark.parametrize("rank", [-1, 2])
+def test_a_rank_that_the_worker_does_not_have_is_refused(rank: int) -> None:
+    two = dataclasses.replace(_INFO, dp_size=2)
+    check_request(_request(dp_rank=1), two, Role.AGGREGATED)
+    with pytest.raises(InvalidRequestError, match=f"dp_rank: must be from 0 to 1, not {rank}"):
+        check_request(_request(dp_rank=rank), two, Role.AGGREGATED)
+
+
+@pytest.mark.parametrize(("rank", "in_ticket"), [(0, 1), (None, 1), (1, None)])
+def test_a_prefill_rank_is_the_tickets(rank: int | None, in_ticket: int | None) -> None:
+    two = dataclasses.replace(_INFO, dp_size=2)
+    ticket = dataclasses.replace(_HANDOFF, prefill_dp_rank=in_ticket)
+    with pytest.raises(InvalidRequestError, match="ticket's prefill_dp_rank"):
+        check_request(_request(dp_rank=rank, ticket=ticket), two, Role.PREFILL)
+    check_request(_request(dp_rank=in_ticket, ticket=ticket), two, Role.PREFILL)
+    check_request(_request(dp_rank=rank, ticket=ticket), two, Role.DECODE)
+
+
+@pytest.mark.parametrize("salt", ["s" * 129, "\u00e9" * 65, "a\0b"])
+def test_a_salt_is_short_and_has_no_zero_byte(salt: str) -> None:
+    assert _fields(_request(cache_salt=salt)) == ["cache_salt"]
+    check_request(_request(cache_salt="s" * 128), _INFO, Role.AGGREGATED)
+
+
+def test_an_adapter_needs_a_worker_that_has_it() -> None:
+    with pytest.raises(UnsupportedFeatureError, match="no LoRA adapters"):
+        check_request(_request(adapter="law"), _INFO, Role.AGGREGATED)
+    loaded = dataclasses.replace(
+        _INFO, takes_adapters=True, adapters=(LoraAdapter("law"), LoraAdapter("code"))
+    )
+    check_request(_request(adapter="law"), loaded, Role.AGGREGATED)
+    with pytest.raises(AdapterNotFoundError, match="'art' isn't loaded; loaded now: 'code', 'law'"):
+        check_request(_request(adapter="art"), loaded, Role.AGGREGATED)

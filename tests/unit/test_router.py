@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from millstream_server.control.adapters import LoraAdapter
 from millstream_server.engines.base import EngineInfo, Role, WorkerDescription
 from millstream_server.generation.sampling import Ability
 from millstream_server.routing.handoff import HandoffDecider, NeverHandOff
@@ -239,3 +240,19 @@ def test_limits_are_the_least_that_all_workers_can() -> None:
     assert limits
     assert limits.context_length == 5
     assert limits.abilities == {bias, prompts}
+
+
+# ---- adapters
+
+
+def test_an_adapter_can_be_named_if_one_worker_or_one_of_both_roles_has_it() -> None:
+    one, two, three = LoraAdapter("one"), LoraAdapter("two"), LoraAdapter("three")
+    router = _router(
+        view("a:1", Role.PREFILL, takes_adapters=True, adapters=(one, two)),
+        view("b:1", Role.DECODE, takes_adapters=True, adapters=(two,)),
+        view("c:1", Role.AGGREGATED, takes_adapters=True, adapters=(three,)),
+    )
+    limits = router.limits("m")
+    assert limits is not None
+    assert limits.takes_adapters
+    assert [adapter.name for adapter in limits.adapters] == ["three", "two"]

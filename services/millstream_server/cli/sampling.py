@@ -8,6 +8,12 @@ from typing import Any
 
 from millstream_client.knobs import KNOBS, Knob, Knobs
 
+_TEXTS = {
+    "adapter": "a LoRA adapter that the model's workers have loaded (millstream models lists them)",
+    "session": "requests with the same TEXT go to the same worker, whose cache has their beginning",
+    "cache_salt": "requests with another TEXT, or none, don't share this one's cache",
+}
+
 
 def whole_number(most: int, least: int = 0) -> Callable[[str], int]:
     """Make an argparse type that refuses values out of range."""
@@ -33,6 +39,9 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         help="end the answer at this text; may be repeated",
     )
+    group = parser.add_argument_group("routing and caches")
+    for name, sentence in _TEXTS.items():
+        group.add_argument("--" + name.replace("_", "-"), metavar="TEXT", help=sentence)
 
 
 def _parsing(knob: Knob) -> dict[str, Any]:
@@ -46,7 +55,7 @@ def _parsing(knob: Knob) -> dict[str, Any]:
 
 def knobs_given(args: argparse.Namespace) -> Knobs:
     """Return the knobs whose flags were given."""
-    names = [*(knob.name for knob in KNOBS), "stop"]
+    names = [*(knob.name for knob in KNOBS), "stop", *_TEXTS]
     given: Any = {name: value for name in names if (value := getattr(args, name)) is not None}
     knobs: Knobs = given
     return knobs

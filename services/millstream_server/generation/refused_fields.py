@@ -26,6 +26,8 @@ REFUSED_IN_DIFFUSION = frozenset(
         "sampling.constraint",
         "logprobs",
         "ticket",
+        "adapter",
+        "cache_salt",
     }
 )
 """What a diffusion language model has no use for: it takes the likeliest tokens of a block, those
@@ -61,5 +63,9 @@ def _set_fields(request: GenerationRequest) -> Iterator[str]:
         yield "sampling.constraint"
     if request.logprobs is not None:
         yield "logprobs"
+    if request.adapter:
+        yield "adapter"
+    if request.cache_salt:
+        yield "cache_salt"
     if request.ticket is not None:
         yield "ticket"

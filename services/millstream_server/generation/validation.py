@@ -28,6 +28,7 @@ from millstream_server.generation.sampling import (
     Sampling,
 )
 from millstream_server.runtime.errors import (
+    AdapterNotFoundError,
     FieldViolation,
     InvalidRequestError,
     UnsupportedFeatureError,
@@ -39,6 +40,9 @@ MAX_CONSTRAINT_DEPTH = 128
 """Deepest nesting of parentheses in a regex or an EBNF grammar."""
 MAX_LOGIT_BIAS = 100.0
 MAX_ROOM = 2**63 - 1
+MAX_NAMED = 16
+"""Most names in one error."""
+MAX_SALT_BYTES = 128
 MAX_STOP_TOKEN_IDS = 256
 MAX_TOP_LOGPROBS = 20
 MAX_VIOLATIONS = 16
@@ -88,6 +92,7 @@ def check_request(
         InvalidRequestError: a value is out of range, whatever the worker's settings.
         UnsupportedFeatureError: values are valid, but this worker lacks an ability, or its engine
             would ignore them.
+        AdapterNotFoundError: its LoRA adapter isn't loaded.
     """
     at = paths.options
     found = itertools.chain(
@@ -98,6 +103,7 @@ def check_request(
         _constraint(request.sampling, at),
         _logprobs(request.logprobs, at),
         _ticket(request, info, role),
+        _placement(request, info, role, at),
         media_violations(request, info, role, ItemPaths(paths.media)),
     )
     violations = tuple(itertools.islice(found, MAX_VIOLATIONS))
@@ -111,6 +117,8 @@ def check_request(
         missing += tuple(missing_modalities(request.prompt.media, info.media, items))
     if missing:
         raise UnsupportedFeatureError.of_all(missing[:MAX_VIOLATIONS])
+    if request.adapter:
+        _check_adapter(request.adapter, info, at)
 
 
 def _prompt(
@@ -221,6 +229,41 @@ def _ticket(
         yield FieldViolation("ticket", f"a {role.value} worker needs one")
     elif not 0 <= ticket.room <= MAX_ROOM:
         yield FieldViolation("ticket", "its room is out of range")
+
+
+def _placement(
+    request: GenerationRequest, info: GeneratorInfo, role: Role, at: str
+) -> Iterator[FieldViolation]:
+    """Check what decides where in the engine a request runs, and what it shares."""
+    rank, ticket = request.dp_rank, request.ticket
+    last = info.dp_start + info.dp_size - 1
+    if rank is not None and not info.dp_start <= rank <= last:
+        yield FieldViolation(f"{at}dp_rank", f"must be from {info.dp_start} to {last}, not {rank}")
+    elif role is Role.PREFILL and ticket is not None and rank != ticket.prefill_dp_rank:
+        yield FieldViolation(
+            f"{at}dp_rank", "must be the ticket's prefill_dp_rank, or unset as that one"
+        )
+    if (nbytes := len(request.cache_salt.encode())) > MAX_SALT_BYTES:
+        yield FieldViolation(
+            f"{at}cache_salt", f"has {nbytes} bytes; at most {MAX_SALT_BYTES} are allowed"
+        )
+    elif "\0" in request.cache_salt:
+        yield FieldViolation(f"{at}cache_salt", "must not have a zero byte")
+
+
+def _check_adapter(name: str, info: GeneratorInfo, at: str) -> None:
+    if not info.takes_adapters:
+        raise UnsupportedFeatureError.of(
+            f"{at}adapter",
+            "this model's workers take no LoRA adapters; leave it out, or start workers that do "
+            "(docs/engine-control.md)",
+        )
+    names = sorted(info.adapter_names())
+    if name not in names:
+        shown = ", ".join(map(repr, names[:MAX_NAMED])) or "none"
+        more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+        message = f"{at}adapter: {name[:128]!r} isn't loaded; loaded now: {shown}{more}"
+        raise AdapterNotFoundError(message)
 
 
 def _missing_abilities(

@@ -42,15 +42,24 @@ def block_hashes(
 
     ``block_size`` is in tokens. A rest that fills no block has no hash.
     """
+    return further_hashes(namespace.digest(), token_ids, block_size)[0]
+
+
+def further_hashes(
+    digest: bytes, token_ids: Sequence[int], block_size: int
+) -> tuple[list[int], bytes]:
+    """Return the hashes of the blocks after the one that has ``digest``, and the last digest.
+
+    ``token_ids`` are those after that block. Before the first block stands `Namespace.digest`.
+    """
     full = len(token_ids) // block_size * block_size
     packed = struct.pack(f"<{full}I", *token_ids[:full])
     size = 4 * block_size
-    digest = namespace.digest()
     hashes = []
     for at in range(0, len(packed), size):
         digest = sha256(digest + packed[at : at + size]).digest()
         hashes.append(_HASH.unpack_from(digest)[0])
-    return hashes
+    return hashes, digest
 
 
 def next_digest(digest: bytes, token_ids: Sequence[int]) -> bytes:

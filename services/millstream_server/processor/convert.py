@@ -246,6 +246,9 @@ def options_from_proto(options: processor_pb2.GenerationOptions, path: str) -> O
         else 0.0,
         return_token_ids=options.return_token_ids,
         include_special_tokens=options.include_special_tokens,
+        adapter=options.adapter,
+        session=options.session,
+        cache_salt=options.cache_salt,
     )
 
 

@@ -196,7 +196,9 @@ class ProcessorCore:
                         token_ids=request.token_ids,
                         session=session,
                         media_at=media_at,
+                        session_key=generation.options.session,
                         adapter=request.adapter,
+                        cache_salt=request.cache_salt,
                         priority=request.priority,
                     )
                 )

@@ -217,6 +217,12 @@ class Generation:
             media_tokens=self.request.prompt.media_tokens,
         )
 
+    @property
+    def weight_version(self) -> str:
+        """The version of the weights that made it; several only if its choices differ in it."""
+        results = (choice.answer.result for choice in self._choices)
+        return ", ".join(dict.fromkeys(r.weight_version for r in results if r and r.weight_version))
+
     def prompt_logprobs(self) -> Sequence[TokenLogprob]:
         """Return the prompt's logprobs; empty if not requested or not complete."""
         return self._choices[0].prompt_logprobs

@@ -32,6 +32,7 @@ def model_to_proto(model: ModelStatus) -> processor_pb2.ServedModel:
         modalities=sorted(MODALITIES_TO_PROTO[modality] for modality in model.modalities),
         tasks=sorted(_TASKS[task] for task in model.tasks),
         abilities=abilities_to_proto(model.engine.abilities) if model.engine else (),
+        adapters=sorted(model.engine.adapter_names()) if model.engine else (),
     )
     for info in reversed(model.others):
         if isinstance(info, DiffuserInfo):

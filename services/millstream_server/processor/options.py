@@ -31,6 +31,12 @@ class Options:
     min_interval_s: float = 0.0
     return_token_ids: bool = False
     include_special_tokens: bool = False
+    adapter: str = ""
+    """Name of a LoRA adapter; empty: the model itself."""
+    session: str = ""
+    """Requests with the same one go to the same worker; empty: no preference."""
+    cache_salt: str = ""
+    """Requests with different ones share no KV cache."""
 
     def sampling_for(
         self,

@@ -23,7 +23,7 @@ from millstream_server.routing.model_workers import no_worker
 from millstream_server.routing.tasks import Task
 from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
 from millstream_server.runtime.priority import Priority
-from millstream_server.runtime.request_id import request_id_violations
+from millstream_server.runtime.request_id import request_id_violations, short_text_violations
 
 MAX_CHOICES = 16
 MAX_MIN_INTERVAL_S = 10.0
@@ -201,6 +201,8 @@ def _request(
         priority=Priority.NORMAL if options.priority is None else options.priority,
         deadline_s=caller.deadline_s,
         trace=caller.trace,
+        adapter=options.adapter,
+        cache_salt=options.cache_salt,
     )
 
 
@@ -247,6 +249,7 @@ def _option_violations(
     if not 0 <= options.min_interval_s <= MAX_MIN_INTERVAL_S:
         found.append(FieldViolation(f"{at}min_interval", "must be from 0 s to 10 s"))
     found += request_id_violations(request_id, paths.request_id)
+    found += short_text_violations(options.session, f"{at}session")
     if options.priority is None:
         found.append(FieldViolation(f"{at}priority", "is not one that this server has"))
     return found

@@ -148,4 +148,5 @@ def _finished(generation: Generation) -> processor_pb2.TurnFinished:
             nanos=int(generation.paced.longest_interval_s % 1 * 1e9),
             seconds=int(generation.paced.longest_interval_s),
         ),
+        weight_version=generation.weight_version,
     )

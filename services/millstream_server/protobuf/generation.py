@@ -139,6 +139,9 @@ def start_from_proto(
         ticket=_ticket_from_proto(message.ticket) if message.HasField("ticket") else None,
         trace=context_of(message.trace) if message.HasField("trace") else NOT_TRACED,
         deadline_s=deadline_of(message),
+        adapter=message.adapter,
+        dp_rank=message.dp_rank if message.HasField("dp_rank") else None,
+        cache_salt=message.cache_salt,
     )
 
 
@@ -158,6 +161,12 @@ def write_start(
         message.media.extend(map(item_to_proto, request.prompt.media))
     if request.ticket is not None:
         message.ticket.CopyFrom(ticket_to_proto(request.ticket))
+    if request.adapter:
+        message.adapter = request.adapter
+    if request.dp_rank is not None:
+        message.dp_rank = request.dp_rank
+    if request.cache_salt:
+        message.cache_salt = request.cache_salt
     trace = request.trace
     if trace is not NOT_TRACED and trace != NOT_TRACED:  # also baggage without a traceparent
         message.trace.traceparent = trace.traceparent
@@ -230,6 +239,8 @@ def write_finish(message: generation_pb2.SlotFinish, finish: Finish) -> None:
     usage.cached_tokens = finish.cached_tokens
     if finish.media_tokens:
         usage.media_tokens = finish.media_tokens
+    if finish.weight_version:
+        message.weight_version = finish.weight_version
     if finish.prompt_logprobs:
         message.prompt_logprobs.CopyFrom(logprobs_to_proto(finish.prompt_logprobs))
 
@@ -254,6 +265,7 @@ def finish_from_proto(message: generation_pb2.SlotFinish) -> Finish:
         prompt_logprobs=tuple(logprobs_from_proto(message.prompt_logprobs))
         if message.HasField("prompt_logprobs")
         else (),
+        weight_version=message.weight_version,
     )
 
 

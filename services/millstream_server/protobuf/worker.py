@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from millstream.v1 import media_pb2, worker_pb2
+from millstream.v1 import kv_events_pb2, media_pb2, worker_pb2
+from millstream_server.control.adapters import LoraAdapter
 from millstream_server.encoding.encoder import EncoderInfo
-from millstream_server.engines.base import EngineInfo, EngineLoad, Role, WorkerDescription
+from millstream_server.engines.base import EngineInfo, EngineLoad, RankLoad, Role, WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo, MediaModel
 from millstream_server.generation.sampling import Ability
 from millstream_server.media.items import Modality
@@ -35,6 +36,12 @@ _GENERATOR_FIELDS = (
     "total_blocks",
     "bootstrap_host",
     "bootstrap_port",
+    "model_hash",
+    "max_batched_tokens",
+    "dp_start",
+    "tool_call_parser",
+    "reasoning_parser",
+    "takes_adapters",
 )
 _ABILITIES = {worker_pb2.EngineAbility.Value(f"ENGINE_ABILITY_{a.name}"): a for a in Ability}
 _ROLES = {value: role for role, value in ROLES_TO_PROTO.items()}
@@ -55,6 +62,12 @@ def description_to_proto(description: WorkerDescription) -> worker_pb2.WorkerInf
         for name in _GENERATOR_FIELDS:
             setattr(info, name, getattr(engine, name))
         info.refused_fields.extend(sorted(engine.refused_fields))
+        info.adapters.extend(
+            worker_pb2.LoraAdapter(name=adapter.name, rank=adapter.rank)
+            for adapter in engine.adapters
+        )
+        if engine.tells_kv:
+            info.block_hashing = kv_events_pb2.BLOCK_HASHING_SHA256_CHAIN
         if engine.media is not None:
             info.media_model.CopyFrom(_media_model_to_proto(engine.media))
     elif isinstance(engine, EncoderInfo):
@@ -110,6 +123,8 @@ def _generator_from_proto(info: worker_pb2.WorkerInfo) -> GeneratorInfo:
         abilities=frozenset(_ABILITIES[a] for a in info.abilities if a in _ABILITIES),
         media=_media_model_from_proto(info.media_model) if info.HasField("media_model") else None,
         refused_fields=frozenset(info.refused_fields),
+        adapters=tuple(LoraAdapter(adapter.name, adapter.rank) for adapter in info.adapters),
+        tells_kv=info.block_hashing == kv_events_pb2.BLOCK_HASHING_SHA256_CHAIN,
         **{name: getattr(info, name) for name in (*ENGINE_FIELDS, *_GENERATOR_FIELDS)},
     )
 
@@ -218,4 +233,14 @@ def load_from_proto(load: worker_pb2.LoadReport) -> EngineLoad:
         queued_requests=load.queued_requests,
         used_blocks=load.used_blocks,
         total_blocks=load.total_blocks,
+        ranks=tuple(
+            RankLoad(
+                running_requests=rank.running_requests,
+                queued_requests=rank.queued_requests,
+                queued_tokens=rank.queued_tokens,
+                used_blocks=rank.used_blocks,
+                total_blocks=rank.total_blocks,
+            )
+            for rank in load.ranks
+        ),
     )

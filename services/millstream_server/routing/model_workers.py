@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from millstream_server.control.adapters import LoraAdapter
 from millstream_server.encoding.encoder import EncoderInfo
 from millstream_server.engines.base import Role, WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
@@ -206,4 +207,24 @@ def _limits(by_role: Mapping[Role, Sequence[WorkerView]]) -> GeneratorInfo | Non
         abilities |= {Ability.PROMPT_LOGPROBS}
     shortest = min(prompts + tokens, key=lambda engine: engine.context_length)
     refused = frozenset().union(*(engine.refused_fields for engine in prompts + tokens))
-    return replace(shortest, abilities=abilities, refused_fields=refused)
+    return replace(
+        shortest,
+        abilities=abilities,
+        refused_fields=refused,
+        takes_adapters=any(engine.takes_adapters for engine in prompts + tokens),
+        adapters=_adapters(aggregated, engines[Role.PREFILL], engines[Role.DECODE]),
+    )
+
+
+def _adapters(
+    aggregated: Sequence[GeneratorInfo],
+    prefill: Sequence[GeneratorInfo],
+    decode: Sequence[GeneratorInfo],
+) -> tuple[LoraAdapter, ...]:
+    """Return the adapters that requests may name: one worker has it, or one of both roles."""
+    whole, prompts, tokens = (
+        {adapter.name: adapter for engine in engines for adapter in engine.adapters}
+        for engines in (aggregated, prefill, decode)
+    )
+    found = whole | {name: prompts[name] for name in prompts.keys() & tokens.keys()}
+    return tuple(found[name] for name in sorted(found))

@@ -20,6 +20,10 @@ class RoutingRequest:
     media_at: str = ""
     """Address of the aggregated worker that holds the request's media as pixels; empty: any worker
     may run it."""
+    session_key: str = ""
+    """The client's key: requests with the same one go to the same worker; empty: no preference."""
     adapter: str = ""
     """Name of the LoRA adapter; empty: the base model."""
+    cache_salt: str = ""
+    """Separates KV caches, as `GenerationRequest.cache_salt`."""
     priority: Priority = Priority.NORMAL

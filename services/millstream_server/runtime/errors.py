@@ -10,10 +10,9 @@ ServingError
 ├── ModelNotFoundError        NOT_FOUND            no pool serves that model
 ├── AdapterNotFoundError      NOT_FOUND            no worker has loaded that LoRA adapter
 ├── AdapterExistsError        ALREADY_EXISTS       a LoRA adapter of that name is loaded
-├── PreconditionError         FAILED_PRECONDITION  the engine's state doesn't allow it now
-│   ├── OperationConflictError                     another operation runs, or it contradicts one
-│   ├── EngineBusyError                            the engine must be idle, and isn't
-│   └── InvalidWeightsError                        weights or an adapter don't fit to the model
+├── OperationConflictError    FAILED_PRECONDITION  another operation runs, or it contradicts one
+├── EngineBusyError           FAILED_PRECONDITION  the engine must be idle, and isn't
+├── InvalidWeightsError       FAILED_PRECONDITION  weights or an adapter don't fit to the model
 ├── RequestCancelledError     CANCELLED            the caller gave up
 ├── DeadlinePassedError       DEADLINE_EXCEEDED    the caller's time is up
 ├── OverloadedError           RESOURCE_EXHAUSTED   no capacity now; retry after a pause
@@ -191,26 +190,24 @@ class AdapterExistsError(ServingError):
     reason = "ADAPTER_EXISTS"
 
 
-class PreconditionError(ServingError):
-    """The state of the engine doesn't allow what an operator asked for."""
+class OperationConflictError(ServingError):
+    """Another operation runs on the engine, or this one contradicts its state."""
 
     code = Code.FAILED_PRECONDITION
     reason = "OPERATION_CONFLICT"
 
 
-class OperationConflictError(PreconditionError):
-    """Another operation runs on the engine, or this one contradicts its state."""
-
-
-class EngineBusyError(PreconditionError):
+class EngineBusyError(ServingError):
     """The engine must be idle for this, and requests are open."""
 
+    code = Code.FAILED_PRECONDITION
     reason = "ENGINE_BUSY"
 
 
-class InvalidWeightsError(PreconditionError):
+class InvalidWeightsError(ServingError):
     """Weights or an adapter don't fit to the model, or their files aren't complete."""
 
+    code = Code.FAILED_PRECONDITION
     reason = "INVALID_WEIGHTS"
 
 

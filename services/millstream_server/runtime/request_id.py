@@ -21,8 +21,13 @@ def check_length(request_id: str) -> None:
 
 def request_id_violations(request_id: str, field: str = "request_id") -> Iterator[FieldViolation]:
     """Yield why a client's id, sent in ``field``, can't be used."""
-    yield from _length(request_id, field)
-    if not request_id.isprintable():  # it goes into log lines
+    return short_text_violations(request_id, field)
+
+
+def short_text_violations(text: str, field: str) -> Iterator[FieldViolation]:
+    """Yield why a client's name or key, sent in ``field``, can't be used."""
+    yield from _length(text, field)
+    if not text.isprintable():  # it goes into log lines
         yield FieldViolation(field, "must be printable")
 
 

@@ -1071,7 +1071,8 @@ type TurnFinished struct {
 	// The longest time that tokens of this turn were held back for one message, by the server's pacing or
 	// min_interval; zero if none were.
 	LongestPacingInterval *durationpb.Duration `protobuf:"bytes,2,opt,name=longest_pacing_interval,json=longestPacingInterval,proto3" json:"longest_pacing_interval,omitempty"`
-	// Version of the weights that made the turn; empty: not known.
+	// Version of the weights that made the turn; empty: not known. Several, separated by ", ", only if its
+	// choices differ in it.
 	WeightVersion string `protobuf:"bytes,3,opt,name=weight_version,json=weightVersion,proto3" json:"weight_version,omitempty"`
 }
 

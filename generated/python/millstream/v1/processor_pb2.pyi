@@ -572,7 +572,9 @@ class TurnFinished(_message.Message):
     LONGEST_PACING_INTERVAL_FIELD_NUMBER: _builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
     weight_version: _builtins.str
-    """Version of the weights that made the turn; empty: not known."""
+    """Version of the weights that made the turn; empty: not known. Several, separated by ", ", only if its
+    choices differ in it.
+    """
     @_builtins.property
     def usage(self) -> _usage_pb2.GenerationUsage:
         """What the turn used, over all choices."""

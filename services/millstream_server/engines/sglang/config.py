@@ -81,6 +81,15 @@ class SglangEngineConfig:
     node_rank: int = 0
     leader_address: str = ""
     """HOST:PORT where they meet; needed with `nodes` above 1."""
+    kv_events: bool = True
+    """Tell what the prefix cache holds, if anybody follows (`SglangEngine.follow_kv`)."""
+    kv_events_port: int = 0
+    """Of rank 0's machine: where data-parallel ranks on other machines send their KV events."""
+    kv_publisher: str = ""
+    """SGLang's `kv_events_config`; the engine sets it."""
+    tool_call_parser: str = ""
+    """Announced only, as the next."""
+    reasoning_parser: str = ""
     log_level: str = "warning"
     """Level of SGLang's loggers, in this process and in those it spawns."""
 
@@ -117,6 +126,9 @@ def engine_arguments(
     """
     on_cpu = config.resolved_device() == "cpu"
     defaults = dict(dllm.DEFAULTS) if config.role is Role.DIFFUSION else {}
+    if config.role is Role.PREFILL and config.extra.get("dp_size"):
+        # The default fails a request whose rank isn't its ticket's room modulo dp_size.
+        defaults["load_balance_method"] = "round_robin"
     if on_cpu:
         defaults |= _CPU_DEFAULTS
     if config.multimodal and on_cpu:
@@ -161,6 +173,8 @@ def _managed_arguments(config: SglangEngineConfig) -> dict[str, object]:
         arguments["enable_adaptive_dispatch_to_encoder"] = True
     arguments.update(_limits(config))
     arguments.update(config.ability)
+    if config.kv_publisher:
+        arguments["kv_events_config"] = config.kv_publisher
     if config.role.hands_off:
         arguments["disaggregation_transfer_backend"] = config.transfer_backend
         arguments["host"] = config.bootstrap_host

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from millstream_server.engines.base import Role
 from millstream_server.engines.sglang.config import SglangEngineConfig
@@ -75,9 +77,14 @@ def describe(
     config: SglangEngineConfig,
     max_running_requests: int,
     media: MediaModel | None,
+    *,
+    model_hash: str,
+    tells_kv: bool,
 ) -> GeneratorInfo:
     """Read what the worker tells its callers."""
-    page_size = int(built.server_args.get("page_size") or 1)
+    arguments = built.server_args
+    page_size = int(arguments.get("page_size") or 1)
+    dp_size = int(arguments.get("dp_size") or 1)
     is_prefill = config.role is Role.PREFILL
     return GeneratorInfo(
         engine="sglang",
@@ -85,16 +92,28 @@ def describe(
         vocab_size=built.vocab_size,
         context_length=built.context_length,
         block_size=page_size,
-        total_blocks=built.total_tokens // page_size,
+        total_blocks=dp_size * (built.total_tokens // page_size),
         max_running_requests=max_running_requests,
-        dp_size=int(built.server_args.get("dp_size") or 1),
-        weight_version=str(built.server_args.get("weight_version") or ""),
+        # All ranks, also those on other machines: the leader serves their requests.
+        dp_size=dp_size,
+        weight_version=str(arguments.get("weight_version") or ""),
         abilities=config.abilities(),
         bootstrap_host=config.bootstrap_host if is_prefill else "",
         bootstrap_port=config.bootstrap_port if is_prefill else 0,
         media=media,
         refused_fields=REFUSED_IN_DIFFUSION if config.role is Role.DIFFUSION else frozenset(),
+        model_hash=model_hash,
+        max_batched_tokens=_batched_tokens(arguments),
+        tool_call_parser=config.tool_call_parser,
+        reasoning_parser=config.reasoning_parser,
+        tells_kv=tells_kv and not arguments.get("disable_radix_cache"),
     )
+
+
+def _batched_tokens(arguments: Mapping[str, Any]) -> int:
+    """Return how many prompt tokens a step computes: a chunk, unless prompts aren't cut."""
+    chunk = int(arguments.get("chunked_prefill_size") or 0)
+    return chunk if chunk > 0 else int(arguments.get("max_prefill_tokens") or 0)
 
 
 def probe_request(built: BuiltEngine, role: Role) -> GenerationRequest:

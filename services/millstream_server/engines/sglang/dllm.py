@@ -88,7 +88,9 @@ class BlockBudget:
         """Say how many requests run: SGLang reports them all as queued."""
         open_requests = load.running_requests + load.queued_requests
         running = min(self._holders, most_running, open_requests)
-        return replace(load, running_requests=running, queued_requests=open_requests - running)
+        counted = {"running_requests": running, "queued_requests": open_requests - running}
+        ranks = tuple(replace(rank, **counted) for rank in load.ranks[:1])  # it has one
+        return replace(load, **counted, ranks=ranks)
 
     @contextlib.asynccontextmanager
     async def room(self, request: GenerationRequest) -> AsyncIterator[None]:

@@ -23,6 +23,7 @@ from millstream_server.engines.sglang.describe import (
     with_media_model,
 )
 from millstream_server.engines.sglang.dllm import BlockBudget, check_model
+from millstream_server.engines.sglang.kv_events.feed import KvEventFeed
 from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.engines.sglang.lifetime import SglangLifetime
 from millstream_server.engines.sglang.loads import KvBlocks, LoadReader
@@ -41,6 +42,8 @@ from millstream_server.engines.warm_up import warm_up_by_probe
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import CollectingSink, Finish, FinishReason, OutputSink
 from millstream_server.generation.request import GenerationRequest
+from millstream_server.kv_cache.events import KvEventSink
+from millstream_server.model_files.fingerprint import fingerprint
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InternalError,
@@ -97,19 +100,32 @@ class SglangEngine:
         self._probes: dict[int, _Run] = {}
         self._progress = RankProgress()
         self._loads = LoadReader()
+        self._kv = KvEventFeed()
         self._blocks: BlockBudget | None = None
         """Of a diffusion language model."""
         self._built: BuiltEngine | None = None
         self._info: GeneratorInfo | None = None
+
+    def follow_kv(self, sink: KvEventSink) -> None:
+        """See `kv_cache.events.KvEventSource.follow_kv`."""
+        self._kv.follow(sink)
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> GeneratorInfo:
         """Load the model in a thread of its own; see `Engine.start`."""
         if self._config.role is Role.DIFFUSION:
             check_model(Path(self._config.model_path))
         self._config, media = with_media_model(self._config)
+        self._config = self._kv.open(self._config)
         self._built = built = await self._lifetime.start(self._config)
         self._progress.read_loads_from(built.engine.tokenizer_manager.load_snapshot_reader)
-        info = describe(built, self._config, await running_limit(built), media)
+        info = describe(
+            built,
+            self._config,
+            await running_limit(built),
+            media,
+            model_hash=await asyncio.to_thread(fingerprint, Path(self._config.model_path)),
+            tells_kv=self._kv.started(),
+        )
         if self._config.role is Role.DIFFUSION:
             self._blocks = BlockBudget(built.total_tokens, info.block_size)
         self._lifetime.started(on_failure)
@@ -286,3 +302,4 @@ class SglangEngine:
         await self._lifetime.close(
             lambda: [run.task for run in self._runs.values() if run.task is not None]
         )
+        self._kv.close()

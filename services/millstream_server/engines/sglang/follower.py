@@ -7,6 +7,7 @@ from collections.abc import Callable
 from millstream_server.engines.base import Role
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.describe import with_media_model
+from millstream_server.engines.sglang.kv_events.feed import with_publisher
 from millstream_server.engines.sglang.launch import EngineThread
 from millstream_server.engines.sglang.watch import ProcessWatch
 from millstream_server.runtime.errors import EngineFailedError
@@ -36,6 +37,7 @@ class SglangFollower:
         config = self._config
         if config.role is not Role.EMBEDDING:
             config, _ = with_media_model(config)  # all ranks need the same arguments
+            config = with_publisher(config)
         self._watch.watch(await self._thread.follow(config))
 
     async def close(self) -> None:

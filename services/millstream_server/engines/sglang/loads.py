@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from millstream_server.engines.base import EngineLoad
+from millstream_server.engines.base import EngineLoad, RankLoad
 from millstream_server.engines.sglang.progress import lock_to_read
 
 _WAKE_LIMIT_S = 1.0
@@ -21,6 +21,7 @@ class KvBlocks:
     size: int
     """Tokens of a block."""
     total: int
+    """Of all data-parallel ranks."""
 
 
 class LoadReader:
@@ -41,22 +42,7 @@ class LoadReader:
                 async with asyncio.timeout(_WAKE_LIMIT_S):
                     await manager.get_internal_state()
             loads = self._snapshots(manager.load_snapshot_reader)
-        running = queued = used_tokens = 0
-        for load in loads:
-            running += int(load.num_running_reqs)
-            queued += int(load.num_waiting_reqs)
-            used_tokens += int(load.num_used_tokens)
-            if load.disaggregation is not None:
-                running += int(load.disaggregation.prefill_inflight_queue_reqs)
-            if load.queues is not None:
-                queued += int(load.queues.grammar)
-        return EngineLoad(
-            running_requests=running,
-            # Those on their way to the scheduler are in no snapshot yet.
-            queued_requests=max(queued, open_requests - running),
-            used_blocks=math.ceil(used_tokens / blocks.size),
-            total_blocks=blocks.total,
-        )
+        return _joined(loads, blocks, open_requests)
 
     def _snapshots(self, reader: Any) -> list[Any]:
         """Read anew, unless a scheduler hangs while it holds the file: then what was read last."""
@@ -64,3 +50,38 @@ class LoadReader:
         if descriptor is None or lock_to_read(descriptor):
             self._last = reader.read_all()  # takes the lock that we hold, and gives it back
         return self._last
+
+
+def _joined(loads: list[Any], blocks: KvBlocks, open_requests: int) -> EngineLoad:
+    """Sum up the ranks' loads, which are in their order."""
+    each = KvBlocks(blocks.size, blocks.total // max(1, len(loads)))
+    ranks = [_of_rank(load, each) for load in loads]
+    running = sum(load.running_requests for load in ranks)
+    queued = sum(load.queued_requests for load in ranks)
+    # Those on their way to a scheduler are in no snapshot yet.
+    coming = max(0, open_requests - running - queued)
+    if len(ranks) == 1:
+        ranks = [replace(ranks[0], queued_requests=queued + coming)]
+    return EngineLoad(
+        running_requests=running,
+        # With several ranks above their sum: where those on their way go isn't known.
+        queued_requests=queued + coming,
+        used_blocks=sum(load.used_blocks for load in ranks),
+        total_blocks=blocks.total,
+        ranks=tuple(ranks),
+    )
+
+
+def _of_rank(load: Any, blocks: KvBlocks) -> RankLoad:
+    running, queued = int(load.num_running_reqs), int(load.num_waiting_reqs)
+    if load.disaggregation is not None:
+        running += int(load.disaggregation.prefill_inflight_queue_reqs)
+    if load.queues is not None:
+        queued += int(load.queues.grammar)
+    return RankLoad(
+        running_requests=running,
+        queued_requests=queued,
+        queued_tokens=int(load.num_waiting_uncached_tokens),
+        used_blocks=math.ceil(int(load.num_used_tokens) / blocks.size),
+        total_blocks=blocks.total,
+    )

@@ -44,6 +44,13 @@ class SglangSettings:
     engine_args: EngineArguments = setting(EngineArguments(), help=ENGINE_ARGS_HELP)
     warm_up_timeout_s: float = setting(120.0, help="longest warm-up before the start fails")
     engine_log_level: str = setting("warning", help="log level of SGLang")
+    kv_events: bool = setting(
+        default=True, help="tell what the prefix cache holds, for routing (WatchKvEvents)"
+    )
+    tool_call_parser: str = setting(
+        "", help="announced in WorkerInfo: the parser that the model's tool calls need"
+    )
+    reasoning_parser: str = setting("", help="announced in WorkerInfo, likewise")
     topology: NodeSettings = group(NodeSettings)
 
     def checked(self) -> Self:
@@ -96,6 +103,10 @@ def engine_config(settings: SglangSettings, context: EngineContext) -> SglangEng
         node_rank=settings.topology.node_rank,
         leader_address=settings.topology.leader_address,
         log_level=settings.engine_log_level,
+        kv_events=settings.kv_events,
+        kv_events_port=settings.topology.kv_events_port,
+        tool_call_parser=settings.tool_call_parser,
+        reasoning_parser=settings.reasoning_parser,
     )
 
 

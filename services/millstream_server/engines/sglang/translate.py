@@ -58,6 +58,12 @@ def generate_arguments(request: GenerationRequest, role: Role) -> dict[str, obje
         arguments["top_logprobs_num"] = request.logprobs.top
         wants_prompt = request.logprobs.prompt and role is not Role.DECODE
         arguments["logprob_start_len"] = 0 if wants_prompt else -1
+    if request.dp_rank is not None:
+        arguments["routed_dp_rank"] = request.dp_rank
+    if request.cache_salt:
+        arguments["cache_salt"] = request.cache_salt
+    if request.adapter:
+        arguments["lora_path"] = request.adapter
     if request.ticket is not None:
         arguments.update(_ticket_arguments(request.ticket, role))
     if request.trace.traceparent:
@@ -126,6 +132,7 @@ class Chunk:
     logprobs: tuple[TokenLogprob, ...]
     cached_tokens: int
     finish_reason: Mapping[str, Any] | None
+    weight_version: str = ""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
 
@@ -150,6 +157,7 @@ def read_chunk(raw: Mapping[str, Any]) -> Chunk:
         logprobs=_logprobs(meta, "output")[: len(token_ids)],
         cached_tokens=meta.get("cached_tokens") or 0,
         finish_reason=finish_reason,
+        weight_version=meta.get("weight_version") or "",
         prompt_logprobs=prompt_logprobs,
     )
 
@@ -191,9 +199,13 @@ def conclude(
             media_tokens=request.prompt.media_tokens,
             matched_token_id=matched if isinstance(matched, int) else None,
             prompt_logprobs=_with_placeholders(chunk.prompt_logprobs, request),
+            weight_version=chunk.weight_version,
         )
     if aborted or (kind == "abort" and reason.get("status_code") is None):
-        return cancelled(request, emitted=emitted, cached_tokens=chunk.cached_tokens)
+        return replace(
+            cancelled(request, emitted=emitted, cached_tokens=chunk.cached_tokens),
+            weight_version=chunk.weight_version,
+        )
     if kind == "abort":
         return translate_failure(str(reason.get("message")), int(reason["status_code"]))
     return InternalError("The engine ended the request for a reason the worker does not know.")

@@ -198,7 +198,9 @@ class _TextRequest:
         request = self._request
         try:
             plan = self._parts.router.plan(
-                RoutingRequest(model=request.model, token_ids=request.token_ids)
+                RoutingRequest(
+                    model=request.model, token_ids=request.token_ids, adapter=request.adapter
+                )
             )
             (leg,) = plan.legs
             address = leg.worker.address

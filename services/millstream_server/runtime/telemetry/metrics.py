@@ -332,6 +332,30 @@ CANARY_FAILURES = _counter(
     "millstream_canary_failures", "Canary generations that failed or were late", ["dp_rank"]
 )
 
+# ---- KV events -----------------------------------------------------------------------------------
+
+KV_EVENTS = _counter(
+    "millstream_kv_events",
+    "Changes of the prefix cache that the engine told: stored, removed, cleared",
+    ["event"],
+)
+KV_CACHED_BLOCKS = _gauge(
+    "millstream_kv_cached_blocks",
+    "KV cache blocks that the prefix cache holds, in any medium, as the engine told",
+    ["dp_rank"],
+)
+KV_SNAPSHOTS = _counter(
+    "millstream_kv_snapshots",
+    "Whole sets of blocks sent to readers of KV events, by cause: new (a reader without a "
+    "position), restarted (its position is of another process), slow (the events after its "
+    "position are gone)",
+    ["cause"],
+)
+for _event in ("stored", "removed", "cleared"):
+    KV_EVENTS.labels(_event)
+for _cause in ("new", "restarted", "slow"):
+    KV_SNAPSHOTS.labels(_cause)
+
 # ---- process -------------------------------------------------------------------------------------
 
 BUILD_INFO = _gauge(

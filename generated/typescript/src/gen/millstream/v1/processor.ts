@@ -380,7 +380,10 @@ export interface TurnFinished {
   longestPacingInterval?:
     | Duration
     | undefined;
-  /** Version of the weights that made the turn; empty: not known. */
+  /**
+   * Version of the weights that made the turn; empty: not known. Several, separated by ", ", only if its
+   * choices differ in it.
+   */
   weightVersion: string;
 }
 

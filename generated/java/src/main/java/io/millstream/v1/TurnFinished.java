@@ -132,7 +132,8 @@ private static final long serialVersionUID = 0L;
   private volatile java.lang.Object weightVersion_ = "";
   /**
    * <pre>
-   * Version of the weights that made the turn; empty: not known.
+   * Version of the weights that made the turn; empty: not known. Several, separated by ", ", only if its
+   * choices differ in it.
    * </pre>
    *
    * <code>string weight_version = 3 [json_name = "weightVersion"];</code>
@@ -153,7 +154,8 @@ private static final long serialVersionUID = 0L;
   }
   /**
    * <pre>
-   * Version of the weights that made the turn; empty: not known.
+   * Version of the weights that made the turn; empty: not known. Several, separated by ", ", only if its
+   * choices differ in it.
    * </pre>
    *
    * <code>string weight_version = 3 [json_name = "weightVersion"];</code>
@@ -896,7 +898,8 @@ private static final long serialVersionUID = 0L;
     private java.lang.Object weightVersion_ = "";
     /**
      * <pre>
-     * Version of the weights that made the turn; empty: not known.
+     * Version of the weights that made the turn; empty: not known. Several, separated by ", ", only if its
+     * choices differ in it.
      * </pre>
      *
      * <code>string weight_version = 3 [json_name = "weightVersion"];</code>
@@ -916,7 +919,8 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * Version of the weights that made the turn; empty: not known.
+     * Version of the weights that made the turn; empty: not known. Several, separated by ", ", only if its
+     * choices differ in it.
      * </pre>
      *
      * <code>string weight_version = 3 [json_name = "weightVersion"];</code>
@@ -937,7 +941,8 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * Version of the weights that made the turn; empty: not known.
+     * Version of the weights that made the turn; empty: not known. Several, separated by ", ", only if its
+     * choices differ in it.
      * </pre>
      *
      * <code>string weight_version = 3 [json_name = "weightVersion"];</code>
@@ -954,7 +959,8 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * Version of the weights that made the turn; empty: not known.
+     * Version of the weights that made the turn; empty: not known. Several, separated by ", ", only if its
+     * choices differ in it.
      * </pre>
      *
      * <code>string weight_version = 3 [json_name = "weightVersion"];</code>
@@ -968,7 +974,8 @@ private static final long serialVersionUID = 0L;
     }
     /**
      * <pre>
-     * Version of the weights that made the turn; empty: not known.
+     * Version of the weights that made the turn; empty: not known. Several, separated by ", ", only if its
+     * choices differ in it.
      * </pre>
      *
      * <code>string weight_version = 3 [json_name = "weightVersion"];</code>

@@ -66,7 +66,8 @@ public interface TurnFinishedOrBuilder extends
 
   /**
    * <pre>
-   * Version of the weights that made the turn; empty: not known.
+   * Version of the weights that made the turn; empty: not known. Several, separated by ", ", only if its
+   * choices differ in it.
    * </pre>
    *
    * <code>string weight_version = 3 [json_name = "weightVersion"];</code>
@@ -75,7 +76,8 @@ public interface TurnFinishedOrBuilder extends
   java.lang.String getWeightVersion();
   /**
    * <pre>
-   * Version of the weights that made the turn; empty: not known.
+   * Version of the weights that made the turn; empty: not known. Several, separated by ", ", only if its
+   * choices differ in it.
    * </pre>
    *
    * <code>string weight_version = 3 [json_name = "weightVersion"];</code>

@@ -1,0 +1,1 @@
+"""What the workers' prefix caches hold, as a Processor knows it from their KV events."""

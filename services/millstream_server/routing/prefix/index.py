@@ -1,0 +1,212 @@
+"""Which members hold which KV blocks: one model's prefix caches, as their events tell them.
+
+A member is one prefix cache: a worker, or one of its data-parallel ranks. It has a small number, and
+sets of members are ints with one bit per member. Blocks of one chain that have the same members
+share one int object, so that a prompt's prefix, which a thousand members may hold, is looked up
+with one comparison of pointers per block.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from millstream_server.kv_cache.events import BlocksRemoved, BlocksStored, KvEvent
+from millstream_server.routing.prefix.holdings import Holdings
+
+DEFAULT_MAX_BLOCKS = 2_000_000
+EXPECTED_S = 10.0
+"""How long an expected block counts. Its event comes with the first token; a longer wait is rare, and
+a wrong guess costs one prompt that is computed anew."""
+_TAKEN_BACK_AT_ONCE = 4
+"""Most expectations that one call takes back: each call adds one at most."""
+
+
+class Overlap(NamedTuple):
+    """Members that hold a prompt's first blocks, and not the next one."""
+
+    blocks: int
+    """How many; at least one."""
+    members: int
+    """The members, as bits."""
+
+
+class _Member:
+    """One member's blocks: those that its events told, and those expected beside them."""
+
+    __slots__ = ("bit", "expected", "held")
+
+    def __init__(self, number: int) -> None:
+        self.bit = 1 << number
+        self.held = Holdings()
+        self.expected: set[int] = set()
+        """Blocks that prompts sent there will leave, and that are not held yet."""
+
+
+class PrefixIndex:
+    """Bounded: each member may have an equal share of ``max_blocks``.
+
+    Beyond its share, the blocks of a member that were not stored or used for longest are forgotten,
+    leaves first (`Holdings`). Requests then go where less is known to be cached; nothing else
+    changes. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        max_blocks: int = DEFAULT_MAX_BLOCKS,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start without members; ``now`` is in seconds."""
+        self._max_blocks = max_blocks
+        self._now = now
+        self._holders: dict[int, int] = {}
+        """Block to members."""
+        self._members: dict[int, _Member] = {}
+        self._free: list[int] = []
+        """Numbers of members that left, as a heap: small numbers make small ints."""
+        self._expectations: deque[tuple[float, _Member, Sequence[int]]] = deque()
+        """Until when which blocks count; some may be held by now."""
+        self._expected = 0
+        """Number of blocks in there."""
+
+    # ---- members ---------------------------------------------------------------------------------
+
+    def join(self) -> int:
+        """Add a member without blocks; return its number."""
+        number = heapq.heappop(self._free) if self._free else len(self._members)
+        self._members[number] = _Member(number)
+        return number
+
+    def leave(self, member: int) -> None:
+        """Remove a member and its blocks; its number may be given to another."""
+        self._clear(self._members.pop(member))
+        heapq.heappush(self._free, member)
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks, of each member: what is bounded."""
+        return sum(len(member.held) for member in self._members.values())
+
+    def held(self, member: int) -> set[int]:
+        """Return a member's blocks, without the expected ones."""
+        return self._members[member].held.hashes()
+
+    # ---- changes ---------------------------------------------------------------------------------
+
+    def apply(self, member: int, events: Iterable[KvEvent]) -> None:
+        """Apply changes of a member's cache, in order."""
+        one = self._members[member]
+        for event in events:
+            if isinstance(event, BlocksStored):
+                self._store(one, event)
+            elif isinstance(event, BlocksRemoved):
+                self._unmark(one, one.held.remove(event.hashes, event.medium))
+            else:
+                self._clear(one)
+
+    def replace(self, member: int, stored: Iterable[BlocksStored]) -> None:
+        """Replace all of a member's blocks."""
+        one = self._members[member]
+        self._clear(one)
+        for event in stored:
+            self._store(one, event)
+
+    def expect(self, member: int, hashes: Sequence[int]) -> None:
+        """Note a prompt that is sent to a member: for `EXPECTED_S` its blocks count as held there.
+
+        So prompts with the same new prefix go together before the first one is computed. Beyond a
+        quarter of the index's bound the earliest ones are taken back before their time.
+        """
+        one, now = self._members[member], self._now()
+        self._take_back(now)
+        one.held.use(hashes[-1] if hashes else None)
+        bit, holders = one.bit, self._holders
+        fresh = [block for block in hashes if not holders.get(block, 0) & bit]
+        if fresh:
+            self._mark(one, fresh)
+            one.expected.update(fresh)
+            self._expected += len(fresh)
+            self._expectations.append((now + EXPECTED_S, one, fresh))
+
+    # ---- look-up ---------------------------------------------------------------------------------
+
+    def overlaps(self, hashes: Sequence[int]) -> list[Overlap]:
+        """Return who holds how many of a prompt's first blocks, the most first.
+
+        A member that holds the first one is in one of the sets, others in none.
+        """
+        found = []
+        holders = self._holders.get
+        alive = seen = -1
+        depth = 0
+        for depth, block in enumerate(hashes):
+            members = holders(block, 0)
+            if members is seen:
+                continue
+            seen = members
+            still = alive & members
+            if still != alive:
+                if depth:
+                    found.append(Overlap(depth, alive ^ still))
+                if not still:
+                    break
+                alive = still
+        else:
+            if hashes:
+                found.append(Overlap(depth + 1, alive))
+        found.reverse()
+        return found
+
+    # ---- the sets --------------------------------------------------------------------------------
+
+    def _store(self, member: _Member, event: BlocksStored) -> None:
+        member.held.store(event.hashes, event.parent, event.medium)
+        if member.expected:
+            member.expected.difference_update(event.hashes)
+        self._mark(member, event.hashes)
+        if 2 * member.held.young > self._max_blocks // len(self._members):
+            self._unmark(member, member.held.forget())
+
+    def _mark(self, member: _Member, hashes: Iterable[int]) -> None:
+        """Add a member to blocks; equal sets of a chain stay one object."""
+        holders, bit = self._holders, member.bit
+        before, after = 0, bit
+        for block in hashes:
+            members = holders.get(block, 0)
+            if members is not before:
+                before = members
+                after = (members if members & bit else members | bit) if members else bit
+            holders[block] = after
+
+    def _unmark(self, member: _Member, hashes: Iterable[int]) -> None:
+        """Remove a member from blocks that have it."""
+        holders, bit = self._holders, member.bit
+        before, after = bit, 0
+        for block in hashes:
+            members = holders[block]
+            if members is not before:
+                before, after = members, members & ~bit
+            if after:
+                holders[block] = after
+            else:
+                del holders[block]
+
+    def _clear(self, member: _Member) -> None:
+        self._unmark(member, member.held.hashes() | member.expected)
+        member.held = Holdings()
+        member.expected = set()
+
+    def _take_back(self, now: float) -> None:
+        expectations = self._expectations
+        for _ in range(_TAKEN_BACK_AT_ONCE):
+            many = self._expected > self._max_blocks // 4
+            if not expectations or not (many or expectations[0][0] <= now):
+                return
+            _, member, hashes = expectations.popleft()
+            self._expected -= len(hashes)
+            over = member.expected.intersection(hashes)
+            member.expected -= over
+            self._unmark(member, over)

@@ -1,0 +1,22 @@
+"""A worker of an older version: what was added to WorkerService since 0.1.0 is missing."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from millstream.v1 import worker_pb2_grpc
+
+
+class OlderWorker(worker_pb2_grpc.WorkerServiceServicer):
+    """The methods that it doesn't have; a test adds the others."""
+
+    async def WatchKvEvents(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "an older version")
+        yield
+
+    async def WatchLoadProgress(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "an older version")
+        yield

@@ -1,0 +1,83 @@
+"""A worker's description and load survive the way through messages."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from millstream.v1 import worker_pb2
+from millstream_server.control.adapters import LoraAdapter
+from millstream_server.engines.base import EngineLoad, RankLoad, Role, WorkerDescription
+from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.generation.sampling import Ability
+from millstream_server.protobuf import worker as convert
+from millstream_server.protobuf.worker_info import CONTRACT_VERSION
+
+_INFO = GeneratorInfo(
+    engine="played",
+    engine_version="7",
+    max_running_requests=5,
+    dp_size=4,
+    weight_version="w",
+    vocab_size=100,
+    context_length=50,
+    block_size=2,
+    total_blocks=30,
+    abilities=frozenset({Ability.SEED}),
+    bootstrap_host="h",
+    bootstrap_port=9,
+    refused_fields=frozenset({"logprobs"}),
+    model_hash="ab",
+    max_batched_tokens=8192,
+    dp_start=4,
+    tool_call_parser="qwen25",
+    reasoning_parser="qwen3",
+    adapters=(LoraAdapter("a", 8), LoraAdapter("b")),
+    takes_adapters=True,
+    tells_kv=True,
+)
+
+
+def _sent(message: worker_pb2.WorkerInfo) -> worker_pb2.WorkerInfo:
+    return worker_pb2.WorkerInfo.FromString(message.SerializeToString())
+
+
+def test_a_generating_workers_description_survives() -> None:
+    unset = [
+        field.name
+        for field in dataclasses.fields(_INFO)
+        if field.default is not dataclasses.MISSING and getattr(_INFO, field.name) == field.default
+    ]
+    assert unset == ["media"], "set every field above, so that none is lost without a failure"
+    description = WorkerDescription(
+        role=Role.PREFILL, model="m", engine=_INFO, worker_id="id", batched_controls=True
+    )
+    message = _sent(convert.description_to_proto(description))
+    assert message.contract_version == CONTRACT_VERSION
+    assert convert.description_from_proto(message) == description
+
+
+def test_a_ranks_load_survives() -> None:
+    rank = RankLoad(
+        running_requests=1, queued_requests=2, queued_tokens=3, used_blocks=4, total_blocks=5
+    )
+    load = EngineLoad(
+        running_requests=2, queued_requests=4, used_blocks=8, total_blocks=10, ranks=(rank, rank)
+    )
+    message = worker_pb2.LoadReport(
+        running_requests=2,
+        queued_requests=4,
+        used_blocks=8,
+        total_blocks=10,
+        ranks=[
+            worker_pb2.RankLoad(
+                dp_rank=i,
+                running_requests=1,
+                queued_requests=2,
+                queued_tokens=3,
+                used_blocks=4,
+                total_blocks=5,
+            )
+            for i in range(2)
+        ],
+    )
+    assert convert.load_from_proto(message) == load
