@@ -25,6 +25,7 @@ from millstream_server.cli.top.table import Signs, as_object, draw
 from millstream_server.cli.top.workers import Workers
 from millstream_server.routing.discovery.base import Discovery
 from millstream_server.routing.discovery.static import StaticDiscovery
+from millstream_server.runtime.settings import SettingsError
 
 _WRONG_USAGE = 2
 _SETTLE_TICK_S = 0.02
@@ -85,7 +86,10 @@ def _discovery(args: argparse.Namespace) -> tuple[Discovery, dict[str, str]]:
             f"--workers needs {error.name}: pip install 'millstream[cli,processor]'"
         ) from error
     entries = [entry.strip() for entry in args.workers.split(",") if entry.strip()]
-    return make_discovery(entries), {}
+    try:
+        return make_discovery(entries), {}
+    except SettingsError as error:
+        raise ValueError(str(error)) from error
 
 
 async def _once(workers: Workers, args: argparse.Namespace) -> int:
