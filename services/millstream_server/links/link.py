@@ -194,7 +194,7 @@ class WorkerLink(Generic[C]):
         alarm = SilenceAlarm(_SILENCE_S, lambda: self.status.set(WorkerCondition.SILENT))
 
         def take(response: worker_pb2.WatchLoadResponse) -> None:
-            self.view.load = load_from_proto(response.load)
+            self.view.report(load_from_proto(response.load))
             alarm.restart()
             self.status.clear(WorkerCondition.SILENT)
 
@@ -207,7 +207,7 @@ class WorkerLink(Generic[C]):
                 offered = await self._read(call, take)
             finally:
                 alarm.stop()
-                self.view.load = None  # an old report could keep requests away
+                self.view.report(None)  # an old report could keep requests away
             self.status.clear(WorkerCondition.SILENT)  # no watch, so no reports are expected
             await asyncio.sleep(_RETRY_S)
 
