@@ -9,7 +9,7 @@ from millstream_server.routing.session_ring import SessionRing
 from millstream_server.routing.workers import Candidate, WorkerView, candidates_of
 
 
-class Candidates(tuple[Candidate, ...]):
+class Candidates(tuple[Candidate, ...]):  # noqa: SLOT001 - the cached properties need a dict
     """Workers, or their ranks, in order of address. It never changes."""
 
     @classmethod

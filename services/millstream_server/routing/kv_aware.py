@@ -38,7 +38,7 @@ class KvAware:
     def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Candidate | None:
         """See `RoutingPolicy.pick`."""
         model = self._prefixes.of(request.model)
-        if not (request.token_ids and model.tells_kv) or len(candidates) < 2:
+        if not (request.token_ids and model.tells_kv and len(candidates) > 1):
             return self._by_load.pick(request, candidates)
         cached = model.overlaps(request).cached if _runs_prompts(candidates) else ()
         length = len(request.token_ids)

@@ -13,8 +13,8 @@ from millstream_server.routing.policy import requests_at
 from millstream_server.routing.workers import Candidate
 
 REQUEST_TOKENS = 32
-"""A request that runs or waits delays a new one like this many prompt tokens: it takes part in every
-step. It also lets workers with equal queues share the requests."""
+"""A request that runs or waits delays a new one like this many prompt tokens: it takes part in
+every step. It also lets workers with equal queues share the requests."""
 FULL_TOKENS = 1 << 17
 """What a new request waits where all places are taken, until an answer ends: more than nearly every
 prompt takes, since nobody knows when that is."""

@@ -94,9 +94,9 @@ class ModelWorkers:
 
     def decode_for(self, prefill: Candidate) -> RoleWorkers:
         """Return the decode workers that can go on after a prefill worker."""
-        if len(self.decode_of) < 2:
-            return self.decode
-        return self.decode_of[_version(prefill.worker)]
+        if len(self.decode_of) > 1:
+            return self.decode_of[_version(prefill.worker)]
+        return self.decode
 
     @property
     def encodes_for_itself(self) -> bool:

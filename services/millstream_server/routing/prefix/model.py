@@ -188,6 +188,10 @@ class Prefixes:
         made = self._memberships[view] = Membership(prefixes, description, places)
         return made
 
+    def has(self, view: WorkerView, membership: Membership) -> bool:
+        """Return whether these are still the worker's places."""
+        return self._memberships.get(view) is membership
+
     def dismiss(self, view: WorkerView) -> None:
         """Forget a worker and its blocks, if it is known."""
         known = self._memberships.pop(view, None)
