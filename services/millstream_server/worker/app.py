@@ -10,11 +10,11 @@ from millstream_server.runtime.lifecycle.service import Service, ServicePlan, pe
 from millstream_server.runtime.lifecycle.signals import DRAINED, FAILED, Signals, until_signal
 from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.worker import info
 from millstream_server.worker.canary import CanaryTimes
 from millstream_server.worker.engine_watch import EngineWatch
 from millstream_server.worker.host import InfoT, WorkerHost, WorkerPlan
 from millstream_server.worker.host_settings import HostSettings
+from millstream_server.worker.service import LONG_STREAMS, SERVICE
 
 log = get_log(__name__)
 
@@ -47,12 +47,12 @@ class _Process(Generic[InfoT]):
         )
         self._server = self._service.prepare(
             ServicePlan(
-                services=(*plan.services, info.SERVICE),
+                services=(*plan.services, SERVICE),
                 max_receive_bytes=plan.max_receive_bytes,
                 load=self._host.requests.meter,
                 open_work=lambda: {"requests": self._host.requests.count},
                 auth=AuthPolicy(peers=peers_policy(settings)),
-                without_spans=info.LONG_STREAMS.union(plan.without_spans),
+                without_spans=LONG_STREAMS.union(plan.without_spans),
                 collectors=(self._host.metrics,),
             )
         )

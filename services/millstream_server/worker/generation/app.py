@@ -11,6 +11,7 @@ import grpc
 from millstream_server.engines.base import Role
 from millstream_server.engines.settings import DllmSettings
 from millstream_server.generation.generator import GeneratorEngine, GeneratorInfo
+from millstream_server.kv_cache.events import KvEventSource
 from millstream_server.protobuf.worker import description_to_proto
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.tracing import Tracing
@@ -21,6 +22,7 @@ from millstream_server.worker.generation.core import GenerationWorker
 from millstream_server.worker.generation.fetching import Fetcher
 from millstream_server.worker.generation.media import EmbeddingSource
 from millstream_server.worker.host import WorkerHost, WorkerPlan
+from millstream_server.worker.kv_events.log import DEFAULT_BUFFER, KvEventLog
 from millstream_server.worker.open_requests import DEFAULT_TIMES
 from millstream_server.worker.settings import WorkerSettings
 
@@ -79,6 +81,7 @@ async def run(
         service,
         TicketGate(key) if key and role.hands_off else None,
         max_open_tokens=settings.max_open_tokens,
+        kv_event_buffer=settings.kv_event_buffer,
         open_fetcher=source.open if source else None,
     )
     try:
@@ -97,6 +100,7 @@ def make_plan(
     *,
     max_open_tokens: int = 0,
     open_fetcher: Callable[[Tracing | None], Fetcher | None] | None = None,
+    kv_event_buffer: int = DEFAULT_BUFFER,
 ) -> WorkerPlan[GeneratorInfo]:
     """Make a worker's plan; ``max_open_tokens`` 0: four times the KV cache's size.
 
@@ -108,6 +112,9 @@ def make_plan(
         fetcher = open_fetcher(host.tracing) if open_fetcher else None
         service.add(GenerationWorker(host, engine, gate, fetcher), server)
 
+    kv = KvEventLog(kv_event_buffer) if isinstance(engine, KvEventSource) else None
+    if kv is not None and isinstance(engine, KvEventSource):
+        engine.follow_kv(kv)
     return WorkerPlan(
         engine=engine,
         role=role,
@@ -118,6 +125,7 @@ def make_plan(
         describe=description_to_proto,
         max_open_tokens=partial(_most_open_tokens, max_open_tokens),
         max_receive_bytes=_MAX_RECEIVE_BYTES,
+        kv=kv,
         without_spans=(f"{service.name}/{service.stream}",),
     )
 
