@@ -189,12 +189,18 @@ def _managed_arguments(config: SglangEngineConfig) -> dict[str, object]:
     arguments.update(config.ability)
     if config.kv_publisher:
         arguments["kv_events_config"] = config.kv_publisher
+    arguments.update(_disaggregation(config))
+    return arguments
+
+
+def _disaggregation(config: SglangEngineConfig) -> dict[str, object]:
+    arguments: dict[str, object] = {}
     if config.role.hands_off:
         arguments["disaggregation_transfer_backend"] = config.transfer_backend
         arguments["host"] = config.bootstrap_host
     if config.role is Role.PREFILL:
         arguments["disaggregation_bootstrap_port"] = config.bootstrap_port
-    if config.role is Role.DECODE and on_cpu:
+    if config.role is Role.DECODE and config.resolved_device() == "cpu":
         # The default, a pinned host pool, calls the CUDA runtime.
         arguments["disaggregation_decode_retraction_backup"] = "cpu_tensor"
     return arguments
