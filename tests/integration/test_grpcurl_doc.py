@@ -65,6 +65,10 @@ _SAYS = {
         r'"role": "WORKER_ROLE_DECODE"',
         r'"role": "WORKER_ROLE_DECODE"',
         r'"load": \{\s+"totalBlocks": "\d+"',
+        r'"stage": "LOAD_STAGE_READY"',
+        r'"logId": "\w{16}"',
+        r'"snapshot": \{\s+"first": true',
+        r'"snapshot": \{\s+"first": true',
     ],
     "Generate at a worker": [
         r'"tokenIds": \[',

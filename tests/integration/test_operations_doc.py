@@ -61,6 +61,9 @@ _SAYS = {
         r'"name": "demo",\s+"ready": true',
         r'"role": "WORKER_ROLE_PREFILL",\s+"connected": 1',
         r'"load": \{\s+"totalBlocks": "\d+"',
+        r'"sinceProgress": "[\d.]+s"',
+        r'"snapshot": \{\s+"first": true',
+        r'"stage": "LOAD_STAGE_READY"',
         r'"applicationUtilization": 0.01[^$]+"applicationUtilization": 0.01',
     ],
     "A dashboard": [
