@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 
 import pytest
 
@@ -18,7 +17,6 @@ from millstream_server.kv_cache.events import (
 )
 from millstream_server.kv_cache.messages import KvChanges, KvMessage, KvPosition, KvSnapshotPart
 from millstream_server.protobuf.kv_events import kv_message_from_proto, kv_message_to_proto
-from millstream_server.routing.prefix import replica
 from millstream_server.worker.kv_events import ring
 from millstream_server.worker.kv_events.log import KvEventLog, RankLog
 from millstream_server.worker.kv_events.reader import LogReader
@@ -113,25 +111,22 @@ class TreeCache:
         return BlocksRemoved([*leaves, self.random.getrandbits(64)], medium)
 
 
-@dataclass
 class Reader:
-    """One that follows a log as the contract says, over streams that break."""
+    """One that follows a log as kv_events.proto says, over streams that break."""
 
-    log: RankLog
-    cached: Cached = field(default_factory=dict)
-    snapshots: int = 0
-    stream: LogReader | None = None
-    unordered: int = 0
-
-    def __post_init__(self) -> None:
-        self.replica = replica.RankReplica(replica.CacheUpdates(self._apply, self._replace))
+    def __init__(self, log: RankLog) -> None:
+        self.log = log
+        self.cached: Cached = {}
+        self.snapshots = 0
+        self.unordered = 0
+        self.position: KvPosition | None = None
+        self.stream: LogReader | None = None
+        self._parts: list[BlocksStored] = []
 
     def connect(self) -> None:
         """Open a stream from the own position on."""
-        self.replica.begin()
-        at = self.replica.position
-        position = KvPosition(self.log.dp_rank, at.log_id, at.sequence) if at else None
-        self.stream = LogReader(self.log, position, part_bytes=4096)
+        self._parts = []
+        self.stream = LogReader(self.log, self.position, part_bytes=4096)
 
     def disconnect(self) -> None:
         """Lose the stream, and an incomplete snapshot with it."""
@@ -146,12 +141,23 @@ class Reader:
             message = self.stream.read()
             if message is None:
                 return count
-            assert self.replica.take(as_replica_takes(over_the_wire(message)))
+            self._take(over_the_wire(message))
         return messages
 
-    def _apply(self, events: Iterable[KvEvent]) -> None:
-        for event in events:
-            change(self.cached, event)
+    def _take(self, message: KvMessage) -> None:
+        content = message.content
+        if isinstance(content, KvChanges):
+            at = self.position
+            assert at is not None
+            assert (message.log_id, content.first_sequence) == (at.log_id, at.sequence + 1)
+            for event in content.events:
+                change(self.cached, event)
+        else:
+            self._parts = [*(() if content.first else self._parts), *content.stored]
+            if not content.last:
+                return
+            self._replace(self._parts)
+        self.position = KvPosition(message.dp_rank, message.log_id, message.sequence)
 
     def _replace(self, stored: Iterable[BlocksStored]) -> None:
         self.snapshots += 1
@@ -166,24 +172,6 @@ def over_the_wire(message: KvMessage) -> KvMessage:
     sent = kv_message_to_proto(message).SerializeToString()
     assert len(sent) <= MIB
     return kv_message_from_proto(kv_events_pb2.WatchKvEventsResponse.FromString(sent))
-
-
-def as_replica_takes(message: KvMessage) -> replica.KvMessage:
-    content = message.content
-    if isinstance(content, KvChanges):
-        return replica.EventsMessage(
-            log_id=message.log_id,
-            first_sequence=content.first_sequence,
-            sequence=message.sequence,
-            events=content.events,
-        )
-    return replica.SnapshotMessage(
-        log_id=message.log_id,
-        sequence=message.sequence,
-        first=content.first,
-        last=content.last,
-        stored=content.stored,
-    )
 
 
 def told(log: RankLog, cached: Cached) -> Cached:
