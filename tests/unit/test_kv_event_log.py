@@ -249,6 +249,18 @@ def test_a_stalled_reader_of_a_snapshot_holds_nothing_once_the_ring_has_passed_i
     assert log.held_changes == 0
 
 
+def test_a_cleared_cache_ends_the_snapshots_of_what_it_held() -> None:
+    log = RankLog(0, 1024)
+    log.changed([BlocksStored(range(100_000))])
+    reader = LogReader(log, None)
+    reader.read()
+    log.changed([CacheCleared(), BlocksStored([5])])
+    message = reader.read()
+    assert message is not None
+    assert message.content == KvSnapshotPart(first=True, last=True, stored=[BlocksStored([5])])
+    assert message.sequence == log.ring.last
+
+
 def test_messages_are_at_most_a_mebibyte_whatever_an_engine_tells() -> None:
     blocks = range(1 << 60, (1 << 60) + 140_000)
     small = [BlocksStored([i], i - 1 if i else None, adapter="a" * 200) for i in range(4500)]
