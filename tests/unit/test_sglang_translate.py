@@ -236,6 +236,16 @@ def test_good_endings(reason: dict[str, Any], expected: FinishReason, matched: i
     assert (finish.prompt_tokens, finish.completion_tokens, finish.cached_tokens) == (3, 4, 2)
 
 
+@pytest.mark.parametrize("kind", ["stop", "abort"])
+def test_an_ending_says_which_weights_made_it(kind: str) -> None:
+    meta = {"finish_reason": {"type": kind}, "weight_version": "step-7"}
+    finish = conclude(
+        read_chunk({"output_ids": [1], "meta_info": meta}), _request(), emitted=1, aborted=False
+    )
+    assert isinstance(finish, Finish)
+    assert finish.weight_version == "step-7"
+
+
 def test_placeholders_have_their_names_and_no_logprob() -> None:
     asked = media_requests.request(media_requests.item("a", 3), length=7)
     reported = tuple(TokenLogprob(0, -1.0 - n, ((9, -0.5),)) for n in range(7))
