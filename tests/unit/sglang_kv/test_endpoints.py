@@ -85,6 +85,19 @@ def test_ranks_of_other_machines_connect_to_the_first() -> None:
     assert not with_publisher(replace(leader, node_rank=1, kv_events_port=0)).kv_publisher
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"dp_size": 4},
+        {"dp_size": 4, "enable_dp_attention": True},
+        {"attn_dp_size": 4},
+        {"dp_size": 1, "attn_dp_size": 4},
+    ],
+)
+def test_every_spelling_of_ranks_counts(extra: dict[str, Any]) -> None:
+    assert _found(_config(extra=extra)).ranks == 4
+
+
 async def test_a_port_in_use_is_named() -> None:
     config = _config(**_MACHINES, kv_events_port=free_port())
     first, second = KvEventFeed(), KvEventFeed()
