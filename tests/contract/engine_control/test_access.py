@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ async def test_a_chunk_of_a_tensor_may_be_larger_than_other_requests(tmp_path: P
 async def test_each_call_leaves_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, logger="millstream_server")
     async with controlled_worker(tmp_path) as one:
         await one.state()
         await one.control.Pause(pb.PauseRequest(mode=pb.PAUSE_MODE_RETRACT))

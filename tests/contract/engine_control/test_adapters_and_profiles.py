@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import grpc
-import pytest
 
 from millstream.v1 import worker_pb2
 from millstream_server.runtime.errors import InternalError, InvalidWeightsError
@@ -71,16 +70,16 @@ async def test_an_adapter_that_does_not_fit_is_not_listed(tmp_path: Path) -> Non
         )
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "a b", "x" * 129, "ä", "a\n"])
-async def test_an_adapters_name_is_checked(tmp_path: Path, name: str) -> None:
+async def test_an_adapters_name_is_checked(tmp_path: Path) -> None:
     async with controlled_worker(tmp_path) as one:
-        request = pb.LoadLoraRequest(name=name, path=str(tmp_path / "weights"))
-        for call in (
-            one.control.LoadLora(request),
-            one.control.UnloadLora(pb.UnloadLoraRequest(name=name)),
-        ):
-            failed = await refusal(call)
-            assert (failed.code, failed.fields) == (INVALID, ("name",))
+        for name in ("", "a/b", "a b", "x" * 129, "ä", "a\n"):
+            request = pb.LoadLoraRequest(name=name, path=str(tmp_path / "weights"))
+            for call in (
+                one.control.LoadLora(request),
+                one.control.UnloadLora(pb.UnloadLoraRequest(name=name)),
+            ):
+                failed = await refusal(call)
+                assert (failed.code, failed.fields) == (INVALID, ("name",)), name
 
 
 async def test_while_an_adapter_is_unloaded_a_paused_engine_can_go_on(tmp_path: Path) -> None:

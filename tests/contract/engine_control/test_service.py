@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from millstream.v1 import worker_pb2
@@ -17,6 +16,7 @@ from tests.support.controlled_worker import (
     DRAINING,
     ControlledWorker,
     controlled_worker,
+    from_disk,
     pb,
 )
 from tests.support.failures import failure, refusal
@@ -178,37 +178,33 @@ async def test_a_flush_needs_an_idle_engine(tmp_path: Path) -> None:
         assert failed.reason == "ENGINE_BUSY"
 
 
-@pytest.mark.parametrize(
-    ("method", "request_", "what"),
-    [
-        ("Pause", pb.PauseRequest(), "pause"),
-        ("Continue", pb.ContinueRequest(), "pause"),
-        ("ReleaseMemory", pb.ReleaseMemoryRequest(), "release memory"),
-        ("ResumeMemory", pb.ResumeMemoryRequest(), "release memory"),
-        ("FlushCache", pb.FlushCacheRequest(), "empty its prefix cache"),
-        ("StartProfile", pb.StartProfileRequest(), "record profiles"),
-        ("StopProfile", pb.StopProfileRequest(), "record profiles"),
-        ("LoadLora", pb.LoadLoraRequest(name="a"), "load LoRA adapters"),
-        ("UnloadLora", pb.UnloadLoraRequest(name="a"), "load LoRA adapters"),
-        ("ListLoras", pb.ListLorasRequest(), "load LoRA adapters"),
-        ("UpdateWeights", None, "replace its weights"),
-    ],
-)
-async def test_what_the_engine_cannot_do_is_refused_with_a_sentence(
-    bare: ControlledWorker, method: str, request_: Any, what: str
-) -> None:
-    start = pb.UpdateWeightsStart(weight_version="x", disk=pb.WeightsOnDisk(path="/x"))
-    given = request_ or iter([pb.UpdateWeightsRequest(start=start)])
-    failed = await refusal(getattr(bare.control, method)(given))
-    assert (failed.code, failed.reason) == (
-        grpc.StatusCode.INVALID_ARGUMENT,
-        "UNSUPPORTED_FEATURE",
-    )
-    assert failed.message.startswith(f"{method}: this worker's engine can't {what}")
+UNSUPPORTED: list[tuple[str, Any, str]] = [
+    ("Pause", pb.PauseRequest(), "pause"),
+    ("Continue", pb.ContinueRequest(), "pause"),
+    ("ReleaseMemory", pb.ReleaseMemoryRequest(), "release memory"),
+    ("ResumeMemory", pb.ResumeMemoryRequest(), "release memory"),
+    ("FlushCache", pb.FlushCacheRequest(), "empty its prefix cache"),
+    ("StartProfile", pb.StartProfileRequest(), "record profiles"),
+    ("StopProfile", pb.StopProfileRequest(), "record profiles"),
+    ("LoadLora", pb.LoadLoraRequest(name="a"), "load LoRA adapters"),
+    ("UnloadLora", pb.UnloadLoraRequest(name="a"), "load LoRA adapters"),
+    ("ListLoras", pb.ListLorasRequest(), "load LoRA adapters"),
+    ("UpdateWeights", from_disk(Path("/x")), "replace its weights"),
+]
 
 
-@pytest.fixture
-async def bare(tmp_path: Path) -> Any:
+async def test_what_the_engine_cannot_do_is_refused_with_a_sentence(tmp_path: Path) -> None:
     async with controlled_worker(tmp_path, controls=NO_CONTROLS) as one:
         assert (await one.state()).supported == ["Drain", "Undrain"]
-        yield one
+        for method, request, what in UNSUPPORTED:
+            given = iter(request) if isinstance(request, list) else request
+            failed = await refusal(getattr(one.control, method)(given))
+            assert (failed.code, failed.reason) == (
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "UNSUPPORTED_FEATURE",
+            )
+            assert failed.message.startswith(f"{method}: this worker's engine can't {what}")
+    async with controlled_worker(tmp_path) as one:
+        assert set((await one.state()).supported) == {"Drain", "Undrain"} | {
+            method for method, *_ in UNSUPPORTED
+        }
