@@ -137,21 +137,23 @@ async def controlled_worker(
     *,
     config: SimulatedConfig = HANGING,
     controls: EngineControls | None = None,
-    channel: Any = None,
+    scripted: bool = True,
     **changes: Any,
 ) -> AsyncIterator[ControlledWorker]:
     """Run a worker that may load from ``folder``/weights and records below ``folder``/profiles.
 
-    Its engine has all controls, or ``controls``.
+    Its engine's controls are scripted, or ``controls``, or those of the simulated engine.
     """
     engine = SimulatedEngine(config)
     script = ScriptedControls(engine)
     weights = folder / "weights"
     weights.mkdir(exist_ok=True)
     plan = plan_of(engine, Role.AGGREGATED)
+    if scripted:
+        controls = controls or script.all_of_them
     control = replace(
         plan.control,
-        controls=lambda: script.all_of_them if controls is None else controls,
+        controls=plan.control.controls if controls is None else lambda: controls,
         options=ControlOptions(
             directories=AllowedDirectories([weights]),
             profile_dir=folder / "profiles",
