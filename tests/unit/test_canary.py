@@ -22,11 +22,13 @@ from millstream_server.engines.simulated.engine import SimulatedConfig, Simulate
 from millstream_server.generation.output import CollectingSink
 from millstream_server.generation.request import GenerationRequest, Prompt, new_engine_id
 from millstream_server.generation.sampling import Sampling
-from millstream_server.runtime.errors import EngineFailedError
+from millstream_server.runtime.errors import EngineFailedError, ServingError
+from millstream_server.runtime.lifecycle.conditions import HealthConditions
 from millstream_server.transfer.ticket import Ticket
 from millstream_server.worker import engine_watch
 from millstream_server.worker.canary import Canary, CanaryTimes
 from millstream_server.worker.engine_rest import EngineRest
+from millstream_server.worker.engine_watch import EngineWatch
 from millstream_server.worker.generation import app
 from millstream_server.worker.settings import EngineKind, WorkerSettings
 from tests.support.waiting import until
@@ -300,6 +302,20 @@ async def test_an_engine_that_is_to_rest_is_not_called_stuck_and_watched_afterwa
         await until(lambda: seen.told == [False])
         engine.unwedge()
         await until(lambda: seen.told == [False, True])
+
+
+async def test_an_engine_that_is_to_rest_is_not_given_up() -> None:
+    given_up: list[ServingError] = []
+    looks = iter(range(1_000_000))
+    rest = EngineRest()
+    rest.rests = lambda: bool(next(looks) + 1)
+    conditions = HealthConditions(lambda _: None)
+    watch = EngineWatch(conditions, 0.001, given_up.append, rest)
+    watch._changed(healthy=False)
+    await until(lambda: next(looks) > 5)
+    assert (given_up, conditions.holding) == ([], ("stuck",))
+    rest.rests = lambda: False
+    await until(lambda: len(given_up) == 1)
 
 
 async def test_a_pause_during_a_probe_is_no_failure() -> None:

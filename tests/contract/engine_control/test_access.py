@@ -57,9 +57,7 @@ async def test_a_chunk_of_a_tensor_may_be_larger_than_other_requests(tmp_path: P
         assert failed.fields == ("chunk.data",)  # it has arrived
 
 
-async def test_each_call_leaves_one_line(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_each_call_leaves_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="millstream_server")
     async with controlled_worker(tmp_path) as one:
         await one.state()
@@ -105,7 +103,9 @@ async def test_over_tls_only_named_operators_may_and_the_log_names_them(
         tls_client_ca_file=mount.ca,
         admin_peers=("operator.example",),
     )
-    code = asyncio.ensure_future(app.run(settings, plan_of(SimulatedEngine(ALPHABET), Role.AGGREGATED)))
+    code = asyncio.ensure_future(
+        app.run(settings, plan_of(SimulatedEngine(ALPHABET), Role.AGGREGATED))
+    )
 
     async def drained_by(name: str) -> Any:
         held = authority.issue(name)

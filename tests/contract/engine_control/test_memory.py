@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -13,6 +14,7 @@ from tests.support.controlled_worker import (
     APPLYING,
     DONE,
     DRAINING,
+    HANGING,
     controlled_worker,
     pb,
 )
@@ -69,6 +71,25 @@ async def test_memory_is_released_once_no_request_is_open_and_taken_again(tmp_pa
         none = await one.control.ResumeMemory(pb.ResumeMemoryRequest())
         assert list(none.resumed) == []
         assert one.script.calls[1:] == ["resume weights", "resume cuda_graph kv_cache"]
+
+
+async def test_the_canarys_probe_is_over_before_the_engine_is_changed(tmp_path: Path) -> None:
+    quick = replace(HANGING, step_s=0.001)
+    times = {"canary_interval_s": 0.05, "canary_timeout_s": 100.0}
+    async with controlled_worker(tmp_path, config=quick, **times) as one:
+        one.engine.wedge()
+
+        async def probed() -> bool:
+            return (await one.engine.load()).running_requests == 1
+
+        await until(probed)
+        released = one.release()
+        await released.reached(DRAINING)
+        await until(lambda: one.health.told[-1] == NOT_SERVING)
+        assert one.script.calls == []
+        one.engine.unwedge()
+        await released.ended()
+        assert one.script.open_at == {"release": 0}
 
 
 async def test_released_parts_are_not_released_twice(tmp_path: Path) -> None:
@@ -131,7 +152,9 @@ async def test_a_change_is_finished_without_its_caller(
 
         await until(done)
         assert await one.conditions() == ["memory released"]
-        (line,) = [e for e in events(caplog, "operator action") if e["operation"] == "ReleaseMemory"]
+        (line,) = [
+            e for e in events(caplog, "operator action") if e["operation"] == "ReleaseMemory"
+        ]
         assert (line["outcome"], line["caller_gone"]) == ("done", True)
 
 

@@ -186,7 +186,13 @@ async def test_paths_below_other_directories_are_refused_alike(tmp_path: Path) -
         loop = tmp_path / "weights" / "loop"
         loop.symlink_to(loop)
         seen = set()
-        outside = (secret, link, tmp_path / "no-such", tmp_path / "weights" / ".." / "secret", "/\0")
+        outside = (
+            secret,
+            link,
+            tmp_path / "no-such",
+            tmp_path / "weights" / ".." / "secret",
+            "/\0",
+        )
         for path in outside:
             failed = await _refused(one, from_disk(Path(path)))
             assert (failed.code, failed.fields) == (INVALID, ("start.disk.path",))
