@@ -1,4 +1,4 @@
-"""What an operator may load from where, and how long a change of the engine keeps the canary away."""
+"""What operators may load from where, and for how long a change keeps the canary away."""
 
 from __future__ import annotations
 
