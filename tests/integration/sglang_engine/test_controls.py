@@ -8,6 +8,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -386,26 +387,24 @@ class TestWeights:
 
     async def test_sources_that_cannot_work_are_refused(self, engine: EngineProcess) -> None:
         one = [NamedTensor(_Q, TensorSpec(ElementType.FLOAT32, (64, 64)))]
-        group = {"rank_offset": 1, "world_size": 2, "group_name": "g", "tensors": one}
+        right = BroadcastWeights(
+            master_address="127.0.0.1:1",
+            rank_offset=1,
+            world_size=2,
+            group_name="g",
+            backend="gloo",
+            tensors=one,
+        )
         refused: list[tuple[WeightSource, type[Exception], str]] = [
             (IpcWeights(), UnsupportedFeatureError, "runs on a CPU"),
             (
-                BroadcastWeights(master_address="127.0.0.1:1", backend="nccl", **group),
+                replace(right, backend="nccl"),
                 UnsupportedFeatureError,
                 "must be 'gloo', not 'nccl'",
             ),
-            (
-                BroadcastWeights(
-                    master_address="127.0.0.1:1", backend="gloo", **{**group, "world_size": 1}
-                ),
-                InvalidWeightsError,
-                "don't fit behind",
-            ),
-            (
-                BroadcastWeights(master_address="127.0.0.1:1", backend="gloo", **group),
-                InvalidWeightsError,
-                "Nobody listens at 127.0.0.1:1",
-            ),
+            (replace(right, world_size=1), InvalidWeightsError, "don't fit behind"),
+            (replace(right, master_address="x"), InvalidWeightsError, "isn't HOST:PORT"),
+            (right, InvalidWeightsError, "Nobody listens at 127.0.0.1:1"),
         ]
         for source, error, why in refused:
             with pytest.raises(error, match=why):

@@ -223,9 +223,7 @@ class TestPair:
 
 
 @pytest_asyncio.fixture(scope="class", loop_scope="session")
-async def operated(
-    model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[Pair]:
+async def operated(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
     logs = tmp_path_factory.mktemp("operated")
     async with _running(logs, model, max_loras_per_batch=1) as pair:
         yield pair
@@ -284,7 +282,10 @@ class TestOperations:
             await engine.control("pause", "go_on")
         assert await going == wanted
         to_prefill, to_decode = operated.legs(prompt(40), LONG, ignore_eos=True)
-        prefill_sink, decode_sink = operated.prefill.submit(to_prefill), operated.decode.submit(to_decode)
+        prefill_sink, decode_sink = (
+            operated.prefill.submit(to_prefill),
+            operated.decode.submit(to_decode),
+        )
         await decode_sink.first_token()
         await result(prefill_sink)
         await operated.decode.control("pause", "pause", PauseMode.ABORT)
