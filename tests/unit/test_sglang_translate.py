@@ -362,6 +362,22 @@ def test_arguments_on_the_cpu() -> None:
     assert arguments["max_total_tokens"] == 8192
 
 
+def test_arguments_of_adapters_and_of_the_memory_saver() -> None:
+    known = _KNOWN | {
+        "enable_lora", "max_loras_per_batch", "max_lora_rank", "lora_target_modules",
+        "lora_backend", "enable_memory_saver", "enable_weights_cpu_backup",
+    }  # fmt: skip
+    off = engine_arguments(_config(), known)
+    assert not known - _KNOWN & off.keys()
+    on = engine_arguments(_config(max_loras_per_batch=3, lora_target_modules=("q_proj",)), known)
+    assert on["enable_lora"] is True
+    assert on["max_loras_per_batch"] == 4  # requests without one count as one
+    assert on["lora_target_modules"] == ["q_proj"]
+    assert on["lora_backend"] == "torch_native"
+    saver = engine_arguments(_config(device="cuda", memory_saver=True), known)
+    assert saver["enable_memory_saver"] is saver["enable_weights_cpu_backup"] is True
+
+
 def test_a_gpu_gets_no_cpu_arguments() -> None:
     arguments = engine_arguments(_config(device="cuda"), _KNOWN)
     assert not {"attention_backend", "disable_cuda_graph", "max_total_tokens"} & set(arguments)
