@@ -32,7 +32,8 @@ from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
 from millstream_server.links.fleet import Fleet
 from millstream_server.routing.discovery.static import StaticDiscovery
-from millstream_server.routing.policy import PolicyName, make_policy
+from millstream_server.routing.policies import make_policy
+from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import ServingError

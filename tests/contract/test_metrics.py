@@ -128,7 +128,7 @@ async def test_the_engines_load_is_the_one_at_the_scrape() -> None:
             metrics.ready(await one.load())
             stream = decode_stream(one.decode)
             for slot in range(3):
-                await stream.start(slot, [1] * 16, max_new_tokens=400)
+                await stream.start(slot, [1 + slot] * 16, max_new_tokens=400)  # no block shared
             await one.until_running(2)
             busy = await scrape(serving.port)
             for slot in range(3):

@@ -12,9 +12,13 @@ from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import worker_pb2
-from millstream_server.engines.base import Role
+from millstream_server.engines.base import EngineLoad, RankLoad, Role, WorkerDescription
+from millstream_server.engines.simulated.engine import SimulatedEngine
+from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.protobuf.worker import description_to_proto
+from millstream_server.worker.host import WorkerPlan
 from tests.support.failures import refusal
-from tests.support.in_process import ALPHABET, CONTEXT_LENGTH, MODEL, VOCAB_SIZE, worker
+from tests.support.in_process import ALPHABET, CONTEXT_LENGTH, MODEL, VOCAB_SIZE, plan_of, worker
 from tests.support.waiting import until
 from tests.support.worker_streams import decode_stream
 
@@ -134,23 +138,81 @@ async def test_the_load_comes_at_once_and_as_it_changes() -> None:
             await stream.start(slot, [1] * 16, max_new_tokens=400)
         busy = (await watch.read()).load
         assert (busy.running_requests, busy.queued_requests) == (2, 1)
-        assert busy.used_blocks == 2 * 26  # 416 tokens in blocks of 16
+        assert (
+            busy.used_blocks == 2 * 26 - 1
+        )  # 416 tokens in blocks of 16; the first block is of both
         for slot in range(3):
             await stream.cancel(slot)
         await stream.ended(0, 1, 2)
         idle = (await watch.read()).load
-        assert idle == first
+        while idle.running_requests or idle.queued_requests:
+            idle = (await watch.read()).load
+        assert without_times(idle).ranks == without_times(first).ranks
+        assert (idle.used_blocks, idle.total_blocks) == (0, 1 << 20)
         watch.cancel()
 
 
 async def test_an_unchanged_load_is_repeated_after_ten_intervals() -> None:
     async with worker() as w:
         watch = w.about.WatchLoad(_every(100))
-        first = await watch.read()
+        first = (await watch.read()).load
         began = time.monotonic()
-        assert await watch.read() == first
+        assert without_times((await watch.read()).load) == without_times(first)
         assert 0.9 < time.monotonic() - began < 3
         watch.cancel()
+
+
+async def test_a_report_has_each_rank_and_the_tokens_of_ended_requests() -> None:
+    async with worker(make=_of_ranks) as w:
+        stream = decode_stream(w.decode)
+        await stream.start(0, [1] * 20, max_new_tokens=5)
+        await stream.start(1, [1] * 30, max_new_tokens=7)
+        await stream.ended(0, 1)
+        load = (await w.about.WatchLoad(_every(100)).read()).load
+        totals = (load.prompt_tokens_total, load.completion_tokens_total)
+        assert totals == (50, 12)
+        assert load.cached_tokens_total <= 50
+        busy, idle = load.ranks
+        assert (busy.dp_rank, idle.dp_rank) == (2, 3)
+        assert (busy.running_requests, busy.queued_requests, busy.queued_tokens) == (1, 2, 30)
+        assert (busy.used_blocks, busy.total_blocks) == (4, 10)
+        assert (idle.running_requests, idle.used_blocks, idle.total_blocks) == (0, 0, 10)
+        assert busy.HasField("since_progress")
+        assert idle.HasField("since_progress")
+
+
+def _of_ranks(_: SimulatedEngine, role: Role) -> WorkerPlan[GeneratorInfo]:
+    """Plan a worker of the ranks 2 and 3, whose load doesn't change."""
+    busy = RankLoad(
+        running_requests=1, queued_requests=2, queued_tokens=30, used_blocks=4, total_blocks=10
+    )
+    idle = RankLoad(running_requests=0, queued_requests=0, used_blocks=0, total_blocks=10)
+    load = EngineLoad(
+        running_requests=1, queued_requests=2, used_blocks=4, total_blocks=20, ranks=(busy, idle)
+    )
+
+    class OfRanks(SimulatedEngine):
+        async def load(self) -> EngineLoad:
+            return load
+
+        def progress(self, dp_rank: int) -> int:
+            return dp_rank
+
+    def describe(description: WorkerDescription) -> worker_pb2.WorkerInfo:
+        info = description_to_proto(description)
+        info.dp_start, info.dp_size = 2, 2
+        return info
+
+    return replace(plan_of(OfRanks(replace(ALPHABET, role=role)), role), describe=describe)
+
+
+def without_times(load: worker_pb2.LoadReport) -> worker_pb2.LoadReport:
+    """Return a report that says the same whenever it is made."""
+    timeless = worker_pb2.LoadReport()
+    timeless.CopyFrom(load)
+    for rank in timeless.ranks:
+        rank.ClearField("since_progress")
+    return timeless
 
 
 async def test_reports_keep_their_distance() -> None:

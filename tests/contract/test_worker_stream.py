@@ -361,7 +361,11 @@ async def test_a_client_that_stops_reading_and_leaves_frees_the_engine() -> None
         stream = decode_stream(w.decode)
         for slot in range(200):
             await stream.start(slot, [1], max_new_tokens=1 << 18)
-        await until(lambda: w.engine._running != {})
+
+        async def runs() -> bool:
+            return (await w.engine.load()).running_requests > 0
+
+        await until(runs)
         await asyncio.sleep(0.3)  # fill the flow-control window; less only tests less
         stream.call.cancel()
         await w.until_idle()

@@ -21,7 +21,7 @@ from millstream.v1 import (
 )
 from millstream_server.decode.servicer import SERVICE as DECODE
 from millstream_server.diffusion.text import SERVICE as TEXT_DIFFUSION
-from millstream_server.engines.base import EngineLoad, Role
+from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.generation.generator import GeneratorEngine, GeneratorInfo
 from millstream_server.links.fleet import Fleet
@@ -38,16 +38,17 @@ from millstream_server.processor.models import Models
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.routing.discovery.static import StaticDiscovery
-from millstream_server.routing.policy import PolicyName, make_policy
+from millstream_server.routing.policies import make_policy
+from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.router import Router
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketGate, TicketKey
-from millstream_server.worker import info
 from millstream_server.worker.generation.app import make_plan
 from millstream_server.worker.generation.fetching import Fetcher
 from millstream_server.worker.host import WorkerHost, WorkerPlan
+from millstream_server.worker.service import SERVICE as WORKER
 from tests.support.waiting import until
 
 MODEL = "tiny"
@@ -101,12 +102,7 @@ class InProcessWorker:
 
         async def idle() -> bool:
             load = await self.engine.load()
-            return load == EngineLoad(
-                running_requests=0,
-                queued_requests=0,
-                used_blocks=0,
-                total_blocks=load.total_blocks,
-            )
+            return not (load.running_requests or load.queued_requests or load.used_blocks)
 
         await until(idle, within_s)
 
@@ -158,7 +154,7 @@ async def worker(
     make = make or partial(plan_of, fetcher=lambda: fetcher)
     host = WorkerHost(make(engine, config.role))
     server = Server(
-        (*host.plan.services, info.SERVICE),
+        (*host.plan.services, WORKER),
         ServerOptions(max_receive_bytes=host.plan.max_receive_bytes, load=host.requests.meter),
     )
     host.attach(server.grpc, server.conditions)

@@ -20,13 +20,13 @@ from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.transfer.embeddings.store import EmbeddingStore
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
-from millstream_server.worker import info
 from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
 from millstream_server.worker.encoding.attach import with_encoding
 from millstream_server.worker.encoding.engine import HostedEncoder
 from millstream_server.worker.encoding.pipeline import PipelineOptions
 from millstream_server.worker.encoding.service import Serving, make_plan
 from millstream_server.worker.host import WorkerHost, WorkerPlan
+from millstream_server.worker.service import SERVICE as WORKER
 from tests.support import in_process
 from tests.support.in_process import KEY, MODEL, InProcessProcessor, InProcessWorker
 
@@ -57,7 +57,7 @@ async def encode_worker(
     """Serve EncodeService with a simulated tower that fits the model in ``directory``."""
     engine, encoder = hosted_encoder(directory, limits, **config)
     host = WorkerHost(make_plan(engine, MODEL, Serving(tickets=TICKETS)))
-    server = Server((*host.plan.services, info.SERVICE), ServerOptions(max_receive_bytes=4 << 20))
+    server = Server((*host.plan.services, WORKER), ServerOptions(max_receive_bytes=4 << 20))
     host.attach(server.grpc, server.conditions)
     port = await server.listen("127.0.0.1:0")
     try:

@@ -23,8 +23,8 @@ from millstream_server.runtime.rpc.interceptor import RpcInterceptor
 from millstream_server.runtime.rpc.reflection import methods_of
 from millstream_server.runtime.telemetry.server_rpcs import TelemetryLayer
 from millstream_server.runtime.telemetry.tracing import Tracing
-from millstream_server.worker import info
 from millstream_server.worker.host import WorkerHost
+from millstream_server.worker.service import LONG_STREAMS
 from tests.support.in_process import ALPHABET, MODEL, hosted, make_core, make_fleet
 from tests.support.spans import SpanLog
 from tests.support.waiting import until
@@ -67,7 +67,7 @@ SERVED = [
     for method in methods_of(f"millstream.v1.{name}")
 ]
 
-_LONG_STREAMS = info.LONG_STREAMS | {
+_LONG_STREAMS = LONG_STREAMS | {
     "millstream.v1.PrefillService/Prefill",
     "millstream.v1.DecodeService/Decode",
 }

@@ -12,7 +12,8 @@ from millstream_server.engines.base import Role
 from millstream_server.generation.output import Finish
 from millstream_server.links.fleet import Fleet
 from millstream_server.routing.discovery.base import Addresses, Discovery
-from millstream_server.routing.policy import PolicyName, make_policy
+from millstream_server.routing.policies import make_policy
+from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import NoWorkerError, WorkerLostError

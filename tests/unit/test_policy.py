@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import pytest
 
+from millstream_server.routing.policies import make_policy
 from millstream_server.routing.policy import (
     AFFINITY_SLACK,
     BestInRotation,
     BestOfTwo,
     Policy,
     PolicyName,
-    make_policy,
     requests_at,
     score_by_load,
     weighted,

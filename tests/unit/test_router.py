@@ -11,11 +11,11 @@ from millstream_server.engines.base import EngineInfo, Role, WorkerDescription
 from millstream_server.generation.sampling import Ability
 from millstream_server.routing.handoff import HandoffDecider, NeverHandOff
 from millstream_server.routing.plan import Plan
+from millstream_server.routing.policies import make_policy
 from millstream_server.routing.policy import (
     BestInRotation,
     Policy,
     PolicyName,
-    make_policy,
     score_by_load,
 )
 from millstream_server.routing.request import RoutingRequest

@@ -13,7 +13,7 @@ import pytest
 
 from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
-from millstream_server.engines.simulated.transfer import Bootstrap, fetch
+from millstream_server.engines.simulated.transfer import Bootstrap, Offer, fetch
 from millstream_server.generation.output import CollectingSink, Finish, FinishReason
 from millstream_server.generation.request import (
     GenerationRequest,
@@ -236,12 +236,12 @@ async def test_a_rendezvous_in_either_order(decode_first: bool) -> None:  # noqa
     bootstrap, handoff = await _pair()
     taken = asyncio.Event()
     if not decode_first:
-        bootstrap.offer(77, Prompt([1, 2]), taken.set)
+        bootstrap.offer(77, Offer(Prompt([1, 2])), taken.set)
     fetching = asyncio.ensure_future(fetch(handoff, Prompt([1, 2]), 5))
     if decode_first:
         await until(lambda: 77 in bootstrap._offers)
         assert not fetching.done()
-        bootstrap.offer(77, Prompt([1, 2]), taken.set)
+        bootstrap.offer(77, Offer(Prompt([1, 2])), taken.set)
     await fetching
     await asyncio.wait_for(taken.wait(), 5)
     await bootstrap.close()
@@ -250,7 +250,7 @@ async def test_a_rendezvous_in_either_order(decode_first: bool) -> None:  # noqa
 @pytest.mark.parametrize("other", [[1, 3], [1, 1, 2]])
 async def test_another_prompt_is_noticed(other: list[int]) -> None:
     bootstrap, handoff = await _pair()
-    bootstrap.offer(77, Prompt([1, 2]), lambda: None)
+    bootstrap.offer(77, Offer(Prompt([1, 2])), lambda: None)
     with pytest.raises(KvTransferError, match="different prompts"):
         await fetch(handoff, Prompt(other), 5)
     await bootstrap.close()
@@ -258,7 +258,7 @@ async def test_another_prompt_is_noticed(other: list[int]) -> None:
 
 async def test_another_room_waits_in_vain() -> None:
     bootstrap, handoff = await _pair()
-    bootstrap.offer(78, Prompt([1, 2]), lambda: None)
+    bootstrap.offer(78, Offer(Prompt([1, 2])), lambda: None)
     with pytest.raises(KvTransferError, match="in time"):
         await fetch(handoff, Prompt([1, 2]), 0.05)
     await bootstrap.close()
@@ -299,7 +299,7 @@ async def test_nonsense_at_the_bootstrap_port_harms_nobody() -> None:
     writer.write_eof()
     assert await reader.read() == b""
     writer.close()
-    bootstrap.offer(77, Prompt([1]), lambda: None)
+    bootstrap.offer(77, Offer(Prompt([1])), lambda: None)
     await fetch(handoff, Prompt([1]), 5)
     await bootstrap.close()
 

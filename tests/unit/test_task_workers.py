@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from millstream_server.engines.base import Role, WorkerDescription
-from millstream_server.routing.policy import PolicyName, make_policy
+from millstream_server.routing.policies import make_policy
+from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.routing.tasks import Task

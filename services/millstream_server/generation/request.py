@@ -27,6 +27,12 @@ class Prompt:
         return len(self.token_ids)
 
     @property
+    def media_start(self) -> int | None:
+        """Position of the first placeholder; None: there is none."""
+        starts = (span.start for item in self.media for span in item.spans)
+        return min(starts, default=None)
+
+    @property
     def media_tokens(self) -> int:
         """Placeholder tokens of all media."""
         return sum(item.tokens for item in self.media)
@@ -67,6 +73,8 @@ class GenerationRequest:
     """The data-parallel rank that runs it; None: the engine chooses."""
     cache_salt: str = ""
     """Requests with different salts share no KV cache; empty: no salt."""
+    expected_cached_tokens: int = 0
+    """Prompt tokens that routing expects in the worker's KV cache; stays in the Processor."""
     priority: Priority = Priority.NORMAL
     deadline_s: float | None = None
     """The caller's deadline on the clock of `time.monotonic`; None: no deadline."""

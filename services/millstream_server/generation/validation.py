@@ -118,7 +118,7 @@ def check_request(
     if missing:
         raise UnsupportedFeatureError.of_all(missing[:MAX_VIOLATIONS])
     if request.adapter:
-        _check_adapter(request.adapter, info, at)
+        check_adapter(request.adapter, info, at)
 
 
 def _prompt(
@@ -251,7 +251,13 @@ def _placement(
         yield FieldViolation(f"{at}cache_salt", "must not have a zero byte")
 
 
-def _check_adapter(name: str, info: GeneratorInfo, at: str) -> None:
+def check_adapter(name: str, info: GeneratorInfo, at: str = "") -> None:
+    """Check that a LoRA adapter is loaded; ``at`` is the path of the options in the message.
+
+    Raises:
+        UnsupportedFeatureError: the engine takes none.
+        AdapterNotFoundError: it isn't loaded.
+    """
     if not info.takes_adapters:
         raise UnsupportedFeatureError.of(
             f"{at}adapter",

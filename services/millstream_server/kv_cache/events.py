@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Medium(enum.Enum):
@@ -59,6 +59,7 @@ class KvEventSink(Protocol):
         ...
 
 
+@runtime_checkable
 class KvEventSource(Protocol):
     """An engine that tells what its prefix caches hold.
 

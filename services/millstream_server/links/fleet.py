@@ -143,6 +143,7 @@ class Fleet:
                 address,
                 functools.partial(WorkerCalls, unread=self._unread),
                 self._router.changed,
+                prefixes=self._router.prefixes,
                 tls=self._tls,
                 tracing=self._tracing,
             )

@@ -25,6 +25,7 @@ from millstream_server.generation.output import OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.stream_metrics import stream_metrics
 from millstream_server.links.link import Connection
+from millstream_server.links.open_request import OpenRequest, pending_tokens, place_of
 from millstream_server.links.outbox import BatchOutbox, Outbox, SingleOutbox
 from millstream_server.protobuf import generation as convert
 from millstream_server.protobuf.errors import error_from_proto
@@ -80,8 +81,10 @@ class GenerationStream:
         self._view = connection.view
         self._metrics = stream_metrics(connection.description.role)
         self._sinks: list[OutputSink | None] = []
+        """By slot; a request's `OpenRequest` until its first token."""
+        self._requests: list[OpenRequest | None] = []
+        """By slot, too."""
         self._free: list[int] = []
-        self._cancelled: set[int] = set()
         self._finishing = False
         batched = connection.description.batched_controls
         self._outbox: Outbox = (BatchOutbox if batched else SingleOutbox)(self._rpc.request)
@@ -97,21 +100,24 @@ class GenerationStream:
         free = self._free
         slot = free[-1] if free else len(self._sinks)
         self._outbox.start(slot, request)  # first: if it raises, no slot is used
+        view = self._view
+        tokens = pending_tokens(self._connection.description.role, request)
+        opened = OpenRequest(self._sinks, slot, sink, view, place_of(view, request), tokens)
         if free:
             free.pop()
-            self._sinks[slot] = sink
+            self._sinks[slot] = self._requests[slot] = opened
         else:
-            self._sinks.append(sink)
-        view = self._view
-        view.in_flight += 1
-        view.in_use += 1
+            self._sinks.append(opened)
+            self._requests.append(opened)
+        opened.begin()
         self._metrics.begun()
-        return functools.partial(self._cancel, slot, sink)
+        return functools.partial(self._cancel, opened)
 
-    def _cancel(self, slot: int, sink: OutputSink) -> None:
-        open_ = slot < len(self._sinks) and self._sinks[slot] is sink
-        if open_ and slot not in self._cancelled:
-            self._cancelled.add(slot)
+    def _cancel(self, opened: OpenRequest) -> None:
+        slot = opened.slot
+        open_ = slot < len(self._requests) and self._requests[slot] is opened
+        if open_ and not opened.cancelled:
+            opened.cancelled = True
             self._view.in_use -= 1
             self._outbox.cancel(slot)
 
@@ -140,8 +146,8 @@ class GenerationStream:
 
     def close(self) -> None:
         """Fail every request that is open."""
-        sinks, self._sinks = self._sinks, []
-        self._view.in_flight = self._view.in_use = 0
+        sinks, self._sinks, self._requests = self._sinks, [], []
+        self._view.lost()
         for sink in sinks:
             if sink is not None:
                 self._fail(
@@ -227,18 +233,13 @@ class GenerationStream:
         log.error("a request's end failed", worker=self._view.address, error=fault)
 
     def _release(self, slot: int) -> OutputSink:
-        sink = self._sinks[slot]
-        if sink is None:
+        opened = self._requests[slot]
+        if opened is None:
             message = f"worker {self._view.address} ended slot {slot}, which is not in use"
             raise RuntimeError(message)
-        self._sinks[slot] = None
+        self._sinks[slot] = self._requests[slot] = None
         self._free.append(slot)
-        view = self._view
-        view.in_flight -= 1
-        if slot in self._cancelled:
-            self._cancelled.remove(slot)
-        else:
-            view.in_use -= 1
+        opened.end()
         if self._finishing:
             self._outbox.filled.set()
-        return sink
+        return opened.sink

@@ -17,9 +17,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import worker_pb2, worker_pb2_grpc
 from millstream_server.engines.base import WorkerDescription
+from millstream_server.links.kv_watch import KvWatch
 from millstream_server.links.silence import SilenceAlarm
 from millstream_server.links.status import WorkerCondition, WorkerStatus
 from millstream_server.protobuf.worker import description_from_proto, load_from_proto
+from millstream_server.routing.prefix.model import Prefixes
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import WorkerLostError
 from millstream_server.runtime.rpc.channel import channel_options, open_channel
@@ -92,11 +94,16 @@ class WorkerLink(Generic[C]):
         make_calls: Callable[[Connection], C],
         on_change: Callable[[], None],
         *,
+        prefixes: Prefixes | None = None,
         tls: ClientTls | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """Link to ``address``; ``on_change`` is called after a change of `view.description`."""
+        """Link to ``address``; ``on_change`` is called after a change of `view.description`.
+
+        KV events are followed for ``prefixes``; None: they aren't.
+        """
         self.view = WorkerView(address)
+        self._kv = KvWatch(prefixes, self.view) if prefixes else None
         self.calls: C | None = None
         """The calls on the current connection."""
         self.status = WorkerStatus(self.view, on_change)
@@ -178,6 +185,8 @@ class WorkerLink(Generic[C]):
                 group.create_task(self._watch_health(channel, calls.health_service)),
                 group.create_task(self._watch_info(service)),
             ]
+            if self._kv:
+                watches.append(group.create_task(self._kv.run(service, description)))
             try:
                 await calls.run()
             finally:
@@ -194,7 +203,7 @@ class WorkerLink(Generic[C]):
         alarm = SilenceAlarm(_SILENCE_S, lambda: self.status.set(WorkerCondition.SILENT))
 
         def take(response: worker_pb2.WatchLoadResponse) -> None:
-            self.view.load = load_from_proto(response.load)
+            self.view.report(load_from_proto(response.load))
             alarm.restart()
             self.status.clear(WorkerCondition.SILENT)
 
@@ -207,7 +216,7 @@ class WorkerLink(Generic[C]):
                 offered = await self._read(call, take)
             finally:
                 alarm.stop()
-                self.view.load = None  # an old report could keep requests away
+                self.view.report(None)  # an old report could keep requests away
             self.status.clear(WorkerCondition.SILENT)  # no watch, so no reports are expected
             await asyncio.sleep(_RETRY_S)
 

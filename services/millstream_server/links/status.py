@@ -74,7 +74,7 @@ class WorkerStatus:
         self.conditions = {WorkerCondition.NOT_CONNECTED} | (
             self.conditions & {WorkerCondition.RETIRED}
         )
-        self._view.load = None
+        self._view.report(None)
         self._update()
 
     def describe(self, description: WorkerDescription) -> None:

@@ -38,7 +38,10 @@ from millstream_server.processor.vectors.core import VectorsCore
 from millstream_server.processor.vectors.servicer import SERVICE as EMBEDDING
 from millstream_server.processor.vectors.servicer import EmbeddingServicer
 from millstream_server.routing.discovery.choice import make_discovery
-from millstream_server.routing.policy import make_policy
+from millstream_server.routing.handoff import HandoffMode, make_decider
+from millstream_server.routing.policies import make_policy
+from millstream_server.routing.policy import PolicyName
+from millstream_server.routing.prefix.model import Prefixes
 from millstream_server.routing.router import Router
 from millstream_server.runtime.lifecycle.conditions import NO_WORKERS
 from millstream_server.runtime.lifecycle.service import Service, ServicePlan, peers_policy
@@ -82,7 +85,7 @@ async def run(settings: ProcessorSettings) -> int:
     service = Service(settings, "millstream-processor")
     changed = asyncio.Event()
     changed.set()
-    router = Router(lambda: make_policy(settings.policy))
+    router = _router(settings)
     router.watch(changed.set)
     fleet = _fleet(settings, service, router)
     pacer = Pacer(settings.max_pace_s)
@@ -153,6 +156,17 @@ def _forwarding(settings: ProcessorSettings, service: Service) -> Forwarding:
         max_held_bytes=settings.max_open_bytes,
         max_request_tokens=settings.max_request_tokens,
         tracing=service.tracing,
+    )
+
+
+def _router(settings: ProcessorSettings) -> Router:
+    prefixes = None
+    if settings.policy is PolicyName.KV_AWARE or settings.handoff is HandoffMode.AUTO:
+        prefixes = Prefixes(settings.prefix_index_blocks)
+    return Router(
+        lambda: make_policy(settings.policy, prefixes),
+        make_decider(settings.handoff, settings.handoff_min_tokens),
+        prefixes,
     )
 
 

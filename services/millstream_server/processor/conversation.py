@@ -76,7 +76,7 @@ class Conversation:
         self.messages: list[ChatMessage] = []
         """The context: the messages of all turns that have started."""
         self.workers: tuple[str, ...] = ()
-        """Addresses of the workers of the last turn, which have its KV prefix cached."""
+        """Where the last turn ran, and its KV prefix is cached (`Plan.places`)."""
         self.number = 0
         """Number of the current turn, from 1."""
         self._options = options

@@ -194,6 +194,7 @@ class ProcessorCore:
                     RoutingRequest(
                         model=request.model,
                         token_ids=request.token_ids,
+                        media_start=request.prompt.media_start,
                         session=session,
                         media_at=media_at,
                         session_key=generation.options.session,

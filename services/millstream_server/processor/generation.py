@@ -56,7 +56,7 @@ class Generation:
         self.telemetry = telemetry
         self.text_model = text_model
         self.workers: tuple[str, ...] = ()
-        """Addresses of the workers it runs on; empty if it never started."""
+        """Where it runs (`Plan.places`); empty if it never started."""
         self.outcome = ""
         """Set by `close`: finish reasons, a failure's reason, or ABANDONED (the client is gone)."""
         self._media = media
@@ -88,7 +88,7 @@ class Generation:
         Raises:
             UnavailableError: a worker has just disconnected; `close` stops what was started.
         """
-        self.workers = plan.addresses
+        self.workers = plan.places
         encoded = self._media.encoded if self._media else ()
         launch = Launch(plan, self.request, self._parts, self.telemetry, encoded)
         for choice in self._choices:

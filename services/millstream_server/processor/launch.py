@@ -64,7 +64,8 @@ class Launch:
         Raises:
             UnavailableError: the prefill worker is gone, or this server can't make tickets.
         """
-        return _mint(self.plan.legs[0].worker, self.parts.ticket_key)
+        prefill = self.plan.legs[0]
+        return _mint(prefill.worker, prefill.dp_rank, self.parts.ticket_key)
 
     def start(self, leg: Leg, number: int, request: GenerationRequest) -> None:
         """Start the plan's leg ``number``.
@@ -76,6 +77,12 @@ class Launch:
         address = planned.worker.address
         if self.encoded and planned.role is not Role.DECODE:
             request = replace(request, prompt=self._with_tickets(request.prompt))
+        if planned.dp_rank is not None or planned.cached_tokens:
+            request = replace(
+                request,
+                dp_rank=planned.dp_rank,
+                expected_cached_tokens=planned.cached_tokens,
+            )
         span = self.telemetry.leg(planned.role, address)
         leg.start(self.parts.workers, address, request, span)
 
@@ -91,10 +98,10 @@ class Launch:
         return replace(prompt, media=media)
 
 
-def _mint(prefill: WorkerView, ticket_key: TicketKey | None) -> Ticket:
+def _mint(prefill: WorkerView, dp_rank: int | None, ticket_key: TicketKey | None) -> Ticket:
     engine = prefill.description.engine if prefill.description else None
     if not isinstance(engine, GeneratorInfo):
         raise UnavailableError("the prefill worker just disconnected; retry")
     if ticket_key is None:
         raise UnavailableError("this server has no ticket key and can't use prefill workers")
-    return ticket_key.mint(engine.bootstrap_host, engine.bootstrap_port)
+    return ticket_key.mint(engine.bootstrap_host, engine.bootstrap_port, prefill_dp_rank=dp_rank)

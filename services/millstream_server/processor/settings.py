@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from millstream_server.routing.handoff import DEFAULT_MIN_TOKENS, HandoffMode
 from millstream_server.routing.policy import PolicyName
+from millstream_server.routing.prefix.index import DEFAULT_MAX_BLOCKS
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
 from millstream_server.runtime.settings import SettingsError, setting
 
@@ -25,7 +27,22 @@ class ProcessorSettings(ServiceSettings):
     )
     policy: PolicyName = setting(
         PolicyName.LEAST_LOADED,
-        help="how a worker is picked: round_robin, least_loaded or power_of_two",
+        help="how a worker is picked: round_robin, least_loaded, power_of_two or kv_aware "
+        "(docs/routing.md)",
+    )
+    handoff: HandoffMode = setting(
+        HandoffMode.ALWAYS,
+        help="when requests are handed off from prefill to decode, for models that also have "
+        "aggregated workers: always, never, or auto, which is by the prompt's uncached tokens",
+    )
+    handoff_min_tokens: int = setting(
+        DEFAULT_MIN_TOKENS,
+        help="with --handoff auto: fewest uncached tokens of a prompt that is handed off",
+    )
+    prefix_index_blocks: int = setting(
+        DEFAULT_MAX_BLOCKS,
+        help="most cached KV blocks per model, of all its workers together, that kv_aware and "
+        "--handoff auto know of; a million takes about 150 MB",
     )
     ticket_key: str = setting(
         "",

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import enum
+from dataclasses import dataclass
 from typing import Protocol
 
+from millstream_server.routing.model_workers import ModelWorkers
 from millstream_server.routing.request import RoutingRequest
+
+DEFAULT_MIN_TOKENS = 512
+"""Prompt tokens that an engine computes within about one step of its running answers."""
 
 
 class HandoffDecider(Protocol):
@@ -21,8 +27,12 @@ class HandoffDecider(Protocol):
         """
         ...
 
-    def hands_off(self, request: RoutingRequest) -> bool:
-        """Return whether the request should run on two workers, prefill and decode."""
+    def hands_off(self, request: RoutingRequest, workers: ModelWorkers, uncached: int) -> bool:
+        """Return whether the request should run on two workers, prefill and decode.
+
+        ``uncached`` is how many prompt tokens the aggregated worker that would run it, by the
+        policy, had to compute.
+        """
         ...
 
 
@@ -31,7 +41,7 @@ class AlwaysHandOff:
 
     constant = True
 
-    def hands_off(self, request: RoutingRequest) -> bool:
+    def hands_off(self, request: RoutingRequest, workers: ModelWorkers, uncached: int) -> bool:
         """Return True."""
         return True
 
@@ -41,6 +51,44 @@ class NeverHandOff:
 
     constant = False
 
-    def hands_off(self, request: RoutingRequest) -> bool:
+    def hands_off(self, request: RoutingRequest, workers: ModelWorkers, uncached: int) -> bool:
         """Return False."""
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class ByUncachedLength:
+    """Hands off prompts that would hold up an aggregated worker's running answers.
+
+    That is, those of which it had to compute ``min_tokens`` or more. What the prefill workers hold
+    doesn't count: a short rest costs the aggregated worker less than a hand-off. While all workers
+    of one way are full, requests go the other one.
+    """
+
+    min_tokens: int = DEFAULT_MIN_TOKENS
+    constant = None
+
+    def hands_off(self, request: RoutingRequest, workers: ModelWorkers, uncached: int) -> bool:
+        """See `HandoffDecider.hands_off`."""
+        if workers.prefill.full() or workers.decode.full():
+            return False
+        return uncached >= self.min_tokens or workers.aggregated.full()
+
+
+class HandoffMode(enum.Enum):
+    """When to hand off, by the names in settings."""
+
+    ALWAYS = "always"
+    NEVER = "never"
+    AUTO = "auto"
+
+
+def make_decider(mode: HandoffMode, min_tokens: int = DEFAULT_MIN_TOKENS) -> HandoffDecider:
+    """Make the decider of this name; ``min_tokens`` is for AUTO."""
+    match mode:
+        case HandoffMode.ALWAYS:
+            return AlwaysHandOff()
+        case HandoffMode.NEVER:
+            return NeverHandOff()
+        case HandoffMode.AUTO:
+            return ByUncachedLength(min_tokens)

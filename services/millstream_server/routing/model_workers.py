@@ -11,9 +11,10 @@ from millstream_server.engines.base import Role, WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.sampling import Ability
 from millstream_server.media.items import Modality
-from millstream_server.routing.policy import Policy
+from millstream_server.routing.candidates import Candidates
+from millstream_server.routing.policy import AFFINITY_SLACK, RoutingPolicy, requests_at
 from millstream_server.routing.request import RoutingRequest
-from millstream_server.routing.workers import WorkerView
+from millstream_server.routing.workers import Candidate, WorkerView
 from millstream_server.runtime.errors import NoWorkerError
 
 _ANSWERING = (Role.DECODE, Role.AGGREGATED, Role.DIFFUSION)
@@ -26,18 +27,35 @@ class RoleWorkers:
 
     role: Role
     views: Sequence[WorkerView]
-    policy: Policy
+    places: Candidates
+    """The workers, or their data-parallel ranks."""
+    policy: RoutingPolicy
 
-    def pick(self, request: RoutingRequest) -> WorkerView:
-        """Pick a worker by the policy.
+    def pick(self, request: RoutingRequest) -> Candidate:
+        """Pick a place by the session key, if the request has one, or else by the policy.
 
         Raises:
             NoWorkerError: there is none, or the policy's filters exclude all.
         """
-        view = self.policy.pick(request, self.views)
-        if view is None:
+        place = self.policy.pick(request, self.places)
+        if place is None:
             raise no_worker(self.role, "can take this request" if self.views else "is connected")
-        return view
+        if request.session_key and len(self.places) > 1:
+            return self._home(request.session_key, place)
+        return place
+
+    def full(self) -> bool:
+        """Return whether every worker has as many requests as it runs at once."""
+        return all(
+            requests_at(view) >= view.description.engine.max_running_requests
+            for view in self.views
+            if view.description
+        )
+
+    def _home(self, key: str, other: Candidate) -> Candidate:
+        """Return the key's place, or its next ones while it is clearly busier than ``other``."""
+        most = requests_at(other) + AFFINITY_SLACK
+        return next(place for place in self.places.ring.places(key) if requests_at(place) <= most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +64,8 @@ class ModelWorkers:
 
     prefill: RoleWorkers
     decode: RoleWorkers
+    decode_of: Mapping[str, RoleWorkers]
+    """Decode workers by weight version: the KV cache of other weights would give wrong answers."""
     aggregated: RoleWorkers
     """Workers that run prompt and tokens: AGGREGATED ones, or DIFFUSION ones that make text."""
     encoders: Sequence[WorkerView]
@@ -62,6 +82,8 @@ class ModelWorkers:
     """Workers that tokens still come from, but that drain or aren't usable now."""
     limits: GeneratorInfo | None
     """The engine limits for requests."""
+    versions_differ: bool
+    """Whether no prefill worker has the same weight version as a decode worker."""
 
     @property
     def capacity(self) -> int:
@@ -69,6 +91,12 @@ class ModelWorkers:
         if not self.leaving:
             return self.running
         return self.running and self.running + sum(view.in_use for view in self.leaving)
+
+    def decode_for(self, prefill: Candidate) -> RoleWorkers:
+        """Return the decode workers that can go on after a prefill worker."""
+        if len(self.decode_of) > 1:
+            return self.decode_of[_version(prefill.worker)]
+        return self.decode
 
     @property
     def encodes_for_itself(self) -> bool:
@@ -81,6 +109,12 @@ class ModelWorkers:
         Raises:
             NoWorkerError: a role has none.
         """
+        if self.versions_differ and not self.ready:
+            raise NoWorkerError(
+                "this model's prefill and decode workers have different weight versions; retry "
+                "when they are updated",
+                retry_delay_s=1.0,
+            )
         if not self.ready:
             raise no_worker(Role.PREFILL if self.decode.views else Role.DECODE, "is connected")
 
@@ -88,37 +122,40 @@ class ModelWorkers:
 def workers_of(
     model: str,
     views: Iterable[WorkerView],
-    policies: Mapping[Role, Policy],
+    policies: Mapping[Role, RoutingPolicy],
     *,
     handoff: bool | None,
 ) -> ModelWorkers:
     """Collect a model's workers; ``handoff`` is `HandoffDecider.constant`."""
     by_role, leaving = _sorted(model, views)
+    limits = _limits(by_role)
+    decode_of = _pair(by_role)
     whole = _whole(by_role)
     hands_off = _way(by_role, handoff=handoff)
     decoding = [] if hands_off is False else by_role[Role.DECODE]
     answering = decoding + ([] if hands_off else list(whole[1]))
 
     def of(role: Role, views: Sequence[WorkerView]) -> RoleWorkers:
-        return RoleWorkers(role, views, policies[role])
+        return RoleWorkers(role, views, Candidates.of(views), policies[role])
 
     encoders = by_role[Role.ENCODE] or [
         view
         for view in by_role[Role.AGGREGATED]
         if view.description and view.description.encoder and not hands_off
     ]
-    limits = _limits(by_role)
     return ModelWorkers(
         encoders=encoders,
         modalities=_modalities(limits, encoders),
         prefill=of(Role.PREFILL, by_role[Role.PREFILL]),
         decode=of(Role.DECODE, by_role[Role.DECODE]),
+        decode_of={version: of(Role.DECODE, views) for version, views in decode_of.items()},
         aggregated=of(*whole),
         hands_off=hands_off,
         ready=bool(answering),
         running=sum(v.description.engine.max_running_requests for v in answering if v.description),
         leaving=leaving,
         limits=limits,
+        versions_differ=not decode_of,
     )
 
 
@@ -135,6 +172,27 @@ def _sorted(
         elif not view.description and last and last.model == model and _answers(last):
             leaving.append(view)
     return by_role, leaving
+
+
+def _pair(by_role: dict[Role, list[WorkerView]]) -> dict[str, list[WorkerView]]:
+    """Keep only prefill and decode workers whose weight version the other role has, too.
+
+    Return the decode workers by version; empty: there are both roles, but no pair.
+    """
+    both = (Role.PREFILL, Role.DECODE)
+    if not all(by_role[role] for role in both):
+        return {"": by_role[Role.DECODE]}
+    versions = set.intersection(*({_version(view) for view in by_role[role]} for role in both))
+    for role in both:
+        by_role[role] = [view for view in by_role[role] if _version(view) in versions]
+    return {
+        version: [view for view in by_role[Role.DECODE] if _version(view) == version]
+        for version in versions
+    }
+
+
+def _version(view: WorkerView) -> str:
+    return view.description.engine.weight_version if view.description else ""
 
 
 def _answers(worker: WorkerDescription) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millstream_server.engines.base import Role
-from millstream_server.routing.workers import WorkerView
+from millstream_server.routing.workers import Candidate, WorkerView
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,19 @@ class PlannedLeg:
     """One worker's part: all of it (AGGREGATED, DIFFUSION), the prompt (PREFILL) or the tokens."""
 
     role: Role
-    worker: WorkerView
+    place: Candidate
+    cached_tokens: int = 0
+    """Tokens of the prompt that are probably in the KV cache there; 0 for the tokens' leg."""
+
+    @property
+    def worker(self) -> WorkerView:
+        """The worker that runs it."""
+        return self.place.worker
+
+    @property
+    def dp_rank(self) -> int | None:
+        """The data-parallel rank, as in `GenerationRequest.dp_rank`; None: there is one."""
+        return self.place.dp_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,5 +47,10 @@ class Plan:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The workers' addresses: `RoutingRequest.session` of the conversation's next turn."""
+        """The workers' addresses."""
         return tuple(leg.worker.address for leg in self.legs)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Where the legs run: `RoutingRequest.session` of the conversation's next turn."""
+        return tuple(leg.place.name for leg in self.legs)

@@ -1,6 +1,7 @@
 """How one worker is picked among those that can run a request: filter, score, pick.
 
-A policy gets only workers of the right model and role that accept requests (`routing.router`).
+A policy gets only workers of the right model and role that accept requests (`routing.router`); of a
+worker with several data-parallel ranks it gets these.
 """
 
 from __future__ import annotations
@@ -13,16 +14,24 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from millstream_server.routing.request import RoutingRequest
-from millstream_server.routing.workers import WorkerView
+from millstream_server.routing.workers import Candidate
 
 AFFINITY_SLACK = 8
 """A conversation stays with its worker while that has at most this many requests more."""
 
 
+class RoutingPolicy(Protocol):
+    """Picks where a request runs."""
+
+    def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Candidate | None:
+        """Pick one of ``candidates``, in order of address; None: none of them can run it."""
+        ...
+
+
 class Filter(Protocol):
     """Excludes workers."""
 
-    def __call__(self, request: RoutingRequest, view: WorkerView, /) -> bool:
+    def __call__(self, request: RoutingRequest, view: Candidate, /) -> bool:
         """Return whether the worker may run the request."""
         ...
 
@@ -30,7 +39,7 @@ class Filter(Protocol):
 class Scorer(Protocol):
     """Rates workers."""
 
-    def __call__(self, request: RoutingRequest, view: WorkerView, /) -> float:
+    def __call__(self, request: RoutingRequest, view: Candidate, /) -> float:
         """Return how well the worker fits the request; higher is better."""
         ...
 
@@ -39,21 +48,21 @@ class Picker(Protocol):
     """Picks one of several workers. It calls the scorer itself, so it need not score all."""
 
     def pick(
-        self, request: RoutingRequest, candidates: Sequence[WorkerView], scorer: Scorer
-    ) -> WorkerView:
+        self, request: RoutingRequest, candidates: Sequence[Candidate], scorer: Scorer
+    ) -> Candidate:
         """Return one of the candidates: at least two, in order of address."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Filters, a scorer and a picker. A picker may have state: use one policy per role."""
+    """A `RoutingPolicy` of filters, a scorer and a picker, which may have state: one per role."""
 
     scorer: Scorer
     picker: Picker
     filters: tuple[Filter, ...] = ()
 
-    def pick(self, request: RoutingRequest, candidates: Sequence[WorkerView]) -> WorkerView | None:
+    def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Candidate | None:
         """Pick one of ``candidates``, in order of address; None if the filters exclude all."""
         if self.filters:
             candidates = [
@@ -67,7 +76,7 @@ class Policy:
 # ---- scorers -------------------------------------------------------------------------------------
 
 
-def requests_at(view: WorkerView) -> int:
+def requests_at(view: Candidate) -> int:
     """Count a worker's requests: ours in flight, or those in its last report if more."""
     load = view.load
     if load is None:
@@ -75,14 +84,14 @@ def requests_at(view: WorkerView) -> int:
     return max(view.in_flight, load.running_requests + load.queued_requests)
 
 
-def score_by_session(request: RoutingRequest, view: WorkerView) -> float:
+def score_by_session(request: RoutingRequest, view: Candidate) -> float:
     """Return 1 for a worker of the conversation's last turn, 0 for others."""
-    return 1.0 if view.address in request.session else 0.0
+    return 1.0 if view.name in request.session else 0.0
 
 
-def score_by_load(request: RoutingRequest, view: WorkerView) -> float:
+def score_by_load(request: RoutingRequest, view: Candidate) -> float:
     """Score by the number of requests; the conversation's worker wins within `AFFINITY_SLACK`."""
-    if view.address in request.session:
+    if view.name in request.session:
         # The half decides when the difference is exactly the slack.
         return AFFINITY_SLACK + 0.5 - requests_at(view)
     return -requests_at(view)
@@ -91,7 +100,7 @@ def score_by_load(request: RoutingRequest, view: WorkerView) -> float:
 def weighted(*parts: tuple[float, Scorer]) -> Scorer:
     """Return a scorer: the weighted sum of others."""
 
-    def score(request: RoutingRequest, view: WorkerView) -> float:
+    def score(request: RoutingRequest, view: Candidate) -> float:
         return sum(weight * scorer(request, view) for weight, scorer in parts)
 
     return score
@@ -108,8 +117,8 @@ class BestInRotation:
         self._rotation = itertools.count()
 
     def pick(
-        self, request: RoutingRequest, candidates: Sequence[WorkerView], scorer: Scorer
-    ) -> WorkerView:
+        self, request: RoutingRequest, candidates: Sequence[Candidate], scorer: Scorer
+    ) -> Candidate:
         """See `Picker.pick`."""
         scores = [scorer(request, view) for view in candidates]
         best = max(scores)
@@ -131,15 +140,15 @@ class BestOfTwo:
         self._draw = (rng or random.Random()).random  # noqa: S311 - no secret
 
     def pick(
-        self, request: RoutingRequest, candidates: Sequence[WorkerView], scorer: Scorer
-    ) -> WorkerView:
+        self, request: RoutingRequest, candidates: Sequence[Candidate], scorer: Scorer
+    ) -> Candidate:
         """See `Picker.pick`."""
         count = len(candidates)
         first = int(self._draw() * count)
         second = int(self._draw() * (count - 1))
         drawn = [candidates[first], candidates[second + (second >= first)]]
         if request.session:
-            drawn += [view for view in candidates if view.address in request.session]
+            drawn += [view for view in candidates if view.name in request.session]
         return max(drawn, key=lambda view: scorer(request, view))
 
 
@@ -147,17 +156,9 @@ class BestOfTwo:
 
 
 class PolicyName(enum.Enum):
-    """Policies by their names in settings."""
+    """Policies by their names in settings; `routing.policies` makes them."""
 
     ROUND_ROBIN = "round_robin"
     LEAST_LOADED = "least_loaded"
     POWER_OF_TWO = "power_of_two"
-
-
-def make_policy(name: PolicyName) -> Policy:
-    """Make the policy with this name."""
-    if name is PolicyName.ROUND_ROBIN:
-        return Policy(score_by_session, BestInRotation())
-    if name is PolicyName.POWER_OF_TWO:
-        return Policy(score_by_load, BestOfTwo())
-    return Policy(score_by_load, BestInRotation())
+    KV_AWARE = "kv_aware"

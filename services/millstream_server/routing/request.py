@@ -15,8 +15,11 @@ class RoutingRequest:
     model: str
     token_ids: Sequence[int] = ()
     """The prompt."""
+    media_start: int | None = None
+    """Position of the prompt's first placeholder of an image or a video: from its block on, what is
+    cached can't be told from token ids. None: there is none."""
     session: tuple[str, ...] = ()
-    """Addresses of the workers that ran the conversation's last turn (`Plan.addresses`)."""
+    """Where the conversation's last turn ran (`Plan.places`)."""
     media_at: str = ""
     """Address of the aggregated worker that holds the request's media as pixels; empty: any worker
     may run it."""

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from millstream_server.engines.base import Role
 from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.generation.validation import check_adapter
 from millstream_server.media.items import Modality
 from millstream_server.routing.encoders import pick_encoder
 from millstream_server.routing.handoff import AlwaysHandOff, HandoffDecider
 from millstream_server.routing.model_workers import ModelWorkers, no_worker, workers_of
 from millstream_server.routing.plan import Plan, PlannedEncoding, PlannedLeg
-from millstream_server.routing.policy import Policy
+from millstream_server.routing.policy import RoutingPolicy
+from millstream_server.routing.prefix.model import Prefixes
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.task_workers import TaskWorkers, known, task_workers_of
 from millstream_server.routing.tasks import Task, tasks_of
-from millstream_server.routing.workers import WorkerView
+from millstream_server.routing.workers import Candidate, WorkerView
 from millstream_server.runtime.errors import WorkerLostError
 
 
@@ -27,26 +29,33 @@ class Router:
 
     def __init__(
         self,
-        make_policy: Callable[[], Policy],
+        make_policy: Callable[[], RoutingPolicy],
         handoff: HandoffDecider | None = None,
+        prefixes: Prefixes | None = None,
         *,
         concurrent_legs: bool = True,
     ) -> None:
         """Start without workers; each role of a model has its own policy.
 
-        ``concurrent_legs`` False: for engines that start decode only after prefill has ended.
+        ``prefixes``: what the workers cache, for policies and deciders that use it; every worker is
+        admitted to it. ``concurrent_legs`` False: for engines that start decode only after prefill
+        has ended.
         """
         self._make_policy = make_policy
         self._handoff = handoff or AlwaysHandOff()
+        self.prefixes = prefixes
+        """What workers cache; links feed it. None: nothing decides by it."""
         self._concurrent = concurrent_legs
         self._views: list[WorkerView] = []
         self._models: dict[str, ModelWorkers] = {}
         """Cache, emptied when a worker is added, removed or changed."""
+        self._adapters: dict[tuple[str, str], ModelWorkers] = {}
+        """Likewise, by model and adapter: the workers that have the adapter."""
         self._task_workers: dict[str, TaskWorkers] = {}
         """Likewise."""
-        self._policies: dict[str, dict[Role, Policy]] = {}
+        self._policies: dict[str, dict[Role, RoutingPolicy]] = {}
         """By model and role; kept when workers change."""
-        self._plans: dict[tuple[WorkerView, ...], Plan] = {}
+        self._plans: dict[tuple[Candidate, ...], Plan] = {}
         self._watchers: list[Callable[[], None]] = []
 
     # ---- workers come and go ---------------------------------------------------------------------
@@ -59,11 +68,14 @@ class Router:
     def remove(self, view: WorkerView) -> None:
         """Remove a worker."""
         self._views.remove(view)
+        if self.prefixes:
+            self.prefixes.dismiss(view)
         self.changed()
 
     def changed(self) -> None:
         """Recompute: a view's description changed."""
         self._models.clear()
+        self._adapters.clear()
         self._task_workers.clear()
         self._plans.clear()
         for callback in self._watchers:
@@ -134,20 +146,37 @@ class Router:
 
         Raises:
             NoWorkerError: a role that it needs has no worker.
+            AdapterNotFoundError: no worker has its LoRA adapter.
         """
         workers = self._models.get(request.model) or self._of(request.model)
         if not workers.ready:
             workers.require()
+        if request.adapter:
+            workers = self._with_adapter(request, workers)
+        picked = self._pick(request, workers)
+        if self.prefixes is None:
+            return self._plans.get(picked) or self._plan_of(picked)
+        cached_tokens = self.prefixes.of(request.model).sent(request, picked[0])
+        known = None if cached_tokens else self._plans.get(picked)
+        return known or self._plan_of(picked, cached_tokens)
+
+    def _pick(self, request: RoutingRequest, workers: ModelWorkers) -> tuple[Candidate, ...]:
+        if request.media_at:
+            return (_holder(workers, request),)
         hands_off = workers.hands_off
         if hands_off is None:
-            hands_off = not request.media_at and self._handoff.hands_off(request)
-        if request.media_at:
-            picked: tuple[WorkerView, ...] = (_holder(workers, request.media_at),)
+            whole = workers.aggregated.pick(request)
+            if not self._handoff.hands_off(request, workers, self._uncached(request, whole)):
+                return (whole,)
         elif not hands_off:
-            picked = (workers.aggregated.pick(request),)
-        else:
-            picked = (workers.prefill.pick(request), workers.decode.pick(request))
-        return self._plans.get(picked) or self._plan_of(picked)
+            return (workers.aggregated.pick(request),)
+        prefill = workers.prefill.pick(request)
+        return prefill, workers.decode_for(prefill).pick(request)
+
+    def _uncached(self, request: RoutingRequest, place: Candidate) -> int:
+        prefixes = self.prefixes
+        cached = prefixes.of(request.model).overlaps(request).tokens(place) if prefixes else 0
+        return len(request.token_ids) - cached
 
     # ---- media -----------------------------------------------------------------------------------
 
@@ -170,42 +199,75 @@ class Router:
         workers = self._of(request.model)
         if workers.encodes_for_itself:
             if request.media_at:
-                return PlannedEncoding(_holder(workers, request.media_at), own=True)
+                return PlannedEncoding(_holder(workers, request).worker, own=True)
             able = [view for view in workers.encoders if view.address not in avoid]
-            view = workers.aggregated.policy.pick(request, able)
+            place = workers.aggregated.policy.pick(request, able)
+            view = place.worker if place else None
         else:
             view = pick_encoder(sha256, workers.encoders, avoid)
         if view is None:
             raise no_worker(Role.ENCODE, "is connected")
         return PlannedEncoding(view, own=workers.encodes_for_itself)
 
-    def _plan_of(self, picked: tuple[WorkerView, ...]) -> Plan:
+    def _plan_of(self, picked: tuple[Candidate, ...], cached_tokens: int = 0) -> Plan:
+        prompt, *rest = picked
         roles: tuple[Role, ...] = (Role.PREFILL, Role.DECODE)
-        if len(picked) == 1:
-            (worker,) = picked
-            roles = (worker.description.role if worker.description else Role.AGGREGATED,)
-        legs = tuple(PlannedLeg(role, view) for role, view in zip(roles, picked, strict=True))
-        plan = self._plans[picked] = Plan(legs, concurrent=self._concurrent)
+        if not rest:
+            worker = prompt.worker.description
+            roles = (worker.role if worker else Role.AGGREGATED,)
+        legs = (
+            PlannedLeg(roles[0], prompt, cached_tokens),
+            *(PlannedLeg(Role.DECODE, place) for place in rest),
+        )
+        plan = Plan(legs, concurrent=self._concurrent)
+        if not cached_tokens:
+            self._plans[picked] = plan
         return plan
 
     def _of(self, model: str) -> ModelWorkers:
         """Return a served model's workers; computed once per change."""
         workers = self._models.get(model)
         if workers is None:
-            policies = self._policies_of(model)
-            workers = workers_of(model, self._views, policies, handoff=self._handoff.constant)
-            self._models[model] = workers
+            workers = self._models[model] = self._collect(model, self._views)
         return workers
 
-    def _policies_of(self, model: str) -> dict[Role, Policy]:
+    def _with_adapter(self, request: RoutingRequest, workers: ModelWorkers) -> ModelWorkers:
+        """Return those of a model's workers that have the request's adapter."""
+        model, adapter = request.model, request.adapter
+        able = self._adapters.get((model, adapter))
+        if able is None:
+            if workers.limits:
+                check_adapter(adapter, workers.limits)
+            views = [view for view in self._views if adapter in _adapters_of(view)]
+            able = self._collect(model, views)
+            able.require()
+            self._adapters[model, adapter] = able
+        return able
+
+    def _collect(self, model: str, views: Sequence[WorkerView]) -> ModelWorkers:
+        if self.prefixes:
+            for view in views:
+                if view.description:
+                    self.prefixes.admit(view, view.description)
+        return workers_of(model, views, self._policies_of(model), handoff=self._handoff.constant)
+
+    def _policies_of(self, model: str) -> dict[Role, RoutingPolicy]:
         policies = self._policies.get(model)
         if policies is None:
             policies = self._policies[model] = {role: self._make_policy() for role in Role}
         return policies
 
 
-def _holder(workers: ModelWorkers, address: str) -> WorkerView:
-    for view in workers.aggregated.views:
-        if view.address == address:
-            return view
-    raise WorkerLostError("the worker that holds this request's media went away; send it again")
+def _holder(workers: ModelWorkers, request: RoutingRequest) -> Candidate:
+    """Return the place of the worker that holds a request's media."""
+    whole = workers.aggregated
+    places = [place for place in whole.places if place.address == request.media_at]
+    place = whole.policy.pick(request, places)
+    if place is None:
+        raise WorkerLostError("the worker that holds this request's media went away; send it again")
+    return place
+
+
+def _adapters_of(view: WorkerView) -> frozenset[str]:
+    engine = view.description.engine if view.description else None
+    return engine.adapter_names() if isinstance(engine, GeneratorInfo) else frozenset()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from millstream_server.engines.base import EngineInfo, Role, WorkerDescription
 from millstream_server.routing.model_workers import no_worker
-from millstream_server.routing.policy import Policy, requests_at
+from millstream_server.routing.policy import RoutingPolicy, requests_at
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.tasks import Task, tasks_of
 from millstream_server.routing.workers import WorkerView
@@ -41,7 +41,7 @@ class TaskWorkers:
     """Those that accept requests, in order of address."""
     leaving: Sequence[WorkerView]
     """Those that drain or aren't usable now."""
-    policies: Mapping[Role, Policy]
+    policies: Mapping[Role, RoutingPolicy]
 
     @property
     def capacity(self) -> int:
@@ -90,17 +90,17 @@ class TaskWorkers:
         """
         role, views = _ROLES[task], self._of(task)
         fit = [view for view in views if view.description and able(view.description.engine)]
-        view = self.policies[role].pick(request, fit)
-        if view is None or view.description is None:
+        place = self.policies[role].pick(request, fit)
+        if place is None or place.worker.description is None:
             raise no_worker(role, "can take this request" if views else "is connected")
-        return view.address, view.description.engine
+        return place.address, place.worker.description.engine
 
     def _of(self, task: Task) -> list[WorkerView]:
         return [v for v in self.views if v.description and task in tasks_of(v.description)]
 
 
 def task_workers_of(
-    model: str, views: Iterable[WorkerView], policies: Mapping[Role, Policy]
+    model: str, views: Iterable[WorkerView], policies: Mapping[Role, RoutingPolicy]
 ) -> TaskWorkers:
     """Collect a model's workers."""
     of_model = [

@@ -1,24 +1,126 @@
-"""A worker as routing uses it."""
+"""Workers as routing uses them, and their data-parallel ranks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from millstream_server.engines.base import EngineLoad, WorkerDescription
+from millstream_server.engines.base import EngineLoad, RankLoad, WorkerDescription
+from millstream_server.generation.generator import GeneratorInfo
+
+
+def _ignore(_: object) -> None:
+    pass
 
 
 @dataclass(slots=True, eq=False)
-class WorkerView:
-    """One worker's state. The worker's link updates it, routing only reads it."""
+class Place:
+    """Where requests can go: a worker with one data-parallel rank, or a rank of a worker with more.
+
+    The worker's link updates it, routing only reads it.
+    """
 
     address: str
+    """The worker's."""
+    name: str = field(init=False)
+    """Its address, and the rank where there are several."""
+    in_flight: int = field(default=0, kw_only=True)
+    """Our requests that have not ended there."""
+    pending_tokens: int = field(default=0, kw_only=True)
+    """Prompt tokens that it probably has to compute for those of them without a first token."""
+    member: int = field(default=-1, kw_only=True)
+    """Its number in its model's `PrefixIndex`; -1: it has none."""
+    on_load: Callable[[Any], None] = field(default=_ignore, kw_only=True)
+    """Called after a change of `in_flight`, `pending_tokens` or `load`."""
+
+    def __post_init__(self) -> None:
+        """Set the name."""
+        self.name = self.address
+
+    def leave_index(self) -> None:
+        """Forget `member` and `on_load`."""
+        self.member, self.on_load = -1, _ignore
+
+
+@dataclass(slots=True, eq=False)
+class WorkerView(Place):
+    """One worker's state."""
+
     description: WorkerDescription | None = None
     """Its description while it accepts new requests; else None."""
     last_description: WorkerDescription | None = None
     """Its description when it last accepted requests; None: it never did."""
-    in_flight: int = 0
-    """Our requests that have not ended there."""
     in_use: int = 0
-    """Those of them that were not cancelled."""
+    """Those of our requests that were not cancelled."""
     load: EngineLoad | None = None
-    """Its last load report; None: there is none, or it is too old."""
+    """Its last load report; None: there is none, or it is too old. The link uses `report`."""
+    ranks: list[RankView] = field(default_factory=list)
+    """Its data-parallel ranks; empty: it has one, or has not been a candidate yet."""
+    dp_rank: None = field(default=None, init=False)
+
+    @property
+    def worker(self) -> WorkerView:
+        """The worker that this is."""
+        return self
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens that queue there by its last report, other Processors' included."""
+        ranks = self.load.ranks if self.load else ()
+        return ranks[0].queued_tokens if len(ranks) == 1 else 0
+
+    def report(self, load: EngineLoad | None) -> None:
+        """Set `load`."""
+        self.load = load
+        for place in self.ranks or (self,):
+            place.on_load(place)
+
+    def lost(self) -> None:
+        """Forget all requests: the connection has ended."""
+        self.in_use = 0
+        for place in (self, *self.ranks):
+            place.in_flight = place.pending_tokens = 0
+            place.on_load(place)
+
+
+@dataclass(slots=True, eq=False)
+class RankView(Place):
+    """One rank of a worker that has several; its worker's counts are the sums."""
+
+    worker: WorkerView
+    number: int
+    """From 0."""
+    dp_rank: int
+    """As in `GenerationRequest.dp_rank`."""
+
+    def __post_init__(self) -> None:
+        """Set the name."""
+        self.name = f"{self.address} rank {self.dp_rank}"
+
+    @property
+    def load(self) -> RankLoad | None:
+        """The rank's part of the worker's last report."""
+        ranks = self.worker.load.ranks if self.worker.load else ()
+        return ranks[self.number] if self.number < len(ranks) else None
+
+    @property
+    def queued_tokens(self) -> int:
+        """See `WorkerView.queued_tokens`."""
+        return self.load.queued_tokens if self.load else 0
+
+
+Candidate = WorkerView | RankView
+"""What a policy chooses from."""
+
+
+def candidates_of(view: WorkerView, description: WorkerDescription) -> Sequence[Candidate]:
+    """Return where requests to a worker can go: the worker itself, or each of its ranks."""
+    engine = description.engine
+    if not isinstance(engine, GeneratorInfo) or engine.dp_size == 1:
+        view.ranks = []
+        return (view,)
+    numbers = range(engine.dp_start, engine.dp_start + engine.dp_size)
+    if [rank.dp_rank for rank in view.ranks] != list(numbers):
+        view.ranks = [RankView(view.address, view, i, rank) for i, rank in enumerate(numbers)]
+    return view.ranks

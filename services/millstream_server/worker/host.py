@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 import grpc
 
 from millstream.v1 import worker_pb2_grpc
 from millstream_server.engines.base import Engine, EngineInfo, Probeable, Role, WorkerDescription
+from millstream_server.engines.load_progress import LoadStage
 from millstream_server.protobuf.worker_info import info_to_proto
 from millstream_server.runtime.errors import ServingError, UnavailableError
 from millstream_server.runtime.lifecycle.conditions import (
@@ -26,8 +27,12 @@ from millstream_server.runtime.lifecycle.conditions import (
 from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.tracing import Tracing
+from millstream_server.worker.control.plan import ControlPlan
 from millstream_server.worker.engine_metrics import EngineMetrics
-from millstream_server.worker.info import Describe, WorkerServicer
+from millstream_server.worker.engine_rest import EngineRest
+from millstream_server.worker.kv_events.log import KvEventLog
+from millstream_server.worker.load_report import LoadReports
+from millstream_server.worker.loading import Loading
 from millstream_server.worker.open_requests import (
     DEFAULT_TIMES,
     PROMPT_TOKENS,
@@ -36,6 +41,8 @@ from millstream_server.worker.open_requests import (
     OpenRequests,
 )
 from millstream_server.worker.request_telemetry import RequestTelemetry
+from millstream_server.worker.service.info import Describe, InfoWatch
+from millstream_server.worker.service.servicer import WorkerServicer
 from millstream_server.worker.watched import Watched
 
 log = get_log(__name__)
@@ -79,9 +86,13 @@ class WorkerPlan(Generic[InfoT]):
     """Returns the most input tokens of open requests; 0: no limit."""
     counted: Counted = PROMPT_TOKENS
     """What these tokens are, for abilities that count something else."""
+    kv: KvEventLog | None = None
+    """What the engine tells of its prefix caches; None: it has no KV events."""
     max_receive_bytes: int = 4 << 20
     without_spans: Collection[str] = ()
     """Methods whose streams carry many requests: each request has a span, the stream has none."""
+    control: ControlPlan = field(default_factory=ControlPlan)
+    """What operators can do with the engine."""
 
 
 class WorkerHost(Generic[InfoT]):
@@ -103,12 +114,16 @@ class WorkerHost(Generic[InfoT]):
         """Makes spans; None: there are none."""
         self.work = OpenWork()
         """Counts open requests; knows whether the worker drains."""
+        self.rest = EngineRest()
+        """Tells the canary when the engine may make no progress."""
         self.streams = OpenWork()
         """Counts streams that carry requests; a drain waits until the notified ones have ended."""
         self.info: Watched[InfoT] = Watched()
         """The engine's info; None until it is loaded and warmed up."""
+        self.control = plan.control
+        """The engine's controls."""
         self._description: Watched[WorkerDescription] = Watched()
-        self._loading: HealthCondition | None = None
+        self._loads: HealthCondition | None = None
         self._max_open_requests = max_open_requests
         self.requests = OpenRequests(
             self.work,
@@ -117,13 +132,16 @@ class WorkerHost(Generic[InfoT]):
             plan.counted,
         )
         self.metrics = EngineMetrics(plan.engine, plan.role, plan.model)
+        self.reports = LoadReports(plan.engine)
+        """Counts the tokens of requests that have ended, for load reports."""
+        self.loading = Loading(plan.engine)
+        """How far the model is loaded."""
 
     def attach(self, server: grpc.aio.Server, conditions: HealthConditions) -> None:
         """Add the servicers, and add the condition `LOADING`."""
-        self._loading = conditions.own(LOADING, holds=True)
-        servicer = WorkerServicer(
-            self.plan.engine, self._description, self.plan.describe, self.work
-        )
+        self._loads = conditions.own(LOADING, holds=True)
+        info = InfoWatch(self._description, self.plan.describe, self.work)
+        servicer = WorkerServicer(info, self.reports, self.loading, self.plan.kv)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
         self.plan.add(self, server)
 
@@ -133,10 +151,16 @@ class WorkerHost(Generic[InfoT]):
         Raises:
             EngineFailedError: the engine couldn't be started.
         """
-        log.phase("loading the model")
-        info = await self.plan.engine.start(on_failure)
-        log.phase("warming up")
-        await self.plan.engine.warm_up()
+        try:
+            log.phase("loading the model")
+            async with self.loading.following():
+                info = await self.plan.engine.start(on_failure)
+            log.phase("warming up")
+            self.loading.reach(LoadStage.WARMING_UP)
+            await self.plan.engine.warm_up()
+        except BaseException:  # also when a signal cancels it
+            self.loading.fail()
+            raise
         self.ready(info)
         return info
 
@@ -144,8 +168,9 @@ class WorkerHost(Generic[InfoT]):
         """Accept requests from now on: the engine is loaded and warmed up."""
         self.set_info(info)
         self.metrics.ready(info)
-        if self._loading is not None:
-            self._loading.clear()
+        if self._loads is not None:
+            self._loads.clear()
+        self.loading.reach(LoadStage.READY)
 
     def set_info(self, info: InfoT) -> None:
         """Replace the engine's info; watchers of the worker's info get the new one."""

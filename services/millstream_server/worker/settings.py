@@ -10,12 +10,14 @@ from millstream_server.engines.settings import CommonEngineSettings
 from millstream_server.engines.sglang.arguments import refuse_arguments
 from millstream_server.engines.sglang.settings import SglangSettings
 from millstream_server.engines.simulated.settings import SimulatedSettings
-from millstream_server.runtime.settings import group, setting
+from millstream_server.runtime.settings import SettingsError, group, setting
 from millstream_server.transfer.embeddings.settings import (
     EmbeddingFetchSettings,
     EmbeddingTransferSettings,
 )
+from millstream_server.worker.control.settings import ControlSettings
 from millstream_server.worker.host_settings import ModelSettings
+from millstream_server.worker.kv_events.log import DEFAULT_BUFFER, MIN_BUFFER
 
 
 class EngineKind(enum.Enum):
@@ -40,8 +42,15 @@ class WorkerSettings(ModelSettings):
     )
     embedding: EmbeddingTransferSettings = group(EmbeddingTransferSettings)
     embedding_fetch: EmbeddingFetchSettings = group(EmbeddingFetchSettings)
+    control: ControlSettings = group(ControlSettings)
     max_open_tokens: int = setting(
         0, help="most prompt tokens of open requests; 0: four times what the KV cache holds"
+    )
+
+    kv_event_buffer: int = setting(
+        DEFAULT_BUFFER,
+        help="hashes of KV events kept per data-parallel rank, 8 bytes each: a reader that is "
+        "further behind gets the whole set anew; 1024 or more",
     )
 
     def checked(self) -> Self:
@@ -50,6 +59,10 @@ class WorkerSettings(ModelSettings):
         Raises:
             SettingsError: one is unknown, wrong, or managed by us, or the engine takes none.
         """
+        if self.kv_event_buffer < MIN_BUFFER:
+            raise SettingsError(
+                f"MILLSTREAM_KV_EVENT_BUFFER is {self.kv_event_buffer}; give {MIN_BUFFER} or more"
+            )
         if self.engine is EngineKind.SIMULATED:
             refuse_arguments(self.sglang.engine_args, "simulated")
             self.sglang.topology.refuse("simulated")

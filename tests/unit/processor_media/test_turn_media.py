@@ -25,7 +25,8 @@ from millstream_server.processor.media.parts import MediaPart
 from millstream_server.processor.media.uploads import Uploads
 from millstream_server.processor.media.urls import UrlFetcher
 from millstream_server.processor.telemetry import NO_TELEMETRY
-from millstream_server.routing.policy import PolicyName, make_policy
+from millstream_server.routing.policies import make_policy
+from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import WorkerView

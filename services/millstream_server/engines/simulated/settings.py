@@ -8,14 +8,16 @@ from typing import Literal
 
 from millstream_server.engines.base import Role
 from millstream_server.engines.settings import EngineContext
+from millstream_server.engines.simulated.config import SimulatedConfig
 from millstream_server.engines.simulated.diffuser import SimulatedDiffuserConfig
 from millstream_server.engines.simulated.encoder import MIN_WIDTH, SimulatedEncoderConfig
-from millstream_server.engines.simulated.engine import SimulatedConfig
 from millstream_server.generation.generator import MediaModel
 from millstream_server.generation.media_model import read_media_model
 from millstream_server.media.families import UnusableFamilyError, load
 from millstream_server.runtime.settings import SettingsError, setting
 from millstream_server.synthesis.request import Kind
+
+_MAX_RANKS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,7 @@ class SimulatedSettings:
     simulated_step_s: float = setting(0.0, help="simulated: time of a decode step")
     simulated_prefill_s_per_token: float = setting(0.0, help="simulated: prefill time per token")
     simulated_vocab_size: int = setting(32000, help="simulated: vocabulary size")
+    simulated_dp_size: int = setting(1, help="simulated: data-parallel ranks, 1 to 64")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,15 +102,19 @@ def _like(config: SimulatedEncoderConfig, model_path: Path) -> SimulatedEncoderC
 
 
 def engine_config(settings: SimulatedSettings, context: EngineContext) -> SimulatedConfig:
-    """Make the configuration of one engine."""
+    """Make the configuration of one engine.
+
+    Raises:
+        SettingsError: the number of ranks is out of range, or the model's media can't be read.
+    """
     common = context.common
-    limits = {
-        "context_length": common.context_length,
-        "max_running_requests": common.max_running_requests,
-    }
-    return SimulatedConfig(
+    if not 1 <= settings.simulated_dp_size <= _MAX_RANKS:
+        sentence = f"must be from 1 to {_MAX_RANKS}, not {settings.simulated_dp_size}"
+        raise SettingsError(f"--simulated-dp-size {sentence}")
+    config = SimulatedConfig(
         role=context.role,
         vocab_size=settings.simulated_vocab_size,
+        dp_size=settings.simulated_dp_size,
         load_s=settings.simulated_load_s,
         step_s=settings.simulated_step_s,
         prefill_s_per_token=settings.simulated_prefill_s_per_token,
@@ -115,7 +122,11 @@ def engine_config(settings: SimulatedSettings, context: EngineContext) -> Simula
         bootstrap_port=common.bootstrap_port,
         transfer_timeout_s=common.transfer_timeout_s,
         media=_media(context),
-        **{name: value for name, value in limits.items() if value},
+    )
+    return replace(
+        config,
+        context_length=common.context_length or config.context_length,
+        max_running_requests=common.max_running_requests or config.max_running_requests,
     )
 
 

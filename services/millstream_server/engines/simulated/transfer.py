@@ -1,8 +1,9 @@
 """The simulated engine's KV transfer: over TCP, matched by the ticket's room number.
 
 Prefill listens; decode connects and sends its room number; when the room's prompt is ready, prefill
-sends a digest in place of the KV cache: the prompt's length and last token, and the numbers that
-follow from its media. The simulated decode needs no more, and detects a mix-up with it.
+sends a digest in place of the KV cache: the prompt's length and last token, the numbers that follow
+from its media, from the weight version and the adapter, and its data-parallel rank. The simulated
+decode needs no more, and detects a mix-up with it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import struct
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from millstream_server.engines.simulated import media
 from millstream_server.generation.request import Prompt
@@ -20,7 +22,23 @@ from millstream_server.transfer.ticket import Ticket
 
 _ROOM = struct.Struct(">Q")
 _DIGEST = struct.Struct(">QQI")
-_TENSORS = struct.Struct(">I")
+_FACTS = struct.Struct(">III")
+"""The tensors' number, the data-parallel rank, the shift."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A computed prompt, and what computed it."""
+
+    prompt: Prompt
+    dp_rank: int = 0
+    shift: int = 0
+    """What weights and adapter add to the step (`engines.simulated.shifts`)."""
+
+    def __bytes__(self) -> bytes:
+        """Return what is sent in place of the KV cache."""
+        tensors = media.of_tensors(self.prompt.media)
+        return _digest(self.prompt) + _FACTS.pack(tensors, self.dp_rank, self.shift)
 
 
 def _digest(prompt: Prompt) -> bytes:
@@ -43,12 +61,33 @@ class Bootstrap:
         self._server = await asyncio.start_server(self._serve, host, port)
         return int(self._server.sockets[0].getsockname()[1])
 
-    def offer(self, room: int, prompt: Prompt, taken: Callable[[], None]) -> None:
+    async def hand_over(self, room: int, offer: Offer, timeout_s: float) -> None:
+        """Offer a prompt's cache until decode has it.
+
+        Raises:
+            KvTransferError: none came in time.
+        """
+        taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def on_taken() -> None:
+            if not taken.done():
+                taken.set_result(None)
+
+        self.offer(room, offer, on_taken)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await taken
+        except TimeoutError as error:
+            raise KvTransferError("no decode worker came for the KV cache in time") from error
+        finally:
+            self.withdraw(room)
+
+    def offer(self, room: int, offer: Offer, taken: Callable[[], None]) -> None:
         """Offer a prompt's cache; ``taken`` is called once decode has it."""
         self._taken[room] = taken
-        offer = self._offers[room]
-        if not offer.done():
-            offer.set_result(_digest(prompt) + _TENSORS.pack(media.of_tensors(prompt.media)))
+        offered = self._offers[room]
+        if not offered.done():
+            offered.set_result(bytes(offer))
 
     def withdraw(self, room: int) -> None:
         """Remove an offer; a decode worker that waits for it is disconnected."""
@@ -87,12 +126,12 @@ class Bootstrap:
             writer.close()
 
 
-async def fetch(ticket: Ticket, prompt: Prompt, timeout_s: float) -> int:
+async def fetch(ticket: Ticket, prompt: Prompt, timeout_s: float, shift: int = 0) -> int:
     """Decode's side: wait for the prompt's cache; return the number of its media's tensors.
 
     Raises:
         KvTransferError: prefill isn't reachable, disconnected, took too long, or has another
-        prompt.
+        prompt, other weights or another rank than the ticket names (0 without one).
     """
     try:
         async with asyncio.timeout(timeout_s):
@@ -102,11 +141,19 @@ async def fetch(ticket: Ticket, prompt: Prompt, timeout_s: float) -> int:
             with contextlib.closing(writer):
                 writer.write(_ROOM.pack(ticket.room))
                 digest = await reader.readexactly(_DIGEST.size)
-                (tensors,) = _TENSORS.unpack(await reader.readexactly(_TENSORS.size))
+                facts = _FACTS.unpack(await reader.readexactly(_FACTS.size))
     except TimeoutError as error:
         raise KvTransferError("the KV cache did not arrive from prefill in time") from error
     except (OSError, asyncio.IncompleteReadError) as error:
         raise KvTransferError("the prefill worker disconnected during the hand-off") from error
     if digest != _digest(prompt):
         raise KvTransferError("prefill and decode were given different prompts")
-    return int(tensors)
+    tensors, dp_rank, prefill_shift = map(int, facts)
+    if dp_rank != (ticket.prefill_dp_rank or 0):
+        raise KvTransferError(
+            f"the ticket names the prefill's data-parallel rank {ticket.prefill_dp_rank}, "
+            f"but rank {dp_rank} computed the prompt"
+        )
+    if shift != prefill_shift:
+        raise KvTransferError("prefill and decode have different weights or adapters")
+    return tensors

@@ -204,6 +204,9 @@ class _TextRequest:
             )
             (leg,) = plan.legs
             address = leg.worker.address
+            request = replace(
+                request, dp_rank=leg.dp_rank, expected_cached_tokens=leg.cached_tokens
+            )
             self._span = self._telemetry.leg(leg.role, address)
             request = replace(request, trace=self._span.carry(request.trace))
             self._cancel = self._parts.workers.generate(address, request, self)

@@ -1,7 +1,7 @@
 """Which members hold which KV blocks: one model's prefix caches, as their events tell them.
 
-A member is one prefix cache: a worker, or one of its data-parallel ranks. It has a small number, and
-sets of members are ints with one bit per member. Blocks of one chain that have the same members
+A member is one prefix cache: a worker, or one of its data-parallel ranks. It has a small number,
+and sets of members are ints with one bit per member. Blocks of one chain that have the same members
 share one int object, so that a prompt's prefix, which a thousand members may hold, is looked up
 with one comparison of pointers per block.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from millstream_server.kv_cache.events import BlocksRemoved, BlocksStored, KvEvent
@@ -19,8 +19,8 @@ from millstream_server.routing.prefix.holdings import Holdings
 
 DEFAULT_MAX_BLOCKS = 2_000_000
 EXPECTED_S = 10.0
-"""How long an expected block counts. Its event comes with the first token; a longer wait is rare, and
-a wrong guess costs one prompt that is computed anew."""
+"""How long an expected block counts. Its event comes with the first token; a longer wait is rare,
+and a wrong guess costs one prompt that is computed anew."""
 _TAKEN_BACK_AT_ONCE = 4
 """Most expectations that one call takes back: each call adds one at most."""
 
@@ -60,6 +60,8 @@ class PrefixIndex:
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start without members; ``now`` is in seconds."""
+        self.blocks = 0
+        """Number of blocks that members hold, each counted once per member: what is bounded."""
         self._max_blocks = max_blocks
         self._now = now
         self._holders: dict[int, int] = {}
@@ -85,11 +87,6 @@ class PrefixIndex:
         self._clear(self._members.pop(member))
         heapq.heappush(self._free, member)
 
-    @property
-    def blocks(self) -> int:
-        """Number of blocks, of each member: what is bounded."""
-        return sum(len(member.held) for member in self._members.values())
-
     def held(self, member: int) -> set[int]:
         """Return a member's blocks, without the expected ones."""
         return self._members[member].held.hashes()
@@ -103,7 +100,7 @@ class PrefixIndex:
             if isinstance(event, BlocksStored):
                 self._store(one, event)
             elif isinstance(event, BlocksRemoved):
-                self._unmark(one, one.held.remove(event.hashes, event.medium))
+                self._drop(one, one.held.remove(event.hashes, event.medium))
             else:
                 self._clear(one)
 
@@ -122,9 +119,10 @@ class PrefixIndex:
         """
         one, now = self._members[member], self._now()
         self._take_back(now)
-        one.held.use(hashes[-1] if hashes else None)
         bit, holders = one.bit, self._holders
         fresh = [block for block in hashes if not holders.get(block, 0) & bit]
+        if len(fresh) < len(hashes):
+            one.held.use(hashes[len(hashes) - len(fresh) - 1])
         if fresh:
             self._mark(one, fresh)
             one.expected.update(fresh)
@@ -163,12 +161,19 @@ class PrefixIndex:
     # ---- the sets --------------------------------------------------------------------------------
 
     def _store(self, member: _Member, event: BlocksStored) -> None:
-        member.held.store(event.hashes, event.parent, event.medium)
+        held = member.held
+        before = len(held)
+        held.store(event.hashes, event.parent, event.medium)
+        self.blocks += len(held) - before
         if member.expected:
             member.expected.difference_update(event.hashes)
         self._mark(member, event.hashes)
-        if 2 * member.held.young > self._max_blocks // len(self._members):
-            self._unmark(member, member.held.forget())
+        if 2 * held.young > self._max_blocks // len(self._members):
+            self._drop(member, held.forget())
+
+    def _drop(self, member: _Member, hashes: Collection[int]) -> None:
+        self._unmark(member, hashes)
+        self.blocks -= len(hashes)
 
     def _mark(self, member: _Member, hashes: Iterable[int]) -> None:
         """Add a member to blocks; equal sets of a chain stay one object."""
@@ -195,7 +200,8 @@ class PrefixIndex:
                 del holders[block]
 
     def _clear(self, member: _Member) -> None:
-        self._unmark(member, member.held.hashes() | member.expected)
+        self._drop(member, member.held.hashes())
+        self._unmark(member, member.expected)
         member.held = Holdings()
         member.expected = set()
 

@@ -163,6 +163,19 @@ for _cause in ("requests", "tokens", "bytes", "media", "streams", "deadline", "d
     # 0 from the start: else the first refusal is not seen as an increase.
     ADMISSION_REFUSED.labels(_cause)
 
+# ---- routing -------------------------------------------------------------------------------------
+
+PREFIX_INDEX_BLOCKS = _gauge(
+    "millstream_prefix_index_blocks",
+    "Cached KV blocks of workers that routing knows of, each counted once per worker that holds it",
+    ["model"],
+)
+ROUTING_CACHED_TOKENS = _counter(
+    "millstream_routing_cached_tokens",
+    "Prompt tokens that routing expected in the KV cache of the worker it chose",
+    ["model"],
+)
+
 # ---- the stream between Processor and worker -----------------------------------------------------
 
 WORKERS_CONNECTED = _gauge(

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import grpc
 
+from millstream_server.control.abilities import NO_CONTROLS, Controlled
+from millstream_server.control.adapters import LoraAdapter
 from millstream_server.engines.base import Role
 from millstream_server.engines.settings import DllmSettings
 from millstream_server.generation.generator import GeneratorEngine, GeneratorInfo
+from millstream_server.kv_cache.events import KvEventSource
 from millstream_server.protobuf.worker import description_to_proto
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.transfer.ticket import TicketGate, TicketKey
 from millstream_server.worker import app, follower
+from millstream_server.worker.control.plan import ControlOptions, ControlPlan
 from millstream_server.worker.engine_choice import make_engine, make_follower
 from millstream_server.worker.generation.core import GenerationWorker
 from millstream_server.worker.generation.fetching import Fetcher
 from millstream_server.worker.generation.media import EmbeddingSource
 from millstream_server.worker.host import WorkerHost, WorkerPlan
+from millstream_server.worker.kv_events.log import DEFAULT_BUFFER, KvEventLog
 from millstream_server.worker.open_requests import DEFAULT_TIMES
 from millstream_server.worker.settings import WorkerSettings
 
@@ -79,6 +84,8 @@ async def run(
         service,
         TicketGate(key) if key and role.hands_off else None,
         max_open_tokens=settings.max_open_tokens,
+        options=settings.control.options(settings.model_path),
+        kv_event_buffer=settings.kv_event_buffer,
         open_fetcher=source.open if source else None,
     )
     try:
@@ -96,7 +103,9 @@ def make_plan(
     gate: TicketGate | None,
     *,
     max_open_tokens: int = 0,
+    options: ControlOptions | None = None,
     open_fetcher: Callable[[Tracing | None], Fetcher | None] | None = None,
+    kv_event_buffer: int = DEFAULT_BUFFER,
 ) -> WorkerPlan[GeneratorInfo]:
     """Make a worker's plan; ``max_open_tokens`` 0: four times the KV cache's size.
 
@@ -108,6 +117,9 @@ def make_plan(
         fetcher = open_fetcher(host.tracing) if open_fetcher else None
         service.add(GenerationWorker(host, engine, gate, fetcher), server)
 
+    kv = KvEventLog(kv_event_buffer) if isinstance(engine, KvEventSource) else None
+    if kv is not None and isinstance(engine, KvEventSource):
+        engine.follow_kv(kv)
     return WorkerPlan(
         engine=engine,
         role=role,
@@ -118,7 +130,21 @@ def make_plan(
         describe=description_to_proto,
         max_open_tokens=partial(_most_open_tokens, max_open_tokens),
         max_receive_bytes=_MAX_RECEIVE_BYTES,
+        kv=kv,
         without_spans=(f"{service.name}/{service.stream}",),
+        control=_control_plan(engine, options or ControlOptions()),
+    )
+
+
+def _control_plan(engine: GeneratorEngine, options: ControlOptions) -> ControlPlan:
+    def with_adapters(info: GeneratorInfo, adapters: tuple[LoraAdapter, ...]) -> GeneratorInfo:
+        return replace(info, adapters=adapters)
+
+    return ControlPlan(
+        controls=lambda: engine.controls if isinstance(engine, Controlled) else NO_CONTROLS,
+        adapters=lambda info: info.adapters,
+        with_adapters=with_adapters,
+        options=options,
     )
 
 

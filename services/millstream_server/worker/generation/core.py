@@ -20,6 +20,7 @@ from millstream_server.runtime.telemetry.metrics import TICKETS_REFUSED
 from millstream_server.transfer.ticket import Ticket, TicketGate
 from millstream_server.worker.generation.fetching import Fetcher, FetchThenSubmit
 from millstream_server.worker.host import WorkerHost
+from millstream_server.worker.load_report import LoadReports
 from millstream_server.worker.open_requests import OpenRequest
 
 
@@ -75,9 +76,9 @@ class GenerationWorker:
             if opened.trace is not request.trace:
                 request = replace(request, trace=opened.trace)
             if fetches is not None:
-                fetches.submit(request, _Reported(opened, sink), opened.fetched)
+                fetches.submit(request, self._reported(opened, sink), opened.fetched)
             else:
-                self._engine.submit(request, _Reported(opened, sink))
+                self._engine.submit(request, self._reported(opened, sink))
         except BaseException as error:
             opened.failed(error)  # code that raises doesn't report the end
             raise
@@ -87,6 +88,9 @@ class GenerationWorker:
         """Stop a request at any stage."""
         if engine_id and not (self._fetches and self._fetches.cancel(engine_id)):
             self._engine.abort(engine_id)
+
+    def _reported(self, opened: OpenRequest, sink: OutputSink) -> _Reported:
+        return _Reported(opened, sink, self._host.reports)
 
     def _fetches_for(self, request: GenerationRequest) -> FetchThenSubmit | None:
         """Return what runs a request with media; None for text, and for geometry alone."""
@@ -114,16 +118,22 @@ class _Reported:
     The count comes first, telemetry last: if telemetry fails, the caller still gets the end.
     """
 
-    __slots__ = ("_opened", "_sink", "emit")
+    __slots__ = ("_opened", "_reports", "_sink", "emit")
 
-    def __init__(self, opened: OpenRequest, sink: OutputSink) -> None:
+    def __init__(self, opened: OpenRequest, sink: OutputSink, reports: LoadReports) -> None:
         self._opened = opened
+        self._reports = reports
         self._sink = sink
         self.emit = sink.emit  # token path: no call in between
 
     def finish(self, finish: Finish) -> None:
         opened = self._opened
         opened.leave()
+        self._reports.count(
+            prompt=finish.prompt_tokens,
+            cached=finish.cached_tokens,
+            completion=finish.completion_tokens,
+        )
         self._sink.finish(finish)
         if opened.traced:
             opened.finished(finish.reason.name, usage_attributes(finish))

@@ -20,8 +20,8 @@ class FreezableDict(Generic[V]):
     """Maps block hashes to values.
 
     While it is frozen, changes are kept apart, one entry per changed key; nothing is copied when it
-    is frozen, and `thaw` takes as long as there are changed keys (0.1 µs each). Keys keep the order
-    in which they were added first.
+    is frozen, and `thaw` takes 0.2 µs per changed key. Keys keep the order in which they
+    were added first.
     """
 
     def __init__(self) -> None:
@@ -33,6 +33,11 @@ class FreezableDict(Generic[V]):
     def __len__(self) -> int:
         """Return the current number of keys."""
         return self._size
+
+    @property
+    def changes(self) -> int:
+        """Number of keys that changed since it was frozen."""
+        return len(self._changes or ())
 
     def get(self, key: int, default: D) -> V | D:
         """Return the current value, or ``default``."""

@@ -3,9 +3,9 @@
 A log is the current set and a ring of the last messages. Readers (`worker.kv_events.reader`) have a
 position only, so any number of them costs no memory here, however slow they are. Memory per rank:
 
-- the set: about 110 bytes per cached block (`CachedBlocks`);
+- the set: 80 to 110 bytes per cached block (`CachedBlocks`);
 - the ring: 8 bytes per hash (`MessageRing`);
-- while snapshots are read: about 110 bytes per block that changed since the oldest of them began.
+- while snapshots are read: 80 to 110 bytes per block that changed since the oldest of them began.
   They share one frozen set. They are given up once the ring has lost a message after them, so this
   is at most one entry per hash in the ring, for all readers together.
 """
@@ -31,6 +31,7 @@ DEFAULT_BUFFER = 262_144
 tokens a second stores and removes about 100,000 hashes a second: 2.6 s, longer than a lost stream
 takes to reconnect. With blocks of 16 tokens it is 40 s."""
 
+MIN_BUFFER = 1024
 _NAMES = {BlocksStored: "stored", BlocksRemoved: "removed", CacheCleared: "cleared"}
 _CHAIN_HASHES = 4096  # longest chain in a snapshot: a part is cut between chains
 
@@ -81,6 +82,11 @@ class RankLog:
     def __len__(self) -> int:
         """Return the number of cached blocks."""
         return len(self._blocks)
+
+    @property
+    def held_changes(self) -> int:
+        """Number of entries that are held because snapshots are read."""
+        return self._blocks.changes
 
     def media(self, block: int) -> frozenset[Medium]:
         """Return where a block is cached; empty: nowhere."""

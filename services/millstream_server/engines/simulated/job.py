@@ -1,0 +1,158 @@
+"""One request in the simulated engine: its tokens, its KV blocks, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from millstream_server.engines.base import Role
+from millstream_server.engines.simulated import media
+from millstream_server.engines.simulated.config import SimulatedConfig
+from millstream_server.engines.simulated.prefix_cache import HeldBlocks
+from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
+from millstream_server.generation.request import GenerationRequest, Prompt
+from millstream_server.kv_cache.hashing import Namespace, further_hashes
+
+_LOGPROB = -0.5
+_WORDS = struct.Struct("<8I")
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request: queue → prefill → (transfer) → decode."""
+
+    request: GenerationRequest
+    sink: OutputSink
+    config: SimulatedConfig
+    weight_version: str
+    shift: int
+    """What weights and adapter add to ``step``."""
+    stop_ids: frozenset[int]
+    token: int
+    """The last token."""
+    blocks: int
+    """KV blocks for its longest possible length."""
+    limit: int
+    """How many tokens it generates at most."""
+    step: int = 1
+    """What is added to a token for the next one."""
+    generated: int = 0
+    stage: asyncio.Task[None] | None = None
+    """The running prefill or transfer."""
+    logprobs_top: int | None = None
+    held: HeldBlocks | None = None
+    """None: it is queued."""
+    cached_tokens: int = 0
+    prefilled: bool = False
+    """Whether the prompt has been computed."""
+    hashes: list[int] = field(default_factory=list)
+    """Of the first full blocks; `hashes_of` adds to them."""
+    digest: bytes = b""
+    """Of the last of these."""
+    prompt_ids: Sequence[int] = ()
+    """The prompt as its KV blocks are named."""
+
+    def hashes_of(self, tokens: int) -> list[int]:
+        """Return the hashes of the full blocks of its first tokens, the output's included."""
+        size = self.config.block_size
+        done = len(self.hashes) * size
+        if tokens - done >= size:
+            further, self.digest = further_hashes(self.digest, self._ids(done, tokens), size)
+            self.hashes += further
+        return self.hashes[: tokens // size]
+
+    def _ids(self, start: int, end: int) -> Sequence[int]:
+        prompt = self.prompt_ids
+        if end <= len(prompt):
+            return prompt[start:end]
+        last, size, step = self.request.token_ids[-1], self.config.vocab_size, self.step
+        first = last + step * (max(start - len(prompt), 0) + 1)
+        ids: Sequence[int] = range(first, last + step * (end - len(prompt)) + 1, step)
+        if ids[-1] >= size:
+            ids = [token % size for token in ids]
+        return ids if start >= len(prompt) else [*prompt[start:], *ids]
+
+    @property
+    def known_tokens(self) -> int:
+        """Tokens of the prompt and the output so far."""
+        return len(self.prompt_ids) + self.generated
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens that have KV: all but the last one generated."""
+        return len(self.prompt_ids) + max(self.generated - 1, 0) if self.prefilled else 0
+
+    def end(self, reason: FinishReason, matched: int | None = None) -> None:
+        """Report the terminal result."""
+        request = self.request
+        prompt = request.logprobs is not None and request.logprobs.prompt
+        self.sink.finish(
+            Finish(
+                reason=reason,
+                prompt_tokens=len(request.token_ids),
+                completion_tokens=self.generated,
+                cached_tokens=self.cached_tokens,
+                media_tokens=request.prompt.media_tokens,
+                matched_token_id=matched,
+                prompt_logprobs=_prompt_logprobs(request.token_ids) if prompt else (),
+                weight_version=self.weight_version,
+            )
+        )
+
+
+def make_job(
+    request: GenerationRequest,
+    sink: OutputSink,
+    config: SimulatedConfig,
+    weight_version: str,
+    shift: int,
+) -> Job:
+    """Make a job of a request; see the head of `engines.simulated.engine` for its tokens."""
+    sampling, prompt = request.sampling, request.prompt
+    stop_ids = set(sampling.stop_token_ids)
+    if config.eos_token_id is not None and not sampling.ignore_eos:
+        stop_ids.add(config.eos_token_id)
+    limit = 1 if config.role is Role.PREFILL else sampling.max_new_tokens
+    return Job(
+        request=request,
+        sink=sink,
+        config=config,
+        weight_version=weight_version,
+        shift=shift,
+        stop_ids=frozenset(stop_ids),
+        token=request.token_ids[-1],
+        blocks=-(-(len(request.token_ids) + limit) // config.block_size),
+        limit=limit,
+        step=1 + shift + media.of_digests(prompt.media) + media.of_tensors(prompt.media),
+        logprobs_top=request.logprobs.top if request.logprobs else None,
+        digest=Namespace(request.adapter, request.cache_salt).digest(),
+        prompt_ids=_prompt_ids(prompt),
+    )
+
+
+def logprob(token: int, top: int, vocab_size: int) -> TokenLogprob:
+    """Return the logprob of a generated token."""
+    ranked = tuple(((token + i) % vocab_size, _LOGPROB * (i + 1)) for i in range(top))
+    return TokenLogprob(token, _LOGPROB, ranked)
+
+
+def _prompt_logprobs(token_ids: Sequence[int]) -> tuple[TokenLogprob, ...]:
+    return tuple(
+        TokenLogprob(token, float("nan") if i == 0 else _LOGPROB)
+        for i, token in enumerate(token_ids)
+    )
+
+
+def _prompt_ids(prompt: Prompt) -> Sequence[int]:
+    """Put numbers of a media item in place of its placeholders, so that blocks differ by it."""
+    if not prompt.media:
+        return prompt.token_ids
+    ids = list(prompt.token_ids)
+    for item in prompt.media:
+        words = _WORDS.unpack(sha256(item.digest).digest())
+        for span in item.spans:
+            ids[span.start : span.start + span.length] = [words[i % 8] for i in range(span.length)]
+    return ids

@@ -1,0 +1,96 @@
+"""Follows a worker's KV events, over all connections to it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+
+from millstream.v1 import kv_events_pb2, worker_pb2_grpc
+from millstream_server.engines.base import WorkerDescription
+from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.protobuf.kv_events import kv_message_from_proto, kv_position_to_proto
+from millstream_server.routing.prefix.model import Membership, Prefixes
+from millstream_server.routing.prefix.replica import RankReplica
+from millstream_server.routing.workers import WorkerView
+from millstream_server.runtime.telemetry.client_rpcs import observe_call
+from millstream_server.runtime.telemetry.log import get_log
+
+log = get_log(__name__)
+
+_METHOD = "millstream.v1.WorkerService/WatchKvEvents"
+_RETRY_S = 0.5
+
+
+class KvWatch:
+    """Keeps a worker's members of the prefix index equal to its caches.
+
+    What is known outlives a connection: the next one goes on where it ended, unless the worker was
+    restarted. The index forgets the worker when its link is removed from the router.
+    """
+
+    def __init__(self, prefixes: Prefixes, view: WorkerView) -> None:
+        """Prepare; nothing is known yet."""
+        self._prefixes = prefixes
+        self._view = view
+        self._membership: Membership | None = None
+        self._replicas: dict[int, RankReplica] = {}
+        """By data-parallel rank."""
+
+    async def run(
+        self, service: worker_pb2_grpc.WorkerServiceStub, description: WorkerDescription
+    ) -> None:
+        """Follow the events on one connection; returns if the worker has none."""
+        engine = description.engine
+        membership = self._prefixes.admit(self._view, description)
+        if membership is None or not isinstance(engine, GeneratorInfo) or not engine.tells_kv:
+            return
+        if membership is not self._membership:
+            self._membership = membership
+            index = membership.prefixes.index
+            self._replicas = {
+                rank: RankReplica(index, place.member)
+                for rank, place in enumerate(membership.places, engine.dp_start)
+            }
+        offered = True
+        while offered:
+            offered = await self._follow(service, membership)
+            await asyncio.sleep(_RETRY_S if offered else 0)
+
+    async def _follow(
+        self, service: worker_pb2_grpc.WorkerServiceStub, membership: Membership
+    ) -> bool:
+        """Read one stream to its end; return whether the worker offers it.
+
+        Raises:
+            ValueError: the worker isn't the one that it was when the connection began.
+        """
+        call: Any = service.WatchKvEvents(self._request())
+        observe_call(call, _METHOD)
+        try:
+            async for response in call:
+                if not self._prefixes.has(self._view, membership):
+                    raise ValueError("the worker's data-parallel ranks or blocks have changed")
+                replica = self._replicas.get(response.dp_rank)
+                if replica and not replica.take(kv_message_from_proto(response)):
+                    log.info("KV events are missing", worker=self._view.address)
+                    return True
+                membership.prefixes.count_blocks()
+        except grpc.aio.AioRpcError as error:
+            log.debug("KV events ended", worker=self._view.address, code=error.code().name)
+            return error.code() not in {
+                grpc.StatusCode.UNIMPLEMENTED,
+                grpc.StatusCode.INVALID_ARGUMENT,
+            }
+        finally:
+            call.cancel()
+        return True
+
+    def _request(self) -> kv_events_pb2.WatchKvEventsRequest:
+        for replica in self._replicas.values():
+            replica.begin()
+        known = [replica.position for replica in self._replicas.values()]
+        return kv_events_pb2.WatchKvEventsRequest(
+            positions=[kv_position_to_proto(position) for position in known if position]
+        )

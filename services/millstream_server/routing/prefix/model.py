@@ -1,0 +1,218 @@
+"""What a Processor knows of its models' prefix caches and queues: `kv_aware` decides by it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from millstream_server.engines.base import WorkerDescription
+from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.kv_cache.hashing import Namespace, block_hashes
+from millstream_server.routing.load_levels import LoadLevels, waiting_tokens
+from millstream_server.routing.prefix.index import DEFAULT_MAX_BLOCKS, PrefixIndex
+from millstream_server.routing.request import RoutingRequest
+from millstream_server.routing.workers import Candidate, Place, WorkerView, candidates_of
+from millstream_server.runtime.telemetry.metrics import PREFIX_INDEX_BLOCKS, ROUTING_CACHED_TOKENS
+
+
+class CachedBy(NamedTuple):
+    """Members that hold a prompt's beginning."""
+
+    tokens: int
+    """How much of it, without the last token: that one is always computed."""
+    members: int
+    """The members, as bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overlaps:
+    """Who holds how much of one prompt."""
+
+    cached: Sequence[CachedBy]
+    """The most first; a member is in one of the sets at most."""
+    hashes: dict[int, Sequence[int]]
+    """The prompt's blocks, by block size."""
+
+    def tokens(self, place: Place) -> int:
+        """Return how many tokens of the prompt a place holds."""
+        bit = 1 << place.member if place.member >= 0 else 0
+        return next((cached.tokens for cached in self.cached if cached.members & bit), 0)
+
+
+_NOTHING = Overlaps((), {})
+
+
+class ModelPrefixes:
+    """One model's prefix caches, queues and places. All calls come from one event loop."""
+
+    def __init__(self, model: str, max_blocks: int, now: Callable[[], float]) -> None:
+        """Start without places; see `PrefixIndex`."""
+        self._cached_tokens = ROUTING_CACHED_TOKENS.labels(model)
+        self._blocks = PREFIX_INDEX_BLOCKS.labels(model)
+        self.index = PrefixIndex(max_blocks, now)
+        self.levels = LoadLevels()
+        self.places: dict[int, Candidate] = {}
+        """By member."""
+        self._most_running: dict[int, int] = {}
+        self._block_sizes: dict[int, int] = {}
+        """Members that tell of their blocks, by the tokens of a block."""
+        self._last: tuple[RoutingRequest, Overlaps] | None = None
+
+    @property
+    def tells_kv(self) -> bool:
+        """Whether a worker tells what it caches."""
+        return bool(self._block_sizes)
+
+    def join(self, place: Candidate, engine: GeneratorInfo) -> None:
+        """Give a place a number, and follow its load."""
+        member = place.member = self.index.join()
+        self.places[member] = place
+        self._most_running[member] = max(engine.max_running_requests // engine.dp_size, 1)
+        if engine.tells_kv:
+            size = engine.block_size
+            self._block_sizes[size] = self._block_sizes.get(size, 0) | 1 << member
+        self._follow_load(place)
+        place.on_load = self._follow_load
+
+    def leave(self, place: Candidate) -> None:
+        """Forget a place and its blocks."""
+        member = place.member
+        self.index.leave(member)
+        self.levels.remove(member)
+        del self.places[member], self._most_running[member]
+        sizes = {size: members & ~(1 << member) for size, members in self._block_sizes.items()}
+        self._block_sizes = {size: members for size, members in sizes.items() if members}
+        place.leave_index()
+        self._last = None
+        self.count_blocks()
+
+    def count_blocks(self) -> None:
+        """Record the index's size, after events."""
+        self._blocks.set(self.index.blocks)
+
+    def overlaps(self, request: RoutingRequest) -> Overlaps:
+        """Return who holds how much of a request's prompt.
+
+        The legs and the hand-off decider ask in turn for the same request, so the last result is
+        kept.
+        """
+        last = self._last
+        if last is not None and last[0] is request:
+            return last[1]
+        found = self._find(request) if self._block_sizes else _NOTHING
+        self._last = request, found
+        return found
+
+    def sent(self, request: RoutingRequest, place: Candidate) -> int:
+        """Note that a request's prompt is sent to a place (`PrefixIndex.expect`).
+
+        Return how many of its tokens are probably cached there.
+        """
+        overlaps = self.overlaps(request)
+        self._last = None
+        cached = overlaps.tokens(place)
+        self._cached_tokens.inc(cached)
+        for size, hashes in overlaps.hashes.items():
+            if self._block_sizes[size] >> place.member & 1:
+                self.index.expect(place.member, hashes)
+        return cached
+
+    def _find(self, request: RoutingRequest) -> Overlaps:
+        token_ids = request.token_ids
+        if request.media_start is not None:
+            token_ids = token_ids[: request.media_start]
+        namespace = Namespace(request.adapter, request.cache_salt)
+        cached: list[CachedBy] = []
+        hashes: dict[int, Sequence[int]] = {}
+        for size, members in self._block_sizes.items():
+            hashes[size] = of_prompt = block_hashes(token_ids, size, namespace)
+            for overlap in self.index.overlaps(of_prompt):
+                tokens = min(overlap.blocks * size, len(request.token_ids) - 1)
+                cached.append(CachedBy(tokens, overlap.members & members))
+        if len(hashes) > 1:
+            cached.sort(key=lambda by: -by.tokens)
+        return Overlaps(cached, hashes)
+
+    def _follow_load(self, place: Candidate) -> None:
+        self.levels.set(place.member, waiting_tokens(place, self._most_running[place.member]))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Membership:
+    """A worker's places in one model's index."""
+
+    prefixes: ModelPrefixes
+    description: WorkerDescription
+    places: Sequence[Candidate]
+
+
+class Prefixes:
+    """The prefix caches of all models."""
+
+    def __init__(
+        self,
+        max_blocks: int = DEFAULT_MAX_BLOCKS,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start without workers; ``max_blocks`` holds for each model."""
+        self._max_blocks = max_blocks
+        self._now = now
+        self._models: dict[str, ModelPrefixes] = {}
+        self._memberships: dict[WorkerView, Membership] = {}
+
+    def of(self, model: str) -> ModelPrefixes:
+        """Return what is known of a model."""
+        found = self._models.get(model)
+        if found is None:
+            found = self._models[model] = ModelPrefixes(model, self._max_blocks, self._now)
+        return found
+
+    def admit(self, view: WorkerView, description: WorkerDescription) -> Membership | None:
+        """Return a worker's places: the same object while the worker stays the same.
+
+        None: it doesn't generate text. A worker that has changed loses its blocks.
+        """
+        known = self._memberships.get(view)
+        if known and _alike(known.description, description):
+            return known
+        self.dismiss(view)
+        engine = description.engine
+        if not isinstance(engine, GeneratorInfo):
+            return None
+        prefixes = self.of(description.model)
+        places = candidates_of(view, description)
+        for place in places:
+            prefixes.join(place, engine)
+        made = self._memberships[view] = Membership(prefixes, description, places)
+        return made
+
+    def has(self, view: WorkerView, membership: Membership) -> bool:
+        """Return whether these are still the worker's places."""
+        return self._memberships.get(view) is membership
+
+    def dismiss(self, view: WorkerView) -> None:
+        """Forget a worker and its blocks, if it is known."""
+        known = self._memberships.pop(view, None)
+        if known:
+            for place in known.places:
+                known.prefixes.leave(place)
+
+
+def _alike(one: WorkerDescription, other: WorkerDescription) -> bool:
+    """Tell whether two descriptions have the same caches; other facts may change meanwhile."""
+    return one is other or _caches(one) == _caches(other)
+
+
+def _caches(description: WorkerDescription) -> tuple[object, ...]:
+    engine = description.engine
+    if not isinstance(engine, GeneratorInfo):
+        return ()
+    return (
+        description.model,
+        engine.dp_start,
+        engine.dp_size,
+        engine.block_size,
+        engine.tells_kv,
+    )

@@ -1,0 +1,60 @@
+"""Simulated engines with small caches, requests for them, and the events they tell."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from millstream_server.engines.simulated.config import SimulatedConfig
+from millstream_server.engines.simulated.engine import SimulatedEngine
+from millstream_server.generation.output import CollectingSink, Finish
+from millstream_server.generation.request import GenerationRequest, Prompt
+from millstream_server.generation.sampling import Sampling
+from millstream_server.kv_cache.events import BlocksStored, KvEvent
+from millstream_server.kv_cache.hashing import Namespace, block_hashes
+
+CONFIG = SimulatedConfig(vocab_size=1000, context_length=128, block_size=4, total_blocks=32)
+
+
+class Followed:
+    """Gathers events."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, KvEvent]] = []
+
+    def changed(self, dp_rank: int, events: Sequence[KvEvent]) -> None:
+        self.told += [(dp_rank, event) for event in events]
+
+
+@contextlib.asynccontextmanager
+async def running(config: SimulatedConfig) -> AsyncIterator[tuple[SimulatedEngine, Followed]]:
+    engine, followed = SimulatedEngine(config), Followed()
+    engine.follow_kv(followed)
+    info = await engine.start(lambda _: None)
+    assert info.tells_kv
+    try:
+        yield engine, followed
+    finally:
+        await engine.close()
+
+
+def asked(token_ids: Sequence[int], max_new_tokens: int = 1, **fields: Any) -> GenerationRequest:
+    made = GenerationRequest(
+        prompt=Prompt(token_ids), sampling=Sampling(max_new_tokens=max_new_tokens)
+    )
+    return replace(made, **fields)
+
+
+async def finished(engine: SimulatedEngine, request: GenerationRequest) -> Finish:
+    sink = CollectingSink()
+    engine.submit(request, sink)
+    return await sink.result()
+
+
+def stored(token_ids: Sequence[int], first: int = 0, **namespace: str) -> BlocksStored:
+    """Return the event of the full blocks of ``token_ids`` from block ``first`` on."""
+    hashes = block_hashes(token_ids, 4, Namespace(**namespace))
+    parent = hashes[first - 1] if first else None
+    return BlocksStored(tuple(hashes[first:]), parent, adapter=namespace.get("adapter", ""))
