@@ -22,6 +22,7 @@ _PAGE = PastedPage(
         "processor": ("50051", "9464", "9564"),
     },
     own_ports=("4317", "50081", "50151", "50152", "50171"),
+    limit_s=110.0,
 )
 
 _SAYS = {
@@ -112,7 +113,7 @@ _SAYS = {
         r"^decode-1: recorded 1 file on the worker$",
         r"^  /.*\.json \(\d+",
     ],
-    "Logs": [r"^\d$"],
+    "Logs": [r"^[45]$"],
     "Drain": [
         r'"": \{\s+"status": "NOT_SERVING"',
         r'"liveness": \{\s+"status": "SERVING"',
