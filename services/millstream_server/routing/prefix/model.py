@@ -69,7 +69,7 @@ class ModelPrefixes:
         """Give a place a number, and follow its load."""
         member = place.member = self.index.join()
         self.places[member] = place
-        self._most_running[member] = max(engine.max_running_requests // engine.dp_size, 1)
+        self._most_running[member] = max(engine.max_running_requests // max(engine.dp_size, 1), 1)
         if engine.tells_kv:
             size = engine.block_size
             self._block_sizes[size] = self._block_sizes.get(size, 0) | 1 << member
@@ -116,7 +116,7 @@ class ModelPrefixes:
         self._cached_tokens.inc(cached)
         for size, hashes in overlaps.hashes.items():
             if self._block_sizes[size] >> place.member & 1:
-                self.index.expect(place.member, hashes)
+                self.index.expect(place.member, hashes, -(-cached // size))
         return cached
 
     def _find(self, request: RoutingRequest) -> Overlaps:
