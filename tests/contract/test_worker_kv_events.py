@@ -16,15 +16,18 @@ from millstream_server.engines.base import Role, WorkerDescription
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.kv_cache.events import BlocksRemoved, BlocksStored, CacheCleared, Medium
+from millstream_server.kv_cache.hashing import block_hashes
 from millstream_server.protobuf.worker import description_to_proto
 from millstream_server.worker.host import WorkerPlan
 from millstream_server.worker.kv_events.log import KvEventLog
 from tests.support.failures import refusal
 from tests.support.in_process import InProcessWorker, plan_of, worker
 from tests.support.waiting import until
+from tests.support.worker_streams import decode_stream
 
 ASK = worker_pb2.GetWorkerInfoRequest()
 RING = 65_536
+BLOCK_SIZE = 16
 
 
 def _describe(description: WorkerDescription, *, tells: bool) -> worker_pb2.WorkerInfo:
@@ -159,3 +162,24 @@ async def test_a_reader_that_stops_costs_bounded_memory_and_then_gets_a_snapshot
         assert [list(stored.hashes) for stored in message.snapshot.stored] == [[7], [8]]
         assert message.sequence == log.rank(4).ring.last
         call.cancel()
+
+
+async def test_a_workers_own_engine_tells_blocks_by_hashes_that_anyone_can_compute() -> None:
+    prompt = list(range(1, 41))
+    async with worker() as w:
+        call = w.about.WatchKvEvents(kv_events_pb2.WatchKvEventsRequest())
+        assert not (await call.read()).snapshot.stored
+        stream = decode_stream(w.decode)
+        await stream.start(0, prompt, max_new_tokens=1)
+        await stream.ended(0)
+        wanted = set(block_hashes(prompt, BLOCK_SIZE))
+        while wanted:
+            for event in (await call.read()).events.events:
+                wanted -= set(event.stored.hashes)
+        call.cancel()
+        load = (await w.about.WatchLoad(worker_pb2.WatchLoadRequest()).read()).load
+        await stream.start(1, prompt, max_new_tokens=1)
+        await stream.ended(1)
+        again = (await w.about.WatchLoad(worker_pb2.WatchLoadRequest()).read()).load
+    assert load.cached_tokens_total == 0
+    assert again.cached_tokens_total == len(prompt) // BLOCK_SIZE * BLOCK_SIZE

@@ -42,6 +42,7 @@ from millstream_server.runtime import errors
 from millstream_server.runtime.telemetry.trace_context import TraceContext
 from millstream_server.transfer.ticket import Ticket
 from tests.support import forked
+from tests.support.engine_controls import obey, packed, unpacked
 from tests.support.kv_view import KvView
 
 _LINE_LIMIT = 64 * 2**20
@@ -257,8 +258,28 @@ async def _obey(engine: SglangEngine, reporter: _Reporter, command: Mapping[str,
             assert engine._built is not None
             done = await engine._built.engine.tokenizer_manager.flush_cache()
             reporter.event("answer", call=command["call"], value=bool(done.success))
+        case "control":
+            task = asyncio.create_task(_control(engine, reporter, command))
+            _controls.add(task)
+            task.add_done_callback(_controls.discard)
         case "inspect":
             reporter.event("answer", call=command["call"], value=await _inspect(engine))
+
+
+_controls: set[asyncio.Task[None]] = set()
+
+
+async def _control(engine: SglangEngine, reporter: _Reporter, command: Mapping[str, Any]) -> None:
+    call = command["call"]
+    try:
+        value = await obey(engine.controls, *unpacked(command["operation"]))
+    except errors.ServingError as error:
+        reporter.event("refused", call=call, type=type(error).__name__, message=error.message)
+    except Exception as error:
+        reporter.event("refused", call=call, type="InternalError", message=repr(error))
+        raise
+    else:
+        reporter.event("answer", call=call, value=packed(value))
 
 
 async def _inspect(engine: SglangEngine) -> dict[str, object]:
@@ -398,6 +419,9 @@ class EngineProcess:
                 violations = tuple(errors.FieldViolation(**raw) for raw in event["violations"])
                 error = getattr(errors, event["type"])(event["message"], violations=violations)
                 self._sinks[event["id"]].fail(error)
+            case "refused":
+                refusal = getattr(errors, event["type"])(event["message"])
+                self._answers.pop(event["call"]).set_exception(refusal)
             case "answer":
                 self._answers.pop(event["call"]).set_result(event["value"])
             case "kv":
@@ -427,6 +451,12 @@ class EngineProcess:
         """Abort a request."""
         self._send(op="abort", id=engine_id)
 
+    def abort_all(self) -> None:
+        """Abort all requests that haven't ended."""
+        for engine_id, sink in self._sinks.items():
+            if not sink.ended:
+                self.abort(engine_id)
+
     async def load(self) -> EngineLoad:
         """Ask the adapter."""
         return _load(await self._call("load"))
@@ -440,11 +470,16 @@ class EngineProcess:
         answer: dict[str, Any] = await self._call("inspect")
         return answer
 
-    async def _call(self, op: str) -> Any:
+    async def control(self, ability: str, method: str, *arguments: object) -> Any:
+        """Run one of the engine's operations: an attribute of its `controls`, and a method."""
+        operation = packed((ability, method, arguments))
+        return unpacked(await self._call("control", operation=operation))
+
+    async def _call(self, op: str, **values: object) -> Any:
         number = next(self._calls)
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
-        self._send(op=op, call=number)
-        async with asyncio.timeout(10):
+        self._send(op=op, call=number, **values)
+        async with asyncio.timeout(30):
             return await answer
 
     async def close(self) -> int:

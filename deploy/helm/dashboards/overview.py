@@ -9,8 +9,8 @@ _ENDED = f"{_DURATION}_count"
 _FIRST = "gen_ai_server_time_to_first_token_seconds"
 _NEXT = "gen_ai_server_time_per_output_token_seconds"
 _NOT_OURS = (
-    'error_type!~"|ABANDONED|CANCELLED|DEADLINE_EXCEEDED|INVALID_REQUEST|MODEL_NOT_FOUND'
-    '|UNSUPPORTED_FEATURE"'
+    'error_type!~"|ABANDONED|ADAPTER_NOT_FOUND|CANCELLED|DEADLINE_EXCEEDED'
+    '|INVALID_REQUEST|MODEL_NOT_FOUND|UNSUPPORTED_FEATURE"'
 )
 _FAILED = f"{TURNS}, {_NOT_OURS}"
 

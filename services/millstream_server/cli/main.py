@@ -23,6 +23,7 @@ from millstream_server.cli.plain import add_plain
 from millstream_server.cli.requests import add_requests
 from millstream_server.cli.sampling import whole_number
 from millstream_server.cli.suite.running import DEFAULT_LOG_DIR
+from millstream_server.cli.top.command import add_top
 from millstream_server.routing.policy import PolicyName
 from millstream_server.worker.settings import EngineKind
 
@@ -85,6 +86,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_up(commands)
     add_requests(commands)
     _add_models(commands)
+    add_top(commands)
     _add_doctor(commands)
     add_plain(commands)
     return parser

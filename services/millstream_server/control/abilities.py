@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from millstream_server.control.adapters import AdapterControl
 from millstream_server.control.memory import MemoryControl
@@ -24,3 +25,13 @@ class EngineControls:
 
 
 NO_CONTROLS = EngineControls()
+
+
+@runtime_checkable
+class Controlled(Protocol):
+    """An engine that operators can control while it runs."""
+
+    @property
+    def controls(self) -> EngineControls:
+        """Its operations; valid from start to close."""
+        ...

@@ -14,6 +14,8 @@ from hashlib import sha256
 _SALT = b"sglang-cache-salt-v1\0"
 _ADAPTER = b"millstream-adapter-v1\0"
 _HASH = struct.Struct(">Q")
+_HASHES = struct.Struct(">Q24x")
+"""The hash, and the rest of its digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +57,11 @@ def further_hashes(
     full = len(token_ids) // block_size * block_size
     packed = struct.pack(f"<{full}I", *token_ids[:full])
     size = 4 * block_size
-    hashes = []
+    digests = []
     for at in range(0, len(packed), size):
         digest = sha256(digest + packed[at : at + size]).digest()
-        hashes.append(_HASH.unpack_from(digest)[0])
-    return hashes, digest
+        digests.append(digest)
+    return [hash_ for (hash_,) in _HASHES.iter_unpack(b"".join(digests))], digest
 
 
 def next_digest(digest: bytes, token_ids: Sequence[int]) -> bytes:

@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from millstream_server.model_files.weights import weight_files
+
 _MOST_HEADER_BYTES = 1 << 27
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 
 
 def fingerprint(model_path: Path) -> str:
@@ -26,13 +27,6 @@ def fingerprint(model_path: Path) -> str:
     except (OSError, ValueError):
         return ""
     return hashed.hexdigest() if files else ""
-
-
-def weight_files(model_path: Path) -> list[Path]:
-    """List the files of a model's weights, by name; others than safetensors only without those."""
-    found = sorted(path for path in model_path.iterdir() if path.suffix in _WEIGHTS)
-    tensors = [path for path in found if path.suffix == ".safetensors"]
-    return tensors or found
 
 
 def _parts(model_path: Path, files: list[Path]) -> Iterator[bytes]:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import Generic
 
+import grpc
+
 from millstream_server.runtime.errors import ServingError
+from millstream_server.runtime.lifecycle.admin import AdminService
 from millstream_server.runtime.lifecycle.service import Service, ServicePlan, peers_policy
 from millstream_server.runtime.lifecycle.signals import DRAINED, FAILED, Signals, until_signal
 from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.worker.canary import CanaryTimes
+from millstream_server.worker.control import servicer
+from millstream_server.worker.control.core import EngineControl
 from millstream_server.worker.engine_watch import EngineWatch
 from millstream_server.worker.host import InfoT, WorkerHost, WorkerPlan
 from millstream_server.worker.host_settings import HostSettings
@@ -45,6 +50,8 @@ class _Process(Generic[InfoT]):
         self._host = WorkerHost(
             plan, max_open_requests=settings.max_open_requests, tracing=self._service.tracing
         )
+        self._control: EngineControl | None = None
+        """None: there is no admin address."""
         self._server = self._service.prepare(
             ServicePlan(
                 services=(*plan.services, SERVICE),
@@ -54,6 +61,9 @@ class _Process(Generic[InfoT]):
                 auth=AuthPolicy(peers=peers_policy(settings)),
                 without_spans=LONG_STREAMS.union(plan.without_spans),
                 collectors=(self._host.metrics,),
+                admin_services=(
+                    AdminService(servicer.SERVICE, self._add_control, servicer.MAX_RECEIVE_BYTES),
+                ),
             )
         )
         self._host.attach(self._server.grpc, self._server.conditions)
@@ -67,6 +77,8 @@ class _Process(Generic[InfoT]):
             log.error("start failed", reason=error.message, error=error)
             return FAILED
         finally:
+            if self._control is not None:
+                self._control.close()
             try:
                 await self._plan.engine.close()
             finally:
@@ -87,14 +99,30 @@ class _Process(Generic[InfoT]):
             log.info("stopped before the model was loaded")
             return DRAINED
         log.phase("serving", role=plan.role.value, model=plan.model)
-        watch = EngineWatch(self._server.conditions, settings.stuck_limit_s, on_failure)
+        watch = EngineWatch(
+            self._server.conditions, settings.stuck_limit_s, on_failure, self._host.rest
+        )
         times = CanaryTimes(
             interval_s=settings.canary_interval_s, deadline_s=settings.canary_timeout_s
         )
         async with watch.watching(plan.engine, loaded.dp_size, times):
-            return await until_signal(
-                self._server,
-                signals,
-                lambda: self._host.drain(settings.propagation_s, settings.drain_s),
-                failed,
-            )
+            return await until_signal(self._server, signals, self._drain, failed)
+
+    async def _drain(self) -> bool:
+        """Let open requests and an operation that changes the engine end; return whether they did.
+
+        `EngineControl` ends other operations when the drain begins.
+        """
+        settings = self._settings
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + settings.propagation_s + settings.drain_s
+        clean = await self._host.drain(settings.propagation_s, settings.drain_s)
+        if self._control is not None:
+            clean = await self._control.until_done(end_s - loop.time()) and clean
+        return clean
+
+    def _add_control(self, server: grpc.aio.Server) -> None:
+        self._control = EngineControl(
+            self._host, self._service.server.conditions, self._settings.propagation_s
+        )
+        servicer.add_service(self._control, server)

@@ -11,6 +11,9 @@ A hang is detected within ``interval_s + deadline_s`` and two polls (``poll_s``)
 A single step longer than ``deadline_s`` looks like a hang, such as the prefill of a very long chunk
 of a prompt (each of SGLang's chunks counts as progress). New requests then go to other workers
 until the step is over; nothing is killed. Increase the deadline where that is common.
+
+While an operator has paused the engine, has released its memory or changes it, there is no progress
+and nothing is wrong: no probe is run, and one that was begun before is given up without a result.
 """
 
 from __future__ import annotations
@@ -20,8 +23,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from millstream_server.engines.base import Probeable
+from millstream_server.runtime.errors import WorkerPausedError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.worker.engine_metrics import record_canary
+from millstream_server.worker.engine_rest import EngineRest
 
 log = get_log(__name__)
 
@@ -56,12 +61,17 @@ class Canary:
         dp_size: int,
         on_change: Callable[[bool], None],
         times: CanaryTimes,
+        rest: EngineRest | None = None,
     ) -> None:
-        """Prepare to watch ranks 0 to ``dp_size`` - 1 of ``engine``; `run` starts."""
+        """Prepare to watch ranks 0 to ``dp_size`` - 1 of ``engine``; `run` starts.
+
+        ``rest`` tells when silence doesn't count; None: it always does.
+        """
         self._engine = engine
         self._dp_size = dp_size
         self._on_change = on_change
         self._times = times
+        self._rest = rest or EngineRest()
         self._hung: set[int] = set()
         self.probes = 0
         """Number of probes that were run."""
@@ -86,22 +96,32 @@ class Canary:
         silence = _Silence(self._engine, rank)
         while True:
             await asyncio.sleep(times.poll_s)
-            if silence.had_progress():
+            if not self._rest.probes_wanted:
+                silence.restart()
+            elif silence.had_progress():
                 self._set_working(rank, works=True)
             elif silence.length_s >= (times.retry_s if rank in self._hung else times.interval_s):
-                self._set_working(rank, works=await self._probe(rank, silence))
+                works = await self._probe(rank, silence)
+                if works is not None:
+                    self._set_working(rank, works=works)
                 silence.restart()
 
-    async def _probe(self, rank: int, silence: _Silence) -> bool:
-        """Run a probe; return whether it succeeded before ``deadline_s`` without progress."""
+    async def _probe(self, rank: int, silence: _Silence) -> bool | None:
+        """Run a probe; return whether it succeeded before ``deadline_s`` without progress.
+
+        None: it was given up, because the engine rests.
+        """
         self.probes += 1
         began_s = asyncio.get_running_loop().time()
         silence.restart()
         probe = asyncio.create_task(self._engine.probe(rank), name=f"canary-probe-{rank}")
-        probe.add_done_callback(_take_exception)
+        self._rest.probes.begin()
+        probe.add_done_callback(self._probe_ended)
         try:
             while silence.length_s < self._times.deadline_s:
                 await asyncio.wait({probe}, timeout=self._times.poll_s)
+                if self._rest.rests() or _was_paused(probe):
+                    return None
                 if probe.done():
                     return self._record_result(rank, probe, began_s)
                 silence.had_progress()
@@ -112,6 +132,11 @@ class Canary:
         record_canary(rank, None)
         log.warning("canary without progress", rank=rank, silent_s=self._times.deadline_s)
         return False
+
+    def _probe_ended(self, probe: asyncio.Task[None]) -> None:
+        self._rest.probes.end()
+        if not probe.cancelled():
+            probe.exception()  # taken, for asyncio reports it of a probe that is no longer awaited
 
     def _record_result(self, rank: int, probe: asyncio.Task[None], began_s: float) -> bool:
         error = None if probe.cancelled() else probe.exception()
@@ -164,7 +189,8 @@ class _Silence:
         return asyncio.get_running_loop().time() - self._since_s
 
 
-def _take_exception(probe: asyncio.Task[None]) -> None:
-    """Keep asyncio from reporting the exception of a probe that is no longer awaited."""
-    if not probe.cancelled():
-        probe.exception()
+def _was_paused(probe: asyncio.Task[None]) -> bool:
+    """Return whether an operator's pause ended the probe, perhaps one that is over already."""
+    if not probe.done() or probe.cancelled():
+        return False
+    return isinstance(probe.exception(), WorkerPausedError)

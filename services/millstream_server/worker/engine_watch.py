@@ -11,6 +11,7 @@ from millstream_server.runtime.errors import EngineFailedError, ServingError
 from millstream_server.runtime.lifecycle.conditions import STUCK, HealthConditions
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.worker.canary import Canary, CanaryTimes
+from millstream_server.worker.engine_rest import EngineRest
 
 log = get_log(__name__)
 
@@ -27,12 +28,17 @@ class EngineWatch:
         conditions: HealthConditions,
         stuck_limit_s: float,
         on_failure: Callable[[ServingError], None],
+        rest: EngineRest | None = None,
     ) -> None:
-        """Add the condition; ``on_failure`` is called when the engine counts as failed."""
+        """Add the condition; ``on_failure`` is called when the engine counts as failed.
+
+        ``rest`` tells when the engine isn't expected to make progress; None: it always is.
+        """
         self._conditions = conditions
         self._stuck = conditions.own(STUCK)
         self._stuck_limit_s = stuck_limit_s
         self._on_failure = on_failure
+        self._rest = rest
         self._giving_up: asyncio.TimerHandle | None = None
 
     @contextlib.asynccontextmanager
@@ -43,13 +49,16 @@ class EngineWatch:
         if not times.interval_s:
             yield
             return
-        running = asyncio.ensure_future(Canary(engine, dp_size, self._changed, times).run())
+        running = asyncio.ensure_future(self._canary(engine, dp_size, times).run())
         running.add_done_callback(self._ended)
         try:
             yield
         finally:
             running.cancel()
             self._keep()
+
+    def _canary(self, engine: Probeable, dp_size: int, times: CanaryTimes) -> Canary:
+        return Canary(engine, dp_size, self._changed, times, self._rest)
 
     def _changed(self, healthy: bool) -> None:  # noqa: FBT001 - the canary's callback
         self._stuck.set(holds=not healthy)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 import grpc
@@ -27,7 +27,9 @@ from millstream_server.runtime.lifecycle.conditions import (
 from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.tracing import Tracing
+from millstream_server.worker.control.plan import ControlPlan
 from millstream_server.worker.engine_metrics import EngineMetrics
+from millstream_server.worker.engine_rest import EngineRest
 from millstream_server.worker.kv_events.log import KvEventLog
 from millstream_server.worker.load_report import LoadReports
 from millstream_server.worker.loading import Loading
@@ -89,6 +91,8 @@ class WorkerPlan(Generic[InfoT]):
     max_receive_bytes: int = 4 << 20
     without_spans: Collection[str] = ()
     """Methods whose streams carry many requests: each request has a span, the stream has none."""
+    control: ControlPlan = field(default_factory=ControlPlan)
+    """What operators can do with the engine."""
 
 
 class WorkerHost(Generic[InfoT]):
@@ -110,10 +114,14 @@ class WorkerHost(Generic[InfoT]):
         """Makes spans; None: there are none."""
         self.work = OpenWork()
         """Counts open requests; knows whether the worker drains."""
+        self.rest = EngineRest()
+        """Tells the canary when the engine may make no progress."""
         self.streams = OpenWork()
         """Counts streams that carry requests; a drain waits until the notified ones have ended."""
         self.info: Watched[InfoT] = Watched()
         """The engine's info; None until it is loaded and warmed up."""
+        self.control = plan.control
+        """The engine's controls."""
         self._description: Watched[WorkerDescription] = Watched()
         self._loads: HealthCondition | None = None
         self._max_open_requests = max_open_requests

@@ -93,12 +93,12 @@ class OpenRequests:
         """Admit a request for the duration of a ``with`` block, such as a unary RPC's.
 
         Raises:
-            WorkerDrainingError: the worker accepts no new requests.
+            UnavailableError: the worker accepts no new requests.
             OverloadedError: a limit would be exceeded.
         """
         request = self.begin(request_id, trace)
         try:
-            self._check_not_draining()
+            self.check_accepts()
             self.check(tokens)
             request.admit(tokens)
             yield request
@@ -107,9 +107,16 @@ class OpenRequests:
             raise
         request.finished("OK")
 
-    def _check_not_draining(self) -> None:
+    def check_accepts(self) -> None:
+        """Check that new requests are accepted, of callers without a long stream.
+
+        Raises:
+            WorkerDrainingError: the worker is shutting down.
+            WorkerPausedError: an operator took it out of service.
+        """
         if self.work.refusing:
             raise WorkerDrainingError("this worker is shutting down; retry on another one")
+        self.work.check_in_service()
 
     def check(self, tokens: int) -> None:
         """Check that one more request with ``tokens`` input tokens is within the limits.

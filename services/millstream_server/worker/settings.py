@@ -15,6 +15,7 @@ from millstream_server.transfer.embeddings.settings import (
     EmbeddingFetchSettings,
     EmbeddingTransferSettings,
 )
+from millstream_server.worker.control.settings import ControlSettings
 from millstream_server.worker.host_settings import ModelSettings
 from millstream_server.worker.kv_events.log import DEFAULT_BUFFER, MIN_BUFFER
 
@@ -41,6 +42,7 @@ class WorkerSettings(ModelSettings):
     )
     embedding: EmbeddingTransferSettings = group(EmbeddingTransferSettings)
     embedding_fetch: EmbeddingFetchSettings = group(EmbeddingFetchSettings)
+    control: ControlSettings = group(ControlSettings)
     max_open_tokens: int = setting(
         0, help="most prompt tokens of open requests; 0: four times what the KV cache holds"
     )

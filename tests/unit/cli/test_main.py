@@ -6,7 +6,7 @@ import pytest
 
 from millstream_server.cli.main import main
 
-COMMANDS = ("up", "chat", "complete", "models", "doctor")
+COMMANDS = ("up", "chat", "complete", "models", "top", "admin", "doctor")
 
 
 def _help(capsys: pytest.CaptureFixture[str], *args: str) -> str:

@@ -18,6 +18,9 @@ _ADVICE: Mapping[str, str] = {
     "UNSUPPORTED_FEATURE": "`millstream admin status` lists what this engine can do",
     "ADAPTER_EXISTS": "to replace it, `unload-lora` it first",
     "ADAPTER_NOT_FOUND": "`millstream admin list-loras` shows which are loaded",
+    "UNAUTHENTICATED": "admin ports ask for certificates, never for API keys: give "
+    "--tls-cert-file and --tls-key-file, and the address of --admin-listen",
+    "PERMISSION_DENIED": "--admin-peers of the server names the certificates that may call",
     "WORKER_DRAINING": "the worker is shutting down; call the one that takes its place",
 }
 _OF_COMMANDS: Mapping[tuple[str, str], str] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,6 +33,10 @@ _CPU_DEFAULTS: Mapping[str, object] = {
     "max_total_tokens": 8192,
     "max_running_requests": 16,
 }
+
+
+LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The linear layers of most models, which most adapters change."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,13 @@ class SglangEngineConfig:
     node_rank: int = 0
     leader_address: str = ""
     """HOST:PORT where they meet; needed with `nodes` above 1."""
+    memory_saver: bool = False
+    """Let memory be released on a GPU (`control.memory`); costs host memory for the weights."""
+    max_loras_per_batch: int = 0
+    """LoRA adapters that a batch can use; 0: the engine takes none."""
+    max_lora_rank: int = 16
+    lora_target_modules: Sequence[str] = LORA_MODULES
+    """Layers that adapters may change."""
     kv_events: bool = True
     """Tell what the prefix cache holds, if anybody follows (`SglangEngine.follow_kv`)."""
     kv_events_port: int = 0
@@ -126,11 +137,10 @@ def engine_arguments(
     """
     on_cpu = config.resolved_device() == "cpu"
     defaults = dict(dllm.DEFAULTS) if config.role is Role.DIFFUSION else {}
-    if config.role is Role.PREFILL and config.extra.get("dp_size"):
-        # The default fails a request whose rank isn't its ticket's room modulo dp_size.
-        defaults["load_balance_method"] = "round_robin"
     if on_cpu:
         defaults |= _CPU_DEFAULTS
+    if config.max_loras_per_batch and on_cpu:
+        defaults["lora_backend"] = "torch_native"
     if config.multimodal and on_cpu:
         defaults["mm_attention_backend"] = "sdpa"  # the others need Triton or CUDA
     managed = _managed_arguments(config)
@@ -171,19 +181,41 @@ def _managed_arguments(config: SglangEngineConfig) -> dict[str, object]:
         # It divides batches, no more than that here: without it a batch that has both pixels and
         # embeddings ends the scheduler.
         arguments["enable_adaptive_dispatch_to_encoder"] = True
+    if config.memory_saver:
+        # Else the weights' content is lost with their memory.
+        arguments |= {"enable_memory_saver": True, "enable_weights_cpu_backup": True}
+    arguments.update(_adapters(config))
     arguments.update(_limits(config))
     arguments.update(config.ability)
     if config.kv_publisher:
         arguments["kv_events_config"] = config.kv_publisher
+    arguments.update(_disaggregation(config))
+    return arguments
+
+
+def _disaggregation(config: SglangEngineConfig) -> dict[str, object]:
+    arguments: dict[str, object] = {}
     if config.role.hands_off:
         arguments["disaggregation_transfer_backend"] = config.transfer_backend
         arguments["host"] = config.bootstrap_host
     if config.role is Role.PREFILL:
         arguments["disaggregation_bootstrap_port"] = config.bootstrap_port
-    if config.role is Role.DECODE and on_cpu:
+    if config.role is Role.DECODE and config.resolved_device() == "cpu":
         # The default, a pinned host pool, calls the CUDA runtime.
         arguments["disaggregation_decode_retraction_backup"] = "cpu_tensor"
     return arguments
+
+
+def _adapters(config: SglangEngineConfig) -> dict[str, object]:
+    if not config.max_loras_per_batch:
+        return {}
+    return {
+        "enable_lora": True,
+        # One place more: requests without an adapter take one, too.
+        "max_loras_per_batch": config.max_loras_per_batch + 1,
+        "max_lora_rank": config.max_lora_rank,
+        "lora_target_modules": list(config.lora_target_modules),
+    }
 
 
 def _nodes(config: SglangEngineConfig) -> dict[str, object]:

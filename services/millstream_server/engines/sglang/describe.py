@@ -86,6 +86,12 @@ def describe(
     page_size = int(arguments.get("page_size") or 1)
     dp_size = int(arguments.get("dp_size") or 1)
     is_prefill = config.role is Role.PREFILL
+    if config.max_loras_per_batch and dp_size > 1:
+        message = (
+            f"SGLang can't load LoRA adapters with {dp_size} data-parallel ranks: set "
+            "max_loras_per_batch to 0, or dp_size to 1."
+        )
+        raise EngineFailedError(message)
     return GeneratorInfo(
         engine="sglang",
         engine_version=built.version,
@@ -101,6 +107,7 @@ def describe(
         bootstrap_host=config.bootstrap_host if is_prefill else "",
         bootstrap_port=config.bootstrap_port if is_prefill else 0,
         media=media,
+        takes_adapters=config.max_loras_per_batch > 0,
         refused_fields=REFUSED_IN_DIFFUSION if config.role is Role.DIFFUSION else frozenset(),
         model_hash=model_hash,
         max_batched_tokens=_batched_tokens(arguments),

@@ -26,9 +26,11 @@ class SglangLifetime:
         """``fail_all`` is called once at the end, with why: it ends what is open."""
         self.failure = ""
         """Why the engine doesn't work any more; empty: it does, or has not started."""
+        self.ended = asyncio.Event()
+        """Set when there is such a failure."""
         self._fail_all = fail_all
         self._thread = EngineThread()
-        self._watch = ProcessWatch(self._lose)
+        self._watch = ProcessWatch(self.lose)
         self._responses: asyncio.Task[None] | None = None
         self._on_failure: Callable[[ServingError], None] | None = None
         self._closed = False
@@ -72,10 +74,10 @@ class SglangLifetime:
     def _responses_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             log.error("SGLang's response loop ended", error=task.exception())
-            self._lose("its response loop ended")
+            self.lose("its response loop ended")
 
-    def _lose(self, what: str) -> None:
-        """Fail everything: a part of SGLang is gone."""
+    def lose(self, what: str) -> None:
+        """Fail everything: a part of SGLang is gone, or unfit to go on."""
         if self._closed or self.failure:
             return
         log.error("SGLang is lost", reason=what)
@@ -85,6 +87,7 @@ class SglangLifetime:
 
     def _fail(self, message: str) -> None:
         self.failure = message
+        self.ended.set()
         self._fail_all(message)
 
     async def close(self, tasks: Callable[[], Iterable[asyncio.Task[Any]]]) -> None:

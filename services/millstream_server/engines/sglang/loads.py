@@ -31,12 +31,16 @@ class LoadReader:
         """Start without any."""
         self._last: list[Any] = []
 
-    async def read(self, manager: Any, blocks: KvBlocks, *, open_requests: int) -> EngineLoad:
-        """Join the schedulers' last snapshots; ``open_requests`` are on their way or there."""
+    async def read(
+        self, manager: Any, blocks: KvBlocks, *, open_requests: int, may_wake: bool = True
+    ) -> EngineLoad:
+        """Join the schedulers' last snapshots; ``open_requests`` are on their way or there.
+
+        Without ``may_wake`` the schedulers aren't asked anything, since an operation is under way.
+        """
         loads = self._snapshots(manager.load_snapshot_reader)
-        if not open_requests and any(
-            load.num_used_tokens or load.num_running_reqs for load in loads
-        ):
+        busy = any(load.num_used_tokens or load.num_running_reqs for load in loads)
+        if busy and may_wake and not open_requests:
             # An idle scheduler may sleep for a second on an old report: asking wakes it.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_WAKE_LIMIT_S):

@@ -19,6 +19,7 @@ from millstream_server.engines.sglang.arguments import (
     server_arguments,
 )
 from millstream_server.engines.sglang.config import SglangEngineConfig
+from millstream_server.engines.sglang.lora import LoraSettings
 from millstream_server.engines.sglang.nodes import NodeSettings
 from millstream_server.model_files.state import expect_weights
 from millstream_server.runtime.settings import EngineArguments, SettingsError, group, setting
@@ -51,6 +52,12 @@ class SglangSettings:
         "", help="announced in WorkerInfo: the parser that the model's tool calls need"
     )
     reasoning_parser: str = setting("", help="announced in WorkerInfo, likewise")
+    memory_saver: bool = setting(
+        default=False,
+        help="let ReleaseMemory free a GPU's memory; keeps a copy of the weights on the host; "
+        "needs the package torch-memory-saver",
+    )
+    lora: LoraSettings = group(LoraSettings)
     topology: NodeSettings = group(NodeSettings)
 
     def checked(self) -> Self:
@@ -62,6 +69,9 @@ class SglangSettings:
         known = server_argument_list(self.device, managed_arguments.GENERATION)
         read = read_arguments(self.engine_args, known)
         self.topology.check(read)
+        on_cpu = self.device == "cpu" or (self.device == "auto" and not sglang_cpu.gpu_present())
+        if self.memory_saver and on_cpu:
+            raise SettingsError("--memory-saver: it frees the memory of a GPU; there is none")
         return replace(self, engine_args=read)
 
 
@@ -79,6 +89,7 @@ def engine_config(settings: SglangSettings, context: EngineContext) -> SglangEng
         SettingsError: the settings contradict each other.
     """
     common = context.common
+    settings.lora.check(context.role, settings.engine_args)
     return SglangEngineConfig(
         model_path=str(model_directory(context.model_path)),
         role=context.role,
@@ -99,6 +110,10 @@ def engine_config(settings: SglangSettings, context: EngineContext) -> SglangEng
         warm_up_timeout_s=settings.warm_up_timeout_s,
         ability=_dllm(context),
         extra=settings.engine_args.values,
+        memory_saver=settings.memory_saver,
+        max_loras_per_batch=settings.lora.max_loras_per_batch,
+        max_lora_rank=settings.lora.max_lora_rank,
+        lora_target_modules=settings.lora.lora_target_modules,
         nodes=settings.topology.nodes,
         node_rank=settings.topology.node_rank,
         leader_address=settings.topology.leader_address,

@@ -72,15 +72,18 @@ def generate_arguments(request: GenerationRequest, role: Role) -> dict[str, obje
 
 
 def _ticket_arguments(ticket: Ticket, role: Role) -> dict[str, object]:
+    # An older Processor names no rank. SGLang would choose one that decode then can't find.
+    rank = ticket.prefill_dp_rank or 0
     arguments: dict[str, object] = {
         "bootstrap_host": ticket.bootstrap_host,
         "bootstrap_port": ticket.bootstrap_port,
         "bootstrap_room": ticket.room,
+        # For decode: where the KV cache is. For prefill: that decode knows. Else its scheduler
+        # would tell SGLang's bootstrap server with each request, wait for that, and name rank 0.
+        "disagg_prefill_dp_rank": rank,
     }
-    if ticket.prefill_dp_rank is not None:
-        # Prefill runs on that rank; decode fetches the KV cache from it.
-        name = "routed_dp_rank" if role is Role.PREFILL else "disagg_prefill_dp_rank"
-        arguments[name] = ticket.prefill_dp_rank
+    if role is Role.PREFILL:
+        arguments["routed_dp_rank"] = rank
     return arguments
 
 

@@ -35,7 +35,8 @@ class Job:
     """The last token."""
     blocks: int
     """KV blocks for its longest possible length."""
-    left: int
+    limit: int
+    """How many tokens it generates at most."""
     step: int = 1
     """What is added to a token for the next one."""
     generated: int = 0
@@ -67,9 +68,12 @@ class Job:
         prompt = self.prompt_ids
         if end <= len(prompt):
             return prompt[start:end]
-        last, size = self.request.token_ids[-1], self.config.vocab_size
-        first, after = max(start - len(prompt), 0) + 1, end - len(prompt) + 1
-        return [*prompt[start:], *((last + i * self.step) % size for i in range(first, after))]
+        last, size, step = self.request.token_ids[-1], self.config.vocab_size, self.step
+        first = last + step * (max(start - len(prompt), 0) + 1)
+        ids: Sequence[int] = range(first, last + step * (end - len(prompt)) + 1, step)
+        if ids[-1] >= size:
+            ids = [token % size for token in ids]
+        return ids if start >= len(prompt) else [*prompt[start:], *ids]
 
     @property
     def known_tokens(self) -> int:
@@ -111,7 +115,7 @@ def make_job(
     stop_ids = set(sampling.stop_token_ids)
     if config.eos_token_id is not None and not sampling.ignore_eos:
         stop_ids.add(config.eos_token_id)
-    left = 1 if config.role is Role.PREFILL else sampling.max_new_tokens
+    limit = 1 if config.role is Role.PREFILL else sampling.max_new_tokens
     return Job(
         request=request,
         sink=sink,
@@ -120,8 +124,8 @@ def make_job(
         shift=shift,
         stop_ids=frozenset(stop_ids),
         token=request.token_ids[-1],
-        blocks=-(-(len(request.token_ids) + left) // config.block_size),
-        left=left,
+        blocks=-(-(len(request.token_ids) + limit) // config.block_size),
+        limit=limit,
         step=1 + shift + media.of_digests(prompt.media) + media.of_tensors(prompt.media),
         logprobs_top=request.logprobs.top if request.logprobs else None,
         digest=Namespace(request.adapter, request.cache_salt).digest(),

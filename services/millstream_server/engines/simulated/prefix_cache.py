@@ -14,8 +14,9 @@ can run many of them in virtual time:
     cache.store(held, longer_hashes)      # with the output's full blocks
     cache.release(held)
 
-Every call takes time proportional to the blocks that change; finding a prefix takes the logarithm
-of its length.
+Every call takes time proportional to the blocks that change, mostly that of a dictionary's update;
+finding a prefix takes the logarithm of its length. Blocks that are always used together make one
+node of a tree, which is split where another request leaves it.
 """
 
 from __future__ import annotations
@@ -35,16 +36,28 @@ from millstream_server.kv_cache.events import (
 Tell = Callable[[Sequence[KvEvent]], None]
 
 
-class _Block:
-    """A cached block. ``uses`` counts requests that end with it, and children that are in use."""
+class _Node:
+    """Cached blocks in a row. ``uses`` counts requests that end with it, and children in use."""
 
-    __slots__ = ("adapter", "children", "hash", "last_use", "parent", "queued", "serial", "uses")
+    __slots__ = (
+        "adapter",
+        "children",
+        "hashes",
+        "last_use",
+        "parent",
+        "queued",
+        "serial",
+        "start",
+        "uses",
+    )
 
-    def __init__(self, hash_: int, parent: _Block | None, adapter: str, serial: int) -> None:
-        self.hash = hash_
+    def __init__(self, hashes: list[int], start: int, parent: _Node | None, serial: int) -> None:
+        self.hashes = hashes
+        self.start = start
+        """How many blocks are before it."""
         self.parent = parent or self
-        self.adapter = adapter
         self.serial = serial
+        self.adapter = ""
         self.children = 0
         self.uses = 0
         self.last_use = serial
@@ -59,8 +72,8 @@ class HeldBlocks:
     cached: int
     """Blocks of its prompt that were cached when it came."""
     adapter: str
-    last: _Block
-    """The last of its blocks that is cached; the cache's root if none is."""
+    last: _Node
+    """The node that ends with the last of its blocks that is cached; the root if none is."""
     depth: int
     """How many of its blocks are cached."""
     private: int
@@ -75,15 +88,15 @@ class PrefixCache:
         """Start empty; ``tell`` receives the events of each change."""
         self.total_blocks = total_blocks
         self._tell = tell
-        self._blocks: dict[int, _Block] = {}
-        self._root = _Block(0, None, "", 0)
+        self._nodes: dict[int, _Node] = {}
+        self._root = _Node([], 0, None, 0)
         self._root.uses = 1
         self._time = 0
         self._cached_in_use = 0
         self._private = 0
-        # The blocks that could be evicted, by last use, with entries that are out of date: a block
+        # The nodes that could be evicted, by last use, with entries that are out of date: a node
         # that has been used since is queued anew when its entry comes up.
-        self._evictable: list[tuple[int, int, _Block]] = []
+        self._evictable: list[tuple[int, int, _Node]] = []
 
     @property
     def used_blocks(self) -> int:
@@ -93,7 +106,7 @@ class PrefixCache:
     @property
     def hashes(self) -> KeysView[int]:
         """The cached blocks."""
-        return self._blocks.keys()
+        return self._nodes.keys()
 
     def follow(self, tell: Tell) -> None:
         """Send the events of each change to ``tell`` from now on."""
@@ -101,12 +114,12 @@ class PrefixCache:
 
     def count_cached(self, hashes: Sequence[int]) -> int:
         """Return how many blocks from the first on are cached; nothing is changed."""
-        blocks = self._blocks
-        if not hashes or hashes[0] not in blocks:
+        nodes = self._nodes
+        if not hashes or hashes[0] not in nodes:
             return 0
-        if hashes[-1] in blocks:
+        if hashes[-1] in nodes:
             return len(hashes)
-        return bisect_left(hashes, True, key=lambda hash_: hash_ not in blocks)  # noqa: FBT003
+        return bisect_left(hashes, True, key=lambda hash_: hash_ not in nodes)  # noqa: FBT003
 
     def acquire(self, hashes: Sequence[int], blocks: int, adapter: str = "") -> HeldBlocks | None:
         """Take ``blocks`` blocks for a request, of which those of ``hashes`` may be cached.
@@ -114,13 +127,13 @@ class PrefixCache:
         Others are evicted where necessary. None: there is no room while other requests run.
         """
         cached = self.count_cached(hashes)
-        last = self._blocks[hashes[cached - 1]] if cached else self._root
+        last = self._node_ending(hashes, cached)
         self._use(last)
         private = max(blocks - cached, 0)
         if self.used_blocks + private > self.total_blocks:
             self._disuse(last)
             return None
-        short = self._private + private + len(self._blocks) - self.total_blocks
+        short = self._private + private + len(self._nodes) - self.total_blocks
         self._private += private
         if short > 0:
             self._send(BlocksRemoved(tuple(self._evict(short))))
@@ -139,27 +152,18 @@ class PrefixCache:
             return
         if new > held.private or not held.open:
             raise ValueError(f"{new} blocks to store, {held.private} are held")
-        blocks, before = self._blocks, held.last
-        parent = last = before
-        first = held.depth
-        for hash_ in hashes[held.depth :]:
-            block = blocks.get(hash_)
-            if block is None:
-                self._time += 1
-                block = blocks[hash_] = _Block(hash_, last, held.adapter, self._time)
-                last.children += 1
-            else:
-                first += 1
-                parent = block
-            last = block
-        self._use(last)
-        self._disuse(before)
+        known = self.count_cached(hashes)
+        node = self._node_ending(hashes, known)
+        if known < len(hashes):
+            node = self._add(node, hashes[known:], held)
+        self._use(node)
+        self._disuse(held.last)
         self._private -= new
         held.private -= new
-        held.last, held.depth = last, len(hashes)
-        if first < len(hashes) and self._tell is not None:
-            parent_hash = None if parent is self._root else parent.hash
-            self._send(BlocksStored(tuple(hashes[first:]), parent_hash, adapter=held.adapter))
+        held.last, held.depth = node, len(hashes)
+        if known < len(hashes) and self._tell is not None:
+            parent = hashes[known - 1] if known else None
+            self._send(BlocksStored(tuple(hashes[known:]), parent, adapter=held.adapter))
 
     def release(self, held: HeldBlocks) -> None:
         """End a request's use of its blocks; the cached ones stay until they are evicted."""
@@ -178,68 +182,111 @@ class PrefixCache:
         """
         if self.used_blocks:
             raise ValueError(f"{self.used_blocks} blocks are in use")
-        self._blocks.clear()
+        self._nodes.clear()
         self._evictable.clear()
         self._send(CacheCleared())
 
     def forget_adapter(self, adapter: str) -> None:
         """Remove the cached blocks of an adapter, which no request uses."""
-        gone = [block for block in self._blocks.values() if block.adapter == adapter]
+        gone = [hash_ for hash_, node in self._nodes.items() if node.adapter == adapter]
         if not gone:
             return
-        for block in gone:
-            del self._blocks[block.hash]
+        for hash_ in gone:
+            del self._nodes[hash_]
         self._evictable = [entry for entry in self._evictable if entry[2].adapter != adapter]
         heapq.heapify(self._evictable)
-        self._send(BlocksRemoved(tuple(block.hash for block in gone)))
+        self._send(BlocksRemoved(tuple(gone)))
+
+    def _node_ending(self, hashes: Sequence[int], count: int) -> _Node:
+        """Return the node that ends with the first ``count`` blocks, which are cached."""
+        if not count:
+            return self._root
+        node = self._nodes[hashes[count - 1]]
+        if (size := count - node.start) < len(node.hashes):
+            return self._split(node, size)
+        return node
+
+    def _split(self, node: _Node, size: int) -> _Node:
+        """Move a node's first ``size`` blocks into a node before it, which is returned."""
+        self._time += 1
+        head = _Node(node.hashes[:size], node.start, node.parent, self._time)
+        head.adapter = node.adapter
+        head.children = 1
+        head.uses = 1 if node.uses else 0
+        head.last_use = node.last_use
+        node.hashes = node.hashes[size:]
+        node.start += size
+        node.parent = head
+        self._nodes.update(dict.fromkeys(head.hashes, head))
+        return head
+
+    def _add(self, parent: _Node, hashes: Sequence[int], held: HeldBlocks) -> _Node:
+        """Add blocks after a node: to the request's own if nothing else depends on that."""
+        if parent is held.last and parent.uses == 1 and not parent.children and parent.hashes:
+            node = parent
+            node.hashes += hashes
+            self._cached_in_use += len(hashes)
+        else:
+            self._time += 1
+            start = parent.start + len(parent.hashes)
+            node = _Node(list(hashes), start, parent, self._time)
+            node.adapter = held.adapter
+            parent.children += 1
+        self._nodes.update(dict.fromkeys(hashes, node))
+        return node
 
     def _send(self, event: KvEvent) -> None:
         if self._tell is not None:
             self._tell((event,))
 
-    def _touch(self, block: _Block) -> None:
+    def _touch(self, node: _Node) -> None:
         # Blocks before it are used with it: they learn it when it is evicted.
         self._time += 1
-        block.last_use = self._time
+        node.last_use = self._time
 
-    def _use(self, block: _Block) -> None:
-        self._touch(block)
-        block.uses += 1
-        while block.uses == 1:  # and so are the blocks before it
-            self._cached_in_use += 1
-            block = block.parent
-            block.uses += 1
+    def _use(self, node: _Node) -> None:
+        self._touch(node)
+        node.uses += 1
+        while node.uses == 1:  # and so are the blocks before it
+            self._cached_in_use += len(node.hashes)
+            node = node.parent
+            node.uses += 1
 
-    def _disuse(self, block: _Block) -> None:
-        block.uses -= 1
-        while not block.uses:
-            self._cached_in_use -= 1
-            if not block.children:
-                self._queue(block)
-            block = block.parent
-            block.uses -= 1
+    def _disuse(self, node: _Node) -> None:
+        node.uses -= 1
+        while not node.uses:
+            self._cached_in_use -= len(node.hashes)
+            if not node.children:
+                self._queue(node)
+            node = node.parent
+            node.uses -= 1
 
-    def _queue(self, block: _Block) -> None:
-        if not block.queued:
-            block.queued = True
-            heapq.heappush(self._evictable, (block.last_use, block.serial, block))
+    def _queue(self, node: _Node) -> None:
+        if not node.queued:
+            node.queued = True
+            heapq.heappush(self._evictable, (node.last_use, node.serial, node))
 
     def _evict(self, count: int) -> list[int]:
         """Remove ``count`` blocks; there are so many that no request uses."""
         removed: list[int] = []
-        while len(removed) < count:
-            last_use, _, block = heapq.heappop(self._evictable)
-            block.queued = False
-            if block.uses or block.children:
+        while (left := count - len(removed)) > 0:
+            last_use, _, node = heapq.heappop(self._evictable)
+            node.queued = False
+            if node.uses or node.children:
                 continue
-            if block.last_use != last_use:
-                self._queue(block)
+            if node.last_use != last_use:
+                self._queue(node)
                 continue
-            del self._blocks[block.hash]
-            removed.append(block.hash)
-            parent = block.parent
+            removed += node.hashes[: -left - 1 : -1]  # the last ones, from the end
+            del node.hashes[-left:]
+            if node.hashes:
+                self._queue(node)
+                break
+            parent = node.parent
             parent.children -= 1
             parent.last_use = max(parent.last_use, last_use)
             if not (parent.children or parent.uses):
                 self._queue(parent)
+        for hash_ in removed:
+            del self._nodes[hash_]
         return removed

@@ -131,16 +131,14 @@ class StepLoop:
         ended: list[tuple[Job, FinishReason, int | None]] = []
         for job in self._running.values():
             job.token = token = (job.token + job.step) % vocab_size
-            job.generated += 1
-            job.left -= 1
+            job.generated = generated = job.generated + 1
             if job.logprobs_top is None:
                 job.sink.emit((token,))
             else:
                 job.sink.emit((token,), (logprob(token, job.logprobs_top, vocab_size),))
-            stopped = token in job.stop_ids
-            if stopped and job.generated >= job.request.sampling.min_new_tokens:
+            if token in job.stop_ids and generated >= job.request.sampling.min_new_tokens:
                 ended.append((job, FinishReason.STOP, token))
-            elif not job.left:
+            elif generated == job.limit:
                 ended.append((job, FinishReason.LENGTH, None))
         for job, reason, matched in ended:
             self._on_end(job, reason, matched)
@@ -148,7 +146,7 @@ class StepLoop:
     def _denoise(self) -> None:
         """Generate the rest of the current block for every running request."""
         for job in list(self._running.values()):
-            wanted = min(BLOCK_TOKENS - job.known_tokens % BLOCK_TOKENS, job.left)
+            wanted = min(BLOCK_TOKENS - job.known_tokens % BLOCK_TOKENS, job.limit - job.generated)
             block: list[int] = []
             while len(block) < wanted:
                 job.token = (job.token + job.step) % self._config.vocab_size
@@ -156,9 +154,8 @@ class StepLoop:
                 if job.token in job.stop_ids:
                     break
             job.generated += len(block)
-            job.left -= len(block)
             job.sink.emit(block)
             if job.token in job.stop_ids:
                 self._on_end(job, FinishReason.STOP, job.token)
-            elif not job.left:
+            elif job.generated == job.limit:
                 self._on_end(job, FinishReason.LENGTH, None)

@@ -56,6 +56,18 @@ class Subject:
     """Returns the names of the health conditions that hold (`runtime.lifecycle.conditions`)."""
 
 
+@dataclass(frozen=True, slots=True)
+class AdminService:
+    """A service on the admin address, besides those of every process."""
+
+    name: str
+    """Its full proto name."""
+    add: Callable[[grpc.aio.Server], None]
+    """Adds its servicer."""
+    max_receive_bytes: int = _MAX_RECEIVE_BYTES
+    """Largest message of its callers."""
+
+
 class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Serves AdminService."""
 
@@ -166,17 +178,22 @@ class AdminServer:
         subject: Subject,
         interceptor: RpcInterceptor,
         credentials: grpc.ServerCredentials | None = None,
+        further: Sequence[AdminService] = (),
     ) -> None:
-        """Serve ``subject``; in plaintext without ``credentials``."""
+        """Serve ``subject`` and ``further`` services; in plaintext without ``credentials``."""
+        largest = max((s.max_receive_bytes for s in further), default=_MAX_RECEIVE_BYTES)
         self._credentials = credentials
         self.grpc = grpc.aio.server(
             interceptors=[interceptor],
-            options=server_options(max_receive_bytes=_MAX_RECEIVE_BYTES),
+            options=server_options(max_receive_bytes=largest),
         )
         admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(subject), self.grpc)
         channelz_pb2_grpc.add_ChannelzServicer_to_server(Channelz(), self.grpc)
         health_pb2_grpc.add_HealthServicer_to_server(subject.health, self.grpc)
-        self._reflection = reflection.add_reflection(self.grpc, SERVICES)
+        for service in further:
+            service.add(self.grpc)
+        names = (*SERVICES, *(service.name for service in further))
+        self._reflection = reflection.add_reflection(self.grpc, names)
 
     async def listen(self, address: str) -> int:
         """Bind and start; returns the port.

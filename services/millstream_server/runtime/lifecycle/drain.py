@@ -7,6 +7,9 @@ The order on SIGTERM, the same for every service (`runtime.lifecycle.signals.unt
 3. new work is refused with UNAVAILABLE and RetryInfo (`OpenWork.refuse`);
 4. open work may finish, for at most ``limit_s``;
 5. the server stops; RPCs still open end with UNAVAILABLE (`OpenCalls.cut`).
+
+Apart from that, an operator may stop new work for a while (`OpenWork.paused`): nobody with a long
+stream is notified, and open work and a shutdown go on as usual.
 """
 
 from __future__ import annotations
@@ -14,6 +17,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
+
+from millstream_server.runtime.errors import WorkerPausedError
+
+_PAUSED_S = 1.0
 
 
 class OpenWork:
@@ -26,6 +33,8 @@ class OpenWork:
         """The shutdown was announced; new work is still accepted."""
         self.refusing = False
         """New work is refused."""
+        self.paused = False
+        """New work is refused for a while: an operator took the process out of service."""
         self._told: set[Callable[[], None]] = set()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -50,6 +59,18 @@ class OpenWork:
         finally:
             self.end()
 
+    def check_in_service(self) -> None:
+        """Check that no operator has taken the process out of service.
+
+        Raises:
+            WorkerPausedError: one has.
+        """
+        if self.paused:
+            raise WorkerPausedError(
+                "an operator took this worker out of service for a while; retry on another one",
+                retry_delay_s=_PAUSED_S,
+            )
+
     def when_leaving(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Call ``callback`` when the shutdown is announced; return the function that undoes this.
 
@@ -69,8 +90,8 @@ class OpenWork:
         self.refusing = True
         return await self.until_idle(limit_s)
 
-    async def until_idle(self, limit_s: float) -> bool:
-        """Wait up to ``limit_s`` until no work is open; return whether none is."""
+    async def until_idle(self, limit_s: float | None) -> bool:
+        """Wait up to ``limit_s``, None: for ever, until no work is open; return whether none is."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while self.count:  # work may begin in the loop iteration in which the last ended

@@ -13,7 +13,12 @@ import grpc
 from grpc_health.v1 import health_pb2_grpc
 from prometheus_client.registry import Collector
 
-from millstream_server.runtime.lifecycle.admin import SERVICES, AdminServer, Subject
+from millstream_server.runtime.lifecycle.admin import (
+    SERVICES,
+    AdminServer,
+    AdminService,
+    Subject,
+)
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
 from millstream_server.runtime.rpc.channel import bind, is_loopback, server_options
 from millstream_server.runtime.rpc.health import SERVICE_NAME, HealthServicer
@@ -48,6 +53,8 @@ class ServicePlan:
     ages: bool = False
     """Whether connections end at a maximum age: for the Processor, not for workers."""
     auth: AuthPolicy = field(default_factory=AuthPolicy)
+    admin_services: tuple[AdminService, ...] = ()
+    """On the admin address only."""
     limits: RpcLimits | None = None
     without_spans: Collection[str] = ()
     collectors: tuple[Collector, ...] = ()
@@ -162,8 +169,12 @@ class Service:
                 conditions=lambda: self.server.conditions.holding,
                 open_work=plan.open_work,
             ),
-            RpcInterceptor(*AuthPolicy(peers=peers).layers(), services=SERVICES),
+            RpcInterceptor(
+                *AuthPolicy(peers=peers).layers(),
+                services=(*SERVICES, *(service.name for service in plan.admin_services)),
+            ),
             credentials=tls.credentials() if tls else None,
+            further=plan.admin_services,
         )
 
 

@@ -269,6 +269,7 @@ class SlotSession(Generic[MessageT, RequestT, EntryT, EndT, ResponseT]):
             raise WorkerDrainingError(
                 "this server is shutting down; retry on another one", retry_delay_s=0.1
             )
+        self._service.work.check_in_service()
         if len(self._slots) >= _MAX_OPEN_SLOTS:
             raise OverloadedError(
                 f"{_MAX_OPEN_SLOTS} requests are open on this stream; wait for some to end",

@@ -33,7 +33,7 @@ class ProcessUse:
         """Measure this process; limits are the container's or, without any, the machine's."""
         return cls(
             cpu_s=time.process_time,
-            memory_bytes=_resident_bytes,
+            memory_bytes=resident_bytes,
             cores=cores_available(),
             memory_limit_bytes=memory_limit_bytes(),
         )
@@ -148,7 +148,8 @@ def memory_limit_bytes(cgroup: Path = _CGROUP) -> int:
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
+    """Return this process' resident memory; 0: not known."""
     try:
         pages = int(Path("/proc/self/statm").read_bytes().split()[1])
     except OSError:  # Not Linux.

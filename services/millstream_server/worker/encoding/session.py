@@ -106,7 +106,7 @@ class EncodeSession:
         slot = ItemSlot(number, self._runner, self._responses, self._release)
         self._slots[number] = slot
         try:
-            self._check_not_draining()
+            self._check_accepts()
             file = file_from_proto(message)
             if self._trace is not NOT_TRACED and not file.trace.traceparent:
                 file = replace(file, trace=self._trace)
@@ -121,8 +121,9 @@ class EncodeSession:
     def _release(self, number: int) -> None:
         self._slots.pop(number, None)
 
-    def _check_not_draining(self) -> None:
+    def _check_accepts(self) -> None:
         if self._opened_in_drain and self._runner.work.refusing:
             raise WorkerDrainingError(
                 "this worker is shutting down; retry on another one", retry_delay_s=0.1
             )
+        self._runner.work.check_in_service()

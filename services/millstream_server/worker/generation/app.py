@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import grpc
 
+from millstream_server.control.abilities import NO_CONTROLS, Controlled
+from millstream_server.control.adapters import LoraAdapter
 from millstream_server.engines.base import Role
 from millstream_server.engines.settings import DllmSettings
 from millstream_server.generation.generator import GeneratorEngine, GeneratorInfo
@@ -17,6 +19,7 @@ from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.transfer.ticket import TicketGate, TicketKey
 from millstream_server.worker import app, follower
+from millstream_server.worker.control.plan import ControlOptions, ControlPlan
 from millstream_server.worker.engine_choice import make_engine, make_follower
 from millstream_server.worker.generation.core import GenerationWorker
 from millstream_server.worker.generation.fetching import Fetcher
@@ -81,6 +84,7 @@ async def run(
         service,
         TicketGate(key) if key and role.hands_off else None,
         max_open_tokens=settings.max_open_tokens,
+        options=settings.control.options(settings.model_path),
         kv_event_buffer=settings.kv_event_buffer,
         open_fetcher=source.open if source else None,
     )
@@ -99,6 +103,7 @@ def make_plan(
     gate: TicketGate | None,
     *,
     max_open_tokens: int = 0,
+    options: ControlOptions | None = None,
     open_fetcher: Callable[[Tracing | None], Fetcher | None] | None = None,
     kv_event_buffer: int = DEFAULT_BUFFER,
 ) -> WorkerPlan[GeneratorInfo]:
@@ -127,6 +132,19 @@ def make_plan(
         max_receive_bytes=_MAX_RECEIVE_BYTES,
         kv=kv,
         without_spans=(f"{service.name}/{service.stream}",),
+        control=_control_plan(engine, options or ControlOptions()),
+    )
+
+
+def _control_plan(engine: GeneratorEngine, options: ControlOptions) -> ControlPlan:
+    def with_adapters(info: GeneratorInfo, adapters: tuple[LoraAdapter, ...]) -> GeneratorInfo:
+        return replace(info, adapters=adapters)
+
+    return ControlPlan(
+        controls=lambda: engine.controls if isinstance(engine, Controlled) else NO_CONTROLS,
+        adapters=lambda info: info.adapters,
+        with_adapters=with_adapters,
+        options=options,
     )
 
 

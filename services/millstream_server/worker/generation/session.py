@@ -121,7 +121,7 @@ class WorkerSession:
             raise InvalidRequestError.of("start.slot", f"{number} {why}")
         slot = self._slots[number] = Slot(number, self._runner, self._frames, self._release)
         try:
-            self._check_not_draining()
+            self._check_accepts()
             context_length = self._runner.context_length_of(message.model)
             request = convert.start_from_proto(message, context_length)
             if self._trace is not NOT_TRACED and not request.trace.traceparent:
@@ -139,8 +139,9 @@ class WorkerSession:
         # ended.
         self._slots.pop(number, None)
 
-    def _check_not_draining(self) -> None:
+    def _check_accepts(self) -> None:
         if self._opened_in_drain and self._runner.work.refusing:
             raise WorkerDrainingError(
                 "this worker is shutting down; retry on another one", retry_delay_s=0.1
             )
+        self._runner.work.check_in_service()

@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from millstream_server.runtime.errors import DeadlinePassedError, WorkerDrainingError
+from millstream_server.runtime.errors import DeadlinePassedError
 from millstream_server.runtime.rpc.slot_session import Output
 from millstream_server.runtime.telemetry.metrics import EMBED_TOKENS
 from millstream_server.vectors.checks import check_embed, check_rerank
@@ -67,8 +67,7 @@ class VectorWorker:
         Raises:
             ServingError: it was refused, or failed.
         """
-        if self._requests.work.refusing:
-            raise WorkerDrainingError("this worker is shutting down; retry on another one")
+        self._requests.check_accepts()
         tokens = sum(map(len, request.pairs))
         with self._admitted(request, tokens, lambda info: check_rerank(request, info)) as info:
             found: list[Ranked] = []

@@ -89,6 +89,14 @@ class KvEventFeed:
             reader.catch_up()
         return bool(self._readers)
 
+    def adapter_unloaded(self, adapter: str) -> None:
+        """Tell that no request can use the blocks of a LoRA adapter any more.
+
+        To be called once it is unloaded and its requests have ended.
+        """
+        for reader in self._readers:
+            reader.adapter_unloaded(adapter)
+
     def close(self) -> None:
         """Stop; no event comes afterwards."""
         self._readers.clear()

@@ -120,6 +120,11 @@ class RankReader:
         if self._replay_endpoint and self._replay is None:
             self._ask()
 
+    def adapter_unloaded(self, adapter: str) -> None:
+        """Tell that an adapter's blocks are of no use any more."""
+        if events := self._translation.without(adapter):
+            self._tell(events)
+
     def _published(self, message: list[bytes]) -> None:
         if len(message) == 3 and len(message[1]) == 8:  # noqa: PLR2004 - topic, number, batch
             self._take(int.from_bytes(message[1], "big"), message[2])

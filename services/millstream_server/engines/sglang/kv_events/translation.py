@@ -37,6 +37,7 @@ _HASH_MASK = (1 << 64) - 1
 class _AdapterBlock:
     """A block of a LoRA adapter."""
 
+    adapter: str
     digest: bytes
     media: set[Medium] = field(default_factory=set)
 
@@ -73,6 +74,19 @@ class Translation:
         self._holders.clear()
         return CacheCleared()
 
+    def without(self, adapter: str) -> list[KvEvent]:
+        """Forget an unloaded adapter's blocks; return that they are gone.
+
+        SGLang has them until they are evicted, but no request finds them again, even if the name
+        is loaded anew.
+        """
+        gone: dict[Medium, list[int]] = {}
+        for theirs, block in list(self._adapter_blocks.items()):
+            if block.adapter == adapter:
+                for medium in list(block.media):
+                    gone.setdefault(medium, []).extend(self._adapter_removed(theirs, medium))
+        return [BlocksRemoved(hashes, medium) for medium, hashes in gone.items() if hashes]
+
     def _stored(self, event: Stored) -> list[KvEvent]:
         medium = _MEDIA.get(event.medium, Medium.EXTERNAL)
         if event.lora_name:
@@ -96,7 +110,7 @@ class Translation:
         for index, theirs in enumerate(event.block_hashes):
             digest = next_digest(digest, tokens[index * size : (index + 1) * size])
             hashes.append(hash_of(digest))
-            block = self._adapter_blocks.setdefault(theirs, _AdapterBlock(digest))
+            block = self._adapter_blocks.setdefault(theirs, _AdapterBlock(adapter, digest))
             if medium not in block.media:
                 block.media.add(medium)
                 self._holders[hashes[-1], medium] += 1

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection, Sequence
-from pathlib import Path
 
 from millstream_server.control.memory import MemoryTag, MemoryUse
 from millstream_server.engines.simulated.rank import Rank
 from millstream_server.engines.simulated.state import EngineState
 from millstream_server.runtime.errors import EngineBusyError
-
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+from millstream_server.runtime.telemetry.load_meter import resident_bytes
 
 
 class SimulatedMemory:
@@ -46,8 +43,4 @@ class SimulatedMemory:
 
     async def memory_use(self) -> MemoryUse:
         """Measure this process: the engine runs in it."""
-        try:
-            pages = int(Path("/proc/self/statm").read_bytes().split()[1])
-        except OSError:  # Not Linux.
-            pages = 0
-        return MemoryUse(host_bytes=pages * _PAGE_BYTES)
+        return MemoryUse(host_bytes=resident_bytes())

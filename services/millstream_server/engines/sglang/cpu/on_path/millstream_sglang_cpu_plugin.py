@@ -120,6 +120,43 @@ def _allow_deterministic_sampling() -> None:
         module.enable_batch_invariant_mode = lambda *_args, **_kwargs: None
 
 
+class _Unpinned:
+    """`torch` for a module that asks for pinned memory, which CPU PyTorch doesn't have."""
+
+    _MAKERS = frozenset({"arange", "empty", "full", "ones", "tensor", "zeros"})
+
+    def __init__(self, torch: ModuleType) -> None:
+        self._torch = torch
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._torch, name)
+        if name not in self._MAKERS:
+            return found
+
+        def make(*args: object, **options: object) -> object:
+            options.pop("pin_memory", None)
+            return found(*args, **options)
+
+        return make
+
+
+def _load_adapters_without_pinned_memory() -> None:
+    """Let LoRA run: its layers and its backend pin memory, which needs a GPU.
+
+    CPU PyTorch raises "pin_memory=True requires a CUDA or other accelerator backend".
+    """
+    import torch  # noqa: PLC0415 - not before SGLang asks for the plugin
+
+    for name in ("sglang.srt.lora.layers", "sglang.srt.lora.backend.torch_backend"):
+        module: Any = _module_with(name, "torch")
+        if "pin_memory" not in inspect.getsource(module):
+            message = f"The CPU stand-in patches {name}, which pins no memory: remove the patch."
+            raise RuntimeError(message)
+        if not isinstance(module.torch, _Unpinned):
+            module.torch = _Unpinned(torch)
+    torch.Tensor.pin_memory = lambda self, *_args, **_options: self  # type: ignore[method-assign]
+
+
 def register() -> None:
     """Apply all patches, once per process.
 
@@ -133,6 +170,7 @@ def register() -> None:
     _register_kv_cache_as_host_memory()
     _calm_nixl_progress_thread()
     _allow_deterministic_sampling()
+    _load_adapters_without_pinned_memory()
     _applied = True
 
 

@@ -1,0 +1,302 @@
+"""The numbers of the table: of each worker, of its ranks, of each model."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from millstream.v1 import worker_pb2
+from millstream_server.cli.roles import role_name, role_order
+from millstream_server.cli.top.state import Reach, WorkerState
+
+_NEWS_S = 10.0
+"""How long the table says that a worker has come back."""
+_STAGES = {
+    worker_pb2.LOAD_STAGE_STARTING: "starting",
+    worker_pb2.LOAD_STAGE_LOADING_WEIGHTS: "loading",
+    worker_pb2.LOAD_STAGE_PREPARING: "preparing",
+    worker_pb2.LOAD_STAGE_WARMING_UP: "warming up",
+}
+
+
+class Mood(enum.Enum):
+    """How good a state is."""
+
+    GOOD = "green"
+    PASSING = "yellow"
+    BAD = "red"
+    GONE = "dim"
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Tokens of a time."""
+
+    prompt: int = 0
+    cached: int = 0
+    completion: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        """Return the sum."""
+        return Counts(
+            self.prompt + other.prompt,
+            self.cached + other.cached,
+            self.completion + other.completion,
+        )
+
+    @property
+    def hit_rate(self) -> float | None:
+        """The share of prompt tokens that were cached; None: there were none."""
+        return self.cached / self.prompt if self.prompt else None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The totals of one process at one moment."""
+
+    worker_id: str
+    at_s: float
+    total: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What happened since the refresh before."""
+
+    seconds: float
+    counts: Counts
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens generated per second."""
+        return self.counts.completion / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """One data-parallel rank."""
+
+    rank: int
+    running: int
+    queued: int
+    queued_tokens: int
+    used_blocks: int
+    total_blocks: int
+    idle_s: float | None
+    """Time since the last progress; None: nothing runs or waits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One worker."""
+
+    state: WorkerState
+    role: str
+    model: str
+    status: str
+    mood: Mood
+    load: worker_pb2.LoadReport | None
+    total: Counts | None
+    now: Measured | None
+    """None: there is only one report yet."""
+    ranks: tuple[RankRow, ...]
+    weight_version: str
+    adapters: tuple[str, ...]
+
+    @property
+    def kv_share(self) -> float | None:
+        """The share of KV blocks in use."""
+        if self.load is None or not self.load.total_blocks:
+            return None
+        return self.load.used_blocks / self.load.total_blocks
+
+    @property
+    def idle_s(self) -> float | None:
+        """The longest time that a busy rank has been without progress; None: none is busy."""
+        return max((rank.idle_s for rank in self.ranks if rank.idle_s is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRow:
+    """The workers of one model together."""
+
+    model: str
+    workers: int
+    serving: int
+    running: int
+    queued: int
+    used_blocks: int
+    total_blocks: int
+    hits_now: float | None
+    hits: float | None
+    tokens_per_s: float | None
+
+
+class Meter:
+    """Makes rows of states, and rates of two samples; one for a table."""
+
+    def __init__(self) -> None:
+        """Begin without samples."""
+        self._samples: dict[str, Sample] = {}
+
+    def rows(self, states: Iterable[WorkerState], now_s: float) -> list[Row]:
+        """Measure from the call before to this one."""
+        rows = [self._row(state, now_s) for state in states]
+        known = {row.state.address for row in rows}
+        self._samples = {key: sample for key, sample in self._samples.items() if key in known}
+        return rows
+
+    def _row(self, state: WorkerState, now_s: float) -> Row:
+        info, load = state.info, state.load
+        status, mood = status_of(state, now_s)
+        total = _total(load) if load is not None else None
+        return Row(
+            state=state,
+            role=role_name(info.role) if info else "",
+            model=info.model if info else "",
+            status=status,
+            mood=mood,
+            load=load,
+            total=total,
+            now=self._measure(state, total, now_s) if total is not None else None,
+            ranks=tuple(_rank(rank) for rank in load.ranks) if load is not None else (),
+            weight_version=info.weight_version if info else "",
+            adapters=tuple(adapter.name for adapter in info.adapters) if info else (),
+        )
+
+    def _measure(self, state: WorkerState, total: Counts, now_s: float) -> Measured | None:
+        worker_id = state.info.worker_id if state.info else ""
+        before = self._samples.get(state.address)
+        # Without a new report the totals are still the same: they are sent when they change.
+        unchanged = before is not None and before.total == total
+        at_s = now_s if unchanged else state.load_s
+        self._samples[state.address] = Sample(worker_id, at_s, total)
+        if before is None or before.worker_id != worker_id or at_s <= before.at_s:
+            return None
+        counts = Counts(
+            total.prompt - before.total.prompt,
+            total.cached - before.total.cached,
+            total.completion - before.total.completion,
+        )
+        if min(counts.prompt, counts.cached, counts.completion) < 0:
+            return None
+        return Measured(at_s - before.at_s, counts)
+
+
+def status_of(state: WorkerState, now_s: float) -> tuple[str, Mood]:
+    """Return a worker's state in a few words."""
+    if not state.listed:
+        return "gone", Mood.GONE
+    match state.reach:
+        case Reach.CONNECTING:
+            return "connecting", Mood.PASSING
+        case Reach.LOST:
+            return "unreachable", Mood.BAD
+        case Reach.REACHED:
+            return _told(state, now_s)
+
+
+def _told(state: WorkerState, now_s: float) -> tuple[str, Mood]:
+    if state.draining:
+        return "shutting down", Mood.PASSING
+    if state.loading and state.progress is not None:
+        return loading_line(state.progress), Mood.PASSING
+    if state.problem:
+        return "unknown", Mood.BAD
+    if not state.serving:
+        return "not serving", Mood.BAD
+    news = state.came_back if now_s - state.since_s < _NEWS_S else ""
+    return f"serving, {news}" if news else "serving", Mood.GOOD
+
+
+def loading_line(progress: worker_pb2.WatchLoadProgressResponse) -> str:
+    """Return how far a start is, such as "loading: 3 of 12 files, 40 %"."""
+    stage = _STAGES.get(progress.stage, "loading")
+    if progress.stage != worker_pb2.LOAD_STAGE_LOADING_WEIGHTS:
+        return stage
+    parts = []
+    if progress.files_total:
+        parts.append(f"{progress.files_done} of {progress.files_total} files")
+    if progress.bytes_total:
+        parts.append(f"{min(100, progress.bytes_done * 100 // progress.bytes_total)} %")
+    return f"{stage}: {', '.join(parts)}" if parts else stage
+
+
+def sort_rows(rows: Iterable[Row], key: str) -> list[Row]:
+    """Sort by one of `SORTS`; what is equal stays in the order of models, roles and addresses."""
+    return sorted(sorted(rows, key=_order), key=SORTS[key])
+
+
+def model_rows(rows: Sequence[Row]) -> list[ModelRow]:
+    """Sum the workers of each model, by its name.
+
+    In a model with prefill and decode workers both count the same prompts, and the first token:
+    hits are those of the workers that compute prompts, tokens of those that send them.
+    """
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.model and row.state.listed:
+            found.setdefault(row.model, []).append(row)
+    return [_model_row(model, found[model]) for model in sorted(found)]
+
+
+def _model_row(model: str, rows: Sequence[Row]) -> ModelRow:
+    loads = [row.load for row in rows if row.load is not None]
+    prompts = [row for row in rows if row.role != "decode"]
+    answers = [row for row in rows if row.role != "prefill"]
+    measured = [row.now for row in answers if row.now is not None]
+    now = sum((row.now.counts for row in prompts if row.now is not None), Counts())
+    total = sum((row.total for row in prompts if row.total is not None), Counts())
+    return ModelRow(
+        model=model,
+        workers=len(rows),
+        serving=sum(row.mood is Mood.GOOD for row in rows),
+        running=sum(load.running_requests for load in loads),
+        queued=sum(load.queued_requests for load in loads),
+        used_blocks=sum(load.used_blocks for load in loads),
+        total_blocks=sum(load.total_blocks for load in loads),
+        hits_now=now.hit_rate,
+        hits=total.hit_rate,
+        tokens_per_s=sum(one.tokens_per_s for one in measured) if measured else None,
+    )
+
+
+def _total(load: worker_pb2.LoadReport) -> Counts:
+    return Counts(load.prompt_tokens_total, load.cached_tokens_total, load.completion_tokens_total)
+
+
+def _rank(rank: worker_pb2.RankLoad) -> RankRow:
+    busy = rank.running_requests > 0 or rank.queued_requests > 0
+    return RankRow(
+        rank=rank.dp_rank,
+        running=rank.running_requests,
+        queued=rank.queued_requests,
+        queued_tokens=rank.queued_tokens,
+        used_blocks=rank.used_blocks,
+        total_blocks=rank.total_blocks,
+        idle_s=rank.since_progress.ToMicroseconds() / 1e6 if busy else None,
+    )
+
+
+def _order(row: Row) -> tuple[str, int, str]:
+    role = row.state.info.role if row.state.info else worker_pb2.WORKER_ROLE_UNSPECIFIED
+    return row.model, role_order(role), row.state.label
+
+
+def _hits(row: Row) -> float:
+    rate = row.total.hit_rate if row.total is not None else None
+    return -(rate if rate is not None else -1)
+
+
+SORTS: Mapping[str, Callable[[Row], Any]] = {
+    "role": lambda _: 0,
+    "address": lambda row: row.state.address,
+    "running": lambda row: -(row.load.running_requests if row.load else -1),
+    "queued": lambda row: -(row.load.queued_requests if row.load else -1),
+    "kv": lambda row: -(row.kv_share if row.kv_share is not None else -1),
+    "hits": _hits,
+    "tokens": lambda row: -(row.now.tokens_per_s if row.now else -1),
+}
+"""By what rows can be sorted; of numbers the largest is the first."""

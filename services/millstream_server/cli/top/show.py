@@ -1,0 +1,165 @@
+"""Refreshes the table until Ctrl-C, or prints it once."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime
+
+from rich.console import Console
+from rich.live import Live
+
+from millstream_server.cli.connection import read_connection
+from millstream_server.cli.console import open_console
+from millstream_server.cli.suite.running import NoSuiteError, find_suite
+from millstream_server.cli.top.rows import Meter, ModelRow, Row, model_rows, sort_rows
+from millstream_server.cli.top.state import Reach
+from millstream_server.cli.top.table import Signs, as_object, draw
+from millstream_server.cli.top.workers import Workers
+from millstream_server.routing.discovery.base import Discovery
+from millstream_server.routing.discovery.static import StaticDiscovery
+from millstream_server.runtime.settings import SettingsError
+
+_WRONG_USAGE = 2
+_SETTLE_TICK_S = 0.02
+_LINES_BESIDE = 6
+"""Of the screen: headings, and a line for problems or for what doesn't fit."""
+
+Print = Callable[[list[Row], list[ModelRow]], None]
+
+
+def show(args: argparse.Namespace) -> int:
+    """Run the command; return the exit code."""
+    logging.basicConfig(level=logging.CRITICAL)  # the table says what is wrong
+    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+        return asyncio.run(_show(args))
+    return 0
+
+
+async def _show(args: argparse.Namespace) -> int:
+    try:
+        async with _open(args) as workers:
+            return await (_once if args.once else _forever)(workers, args)
+    except BrokenPipeError:  # the reader of our output has left
+        raise
+    except (OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return _WRONG_USAGE
+
+
+@contextlib.asynccontextmanager
+async def _open(args: argparse.Namespace) -> AsyncIterator[Workers]:
+    """Follow the workers that the flags name.
+
+    Raises:
+        ValueError: a flag is wrong, or no suite runs.
+        OSError: a file can't be read.
+    """
+    server = read_connection(argparse.Namespace(**{**vars(args), "address": ""}))
+    discovery, names = _discovery(args)
+    workers = Workers(discovery, server, args.interval, names)
+    try:
+        yield workers
+    finally:
+        await workers.close()
+
+
+def _discovery(args: argparse.Namespace) -> tuple[Discovery, dict[str, str]]:
+    if not args.workers:
+        try:
+            suite = find_suite(args.log_dir)
+        except NoSuiteError as error:
+            raise ValueError(f"{error}; or name workers with --workers") from error
+        names = {worker.address: worker.name for worker in suite.workers}
+        return StaticDiscovery(list(names)), names
+    try:
+        from millstream_server.routing.discovery.choice import make_discovery  # noqa: PLC0415
+    except ModuleNotFoundError as error:  # of Kubernetes' discovery
+        raise ValueError(
+            f"--workers needs {error.name}: pip install 'millstream[cli,processor]'"
+        ) from error
+    entries = [entry.strip() for entry in args.workers.split(",") if entry.strip()]
+    try:
+        return make_discovery(entries), {}
+    except SettingsError as error:
+        raise ValueError(str(error)) from error
+
+
+async def _once(workers: Workers, args: argparse.Namespace) -> int:
+    """Wait for what workers tell, measure for an interval, and print."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(args.timeout_s):
+            while not workers.settled:
+                workers.states()
+                await asyncio.sleep(_SETTLE_TICK_S)
+    meter = Meter()
+    states = workers.states()
+    meter.rows(states, time.monotonic())
+    reached = any(state.reach is Reach.REACHED for state in states)
+    if reached:
+        await asyncio.sleep(args.interval)
+    rows = sort_rows(meter.rows(workers.states(), time.monotonic()), args.sort)
+    _printer(args, open_console())(rows, model_rows(rows))
+    if not rows:
+        print("no worker was found", file=sys.stderr)
+    return 0 if reached else 1
+
+
+async def _forever(workers: Workers, args: argparse.Namespace) -> int:
+    console = open_console()
+    meter = Meter()
+    with contextlib.ExitStack() as stack:
+        if console.is_terminal and not args.json:
+            _end_on_sigterm()
+            print_ = _live(stack, console)
+        else:
+            print_ = _printer(args, console)
+        while True:
+            rows = sort_rows(meter.rows(workers.states(), time.monotonic()), args.sort)
+            print_(rows, model_rows(rows))
+            await asyncio.sleep(args.interval)
+
+
+def _live(stack: contextlib.ExitStack, console: Console) -> Print:
+    live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
+    signs = Signs.of(console.encoding)
+
+    def print_(rows: list[Row], models: list[ModelRow]) -> None:
+        lines = console.height - len(models) - _LINES_BESIDE
+        fitting, used = 0, 0
+        for row in rows:
+            used += 1 + (len(row.ranks) if len(row.ranks) > 1 else 0) + bool(row.state.problem)
+            fitting += used <= lines
+        drawn = draw(rows, models, now_s=time.monotonic(), signs=signs, max_rows=max(1, fitting))
+        live.update(drawn, refresh=True)
+
+    return print_
+
+
+def _printer(args: argparse.Namespace, console: Console) -> Print:
+    signs = Signs.of(console.encoding)
+
+    def print_json(rows: list[Row], models: list[ModelRow]) -> None:
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        print(json.dumps(as_object(rows, models, now)), flush=True)
+
+    def print_table(rows: list[Row], models: list[ModelRow]) -> None:
+        console.print(draw(rows, models, now_s=time.monotonic(), signs=signs))
+        if not args.once:
+            console.print()
+
+    return print_json if args.json else print_table
+
+
+def _end_on_sigterm() -> None:
+    """Leave the screen as it was, also when somebody else ends this."""
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

@@ -1,0 +1,1 @@
+"""SGLang's operations as those of `millstream_server.control`."""

@@ -1,0 +1,103 @@
+"""A running SGLang engine from the side of the operations."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from millstream_server.engines.sglang.config import SglangEngineConfig
+from millstream_server.engines.sglang.gate import Hold
+from millstream_server.engines.sglang.launch import BuiltEngine
+from millstream_server.engines.sglang.lifetime import SglangLifetime
+from millstream_server.engines.sglang.runs import Runs
+from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.runtime.errors import EngineBusyError, EngineFailedError
+
+T = TypeVar("T")
+_IDLE_LIMIT_S = 10.0
+_IDLE_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ControlledEngine:
+    """What all operations use."""
+
+    config: SglangEngineConfig
+    built: BuiltEngine
+    info: GeneratorInfo
+    runs: Runs
+    lifetime: SglangLifetime
+    _calls: set[asyncio.Task[Any]] = field(default_factory=set)
+
+    @property
+    def manager(self) -> Any:
+        """SGLang's TokenizerManager."""
+        return self.built.engine.tokenizer_manager
+
+    @property
+    def messages(self) -> Any:
+        """The module with SGLang's messages to its schedulers."""
+        return importlib.import_module("sglang.srt.managers.io_struct")
+
+    def argument(self, name: str) -> Any:
+        """Return a value of SGLang's ServerArgs as it resolved it."""
+        return self.built.server_args.get(name)
+
+    async def call(self, call: Coroutine[Any, Any, T]) -> T:
+        """Await one of SGLang's own coroutines; it goes on when this one is cancelled.
+
+        SGLang waits for ever for a scheduler that died, and gives the reply to a call that was
+        cancelled to the next one.
+
+        Raises:
+            EngineFailedError: the engine was lost.
+        """
+        task = asyncio.ensure_future(call)
+        self._calls.add(task)
+        task.add_done_callback(self._forget)
+        lost = asyncio.ensure_future(self.lifetime.ended.wait())
+        try:
+            await asyncio.wait({task, lost}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            lost.cancel()
+        if not task.done():
+            task.cancel()
+            raise EngineFailedError(self.lifetime.failure)
+        return task.result()
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._calls.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever called may be gone
+
+    async def flush_when_idle(self) -> None:
+        """Wait until SGLang has let go of requests that ended; empty its prefix cache.
+
+        A flush is how to ask SGLang whether it is idle: it refuses while anything is left.
+
+        Raises:
+            EngineBusyError: requests are running, or SGLang doesn't let go of them.
+        """
+        manager, message = self.manager, self.messages.FlushCacheReqInput
+        limit_s = asyncio.get_running_loop().time() + _IDLE_LIMIT_S
+        while True:
+            there = self.runs.at_engine()
+            paused = self.runs.gate.holds(Hold.PAUSED)  # then it lets go of nothing
+            if running := [run for run in there if paused or not run.over]:
+                raise EngineBusyError(
+                    f"The engine has {len(running)} requests; it must be idle for this."
+                )
+            if not there:
+                results = await self.call(manager.flush_cache_communicator(message()))
+                if all(result.success for result in results):
+                    if manager.mm_processor is not None:
+                        manager.mm_processor.clear_preprocess_cache()
+                    return
+            if asyncio.get_running_loop().time() > limit_s:
+                raise EngineBusyError(
+                    f"The engine hasn't let go of its requests within {_IDLE_LIMIT_S:g} s."
+                )
+            await asyncio.sleep(_IDLE_POLL_S)

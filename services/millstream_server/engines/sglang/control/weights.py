@@ -1,0 +1,131 @@
+"""Replaces SGLang's weights; each answer is made by one version, and a failure leaves the old."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+from millstream_server.control.weights import (
+    BroadcastWeights,
+    DiskWeights,
+    IpcWeights,
+    Progress,
+    TensorWeights,
+    WeightSource,
+)
+from millstream_server.engines.sglang.control import sources
+from millstream_server.engines.sglang.control.checkpoint import (
+    Checkpoint,
+    check_fits,
+    read_checkpoint,
+    read_through,
+)
+from millstream_server.engines.sglang.control.controlled import ControlledEngine
+from millstream_server.engines.sglang.control.sources import UpdateFailedError
+from millstream_server.engines.sglang.gate import Hold
+from millstream_server.runtime.errors import (
+    EngineFailedError,
+    InvalidWeightsError,
+)
+from millstream_server.runtime.telemetry.log import get_log
+
+log = get_log(__name__)
+
+
+class SglangWeights:
+    """See `control.weights.WeightControl`.
+
+    SGLang loads what it gets into the tensors that it computes with. A failure half-way leaves a
+    mixture: then the last checkpoint is loaded again, or, where the weights came from a trainer and
+    are in no file, the engine is given up.
+    """
+
+    def __init__(self, engine: ControlledEngine, loaded: Checkpoint) -> None:
+        """``loaded`` is what the engine has loaded at its start."""
+        self._engine = engine
+        self._loaded = loaded
+        self._version = engine.info.weight_version
+        self._on_disk: Path | None = loaded.path
+        """The checkpoint that the weights are; None: they are in no file."""
+
+    async def check_weights(self, source: WeightSource, progress: Progress) -> None:
+        """See `WeightControl.check_weights`."""
+        match source:
+            case DiskWeights(path):
+                await self._check_disk(path, progress)
+            case TensorWeights():
+                sources.check_tensors(self._engine, source, self._loaded)
+            case BroadcastWeights():
+                await sources.check_broadcast(self._engine, source, self._loaded)
+            case IpcWeights():
+                sources.check_ipc(self._engine)
+
+    async def _check_disk(self, path: Path, progress: Progress) -> None:
+        stopped = threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def report(done: int, total: int) -> None:
+            loop.call_soon_threadsafe(progress, done, total)
+
+        def check() -> None:
+            read_through(self._check_files(path), report, stopped.is_set)
+
+        try:
+            await asyncio.to_thread(check)
+        finally:
+            stopped.set()
+
+    def _check_files(self, path: Path) -> Checkpoint:
+        found = read_checkpoint(path)
+        check_fits(found, self._loaded)
+        return found
+
+    async def update_weights(self, source: WeightSource, version: str) -> None:
+        """See `WeightControl.update_weights`."""
+        engine = self._engine
+        async with engine.runs.gate.closed(Hold.UPDATING):
+            if isinstance(source, DiskWeights):
+                # Once more, in milliseconds: files may have changed.
+                await asyncio.to_thread(self._check_files, source.path)
+            await engine.flush_when_idle()
+            try:
+                await self._apply(source, version)
+            except UpdateFailedError as error:
+                log.error("the weights weren't updated", reason=str(error), mixed=error.mixed)
+                if error.mixed:
+                    await self._restore()
+                message = "SGLang couldn't load the weights; the old ones are in place."
+                raise InvalidWeightsError(message) from error
+            self._on_disk = source.path if isinstance(source, DiskWeights) else None
+            self._version = version
+
+    async def _apply(self, source: WeightSource, version: str) -> None:
+        match source:
+            case DiskWeights(path):
+                await sources.from_disk(self._engine, path, version)
+            case TensorWeights():
+                await sources.from_tensors(self._engine, source, version)
+            case BroadcastWeights():
+                await sources.from_broadcast(self._engine, source, version)
+            case IpcWeights():
+                await sources.from_ipc(self._engine, source, version)
+
+    async def _restore(self) -> None:
+        """Load the old weights again.
+
+        Raises:
+            EngineFailedError: they can't be; the worker must restart.
+        """
+        lost = "the old weights are in no file"
+        if self._on_disk is not None:
+            try:
+                await sources.from_disk(self._engine, self._on_disk, self._version)
+            except UpdateFailedError as error:
+                lost = str(error)
+            else:
+                return
+        self._engine.lifetime.lose(f"its weights are a mixture: {lost}")
+        raise EngineFailedError(
+            "The update failed half-way, and the old weights can't be restored."
+        )

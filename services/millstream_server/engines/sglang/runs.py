@@ -1,0 +1,210 @@
+"""Requests on their way through SGLang: one task for each drives `async_generate`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from millstream_server.engines.base import Role
+from millstream_server.engines.sglang.dllm import BlockBudget
+from millstream_server.engines.sglang.gate import Gate, Hold
+from millstream_server.engines.sglang.launch import BuiltEngine
+from millstream_server.engines.sglang.media import media_arguments
+from millstream_server.engines.sglang.progress import RankProgress
+from millstream_server.engines.sglang.translate import (
+    Chunk,
+    cancelled,
+    conclude,
+    read_chunk,
+    translate_exception,
+)
+from millstream_server.generation.output import Finish, FinishReason, OutputSink
+from millstream_server.generation.request import GenerationRequest
+from millstream_server.runtime.errors import (
+    AdapterNotFoundError,
+    EngineFailedError,
+    InternalError,
+    ServingError,
+    WorkerPausedError,
+)
+from millstream_server.runtime.telemetry.log import get_log
+
+log = get_log(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """One request on its way through SGLang."""
+
+    request: GenerationRequest
+    sink: OutputSink
+    arguments: dict[str, object]
+    task: asyncio.Task[None] | None = None
+    started: bool = False
+    preparing: bool = False
+    """It waits for KV cache, for the gate, or for its media: SGLang doesn't know it yet."""
+    aborted: bool = False
+    paused_out: bool = False
+    """A pause ended it."""
+    over: bool = False
+    taken: int = 0
+    """Tokens SGLang has handed over."""
+
+    def end(self, result: Finish | ServingError) -> None:
+        """Report the end, unless it was reported."""
+        if self.over:
+            return
+        self.over = True
+        if isinstance(result, ServingError):
+            self.sink.fail(result)
+        elif self.paused_out and result.reason is FinishReason.CANCELLED:
+            self.sink.fail(WorkerPausedError("An operator paused this worker."))
+        else:
+            self.sink.finish(result)
+
+
+class Runs:
+    """All open requests of an engine. All calls come from one event loop."""
+
+    def __init__(self, role: Role, progress: RankProgress) -> None:
+        """Start without any; `start` before the first `launch`."""
+        self.gate = Gate()
+        self.adapters: set[str] = set()
+        """Names of adapters that requests may use: SGLang loads one that was unloaded again."""
+        self.blocks: BlockBudget | None = None
+        """Of a diffusion language model."""
+        self._role = role
+        self._progress = progress
+        self._built: BuiltEngine | None = None
+        self._runs: dict[str, Run] = {}
+
+    def start(self, built: BuiltEngine) -> None:
+        """Use this engine from now on."""
+        self._built = built
+
+    def __contains__(self, engine_id: str) -> bool:
+        """Return whether a request of this id is open."""
+        return engine_id in self._runs
+
+    def __len__(self) -> int:
+        """Return the number of open requests."""
+        return len(self._runs)
+
+    def at_engine(self) -> list[Run]:
+        """Return the requests that SGLang knows or is about to get."""
+        return [run for run in self._runs.values() if run.started and not run.preparing]
+
+    def tasks(self) -> Iterable[asyncio.Task[None]]:
+        """Return the requests' tasks."""
+        return [run.task for run in self._runs.values() if run.task is not None]
+
+    def launch(self, run: Run) -> None:
+        """Start a request, whose id is new."""
+        self._runs[run.request.engine_id] = run
+        run.task = asyncio.create_task(self._drive(run), name=f"sglang-{run.request.engine_id}")
+
+    async def _drive(self, run: Run) -> None:
+        run.started = True
+        try:
+            if run.aborted:
+                run.end(cancelled(run.request))
+            elif not run.over:
+                await self._generate(run)
+        except asyncio.CancelledError:
+            # By `abort`, before SGLang's scheduler knew the request, or after the engine's end.
+            run.end(cancelled(run.request, emitted=self._reported(run)))
+        except ServingError as error:
+            run.end(error)
+        except Exception as error:  # noqa: BLE001 - the vendor's seam: anything may come
+            log.warning("SGLang refused a request", engine_id=run.request.engine_id, error=error)
+            run.end(translate_exception(error))
+        finally:
+            del self._runs[run.request.engine_id]
+
+    async def _generate(self, run: Run) -> None:
+        if self.blocks is None:
+            await self._stream(run)
+            return
+        run.preparing = True
+        async with self.blocks.room(run.request):
+            run.preparing = False
+            await self._stream(run)
+
+    async def _stream(self, run: Run) -> None:
+        await self._prepare(run)
+        assert self._built is not None  # noqa: S101 - `start` comes first
+        stream = await self._built.engine.async_generate(**run.arguments)
+        async with contextlib.aclosing(stream):
+            async for raw in stream:
+                chunk = read_chunk(raw)
+                run.taken += len(chunk.token_ids)
+                self._progress.note(raw)
+                if chunk.token_ids and self._role is not Role.PREFILL and not run.over:
+                    run.sink.emit(chunk.token_ids, chunk.logprobs)
+                if chunk.finish_reason is not None:
+                    self._conclude(run, chunk)
+        run.end(InternalError("The engine ended the request without a reason."))
+
+    async def _prepare(self, run: Run) -> None:
+        run.preparing = True
+        if media := run.request.prompt.media:  # in a thread: it reads every number
+            found = await asyncio.to_thread(media_arguments, media, self._role)
+            run.arguments.update(found)
+        await self.gate.passed()
+        if (name := run.request.adapter) and name not in self.adapters:
+            raise AdapterNotFoundError(f"The LoRA adapter {name!r} isn't loaded on this worker.")
+        run.preparing = False
+
+    def _conclude(self, run: Run, chunk: Chunk) -> None:
+        result = conclude(chunk, run.request, emitted=self._reported(run), aborted=run.aborted)
+        if isinstance(result, ServingError):
+            log.warning(
+                "SGLang failed a request",
+                engine_id=run.request.engine_id,
+                reason=str(chunk.finish_reason),
+            )
+        run.end(result)
+
+    def _reported(self, run: Run) -> int:
+        """Count the tokens the sink got: a prefill engine's one token is the decode engine's."""
+        return 0 if self._role is Role.PREFILL else run.taken
+
+    def abort(self, engine_id: str) -> None:
+        """Stop a request; see `Generator.abort`."""
+        run = self._runs.get(engine_id)
+        if run is None or run.aborted or self._built is None:
+            return
+        run.aborted = True
+        if not run.started or run.task is None:
+            return  # `_drive` looks at the flag first thing
+        if run.preparing:
+            run.task.cancel()
+            return
+        manager = self._built.engine.tokenizer_manager
+        state = manager.rid_to_state.get(engine_id)
+        if state is None:
+            return  # its last chunk is on the way to `_drive`
+        if not state.dispatched:
+            # SGLang would send the abort ahead of the request and never send it again.
+            run.task.cancel()
+            return
+        manager.abort_request(engine_id)
+        if self.gate.holds(Hold.PAUSED):
+            # A request that is paused in place is let go of with the next step: its client needn't
+            # wait for that.
+            run.end(cancelled(run.request, emitted=self._reported(run)))
+
+    def pause_out(self) -> None:
+        """End all requests with `WorkerPausedError`."""
+        for engine_id, run in list(self._runs.items()):
+            run.paused_out = True
+            self.abort(engine_id)
+
+    def fail_all(self, message: str) -> None:
+        """End all requests with `EngineFailedError`: the engine is gone."""
+        for run in list(self._runs.values()):
+            run.end(EngineFailedError(message))
+            if run.task is not None and run.started:
+                run.task.cancel()

@@ -1,0 +1,1 @@
+"""EngineControlService: what operators do with a worker's engine while it runs."""

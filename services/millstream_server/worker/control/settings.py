@@ -1,0 +1,44 @@
+"""Settings of a generating worker for what operators do with its engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream_server.runtime.settings import setting
+from millstream_server.worker.control.directories import AllowedDirectories
+from millstream_server.worker.control.plan import ControlOptions, default_profile_dir
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlSettings:
+    """Settings of EngineControlService."""
+
+    weights_dirs: tuple[Path, ...] = setting(
+        (),
+        help="directories, comma-separated, from which weights and LoRA adapters may be loaded "
+        "while the worker runs; empty: the one that has the model's",
+    )
+    max_weights_bytes: int = setting(
+        4 << 30,
+        help="most bytes of tensors that UpdateWeights takes in a call; they are held in the "
+        "host's memory until the engine has them",
+    )
+    profile_dir: Path | None = setting(
+        None,
+        help="directory for profiles; empty: millstream-profiles in the system's temporary one",
+    )
+    operation_limit_s: float = setting(
+        1800.0,
+        help="an operation that has been changing the engine for so long no longer keeps the "
+        "canary from finding it stuck; longer than loading the model takes",
+    )
+
+    def options(self, model_path: Path | None) -> ControlOptions:
+        """Return what operators may do with a model of this path."""
+        return ControlOptions(
+            directories=AllowedDirectories.of_model(self.weights_dirs, model_path),
+            max_weights_bytes=self.max_weights_bytes,
+            profile_dir=self.profile_dir or default_profile_dir(),
+            operation_limit_s=self.operation_limit_s,
+        )

@@ -1,0 +1,424 @@
+"""`millstream admin`: what each command sends, prints and returns, on a real channel."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+
+from millstream_server.cli.admin.commands import COMMANDS
+from millstream_server.cli.plain import main
+from millstream_server.runtime.errors import (
+    AdapterExistsError,
+    DeadlinePassedError,
+    InvalidRequestError,
+    OperationConflictError,
+    ServingError,
+)
+from tests.support.in_process import worker
+from tests.support.ports import free_port
+from tests.support.scripted_control import ADMIN, DONE, ENGINE, admin, control
+from tests.support.secured_front import secured_front
+
+DRAINING = {"stage": "OPERATION_STAGE_DRAINING", "openRequests": 3, "elapsed": "0.5s"}
+LORA = {"name": "sql", "path": "/adapters/sql", "rank": 8}
+
+
+@dataclass(frozen=True)
+class Case:
+    args: str
+    rpc: str
+    response: Sequence[dict[str, Any]]
+    sent: dict[str, Any]
+    printed: Sequence[str]
+
+
+CASES = [
+    Case(
+        "status",
+        "GetEngineState",
+        [
+            {
+                "state": {
+                    "drained": True,
+                    "released": ["MEMORY_TAG_KV_CACHE", "MEMORY_TAG_CUDA_GRAPH"],
+                    "weightVersion": "v1",
+                    "adapters": [LORA],
+                    "openRequests": 2,
+                    "operation": "UpdateWeights",
+                    "supported": ["Pause", "Drain"],
+                }
+            }
+        ],
+        {},
+        [
+            "drained, memory released (kv-cache, cuda-graph), UpdateWeights runs",
+            "  weights: v1",
+            "  requests: 2 open",
+            "  adapters: sql",
+            "  profile: none",
+            "  can do: Pause, Drain",
+        ],
+    ),
+    Case(
+        "drain --timeout-s 1.5",
+        "Drain",
+        [{"progress": DRAINING}, {"progress": DONE}],
+        {"timeout": "1.500s"},
+        [
+            "drained after 1.25 s: no request is open",
+            "  out of service until `millstream admin undrain`",
+        ],
+    ),
+    Case("undrain", "Undrain", [{"wasDrained": True}], {}, ["back in service"]),
+    Case(
+        "pause",
+        "Pause",
+        [{"openRequests": 1}],
+        {"mode": "PAUSE_MODE_IN_PLACE"},
+        ["paused; 1 request open until `continue`"],
+    ),
+    Case(
+        "pause --mode retract",
+        "Pause",
+        [{"wasPaused": True}],
+        {"mode": "PAUSE_MODE_RETRACT"},
+        ["was paused already; 0 requests open until `continue`"],
+    ),
+    Case("continue", "Continue", [{"wasPaused": True}], {}, ["goes on"]),
+    Case(
+        "release-memory kv-cache weights --timeout-s 9",
+        "ReleaseMemory",
+        [
+            {"progress": DRAINING},
+            {
+                "progress": DONE,
+                "result": {
+                    "released": ["MEMORY_TAG_KV_CACHE", "MEMORY_TAG_WEIGHTS"],
+                    "alreadyReleased": ["MEMORY_TAG_KV_CACHE"],
+                    "before": {"hostBytes": 3 << 30},
+                    "after": {"hostBytes": 512 << 20},
+                },
+            },
+        ],
+        {"tags": ["MEMORY_TAG_KV_CACHE", "MEMORY_TAG_WEIGHTS"], "timeout": "9s"},
+        [
+            "released: weights",
+            "  released before: kv-cache",
+            "  host memory: 3.0 GiB before, 512.0 MiB now",
+            "  out of service until `millstream admin resume-memory`",
+        ],
+    ),
+    Case(
+        "resume-memory weights",
+        "ResumeMemory",
+        [{"resumed": ["MEMORY_TAG_WEIGHTS"], "released": ["MEMORY_TAG_KV_CACHE"]}],
+        {"tags": ["MEMORY_TAG_WEIGHTS"]},
+        ["resumed: weights", "  still released: kv-cache; out of service until then"],
+    ),
+    Case(
+        "flush-cache --drain --timeout-s 2",
+        "FlushCache",
+        [{}],
+        {"drain": True, "timeout": "2s"},
+        ["the prefix cache is empty"],
+    ),
+    Case(
+        "start-profile --activity cpu --activity memory --steps 1",
+        "StartProfile",
+        [{"directory": "/traces"}],
+        {"activities": ["PROFILE_ACTIVITY_CPU", "PROFILE_ACTIVITY_MEMORY"], "steps": 1},
+        ["recording for 1 step, into /traces on the worker"],
+    ),
+    Case(
+        "stop-profile",
+        "StopProfile",
+        [{"files": [{"path": "/traces/a.json", "bytes": "2048"}]}],
+        {},
+        ["recorded 1 file on the worker", "  /traces/a.json (2.0 KiB)"],
+    ),
+    Case(
+        "load-lora sql /adapters/sql",
+        "LoadLora",
+        [{"adapter": LORA}],
+        {"name": "sql", "path": "/adapters/sql"},
+        ["adapter sql (/adapters/sql, rank 8) loaded"],
+    ),
+    Case("unload-lora sql", "UnloadLora", [{}], {"name": "sql"}, ["adapter sql removed"]),
+    Case(
+        "list-loras",
+        "ListLoras",
+        [{"adapters": [LORA]}],
+        {},
+        ["1 adapter", "  sql (/adapters/sql, rank 8)"],
+    ),
+    Case(
+        "update-weights --weight-version v2 --path /models/v2 --timeout-s 60",
+        "UpdateWeights",
+        [
+            {"progress": {"stage": "OPERATION_STAGE_CHECKING", "bytesDone": 1, "bytesTotal": 4}},
+            {
+                "progress": DONE,
+                "result": {
+                    "previousVersion": "v1",
+                    "weightVersion": "v2",
+                    "outOfService": "0.25s",
+                },
+            },
+        ],
+        {"start": {"weightVersion": "v2", "disk": {"path": "/models/v2"}, "timeout": "60s"}},
+        ["weights: v2, before v1; out of service for 0.25 s"],
+    ),
+    Case(
+        "server-status",
+        "GetServerStatus",
+        [
+            {
+                "status": {
+                    "services": ["millstream.v1.DecodeService"],
+                    "millstreamVersion": "1.2.3",
+                    "pid": 7,
+                    "uptime": "2s",
+                    "settings": {"drain_s": "30"},
+                    "health": {"": True},
+                    "openWork": {"requests": "4", "sessions": "0"},
+                    "healthConditions": ["drained"],
+                }
+            }
+        ],
+        {},
+        [
+            "SERVING, pid 7, up 2.00 s",
+            "  version: 1.2.3",
+            "  health: server SERVING",
+            "  conditions: drained",
+            "  open work: requests 4",
+            "  services: millstream.v1.DecodeService",
+            "  settings:",
+            "    drain_s = 30",
+        ],
+    ),
+    Case(
+        "set-log-level debug --logger millstream_server.worker",
+        "SetLogLevel",
+        [{"previousLevel": "LOG_LEVEL_INHERIT"}],
+        {"logger": "millstream_server.worker", "level": "LOG_LEVEL_DEBUG"},
+        ["level of millstream_server.worker: debug, before inherit"],
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.args)
+async def test_a_command_sends_and_prints(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
+    async with control(**{case.rpc: case.response}) as served:
+        code = await admin(*case.args.split(), "--admin", served.address)
+    (request,) = served.received
+    assert json_format.MessageToDict(request) == case.sent
+    first, *more = case.printed
+    assert capsys.readouterr().out.splitlines() == [f"{served.address}: {first}", *more]
+    assert code == 0
+
+
+def test_there_is_a_command_for_each_rpc() -> None:
+    rpcs = {rpc.name for service in (ENGINE, ADMIN) for rpc in service.methods}
+    assert {case.rpc for case in CASES} == rpcs
+    assert {case.args.split()[0] for case in CASES} == {command.name for command in COMMANDS}
+
+
+# ---- progress, JSON, several servers
+
+
+async def test_progress_goes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    checking = {"stage": "OPERATION_STAGE_CHECKING", "bytesDone": 1 << 20, "bytesTotal": 4 << 20}
+    progress = [checking, DRAINING, {"stage": "OPERATION_STAGE_APPLYING", "elapsed": "2s"}]
+    script = [{"progress": step} for step in [*progress, DONE]]
+    async with control(UpdateWeights=script) as served:
+        await admin(
+            *("update-weights", "--weight-version", "b", "--path", "/b", "--admin", served.address)
+        )
+    where = served.address
+    assert capsys.readouterr().err.splitlines() == [
+        f"{where}: checking [#####---------------] 25 % of 4.0 MiB (0.0 s)",
+        f"{where}: draining 3 requests open (0.5 s)",
+        f"{where}: applying (2.0 s)",
+    ]
+
+
+async def test_json_has_a_line_for_each_event(capsys: pytest.CaptureFixture[str]) -> None:
+    async with control(Drain=[{"progress": DRAINING}, {"progress": DONE}]) as served:
+        await admin("drain", "--admin", served.address, "--json")
+        await admin("undrain", "--admin", f"127.0.0.1:{free_port()}", "--json")
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["server"] for line in lines[:3]] == [served.address] * 3
+    assert lines[0]["progress"]["open_requests"] == 3
+    assert lines[2]["ok"] is True
+    assert lines[2]["result"]["progress"]["stage"] == "OPERATION_STAGE_DONE"
+    assert lines[3]["ok"] is False
+    assert lines[3]["error"]["code"] == "UNAVAILABLE"
+
+
+async def test_all_servers_are_called_and_one_failure_counts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    busy = OperationConflictError("UpdateWeights runs")
+    async with control(Undrain=[{}]) as one, control(Undrain=busy) as two:
+        code = await admin("undrain", "--admin", one.address, "--admin", two.address)
+    said = capsys.readouterr()
+    assert code == 1
+    assert said.out == f"{one.address}: wasn't drained; nothing was changed\n"
+    assert said.err.splitlines() == [
+        f"{two.address}: error: FAILED_PRECONDITION (OPERATION_CONFLICT): UpdateWeights runs",
+        "  -> `millstream admin status` shows what runs; try again when it has ended",
+    ]
+
+
+async def test_the_suite_of_up_is_found_by_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write(pid: int, *services: tuple[str, str, str, str]) -> None:
+        names = ("name", "role", "model", "admin")
+        found = [{**dict(zip(names, service, strict=True)), "address": ""} for service in services]
+        (tmp_path / "suite.json").write_text(json.dumps({"pid": pid, "services": found}))
+
+    async with control(Undrain=[{}], SetLogLevel=[{}]) as one, control(SetLogLevel=[{}]) as two:
+        workers = [("decode-1", "decode", "m", one.address), ("image-1", "diffusion", "n", "x:1")]
+        write(os.getpid(), *workers, ("processor", "processor", "", two.address))
+        logs = ("--log-dir", str(tmp_path))
+        assert await admin("undrain", "--all", "--model", "m", *logs) == 0
+        assert await admin("set-log-level", "info", "--admin", "processor", *logs) == 0
+        assert capsys.readouterr().out.splitlines() == [
+            "decode-1: wasn't drained; nothing was changed",
+            "processor: level of the root logger: info, before unspecified",
+        ]
+        assert await admin("undrain", "--all", "--model", "o", *logs) == 2
+        assert "no worker serves 'o'; the suite has: m, n" in capsys.readouterr().err
+        assert await admin("undrain", "--admin", "decode-9", *logs) == 2
+        assert "nor one of the suite's: decode-1, image-1, processor" in capsys.readouterr().err
+        write(2**22 + 1, *workers)
+        assert await admin("undrain", "--all", *logs) == 2
+        assert "no suite of `millstream up` has its logs in" in capsys.readouterr().err
+
+
+# ---- failures
+
+
+@pytest.mark.parametrize(
+    ("args", "rpc", "error", "said"),
+    [
+        (
+            "drain --timeout-s 1",
+            "Drain",
+            DeadlinePassedError("2 requests are open after 1 s"),
+            [
+                "error: DEADLINE_EXCEEDED (DEADLINE_EXCEEDED): 2 requests are open after 1 s",
+                ("-> the worker stays out of service: `drain` again waits on, `undrain` puts it "
+                "back"),
+            ],
+        ),
+        (
+            "load-lora sql /a",
+            "LoadLora",
+            AdapterExistsError("sql is loaded"),
+            [
+                "error: ALREADY_EXISTS (ADAPTER_EXISTS): sql is loaded",
+                "-> to replace it, `unload-lora` it first",
+            ],
+        ),
+        (
+            "update-weights --weight-version v --path /etc",
+            "UpdateWeights",
+            InvalidRequestError.of("start.disk.path", "is below no --weights-dirs"),
+            [
+                ("error: INVALID_ARGUMENT (INVALID_REQUEST): start.disk.path: is below no "
+                "--weights-dirs")
+            ],
+        ),
+        ("drain", "Drain", None, [("error: the call ended without a result; `status` says what was "
+                                  "done")]),
+    ],
+)  # fmt: skip
+async def test_a_failure_has_its_reason_and_advice(
+    args: str,
+    rpc: str,
+    error: ServingError | None,
+    said: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with control(**{rpc: error or []}) as served:
+        code = await admin(*args.split(), "--admin", served.address)
+    printed = capsys.readouterr()
+    first, *more = said
+    lines = [f"{served.address}: {first}", *(f"  {line}" for line in more)]
+    assert (code, printed.out, printed.err.splitlines()) == (1, "", lines)
+
+
+async def test_nobody_there_and_another_port(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nobody = f"127.0.0.1:{free_port()}"
+    assert await admin("status", "--admin", nobody) == 1
+    said = capsys.readouterr().err
+    assert f"{nobody}: error: UNAVAILABLE: {nobody} can't be reached: " in said
+    assert "-> does the server run, with --admin-listen at this address?" in said
+    async with worker() as one:
+        assert await admin("status", "--admin", one.address) == 1
+        said = capsys.readouterr().err
+        assert f"{one.address} doesn't have this operation" in said
+        assert "-> give the address of --admin-listen" in said
+    async with secured_front(tmp_path) as front:
+        assert await admin("status", "--admin", front.address, *front.tls) == 1
+        assert "-> admin ports ask for certificates" in capsys.readouterr().err
+        assert await admin("status", "--admin", front.address) == 1
+        assert "if it serves TLS, give --tls-ca-file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        ("status", "name the admin address of each server, --admin HOST:PORT"),
+        ("status --all --admin a:1", "give either --admin or --all"),
+        ("status --model m --admin a:1", "--model chooses among the workers of --all"),
+        ("status --admin a:99999", "'a:99999' is not HOST:PORT"),
+        ("flush-cache --timeout-s 1 --admin a:1", "--timeout-s is for --drain"),
+    ],
+)
+def test_wrong_usage_is_code_2(args: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["admin", *args.split()]) == 2
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        ("release-memory gpu", "'gpu' is none of kv-cache, weights, cuda-graph"),
+        ("start-profile --steps 0", "'0' is not a whole number from 1 on"),
+        ("update-weights --path p", "required: --weight-version"),
+        ("update-weights --weight-version v", "one of the arguments --path --safetensors"),
+        ("drain --timeout-s 0", "'0' is not a number of seconds above 0"),
+    ],
+)
+def test_flags_are_checked(args: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["admin", *args.split()])
+    assert left.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", [command.name for command in COMMANDS])
+def test_help_teaches_with_an_example_that_parses(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["admin", command, "--help"])
+    text = capsys.readouterr().out
+    example = text.partition("\nexamples:\n")[2].strip()
+    assert example.startswith(f"millstream admin {command}")
+    with pytest.raises(SystemExit) as left:
+        main([*example.split()[1:], "--help"])  # read up to its end
+    assert left.value.code == 0
