@@ -16,10 +16,12 @@ from millstream_server.routing.policy import (
     BestOfTwo,
     Policy,
     PolicyName,
+    RoutingPolicy,
     requests_at,
     score_by_load,
     weighted,
 )
+from millstream_server.routing.prefix.model import Prefixes
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.workers import WorkerView
 from tests.support.views import load
@@ -32,17 +34,17 @@ def _of(home: str) -> RoutingRequest:
     return RoutingRequest(model="m", session=(home,))
 
 
-def _pick(policy: Policy, request: RoutingRequest, views: Sequence[WorkerView]) -> str:
+def _pick(policy: RoutingPolicy, request: RoutingRequest, views: Sequence[WorkerView]) -> str:
     picked = policy.pick(request, views)
     assert picked
     return picked.address
 
 
-def _round_robin() -> Policy:
+def _round_robin() -> RoutingPolicy:
     return make_policy(PolicyName.ROUND_ROBIN)
 
 
-def _least_loaded() -> Policy:
+def _least_loaded() -> RoutingPolicy:
     return make_policy(PolicyName.LEAST_LOADED)
 
 
@@ -144,7 +146,14 @@ def test_a_scorer_that_knows_prefixes_fits_and_is_weighed_against_load() -> None
 
 @pytest.mark.parametrize("name", PolicyName)
 def test_every_name_makes_a_policy_of_its_own(name: PolicyName) -> None:
-    assert make_policy(name).picker is not make_policy(name).picker
+    prefixes = Prefixes()
+    policy = make_policy(name, prefixes)
+    assert make_policy(name, prefixes) is not policy
     only = WorkerView("a")
-    assert make_policy(name).pick(NEW, [only]) is only
-    assert make_policy(name).pick(NEW, []) is None
+    assert policy.pick(NEW, [only]) is only
+    assert policy.pick(NEW, []) is None
+
+
+def test_kv_aware_is_not_made_without_an_index() -> None:
+    with pytest.raises(ValueError, match="needs a prefix index"):
+        make_policy(PolicyName.KV_AWARE)

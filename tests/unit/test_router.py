@@ -10,6 +10,7 @@ from millstream_server.control.adapters import LoraAdapter
 from millstream_server.engines.base import EngineInfo, Role, WorkerDescription
 from millstream_server.generation.sampling import Ability
 from millstream_server.routing.handoff import HandoffDecider, NeverHandOff
+from millstream_server.routing.model_workers import ModelWorkers
 from millstream_server.routing.plan import Plan
 from millstream_server.routing.policies import make_policy
 from millstream_server.routing.policy import (
@@ -178,8 +179,8 @@ class LongPrompts:
 
     constant = None
 
-    def hands_off(self, request: RoutingRequest) -> bool:
-        return len(request.token_ids) > 3
+    def hands_off(self, request: RoutingRequest, workers: ModelWorkers, uncached: int) -> bool:
+        return uncached > 3
 
 
 def test_handing_off_can_be_decided_for_each_request() -> None:

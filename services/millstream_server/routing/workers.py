@@ -117,7 +117,7 @@ Candidate = WorkerView | RankView
 def candidates_of(view: WorkerView, description: WorkerDescription) -> Sequence[Candidate]:
     """Return where requests to a worker can go: the worker itself, or each of its ranks."""
     engine = description.engine
-    if not isinstance(engine, GeneratorInfo) or engine.dp_size == 1:
+    if not isinstance(engine, GeneratorInfo) or engine.dp_size <= 1:
         view.ranks = []
         return (view,)
     numbers = range(engine.dp_start, engine.dp_start + engine.dp_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,12 +48,14 @@ _NOTHING = Overlaps((), {})
 class ModelPrefixes:
     """One model's prefix caches, queues and places. All calls come from one event loop."""
 
-    def __init__(self, model: str, max_blocks: int, now: Callable[[], float]) -> None:
-        """Start without places; see `PrefixIndex`."""
+    def __init__(
+        self, model: str, max_blocks: int, now: Callable[[], float], rng: random.Random | None
+    ) -> None:
+        """Start without places; see `PrefixIndex` and `LoadLevels`."""
         self._cached_tokens = ROUTING_CACHED_TOKENS.labels(model)
         self._blocks = PREFIX_INDEX_BLOCKS.labels(model)
         self.index = PrefixIndex(max_blocks, now)
-        self.levels = LoadLevels()
+        self.levels = LoadLevels(rng)
         self.places: dict[int, Candidate] = {}
         """By member."""
         self._most_running: dict[int, int] = {}
@@ -69,7 +72,7 @@ class ModelPrefixes:
         """Give a place a number, and follow its load."""
         member = place.member = self.index.join()
         self.places[member] = place
-        self._most_running[member] = max(engine.max_running_requests // engine.dp_size, 1)
+        self._most_running[member] = max(engine.max_running_requests // max(engine.dp_size, 1), 1)
         if engine.tells_kv:
             size = engine.block_size
             self._block_sizes[size] = self._block_sizes.get(size, 0) | 1 << member
@@ -116,7 +119,7 @@ class ModelPrefixes:
         self._cached_tokens.inc(cached)
         for size, hashes in overlaps.hashes.items():
             if self._block_sizes[size] >> place.member & 1:
-                self.index.expect(place.member, hashes)
+                self.index.expect(place.member, hashes, -(-cached // size))
         return cached
 
     def _find(self, request: RoutingRequest) -> Overlaps:
@@ -155,8 +158,10 @@ class Prefixes:
         self,
         max_blocks: int = DEFAULT_MAX_BLOCKS,
         now: Callable[[], float] = time.monotonic,
+        rng: random.Random | None = None,
     ) -> None:
         """Start without workers; ``max_blocks`` holds for each model."""
+        self._rng = rng
         self._max_blocks = max_blocks
         self._now = now
         self._models: dict[str, ModelPrefixes] = {}
@@ -166,7 +171,9 @@ class Prefixes:
         """Return what is known of a model."""
         found = self._models.get(model)
         if found is None:
-            found = self._models[model] = ModelPrefixes(model, self._max_blocks, self._now)
+            found = self._models[model] = ModelPrefixes(
+                model, self._max_blocks, self._now, self._rng
+            )
         return found
 
     def admit(self, view: WorkerView, description: WorkerDescription) -> Membership | None:
