@@ -10,9 +10,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from millstream.v1 import decode_pb2_grpc, kv_events_pb2, worker_pb2_grpc
-from millstream_server.kv_cache.hashing import block_hashes
+from millstream.v1 import decode_pb2_grpc
 from tests.support.bare_sglang import NEW_TOKENS
+from tests.support.kv_watch import told
 from tests.support.ports import free_port
 from tests.support.sglang_requests import PROMPTS
 from tests.support.suite import ServiceProcess, stop_all
@@ -56,25 +56,12 @@ async def _answer(leader: ServiceProcess, prompt: list[int]) -> list[int]:
         return view.token_ids
 
 
-async def _told(leader: ServiceProcess, prompt: list[int]) -> None:
-    """Wait until the leader has told that a prompt's blocks are cached."""
-    missing = set(block_hashes(prompt, 1))
-    request = kv_events_pb2.WatchKvEventsRequest()
-    async with asyncio.timeout(10), grpc.aio.insecure_channel(leader.address) as channel:
-        stub = worker_pb2_grpc.WorkerServiceStub(channel)
-        async for response in stub.WatchKvEvents(request):
-            stored = [*response.snapshot.stored, *(e.stored for e in response.events.events)]
-            missing -= {each for blocks in stored for each in blocks.hashes}
-            if not missing:
-                return
-
-
 async def test_two_processes_answer_as_one_and_drain_together(
     model: Path, expected: list[list[int]], tmp_path: Path
 ) -> None:
     async with _pair(model, tmp_path) as (first, second):
         assert await _answer(first, PROMPTS[0]) == expected[0]
-        await _told(first, PROMPTS[0])
+        await told(first.address, PROMPTS[0], 1)
         second.terminate()
         assert await _answer(first, PROMPTS[1]) == expected[1], "it waits for rank 0"
         assert second.alive
