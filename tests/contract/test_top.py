@@ -27,6 +27,7 @@ from tests.support.command_line import Terminal
 from tests.support.fake_processor import FakeServer
 from tests.support.in_process import MODEL, worker
 from tests.support.ports import free_port
+from tests.support.scripted_control import control
 from tests.support.waiting import until
 
 SERVICE = "millstream.v1.WorkerService"
@@ -43,6 +44,7 @@ class PlayedWorker:
     ends: asyncio.Event = field(default_factory=asyncio.Event)
     """Set: it begins to shut down."""
     intervals: list[float] = field(default_factory=list)
+    serves: bool = True
     address: str = ""
 
     async def WatchWorkerInfo(self, _: Any, __: Any) -> AsyncIterator[Any]:
@@ -76,7 +78,7 @@ async def played(port: int = 0, **fields: Any) -> AsyncIterator[PlayedWorker]:
     server = Server((SERVICE,), ServerOptions(max_receive_bytes=4 << 20))
     worker_pb2_grpc.add_WorkerServiceServicer_to_server(one, server.grpc)  # type: ignore[arg-type]
     one.address = f"127.0.0.1:{await server.listen(f'127.0.0.1:{port}')}"
-    await tell_serving(server, serving=one.progress is None)
+    await tell_serving(server, serving=one.serves and one.progress is None)
     try:
         yield one
     finally:
@@ -172,19 +174,29 @@ async def test_a_processor_is_no_worker(capsys: pytest.CaptureFixture[str]) -> N
     assert "has no WorkerService: give the addresses of workers" in capsys.readouterr().out
 
 
-async def test_the_suite_of_up_is_found_by_its_file(
+async def test_the_suite_of_up_is_found_by_its_file_with_its_admin_ports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def service(name: str, role: str, address: str) -> dict[str, str]:
-        return {"name": name, "role": role, "model": "m", "address": address, "admin": ""}
+    def service(name: str, address: str, admin: str = "") -> dict[str, str]:
+        role = name.partition("-")[0]
+        return {"name": name, "role": role, "model": "m", "address": address, "admin": admin}
 
-    async with played() as one:
-        services = [service("decode-1", "decode", one.address), service("p", "processor", "x:1")]
-        content = {"pid": 1, "services": services}
+    status = {"status": {"healthConditions": ["drained", "paused"]}}
+    async with (
+        played() as one,
+        played(serves=False) as two,
+        control(GetServerStatus=[status]) as admin,
+    ):
+        workers = [
+            service("decode-1", one.address),
+            service("decode-2", two.address, admin.address),
+        ]
+        content = {"pid": 1, "services": [*workers, service("processor", "x:1")]}
         (tmp_path / "suite.json").write_text(json.dumps(content))
         assert await top("--once", "--log-dir", str(tmp_path)) == 0
-    out = capsys.readouterr().out
-    assert f"decode-1 {one.address}" in out
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"decode-1 {one.address} unknown serving 0" in out
+    assert f"decode-2 {two.address} unknown not serving: drained, paused 0" in out
     assert "x:1" not in out
 
 
@@ -194,6 +206,7 @@ async def test_the_suite_of_up_is_found_by_its_file(
         ("--log-dir {folder}", "no suite of `millstream up` has its logs in {folder}"),
         ("--workers a", "--workers: 'a' is not HOST:PORT"),
         ("--workers file:{folder}/none", "--workers: can't read {folder}/none"),
+        ("--workers [::1 --interval 0.2", "'[::1' is not HOST:PORT"),
         ("--workers a:1 --tls-ca-file {folder}/none", "--tls-ca-file: "),
     ],
 )

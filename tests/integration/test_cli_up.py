@@ -12,7 +12,10 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 import tests.support.stand_in
+from millstream_server.cli.suite.running import NoSuiteError, find_suite
 from tests.support.command_line import Terminal, until
 
 _UP = (sys.executable, tests.support.stand_in.__file__, "up")
@@ -89,12 +92,22 @@ async def test_start_table_and_drain(tmp_path: Path) -> None:
         assert re.search(r"Ready after \d+\.\d s", up.text)
         assert 'millstream chat --once "What is Millstream?"' in up.text
         assert "buf curl" in up.text
+        assert f"millstream top --log-dir {tmp_path}" in up.text
+        assert f"millstream admin status --all --log-dir {tmp_path}" in up.text
         started = pids(up.text)
+        ports = re.findall(r"^(\S+) +(127\.0\.0\.1:\d+) +:\d+ +:(\d+) ", up.text, re.MULTILINE)
+        found = find_suite(tmp_path)
+        assert [(one.name, one.address, one.admin) for one in found.services] == [
+            (name, address, f"127.0.0.1:{admin}") for name, address, admin in ports
+        ]
+        assert [one.name for one in found.workers] == ["prefill-1", "decode-1"]
         assert list(started) == ["prefill-1", "decode-1", "processor"]
         assert all(alive(pid) for pid in started.values())
         up.process.terminate()
         assert await up.ends() == 0
     await gone(*started.values())
+    with pytest.raises(NoSuiteError, match="no suite of `millstream up` has its logs in"):
+        find_suite(tmp_path)
     assert up.text.index("waiting for the processor") < up.text.index("waiting for prefill-1")
     logs = {name: (tmp_path / f"{name}.log").read_text() for name in started}
     assert all("drained" in log for log in logs.values())
@@ -182,6 +195,8 @@ async def test_children_die_with_a_killed_parent(tmp_path: Path) -> None:
         up.process.kill()
         await up.process.wait()
         await gone(*started.values())
+    with pytest.raises(NoSuiteError, match="no suite of `millstream up` has its logs in"):
+        find_suite(tmp_path)  # its file is still there
 
 
 async def test_what_a_dead_service_spawned_is_killed(tmp_path: Path) -> None:

@@ -17,8 +17,10 @@ from millstream.v1 import (
     embedding_pb2_grpc,
     encode_pb2,
     encode_pb2_grpc,
+    kv_events_pb2,
     media_pb2,
     processor_pb2_grpc,
+    worker_pb2_grpc,
 )
 from millstream_server.transfer.ticket import TicketKey
 from tests.support.chats import Conversation, completion, gather, options, start
@@ -99,6 +101,7 @@ async def test_every_row_is_emitted_by_the_processes_it_names(tmp_path: Path) ->
         await _refuse_a_ticket(made.services["decode-1"].address)
         await _overload(small.address)
         await _rerank(embedding.address)
+        await _follow_kv(made.services["decode-1"].address)
         await heard.listen(*made.services.values())  # while all models have their workers
         small.kill()
         async with (
@@ -172,6 +175,14 @@ async def _rerank(address: str) -> None:
         request = embedding_pb2.RerankRequest()
         request.pairs.add().ids.append(1)
         assert (await stub.Rerank(request, timeout=20)).results
+
+
+async def _follow_kv(address: str) -> None:
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub: Any = worker_pb2_grpc.WorkerServiceStub(channel)
+        call = stub.WatchKvEvents(kv_events_pb2.WatchKvEventsRequest())
+        assert (await call.read()).snapshot.last
+        call.cancel()
 
 
 async def _refuse_a_ticket(address: str) -> None:

@@ -90,11 +90,33 @@ def _names() -> dict[str, Any]:
             module("sglang.srt.dllm.config").DllmConfig.from_server_args
         ),
         "schedule_policy": inspect.getsource(module("sglang.srt.managers.schedule_policy"))[:8000],
+        **_control_names(),
         "environment": [
             name
             for name in dir(module("sglang.srt.environ").Envs)
             if name.startswith("SGLANG_DISAGGREGATION")
         ],
+    }
+
+
+def _control_names() -> dict[str, Any]:
+    """Collect what operators' operations rely on."""
+    module = importlib.import_module
+    messages = module("sglang.srt.managers.io_struct")
+    manager = module("sglang.srt.managers.tokenizer_manager").TokenizerManager
+    updater = module("sglang.srt.model_executor.model_runner_components.weight_updater")
+    profiler = module("sglang.srt.managers.scheduler_components.profiler_manager")
+    control = inspect.getsource(module("sglang.srt.managers.tokenizer_control_mixin"))
+    scheduler = module("sglang.srt.managers.scheduler_components.weight_updater")
+    sources = map(inspect.getsource, (updater, scheduler, profiler))
+    return {
+        "control_messages": {
+            name: list(each.__struct_fields__)
+            for name, each in vars(messages).items()
+            if hasattr(each, "__struct_fields__")
+        },
+        "manager_source": inspect.getsource(manager) + control,
+        "control_texts": "\n".join(sources),
     }
 
 

@@ -68,6 +68,8 @@ class Stream:
         ticket: Ticket | kv_transfer_pb2.KvHandoffTicket | None = None,
         timeout_s: float | None = None,
         model: str = "",
+        adapter: str = "",
+        cache_salt: str = "",
         **knobs: Any,
     ) -> None:
         """Start a request in a fresh view of the slot; ``knobs`` are sampling's."""
@@ -88,6 +90,8 @@ class Stream:
                     ticket=ticket,
                     timeout=timeout,
                     model=model,
+                    adapter=adapter,
+                    cache_salt=cache_salt,
                 )
             )
         )

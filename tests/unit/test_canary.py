@@ -22,10 +22,13 @@ from millstream_server.engines.simulated.engine import SimulatedConfig, Simulate
 from millstream_server.generation.output import CollectingSink
 from millstream_server.generation.request import GenerationRequest, Prompt, new_engine_id
 from millstream_server.generation.sampling import Sampling
-from millstream_server.runtime.errors import EngineFailedError
+from millstream_server.runtime.errors import EngineFailedError, ServingError
+from millstream_server.runtime.lifecycle.conditions import HealthConditions
 from millstream_server.transfer.ticket import Ticket
 from millstream_server.worker import engine_watch
 from millstream_server.worker.canary import Canary, CanaryTimes
+from millstream_server.worker.engine_rest import EngineRest
+from millstream_server.worker.engine_watch import EngineWatch
 from millstream_server.worker.generation import app
 from millstream_server.worker.settings import EngineKind, WorkerSettings
 from tests.support.waiting import until
@@ -42,7 +45,8 @@ class Watched:
 
     def __init__(self, engine: Probeable, dp_size: int = 1, times: CanaryTimes = TIMES) -> None:
         self.told: list[bool] = []
-        self.canary = Canary(engine, dp_size, self.told.append, times)
+        self.rest = EngineRest()
+        self.canary = Canary(engine, dp_size, self.told.append, times, self.rest)
 
 
 @contextlib.asynccontextmanager
@@ -281,3 +285,60 @@ def test_prefilled_chunks_are_progress_and_a_writer_that_hangs_holds_nobody(tmp_
             snapshots.tokens = 128
             assert progress.of(0) == 64  # would wait for ever
         assert progress.of(0) == 128
+
+
+# ---- an operator has paused it, or changes it
+
+
+async def test_an_engine_that_is_to_rest_is_not_called_stuck_and_watched_afterwards() -> None:
+    looks = iter(range(1_000_000))
+    async with simulated() as engine, watched(engine) as seen:
+        seen.rest.rests = lambda: bool(next(looks) + 1)
+        engine.wedge()
+        many = round(2 * LIMIT_S / TIMES.poll_s)
+        await until(lambda: next(looks) > 2 * many)
+        assert (seen.told, seen.canary.probes) == ([], 0)
+        seen.rest.rests = lambda: False
+        await until(lambda: seen.told == [False])
+        engine.unwedge()
+        await until(lambda: seen.told == [False, True])
+
+
+async def test_an_engine_that_is_to_rest_is_not_given_up() -> None:
+    given_up: list[ServingError] = []
+    looks = iter(range(1_000_000))
+    rest = EngineRest()
+    rest.rests = lambda: bool(next(looks) + 1)
+    conditions = HealthConditions(lambda _: None)
+    watch = EngineWatch(conditions, 0.001, given_up.append, rest)
+    watch._changed(healthy=False)
+    await until(lambda: next(looks) > 5)
+    assert (given_up, conditions.holding) == ([], ("stuck",))
+    rest.rests = lambda: False
+    await until(lambda: len(given_up) == 1)
+
+
+async def test_a_pause_during_a_probe_is_no_failure() -> None:
+    async with simulated() as engine, watched(engine) as seen:
+        engine.wedge()
+        await until(lambda: seen.canary.probes == 1)
+        seen.rest.rests = lambda: True
+        await until(lambda: not seen.rest.probes.count)
+        engine.unwedge()
+        seen.rest.rests = lambda: False
+        await until(lambda: seen.canary.probes >= 2)
+        assert (seen.told, seen.canary.failures) == ([], 0)
+
+
+async def test_an_engine_is_changed_when_no_probe_is_in_it() -> None:
+    async with simulated() as engine, watched(engine) as seen:
+        engine.wedge()
+        await until(lambda: seen.canary.probes == 1)
+        waiting = asyncio.ensure_future(seen.rest.until_no_probe())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        engine.unwedge()
+        await waiting
+        assert seen.canary.failures == 0
+        with seen.rest.without_new_probes():
+            assert not seen.rest.probes_wanted

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 
 import pytest
 
@@ -18,10 +17,11 @@ from millstream_server.kv_cache.events import (
 )
 from millstream_server.kv_cache.messages import KvChanges, KvMessage, KvPosition, KvSnapshotPart
 from millstream_server.protobuf.kv_events import kv_message_from_proto, kv_message_to_proto
-from millstream_server.routing.prefix import replica
+from millstream_server.runtime.settings import SettingsError
 from millstream_server.worker.kv_events import ring
 from millstream_server.worker.kv_events.log import KvEventLog, RankLog
 from millstream_server.worker.kv_events.reader import LogReader
+from millstream_server.worker.settings import WorkerSettings
 
 OPERATIONS = 10_000
 RING = 2000
@@ -113,25 +113,22 @@ class TreeCache:
         return BlocksRemoved([*leaves, self.random.getrandbits(64)], medium)
 
 
-@dataclass
 class Reader:
-    """One that follows a log as the contract says, over streams that break."""
+    """One that follows a log as kv_events.proto says, over streams that break."""
 
-    log: RankLog
-    cached: Cached = field(default_factory=dict)
-    snapshots: int = 0
-    stream: LogReader | None = None
-    unordered: int = 0
-
-    def __post_init__(self) -> None:
-        self.replica = replica.RankReplica(replica.CacheUpdates(self._apply, self._replace))
+    def __init__(self, log: RankLog) -> None:
+        self.log = log
+        self.cached: Cached = {}
+        self.snapshots = 0
+        self.unordered = 0
+        self.position: KvPosition | None = None
+        self.stream: LogReader | None = None
+        self._parts: list[BlocksStored] = []
 
     def connect(self) -> None:
         """Open a stream from the own position on."""
-        self.replica.begin()
-        at = self.replica.position
-        position = KvPosition(self.log.dp_rank, at.log_id, at.sequence) if at else None
-        self.stream = LogReader(self.log, position, part_bytes=4096)
+        self._parts = []
+        self.stream = LogReader(self.log, self.position, part_bytes=4096)
 
     def disconnect(self) -> None:
         """Lose the stream, and an incomplete snapshot with it."""
@@ -146,12 +143,23 @@ class Reader:
             message = self.stream.read()
             if message is None:
                 return count
-            assert self.replica.take(as_replica_takes(over_the_wire(message)))
+            self._take(over_the_wire(message))
         return messages
 
-    def _apply(self, events: Iterable[KvEvent]) -> None:
-        for event in events:
-            change(self.cached, event)
+    def _take(self, message: KvMessage) -> None:
+        content = message.content
+        if isinstance(content, KvChanges):
+            at = self.position
+            assert at is not None
+            assert (message.log_id, content.first_sequence) == (at.log_id, at.sequence + 1)
+            for event in content.events:
+                change(self.cached, event)
+        else:
+            self._parts = [*(() if content.first else self._parts), *content.stored]
+            if not content.last:
+                return
+            self._replace(self._parts)
+        self.position = KvPosition(message.dp_rank, message.log_id, message.sequence)
 
     def _replace(self, stored: Iterable[BlocksStored]) -> None:
         self.snapshots += 1
@@ -166,24 +174,6 @@ def over_the_wire(message: KvMessage) -> KvMessage:
     sent = kv_message_to_proto(message).SerializeToString()
     assert len(sent) <= MIB
     return kv_message_from_proto(kv_events_pb2.WatchKvEventsResponse.FromString(sent))
-
-
-def as_replica_takes(message: KvMessage) -> replica.KvMessage:
-    content = message.content
-    if isinstance(content, KvChanges):
-        return replica.EventsMessage(
-            log_id=message.log_id,
-            first_sequence=content.first_sequence,
-            sequence=message.sequence,
-            events=content.events,
-        )
-    return replica.SnapshotMessage(
-        log_id=message.log_id,
-        sequence=message.sequence,
-        first=content.first,
-        last=content.last,
-        stored=content.stored,
-    )
 
 
 def told(log: RankLog, cached: Cached) -> Cached:
@@ -261,6 +251,18 @@ def test_a_stalled_reader_of_a_snapshot_holds_nothing_once_the_ring_has_passed_i
     assert log.held_changes == 0
 
 
+def test_a_cleared_cache_ends_the_snapshots_of_what_it_held() -> None:
+    log = RankLog(0, 1024)
+    log.changed([BlocksStored(range(100_000))])
+    reader = LogReader(log, None)
+    reader.read()
+    log.changed([CacheCleared(), BlocksStored([5])])
+    message = reader.read()
+    assert message is not None
+    assert message.content == KvSnapshotPart(first=True, last=True, stored=[BlocksStored([5])])
+    assert message.sequence == log.ring.last
+
+
 def test_messages_are_at_most_a_mebibyte_whatever_an_engine_tells() -> None:
     blocks = range(1 << 60, (1 << 60) + 140_000)
     small = [BlocksStored([i], i - 1 if i else None, adapter="a" * 200) for i in range(4500)]
@@ -320,6 +322,12 @@ def test_a_position_is_taken_up_only_if_the_log_has_what_follows(
     assert message is not None
     assert isinstance(message.content, KvChanges) is goes_on
     assert message.sequence == 3
+
+
+def test_a_ring_that_is_too_small_is_refused() -> None:
+    wanted = "MILLSTREAM_KV_EVENT_BUFFER is 1023; give 1024 or more"
+    with pytest.raises(SettingsError, match=wanted):
+        WorkerSettings(kv_event_buffer=1023).checked()
 
 
 def _all_of(reader: LogReader) -> Iterator[KvMessage]:

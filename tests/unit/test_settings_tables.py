@@ -54,6 +54,8 @@ def _default(f: dataclasses.Field[Any]) -> str:
         return "required"
     if value in (None, "", (), EngineArguments()):
         return ""
+    if isinstance(value, tuple):
+        return f"`{','.join(value)}`"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f"`{value:.12g}`" if isinstance(value, int | float) else f"`{value}`"

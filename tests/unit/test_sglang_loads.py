@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 
+from millstream_server.engines.base import RankLoad
 from millstream_server.engines.sglang.engine import SglangEngine, SglangEngineConfig
 from millstream_server.engines.sglang.launch import BuiltEngine
 
@@ -22,6 +23,7 @@ class SnapshotFile:
     def __init__(self, descriptor: int) -> None:
         self.fd = descriptor
         self.queued = 0
+        self.ranks = 1
 
     def read_all(self) -> list[Any]:
         fcntl.flock(self.fd, fcntl.LOCK_SH)
@@ -29,11 +31,13 @@ class SnapshotFile:
         return [
             SimpleNamespace(
                 num_running_reqs=0,
-                num_waiting_reqs=self.queued,
-                num_used_tokens=0,
+                num_waiting_reqs=self.queued + rank,
+                num_waiting_uncached_tokens=100 * rank,
+                num_used_tokens=rank * BLOCK_SIZE + 1 if rank else 0,
                 disaggregation=None,
                 queues=None,
             )
+            for rank in range(self.ranks)
         ]
 
 
@@ -88,3 +92,21 @@ async def test_loads_that_come_over_a_socket_are_read_too(tmp_path: Path) -> Non
         reader = SnapshotSocket(file.fileno())
         reader.queued = 2
         assert (await _engine(reader).load()).queued_requests == 2
+
+
+async def test_each_rank_has_its_part(tmp_path: Path) -> None:
+    path = tmp_path / "loads"
+    path.touch()
+    with path.open("rb") as file:
+        reader = SnapshotFile(file.fileno())
+        engine = _engine(reader)
+        reader.ranks = 2
+        engine._runs = dict.fromkeys("abc")  # type: ignore[assignment]
+        load = await engine.load()
+    idle = RankLoad(running_requests=0, queued_requests=0, used_blocks=0, total_blocks=5)
+    busy = RankLoad(
+        running_requests=0, queued_requests=1, queued_tokens=100, used_blocks=2, total_blocks=5
+    )
+    assert load.ranks == (idle, busy)
+    assert load.queued_requests == 3, "two are on their way to either"
+    assert (load.used_blocks, load.total_blocks) == (2, 10)

@@ -131,11 +131,8 @@ def test_logprob_arguments(role: Role, prompt: bool, start: int) -> None:  # noq
     assert arguments["logprob_start_len"] == start
 
 
-@pytest.mark.parametrize(
-    ("role", "rank_argument"),
-    [(Role.PREFILL, "routed_dp_rank"), (Role.DECODE, "disagg_prefill_dp_rank")],
-)
-def test_the_ticket_and_the_trace_arrive(role: Role, rank_argument: str) -> None:
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+def test_the_ticket_and_the_trace_arrive(role: Role) -> None:
     handoff = Ticket("10.0.0.7", 8998, 2**63 - 1, prefill_dp_rank=2)
     headers = {"traceparent": "00-1-2-01"}
     arguments = generate_arguments(
@@ -144,8 +141,30 @@ def test_the_ticket_and_the_trace_arrive(role: Role, rank_argument: str) -> None
     assert arguments["bootstrap_host"] == "10.0.0.7"
     assert arguments["bootstrap_port"] == 8998
     assert arguments["bootstrap_room"] == 2**63 - 1
-    assert arguments[rank_argument] == 2
     assert arguments["external_trace_header"] == headers
+
+
+@pytest.mark.parametrize(
+    ("role", "own", "ticket", "ranks"),
+    [
+        (Role.AGGREGATED, None, None, {}),
+        (Role.AGGREGATED, 1, None, {"routed_dp_rank": 1}),
+        (Role.PREFILL, 2, 2, {"routed_dp_rank": 2, "disagg_prefill_dp_rank": 2}),
+        (Role.DECODE, 1, 2, {"routed_dp_rank": 1, "disagg_prefill_dp_rank": 2}),
+        (Role.PREFILL, None, None, {"routed_dp_rank": 0, "disagg_prefill_dp_rank": 0}),
+        (Role.DECODE, None, None, {"disagg_prefill_dp_rank": 0}),
+    ],
+)
+def test_ranks(role: Role, own: int | None, ticket: int | None, ranks: dict[str, int]) -> None:
+    handoff = Ticket("10.0.0.7", 8998, 1, prefill_dp_rank=ticket) if role.hands_off else None
+    arguments = generate_arguments(_request(ticket=handoff, dp_rank=own), role)
+    assert {name: arguments[name] for name in arguments if name.endswith("dp_rank")} == ranks
+
+
+def test_the_adapter_and_the_salt_arrive() -> None:
+    arguments = generate_arguments(_request(adapter="poet", cache_salt="s"), Role.AGGREGATED)
+    assert (arguments["lora_path"], arguments["cache_salt"]) == ("poet", "s")
+    assert not {"lora_path", "cache_salt"} & generate_arguments(_request(), Role.AGGREGATED).keys()
 
 
 # ---- chunks -------------------------------------------------------------------------------------
@@ -215,6 +234,16 @@ def test_good_endings(reason: dict[str, Any], expected: FinishReason, matched: i
     assert finish.reason is expected
     assert finish.matched_token_id == matched
     assert (finish.prompt_tokens, finish.completion_tokens, finish.cached_tokens) == (3, 4, 2)
+
+
+@pytest.mark.parametrize("kind", ["stop", "abort"])
+def test_an_ending_says_which_weights_made_it(kind: str) -> None:
+    meta = {"finish_reason": {"type": kind}, "weight_version": "step-7"}
+    finish = conclude(
+        read_chunk({"output_ids": [1], "meta_info": meta}), _request(), emitted=1, aborted=False
+    )
+    assert isinstance(finish, Finish)
+    assert finish.weight_version == "step-7"
 
 
 def test_placeholders_have_their_names_and_no_logprob() -> None:
@@ -331,6 +360,22 @@ def test_arguments_on_the_cpu() -> None:
     assert arguments["dtype"] == "float32"
     assert arguments["attention_backend"] == "torch_native"
     assert arguments["max_total_tokens"] == 8192
+
+
+def test_arguments_of_adapters_and_of_the_memory_saver() -> None:
+    known = _KNOWN | {
+        "enable_lora", "max_loras_per_batch", "max_lora_rank", "lora_target_modules",
+        "lora_backend", "enable_memory_saver", "enable_weights_cpu_backup",
+    }  # fmt: skip
+    off = engine_arguments(_config(), known)
+    assert not known - _KNOWN & off.keys()
+    on = engine_arguments(_config(max_loras_per_batch=3, lora_target_modules=("q_proj",)), known)
+    assert on["enable_lora"] is True
+    assert on["max_loras_per_batch"] == 4  # requests without one count as one
+    assert on["lora_target_modules"] == ["q_proj"]
+    assert on["lora_backend"] == "torch_native"
+    saver = engine_arguments(_config(device="cuda", memory_saver=True), known)
+    assert saver["enable_memory_saver"] is saver["enable_weights_cpu_backup"] is True
 
 
 def test_a_gpu_gets_no_cpu_arguments() -> None:

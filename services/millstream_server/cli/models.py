@@ -32,7 +32,11 @@ def run(args: argparse.Namespace) -> int:
 
 async def _list(client: Client) -> int:
     table = Table("model", "ready", "does", "context", "takes", "workers", box=box.SIMPLE_HEAD)
-    for model in await client.models():
+    served = await client.models()
+    with_adapters = any(model.adapters for model in served)
+    if with_adapters:
+        table.add_column("adapters", overflow="fold")
+    for model in served:
         workers = ", ".join(f"{pool.connected} {role_name(pool.role)}" for pool in model.workers)
         table.add_row(
             model.name,
@@ -41,6 +45,7 @@ async def _list(client: Client) -> int:
             f"{model.context_length} tokens" if model.context_length else "",
             ", ".join(["text", *(_MEDIA.get(kind, "unknown") for kind in model.modalities)]),
             workers or "none connected",
+            *([", ".join(model.adapters) or "none"] if with_adapters else []),
         )
     open_console().print(table)
     return 0

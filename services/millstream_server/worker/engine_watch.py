@@ -77,6 +77,10 @@ class EngineWatch:
             self._giving_up = None
 
     def _give_up(self) -> None:
+        if self._rest is not None and self._rest.rests():  # whether it is stuck isn't known now
+            loop = asyncio.get_running_loop()
+            self._giving_up = loop.call_later(self._stuck_limit_s, self._give_up)
+            return
         self._on_failure(EngineFailedError(f"it was stuck for {self._stuck_limit_s:g} s"))
 
     def _ended(self, running: asyncio.Task[None]) -> None:

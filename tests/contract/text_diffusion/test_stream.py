@@ -162,6 +162,8 @@ _REFUSED: dict[str, dict[str, Any]] = {
     "sampling.constraint": {"constraint": sampling_pb2.Constraint(json_schema="{}")},
     "logprobs": {"logprobs": sampling_pb2.LogprobOptions()},
     "ticket": {"ticket": Ticket("10.0.0.1", 9000, 1)},
+    "adapter": {"adapter": "law"},
+    "cache_salt": {"cache_salt": "tenant"},
 }
 
 

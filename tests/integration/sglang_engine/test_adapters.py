@@ -68,6 +68,7 @@ async def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ada
         json.dumps(_ASKED),
         *map(str, merged.values()),
     )
+    assert len({str(answers) for answers in found}) == len(merged)
     return Adapters(a, b, other, dict(zip(merged, found, strict=True)))
 
 

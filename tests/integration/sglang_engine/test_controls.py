@@ -8,6 +8,7 @@ import json
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from millstream_server.runtime.errors import (
 from tests.support import forked
 from tests.support.checkpoints import changed, save, weights_of
 from tests.support.engine_process import EngineProcess
+from tests.support.fork_server import PRELOAD_VARIABLE
 from tests.support.ports import free_port
 from tests.support.sglang_requests import (
     LONG,
@@ -385,26 +387,24 @@ class TestWeights:
 
     async def test_sources_that_cannot_work_are_refused(self, engine: EngineProcess) -> None:
         one = [NamedTensor(_Q, TensorSpec(ElementType.FLOAT32, (64, 64)))]
-        group = {"rank_offset": 1, "world_size": 2, "group_name": "g", "tensors": one}
+        right = BroadcastWeights(
+            master_address="127.0.0.1:1",
+            rank_offset=1,
+            world_size=2,
+            group_name="g",
+            backend="gloo",
+            tensors=one,
+        )
         refused: list[tuple[WeightSource, type[Exception], str]] = [
             (IpcWeights(), UnsupportedFeatureError, "runs on a CPU"),
             (
-                BroadcastWeights(master_address="127.0.0.1:1", backend="nccl", **group),
+                replace(right, backend="nccl"),
                 UnsupportedFeatureError,
                 "must be 'gloo', not 'nccl'",
             ),
-            (
-                BroadcastWeights(
-                    master_address="127.0.0.1:1", backend="gloo", **{**group, "world_size": 1}
-                ),
-                InvalidWeightsError,
-                "don't fit behind",
-            ),
-            (
-                BroadcastWeights(master_address="127.0.0.1:1", backend="gloo", **group),
-                InvalidWeightsError,
-                "Nobody listens at 127.0.0.1:1",
-            ),
+            (replace(right, world_size=1), InvalidWeightsError, "don't fit behind"),
+            (replace(right, master_address="x"), InvalidWeightsError, "isn't HOST:PORT"),
+            (right, InvalidWeightsError, "Nobody listens at 127.0.0.1:1"),
         ]
         for source, error, why in refused:
             with pytest.raises(error, match=why):
@@ -436,6 +436,31 @@ async def _trainer(file: Path, names: list[str], *options: str) -> tuple[Broadca
             else:
                 writer.close()
                 return source, ended
+
+
+async def test_an_update_that_fails_half_way_is_undone_or_ends_the_engine(
+    model: Path, versions: dict[str, Path], tmp_path: Path
+) -> None:
+    engine = await EngineProcess.launch(
+        tmp_path / "log",
+        model_path=str(model),
+        env={PRELOAD_VARIABLE: "tests.support.half_loaded"},
+    )
+    await engine.ready()
+    fails = DiskWeights(save(model, tmp_path / "fails", changed(model, 3)))
+    await _update(engine, DiskWeights(versions["A"]), "A")
+    before = await _tokens(engine)
+    with pytest.raises(InvalidWeightsError, match="the old ones are in place"):
+        await _update(engine, fails, "fails")
+    assert await _tokens(engine) == before
+    # Weights that came from a trainer are in no file: nothing can undo the failure.
+    await _update(engine, _named(weights_of(versions["B"]), _Q), "tensors")
+    with pytest.raises(EngineFailedError, match="can't be restored"):
+        await _update(engine, fails, "fails")
+    await engine.engine_failed.wait()
+    with pytest.raises(EngineFailedError):
+        await _tokens(engine)
+    assert await engine.close() == 0
 
 
 async def test_an_operation_ends_when_the_engine_dies(model: Path, tmp_path: Path) -> None:

@@ -73,6 +73,8 @@ class TestKvEvents:
         assert info.max_batched_tokens == 64
         assert len(info.model_hash) == 64
         assert (info.tool_call_parser, info.reasoning_parser) == ("hermes", "qwen3")
+        finish = await result(paged.submit(generation(prompt(5))))
+        assert finish.weight_version == info.weight_version != ""
 
     async def test_the_view_is_what_was_asked_and_answered(self, paged: EngineProcess) -> None:
         assert await paged.flush()

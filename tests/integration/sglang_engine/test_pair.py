@@ -7,21 +7,29 @@ import contextlib
 import secrets
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from millstream_server.control.memory import MemoryTag
+from millstream_server.control.pause import PauseMode
+from millstream_server.control.weights import DiskWeights
 from millstream_server.engines.base import Role
 from millstream_server.generation.output import FinishReason
 from millstream_server.generation.request import GenerationRequest, LogprobOptions
 from millstream_server.runtime.errors import (
+    AdapterNotFoundError,
     InvalidRequestError,
     KvTransferError,
+    UnsupportedFeatureError,
+    WorkerPausedError,
 )
 from millstream_server.transfer.ticket import Ticket
 from tests.support.bare_sglang import NEW_TOKENS
+from tests.support.checkpoints import changed, make_adapter, save
 from tests.support.engine_process import EngineProcess
 from tests.support.ports import free_port
 from tests.support.sglang_requests import (
@@ -65,12 +73,8 @@ class Pair:
         )
 
 
-@pytest_asyncio.fixture(scope="class", loop_scope="session")
-async def pair(
-    model: Path, tmp_path_factory: pytest.TempPathFactory, expected: list[list[int]]
-) -> AsyncIterator[Pair]:
-    del expected
-    logs = tmp_path_factory.mktemp("pair")
+@contextlib.asynccontextmanager
+async def _running(logs: Path, model: Path, **config: object) -> AsyncIterator[Pair]:
     port = free_port()
     prefill = await EngineProcess.launch(
         logs / "prefill",
@@ -78,18 +82,29 @@ async def pair(
         bootstrap_port=port,
         model_path=str(model),
         transfer_timeout_s=_TRANSFER_TIMEOUT_S,
+        **config,
     )
     decode = await EngineProcess.launch(
         logs / "decode",
         role=Role.DECODE,
         model_path=str(model),
         transfer_timeout_s=_TRANSFER_TIMEOUT_S,
+        **config,
     )
     await prefill.ready()
     await decode.ready()
     yield Pair(prefill, decode, port)
     await decode.close()
     await prefill.close()
+
+
+@pytest_asyncio.fixture(scope="class", loop_scope="session")
+async def pair(
+    model: Path, tmp_path_factory: pytest.TempPathFactory, expected: list[list[int]]
+) -> AsyncIterator[Pair]:
+    del expected
+    async with _running(tmp_path_factory.mktemp("pair"), model) as pair:
+        yield pair
 
 
 class TestPair:
@@ -205,3 +220,76 @@ class TestPair:
         prefill_sink = pair.prefill.submit(to_prefill)
         assert (await answer(pair.decode, to_decode)).token_ids == expected[2]
         await result(prefill_sink)
+
+
+@pytest_asyncio.fixture(scope="class", loop_scope="session")
+async def operated(model: Path, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pair]:
+    logs = tmp_path_factory.mktemp("operated")
+    async with _running(logs, model, max_loras_per_batch=1) as pair:
+        yield pair
+
+
+class TestOperations:
+    """New weights, adapters and pauses on both sides of a hand-off."""
+
+    async def test_weights_and_adapters(self, operated: Pair, model: Path, tmp_path: Path) -> None:
+        adapter, merged = make_adapter(model, tmp_path / "adapter", seed=3)
+        versions = {
+            "merged": save(model, tmp_path / "merged", merged),
+            "A": save(model, tmp_path / "A", changed(model, 1)),
+            "base": model,
+        }
+        seen = {}
+        for version, path in versions.items():
+            for engine in (operated.prefill, operated.decode):
+                await engine.control("memory", "release_memory", list(MemoryTag))
+                await engine.control("memory", "resume_memory", list(MemoryTag))
+                await engine.control("weights", "update_weights", DiskWeights(path), version)
+            seen[version] = await self._tokens(operated, version)
+        assert seen["A"] != seen["base"] != seen["merged"]
+        for engine in (operated.prefill, operated.decode):
+            await engine.control("adapters", "load_adapter", "a", adapter)
+        for _ in range(2):  # the second time from the prefix cache
+            assert await self._tokens(operated, "base", adapter="a") == seen["merged"]
+        assert await self._tokens(operated, "base") == seen["base"]
+        # SGLang would give wrong tokens if only one side had it.
+        await operated.prefill.control("adapters", "unload_adapter", "a")
+        with pytest.raises(AdapterNotFoundError):
+            await self._tokens(operated, "base", adapter="a")
+
+    async def _tokens(self, operated: Pair, version: str, **changes: Any) -> list[int]:
+        to_prefill, to_decode = (replace(leg, **changes) for leg in operated.legs(prompt(33)))
+        decode_sink = operated.decode.submit(to_decode)
+        prefill_sink = operated.prefill.submit(to_prefill)
+        try:
+            prefilled = await result(prefill_sink)
+        except AdapterNotFoundError:
+            operated.decode.abort(to_decode.engine_id)
+            await result(decode_sink)
+            raise
+        finish = await result(decode_sink)
+        assert prefilled.weight_version == finish.weight_version == version
+        return decode_sink.token_ids
+
+    async def test_pauses(self, operated: Pair) -> None:
+        wanted = await self._tokens(operated, "base")
+        for engine in (operated.prefill, operated.decode):
+            with pytest.raises(UnsupportedFeatureError, match="IN_PLACE or ABORT"):
+                await engine.control("pause", "pause", PauseMode.RETRACT)
+            await engine.control("pause", "pause", PauseMode.IN_PLACE)
+        going = asyncio.create_task(self._tokens(operated, "base"))
+        for engine in (operated.decode, operated.prefill):
+            await engine.control("pause", "go_on")
+        assert await going == wanted
+        to_prefill, to_decode = operated.legs(prompt(40), LONG, ignore_eos=True)
+        prefill_sink, decode_sink = (
+            operated.prefill.submit(to_prefill),
+            operated.decode.submit(to_decode),
+        )
+        await decode_sink.first_token()
+        await result(prefill_sink)
+        await operated.decode.control("pause", "pause", PauseMode.ABORT)
+        with pytest.raises(WorkerPausedError):
+            await result(decode_sink)
+        await operated.decode.control("pause", "go_on")
+        assert await self._tokens(operated, "base") == wanted

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from millstream_server.engines.sglang import dllm, managed
+from millstream_server.engines.sglang.control.profile import _IN_PROGRESS, _NOT_IN_PROGRESS
+from millstream_server.engines.sglang.control.sources import UNTOUCHED
 from tests.support.sglang_requests import (
     child,
 )
@@ -62,10 +65,53 @@ async def test_the_names_we_use_are_there() -> None:
     assert names["dllm_config"].count('"mask_id":') == len(dllm.ARCHITECTURES)
     assert all(f'"{name}"' in names["schedule_policy"] for name in dllm.ENVIRONMENT)
     assert names["fake_host"] == "2.2.2.2"
+    _check_control_names(names)
     assert set(names["environment"]) >= {
         "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT",
         "SGLANG_DISAGGREGATION_WAITING_TIMEOUT",
     }
+
+
+def _check_control_names(names: dict[str, Any]) -> None:
+    """Check what operators' operations rely on."""
+    assert set(names["manager_methods"]) >= {
+        "update_weights_from_disk", "update_weights_from_tensor", "begin_weight_update",
+        "end_weight_update", "update_weights_from_distributed", "init_weights_update_group",
+        "destroy_weights_update_group", "update_weights_from_ipc", "release_memory_occupation",
+        "resume_memory_occupation", "pause_generation", "continue_generation", "start_profile",
+        "stop_profile", "load_lora_adapter", "unload_lora_adapter",
+    }  # fmt: skip
+    fields = names["control_messages"]
+    needed = {
+        "UpdateWeightFromDiskReqInput": {"model_path", "weight_version", "load_format"},
+        "UpdateWeightsFromTensorReqInput": {
+            "serialized_named_tensors", "flush_cache", "weight_version",
+        },
+        "UpdateWeightsFromDistributedReqInput": {
+            "names", "dtypes", "shapes", "group_name", "weight_version",
+        },
+        "InitWeightsUpdateGroupReqInput": {
+            "master_address", "master_port", "rank_offset", "world_size", "group_name", "backend",
+        },
+        "DestroyWeightsUpdateGroupReqInput": {"group_name"},
+        "BeginWeightUpdateReqInput": set(),
+        "EndWeightUpdateReqInput": set(),
+        "UpdateWeightsFromIPCReqInput": {"zmq_handles", "weight_version"},
+        "ReleaseMemoryOccupationReqInput": {"tags"},
+        "ResumeMemoryOccupationReqInput": {"tags"},
+        "PauseGenerationReqInput": {"mode"},
+        "ContinueGenerationReqInput": set(),
+        "FlushCacheReqInput": set(),
+        "LoadLoRAAdapterReqInput": {"lora_name", "lora_path"},
+        "UnloadLoRAAdapterReqInput": {"lora_name"},
+        "ProfileReq": {"output_dir", "activities", "num_steps", "profile_prefix"},
+    }  # fmt: skip
+    assert not {name: more for name, each in needed.items() if (more := each - {*fields[name]})}
+    for attribute in ("flush_cache_communicator", "pending_lora_unloads", "lora_ref_cache"):
+        assert f"self.{attribute}" in names["manager_source"], attribute
+    texts = names["control_texts"]
+    for words in (*UNTOUCHED, _IN_PROGRESS, _NOT_IN_PROGRESS):
+        assert words in texts, words
 
 
 def _python(program: str) -> subprocess.CompletedProcess[str]:

@@ -19,10 +19,11 @@ from google.protobuf.message import Message
 from millstream.v1 import decode_pb2, encode_pb2, media_pb2, processor_pb2
 from millstream_client import Image
 from millstream_server.cli.main import make_parser
-from millstream_server.cli.suite.examples import examples
+from millstream_server.cli.suite.examples import examples, operating
 from millstream_server.cli.suite.further import FurtherModel, Task
 from millstream_server.cli.suite.plan import SuitePlan, UpOptions, make_plan
 from millstream_server.cli.suite.ports import PortClaims
+from millstream_server.cli.suite.running import DEFAULT_LOG_DIR
 from tests.support.stand_in import write_vision_config
 
 _REQUESTS: dict[str, type[Message]] = {
@@ -102,3 +103,12 @@ def test_each_further_model_has_a_command(plan: SuitePlan, tmp_path: Path) -> No
     assert _flags(lines[3]).model == "demo-dllm"
     (chat, *_) = (request for _, method, request in _requests(lines) if "Chat" in method)
     assert chat.start.model == "m"
+
+
+@pytest.mark.parametrize("log_dir", [DEFAULT_LOG_DIR, Path("other logs")])
+def test_what_watches_and_operates_the_suite_finds_it(plan: SuitePlan, log_dir: Path) -> None:
+    lines = operating(SuitePlan(replace(plan.options, log_dir=log_dir), plan.services))
+    top, admin = map(_flags, lines)
+    assert (top.log_dir, top.workers) == (log_dir, "")
+    assert (admin.log_dir, admin.all, admin.admin_command.name) == (log_dir, True, "status")
+    assert ("--log-dir" in lines[0]) is (log_dir != DEFAULT_LOG_DIR)

@@ -206,7 +206,8 @@ def _told(state: WorkerState, now_s: float) -> tuple[str, Mood]:
     if state.problem:
         return "unknown", Mood.BAD
     if not state.serving:
-        return "not serving", Mood.BAD
+        why = f": {', '.join(state.conditions)}" if state.conditions else ""
+        return f"not serving{why}", Mood.BAD
     news = state.came_back if now_s - state.since_s < _NEWS_S else ""
     return f"serving, {news}" if news else "serving", Mood.GOOD
 

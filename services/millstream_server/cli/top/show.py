@@ -22,7 +22,7 @@ from millstream_server.cli.suite.running import NoSuiteError, find_suite
 from millstream_server.cli.top.rows import Meter, ModelRow, Row, model_rows, sort_rows
 from millstream_server.cli.top.state import Reach
 from millstream_server.cli.top.table import Signs, as_object, draw
-from millstream_server.cli.top.workers import Workers
+from millstream_server.cli.top.workers import Known, Workers
 from millstream_server.routing.discovery.base import Discovery
 from millstream_server.routing.discovery.static import StaticDiscovery
 from millstream_server.runtime.settings import SettingsError
@@ -63,22 +63,22 @@ async def _open(args: argparse.Namespace) -> AsyncIterator[Workers]:
         OSError: a file can't be read.
     """
     server = read_connection(argparse.Namespace(**{**vars(args), "address": ""}))
-    discovery, names = _discovery(args)
-    workers = Workers(discovery, server, args.interval, names)
+    discovery, known = _discovery(args)
+    workers = Workers(discovery, server, args.interval, known)
     try:
         yield workers
     finally:
         await workers.close()
 
 
-def _discovery(args: argparse.Namespace) -> tuple[Discovery, dict[str, str]]:
+def _discovery(args: argparse.Namespace) -> tuple[Discovery, dict[str, Known]]:
     if not args.workers:
         try:
             suite = find_suite(args.log_dir)
         except NoSuiteError as error:
             raise ValueError(f"{error}; or name workers with --workers") from error
-        names = {worker.address: worker.name for worker in suite.workers}
-        return StaticDiscovery(list(names)), names
+        known = {worker.address: Known(worker.name, worker.admin) for worker in suite.workers}
+        return StaticDiscovery(list(known)), known
     try:
         from millstream_server.routing.discovery.choice import make_discovery  # noqa: PLC0415
     except ModuleNotFoundError as error:  # of Kubernetes' discovery

@@ -31,6 +31,8 @@ class WorkerState:
     """Whether discovery still names it."""
     serving: bool | None = None
     """Health of the whole server; None: not told yet."""
+    conditions: tuple[str, ...] = ()
+    """Health conditions, as far as the admin port is known; they count while it isn't serving."""
     draining: bool = False
     """It shuts down."""
     info: worker_pb2.WorkerInfo | None = None

@@ -5,16 +5,26 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from millstream_server.cli.client import connect
 from millstream_server.cli.connection import Destination
+from millstream_server.cli.top.conditions import follow_conditions
 from millstream_server.cli.top.state import WorkerState
 from millstream_server.cli.top.watch import WorkerWatch
 from millstream_server.routing.discovery.base import Addresses, Discovery
 
 _SHOWN_AFTER_S = 60.0
 """How long a worker that discovery no longer names is shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a worker before it is called."""
+
+    name: str = ""
+    admin: str = ""
+    """Its admin address."""
 
 
 class Workers:
@@ -25,13 +35,13 @@ class Workers:
         discovery: Discovery,
         server: Destination,
         interval_s: float,
-        names: Mapping[str, str],
+        known: Mapping[str, Known],
     ) -> None:
-        """Connect to each worker as to ``server``; ``names`` are of addresses."""
+        """Connect to each worker as to ``server``; ``known`` is by address."""
         self._discovery = discovery
         self._server = server
         self._interval_s = interval_s
-        self._names = names
+        self._known = known
         self._states: dict[str, WorkerState] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._found = False
@@ -43,8 +53,9 @@ class Workers:
         Raises:
             ValueError: an address that was found can't be called.
         """
-        if self._finding.done() and not self._finding.cancelled():
-            self._finding.result()
+        for task in (self._finding, *self._watches.values()):
+            if task.done() and not task.cancelled():
+                task.result()
         old = time.monotonic() - _SHOWN_AFTER_S
         for address, state in list(self._states.items()):
             if not state.listed and state.since_s < old:
@@ -70,12 +81,20 @@ class Workers:
 
     def _apply(self, addresses: Addresses) -> None:
         for address in addresses - self._watches.keys():
-            server = replace(self._server, address=address)
-            state = WorkerState(address, self._names.get(address, ""), since_s=time.monotonic())
-            watch = WorkerWatch(state, server, connect(server), self._interval_s)
+            known = self._known.get(address, Known())
+            state = WorkerState(address, known.name, since_s=time.monotonic())
             self._states[address] = state
-            self._watches[address] = asyncio.ensure_future(watch.run())
+            self._watches[address] = asyncio.ensure_future(self._follow(state, known))
         for address in self._watches.keys() - addresses:
             self._watches.pop(address).cancel()
             self._states[address].listed = False
             self._states[address].since_s = time.monotonic()
+
+    async def _follow(self, state: WorkerState, known: Known) -> None:
+        server = replace(self._server, address=state.address)
+        watch = WorkerWatch(state, server, connect(server), self._interval_s)
+        works = [watch.run()]
+        if known.admin:
+            admin = connect(replace(self._server, address=known.admin, api_key=""))
+            works.append(follow_conditions(state, admin, self._interval_s))
+        await asyncio.gather(*works)

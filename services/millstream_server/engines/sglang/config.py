@@ -6,7 +6,7 @@ import math
 import socket
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from millstream_server.engines.base import Role
 from millstream_server.engines.sglang import cpu as sglang_cpu
@@ -247,6 +247,14 @@ def _check_extra(
         if name in managed:
             message = f"extra: {name!r} follows from the engine's other settings; set those."
             raise EngineFailedError(message)
+
+
+def data_parallel_ranks(arguments: Mapping[str, Any]) -> int:
+    """Return how many schedulers have a cache of their own, given or resolved by SGLang.
+
+    Replicas and data-parallel attention, which SGLang has under `attn_dp_size`, exclude each other.
+    """
+    return int(arguments.get("dp_size") or 1) * int(arguments.get("attn_dp_size") or 1)
 
 
 def engine_environment(config: SglangEngineConfig) -> dict[str, str]:

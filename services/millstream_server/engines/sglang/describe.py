@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream_server.engines.base import Role
-from millstream_server.engines.sglang.config import SglangEngineConfig
+from millstream_server.engines.sglang.config import SglangEngineConfig, data_parallel_ranks
 from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.generation.generator import GeneratorInfo, MediaModel
 from millstream_server.generation.media_model import read_media_model
@@ -62,7 +62,8 @@ async def running_limit(built: BuiltEngine) -> int:
     """
     configured = built.server_args.get("max_running_requests")
     if configured:
-        return int(configured)
+        # Of each replica; data-parallel attention divides it between its ranks.
+        return int(configured) * int(built.server_args.get("dp_size") or 1)
     for _ in range(math.ceil(_LIMITS_WAIT_S / _LIMITS_POLL_S)):
         loads = await built.engine.tokenizer_manager.get_loads()
         if loads and all(load.max_running_requests for load in loads):
@@ -84,7 +85,7 @@ def describe(
     """Read what the worker tells its callers."""
     arguments = built.server_args
     page_size = int(arguments.get("page_size") or 1)
-    dp_size = int(arguments.get("dp_size") or 1)
+    dp_size = data_parallel_ranks(arguments)
     is_prefill = config.role is Role.PREFILL
     if config.max_loras_per_batch and dp_size > 1:
         message = (

@@ -98,7 +98,7 @@ class SglangEngine:
         self._runs.start(built)
         self._info = info
         self._controls = await make_controls(
-            ControlledEngine(self._config, built, info, self._runs, self._lifetime)
+            ControlledEngine(self._config, built, info, self._runs, self._lifetime, self._kv)
         )
         return info
 

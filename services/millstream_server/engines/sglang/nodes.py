@@ -23,12 +23,6 @@ class NodeSettings:
         help="HOST:PORT where the processes of one model meet: a free port of the one with rank 0",
     )
 
-    kv_events_port: int = setting(
-        0,
-        help="where data-parallel ranks of other machines send KV events: the first of so many "
-        "free ports of rank 0's machine; 0: there are none over several machines",
-    )
-
     @property
     def follows(self) -> bool:
         """Whether another process leads."""

@@ -48,6 +48,11 @@ class SglangSettings:
     kv_events: bool = setting(
         default=True, help="tell what the prefix cache holds, for routing (WatchKvEvents)"
     )
+    kv_events_port: int = setting(
+        0,
+        help="where data-parallel ranks of other machines send KV events: the first of so many "
+        "free ports of rank 0's machine; 0: there are none over several machines",
+    )
     tool_call_parser: str = setting(
         "", help="announced in WorkerInfo: the parser that the model's tool calls need"
     )
@@ -119,7 +124,7 @@ def engine_config(settings: SglangSettings, context: EngineContext) -> SglangEng
         leader_address=settings.topology.leader_address,
         log_level=settings.engine_log_level,
         kv_events=settings.kv_events,
-        kv_events_port=settings.topology.kv_events_port,
+        kv_events_port=settings.kv_events_port,
         tool_call_parser=settings.tool_call_parser,
         reasoning_parser=settings.reasoning_parser,
     )

@@ -14,7 +14,7 @@ from millstream_server.worker.control.plan import ControlOptions, default_profil
 class ControlSettings:
     """Settings of EngineControlService."""
 
-    weights_dirs: tuple[Path, ...] = setting(
+    weights_dirs: tuple[str, ...] = setting(
         (),
         help="directories, comma-separated, from which weights and LoRA adapters may be loaded "
         "while the worker runs; empty: the one that has the model's",
@@ -37,7 +37,7 @@ class ControlSettings:
     def options(self, model_path: Path | None) -> ControlOptions:
         """Return what operators may do with a model of this path."""
         return ControlOptions(
-            directories=AllowedDirectories.of_model(self.weights_dirs, model_path),
+            directories=AllowedDirectories.of_model(map(Path, self.weights_dirs), model_path),
             max_weights_bytes=self.max_weights_bytes,
             profile_dir=self.profile_dir or default_profile_dir(),
             operation_limit_s=self.operation_limit_s,

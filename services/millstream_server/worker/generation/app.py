@@ -117,8 +117,9 @@ def make_plan(
         fetcher = open_fetcher(host.tracing) if open_fetcher else None
         service.add(GenerationWorker(host, engine, gate, fetcher), server)
 
-    kv = KvEventLog(kv_event_buffer) if isinstance(engine, KvEventSource) else None
-    if kv is not None and isinstance(engine, KvEventSource):
+    kv: KvEventLog | None = None
+    if isinstance(engine, KvEventSource):
+        kv = KvEventLog(kv_event_buffer)
         engine.follow_kv(kv)
     return WorkerPlan(
         engine=engine,

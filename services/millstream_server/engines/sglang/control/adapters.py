@@ -9,7 +9,7 @@ from millstream_server.control.adapters import LoraAdapter
 from millstream_server.engines.sglang.control.adapter_files import AdapterLimits, check_adapter
 from millstream_server.engines.sglang.control.checkpoint import Checkpoint
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
-from millstream_server.runtime.errors import InvalidWeightsError, ServingError
+from millstream_server.runtime.errors import InternalError, InvalidWeightsError
 from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
@@ -60,4 +60,5 @@ class SglangAdapters:
         result = await engine.call(engine.manager.unload_lora_adapter(message))
         if not result.success:
             log.error("the adapter wasn't removed", adapter=name, reason=result.error_message)
-            raise ServingError(f"SGLang couldn't remove the adapter {name!r}.")
+            raise InternalError(f"SGLang couldn't remove the adapter {name!r}.")
+        engine.kv.adapter_unloaded(name)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.gate import Hold
+from millstream_server.engines.sglang.kv_events.feed import KvEventFeed
 from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.engines.sglang.lifetime import SglangLifetime
 from millstream_server.engines.sglang.runs import Runs
@@ -30,6 +31,7 @@ class ControlledEngine:
     info: GeneratorInfo
     runs: Runs
     lifetime: SglangLifetime
+    kv: KvEventFeed
     _calls: set[asyncio.Task[Any]] = field(default_factory=set)
 
     @property

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream_server.engines.base import Role
-from millstream_server.engines.sglang.config import SglangEngineConfig
+from millstream_server.engines.sglang.config import SglangEngineConfig, data_parallel_ranks
 from millstream_server.runtime.errors import EngineFailedError
 
 # SGLang sends a replay in one go, and ZeroMQ drops what is above 1,000 messages in a queue.
@@ -82,8 +82,7 @@ def endpoints(config: SglangEngineConfig, directory: Path) -> KvEndpoints | None
     """
     if not publishes(config):
         return None
-    extra = config.extra
-    ranks = int(str(extra.get("dp_size") or 1))
+    ranks = data_parallel_ranks(config.extra)
     # SGLang puts a rank's number behind the last colon; "tcp" in it makes it do that to ipc, too.
     replay = f"ipc://{directory}/tcp-replay:0"
     if config.nodes == 1 or not spread(config):
@@ -101,14 +100,13 @@ def endpoints(config: SglangEngineConfig, directory: Path) -> KvEndpoints | None
         bound=f"tcp://{_address(host)}:{config.kv_events_port}" if leads else "",
         replay=replay if leads else "",
         ranks=ranks,
-        local_ranks=max(1, ranks * int(str(extra.get("pp_size") or 1)) // config.nodes),
+        local_ranks=max(1, ranks * int(str(config.extra.get("pp_size") or 1)) // config.nodes),
     )
 
 
 def spread(config: SglangEngineConfig) -> bool:
     """Return whether data-parallel ranks are on several machines."""
-    ranks = int(str(config.extra.get("dp_size") or 1))
-    return config.nodes > 1 and ranks > 1
+    return config.nodes > 1 and data_parallel_ranks(config.extra) > 1
 
 
 def _address(host: str) -> str:

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from millstream_server.control.adapters import LoraAdapter
-from millstream_server.engines.simulated.controls.weights import read_json
+from millstream_server.engines.simulated.controls.weights import check_file, read_json
 from millstream_server.engines.simulated.rank import Rank
 from millstream_server.engines.simulated.state import EngineState
-from millstream_server.model_files.safetensors import BadSafetensorsError, read_header
 from millstream_server.runtime.errors import InvalidWeightsError
 
 
@@ -52,8 +51,5 @@ def _rank(path: Path) -> int:
         )
     weights = path / "adapter_model.safetensors"
     if weights.exists():
-        try:
-            read_header(weights)
-        except BadSafetensorsError as error:
-            raise InvalidWeightsError(str(error)) from error
+        check_file(weights)
     return rank

@@ -15,7 +15,7 @@ from typing import Any
 
 from millstream_server.control.profile import ProfileActivity
 from millstream_server.engines.simulated.rank import Rank
-from millstream_server.runtime.errors import UnsupportedFeatureError
+from millstream_server.runtime.errors import StorageError, UnsupportedFeatureError
 
 _MOST_STEPS = 100_000
 """Steps that are kept: the last ones, about 10 MB of file."""
@@ -50,7 +50,11 @@ class SimulatedProfile:
             rank.steps.recorder = partial(self._record, dp_rank)
 
     async def stop_profile(self) -> None:
-        """See `ProfileControl.stop_profile`."""
+        """See `ProfileControl.stop_profile`.
+
+        Raises:
+            StorageError: the file couldn't be written.
+        """
         self._finish()
         if self._writing is not None:
             await asyncio.shield(self._writing)
@@ -83,4 +87,7 @@ class SimulatedProfile:
 
 
 def _write(file: Path, trace: dict[str, Any]) -> None:
-    file.write_text(json.dumps(trace))
+    try:
+        file.write_text(json.dumps(trace))
+    except OSError as error:
+        raise StorageError(f"the trace couldn't be written: {error.strerror}") from error

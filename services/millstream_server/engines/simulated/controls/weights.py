@@ -48,7 +48,7 @@ class SimulatedWeights:
             total = sum(size for _, size in files)
             done = 0
             for file, size in files:
-                await asyncio.to_thread(_read, file)
+                await asyncio.to_thread(check_file, file)
                 done += size
                 progress(done, total)
         elif isinstance(source, TensorWeights):
@@ -109,18 +109,25 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
         found = json.loads((directory / name).read_bytes())
     except FileNotFoundError as error:
         raise InvalidWeightsError(f"the directory has no {name}") from error
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise InvalidWeightsError(f"{name} can't be read: {error.strerror}") from error
+    except ValueError as error:
         raise InvalidWeightsError(f"{name} can't be read: {error}") from error
     if not isinstance(found, dict):
         raise InvalidWeightsError(f"{name} is no JSON object")
     return found
 
 
-def _read(file: Path) -> None:
+def check_file(file: Path) -> None:
+    """Check that a safetensors file is complete.
+
+    Raises:
+        InvalidWeightsError: it isn't.
+    """
     try:
         read_header(file)
     except BadSafetensorsError as error:
-        raise InvalidWeightsError(str(error)) from error
+        raise InvalidWeightsError(str(error).replace(str(file), file.name)) from error
 
 
 def _check_tensors(source: TensorWeights) -> None:

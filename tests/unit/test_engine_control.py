@@ -1,0 +1,86 @@
+"""What operators may load from where, and for how long a change keeps the canary away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from millstream_server.control.memory import MemoryTag
+from millstream_server.control.weights import NamedTensor
+from millstream_server.engines.base import Role
+from millstream_server.engines.simulated.engine import SimulatedEngine
+from millstream_server.media.tensor import ElementType, TensorSpec
+from millstream_server.runtime.errors import DeadlinePassedError, InvalidRequestError
+from millstream_server.runtime.lifecycle.conditions import HealthConditions
+from millstream_server.worker.control import receive
+from millstream_server.worker.control.core import EngineControl
+from millstream_server.worker.control.receive import Piece, Received, TensorsInCall
+from millstream_server.worker.control.settings import ControlSettings
+from millstream_server.worker.host import WorkerHost
+from tests.support.in_process import ALPHABET, plan_of
+from tests.support.scripted_controls import ScriptedControls
+from tests.support.waiting import until
+
+
+async def _allowed(settings: ControlSettings, model: Path | None, asked: Path) -> bool:
+    try:
+        await settings.options(model).directories.resolve("path", str(asked))
+    except InvalidRequestError:
+        return False
+    return True
+
+
+async def test_without_a_setting_the_models_neighbours_are_allowed(tmp_path: Path) -> None:
+    model = tmp_path / "models" / "a"
+    settings = ControlSettings()
+    assert await _allowed(settings, model, tmp_path / "models" / "b")
+    assert not await _allowed(settings, model, tmp_path / "other")
+    assert not await _allowed(settings, None, tmp_path)
+    # A model in the root directory, as in a container: not the whole machine.
+    assert await _allowed(settings, Path("/model-xyz"), Path("/model-xyz/adapter"))
+    assert not await _allowed(settings, Path("/model-xyz"), Path("/etc"))
+    only = replace(settings, weights_dirs=(tmp_path / "other",))
+    assert await _allowed(only, model, tmp_path / "other" / "b")
+    assert not await _allowed(only, model, tmp_path / "models" / "b")
+
+
+async def test_a_change_keeps_the_canary_away_for_a_limited_time() -> None:
+    engine = SimulatedEngine(ALPHABET)
+    plan = plan_of(engine, Role.AGGREGATED)
+    script = ScriptedControls(engine)
+    options = replace(plan.control.options, operation_limit_s=0.05)
+    control_plan = replace(plan.control, controls=lambda: script.all_of_them, options=options)
+    host = WorkerHost(replace(plan, control=control_plan))
+    host.ready(await engine.start(lambda _: None))
+    control = EngineControl(host, HealthConditions(lambda _: None), 0.0)
+    assert not host.rest.rests()
+    held = script.hold("release")
+    releasing = asyncio.ensure_future(
+        control.memory.release(control.report(), [MemoryTag.KV_CACHE], None)
+    )
+    await until(lambda: bool(script.calls))
+    await until(lambda: not host.rest.rests())
+    assert not releasing.done()
+    held.set()
+    await releasing
+    assert host.rest.rests(), "released, for as long as the operator wants"
+    await control.memory.resume([])
+    assert not host.rest.rests()
+    await engine.close()
+
+
+async def test_a_caller_who_sends_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def silent() -> AsyncIterator[NamedTensor | Piece]:
+        yield NamedTensor("w", TensorSpec(ElementType.FLOAT16, (2,)))
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(receive, "_SILENCE_S", 0.01)
+    told: list[tuple[int, int]] = []
+    received = Received(100, lambda done, total: told.append((done, total)))
+    with pytest.raises(DeadlinePassedError, match=r"no message came for 0\.01 s"):
+        await received.all_of(TensorsInCall(silent(), 4))
+    assert told == [(0, 4)]

@@ -1,0 +1,87 @@
+"""What SGLang's operations need no engine for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from millstream_server.control.pause import PauseMode
+from millstream_server.engines.base import Role
+from millstream_server.engines.sglang.config import SglangEngineConfig
+from millstream_server.engines.sglang.control.memory_use import measure
+from millstream_server.engines.sglang.control.pause import SglangPause
+from millstream_server.engines.sglang.gate import Gate, Hold
+from millstream_server.engines.sglang.lora import LoraSettings
+from millstream_server.engines.sglang.settings import SglangSettings
+from millstream_server.runtime.errors import UnsupportedFeatureError
+from millstream_server.runtime.settings import EngineArguments, SettingsError
+from millstream_server.runtime.settings.arguments import ReadArgument
+
+
+async def test_the_gate_opens_when_nothing_holds_it() -> None:
+    gate = Gate()
+    await gate.passed()
+    gate.close(Hold.PAUSED)
+    async with gate.closed(Hold.UPDATING):
+        waiting = asyncio.create_task(gate.passed())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        assert gate.holds(Hold.UPDATING)
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    gate.release(Hold.PAUSED)
+    assert gate.is_open
+    await waiting
+
+
+@pytest.mark.parametrize("role", [Role.DIFFUSION, Role.PREFILL, Role.DECODE])
+async def test_roles_that_cannot_retract_refuse_it(role: Role) -> None:
+    runs = SimpleNamespace(gate=Gate())
+    engine: Any = SimpleNamespace(config=SglangEngineConfig(model_path="m", role=role), runs=runs)
+    with pytest.raises(UnsupportedFeatureError, match="IN_PLACE or ABORT"):
+        await SglangPause(engine).pause(PauseMode.RETRACT)
+    assert runs.gate.is_open
+
+
+def test_memory_is_that_of_the_processes() -> None:
+    ours = measure([os.getpid()], on_gpu=False)
+    assert ours.host_bytes > 10e6
+    assert ours.device_bytes == 0
+    assert measure([os.getpid(), 2**22 + 1], on_gpu=False).host_bytes < 2 * ours.host_bytes
+    assert measure([2**22 + 1], on_gpu=False).host_bytes == 0
+
+
+def _read(**values: object) -> EngineArguments:
+    read = {name: ReadArgument(value, value, "flag") for name, value in values.items()}
+    return EngineArguments(read=read)
+
+
+@pytest.mark.parametrize(
+    ("values", "role", "arguments", "why"),
+    [
+        ({"max_loras_per_batch": -1}, Role.DECODE, {}, "is -1"),
+        ({"max_loras_per_batch": 1, "max_lora_rank": 0}, Role.DECODE, {}, "--max-lora-rank is 0"),
+        ({"max_loras_per_batch": 1, "lora_target_modules": ()}, Role.DECODE, {}, "is empty"),
+        ({"max_loras_per_batch": 1}, Role.DIFFUSION, {}, "diffusion language models"),
+        ({"max_loras_per_batch": 1}, Role.PREFILL, {"dp_size": 2}, "--dp-size 2"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(
+    values: dict[str, Any], role: Role, arguments: dict[str, object], why: str
+) -> None:
+    with pytest.raises(SettingsError, match=why):
+        LoraSettings(**values).check(role, _read(**arguments))
+
+
+def test_settings_that_work() -> None:
+    LoraSettings(max_loras_per_batch=2).check(Role.DECODE, _read(tp_size=8))
+    LoraSettings().check(Role.DIFFUSION, _read(dp_size=2))
+
+
+def test_a_cpu_has_no_memory_to_save() -> None:
+    with pytest.raises(SettingsError, match="--memory-saver"):
+        SglangSettings(device="cpu", memory_saver=True).checked()
