@@ -16,7 +16,7 @@ import gc
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from millstream_server.kv_cache.events import BlocksStored
@@ -89,7 +89,7 @@ def rows(*, quick: bool = False) -> list[Row]:
 
 
 def decision(workers: int, count: int) -> Decision:
-    """Measure ``count`` decisions: prompts of 2,048 tokens, a quarter of it known to all workers."""
+    """Measure ``count`` decisions on prompts of 2,048 tokens; all workers know a quarter of it."""
     rng = random.Random(1)
     prefixes = Prefixes()
     router = Router(lambda: make_policy(PolicyName.KV_AWARE, prefixes), prefixes=prefixes)
@@ -165,17 +165,22 @@ def main() -> None:
     decisions = [decision(workers, 1000 if args.quick else 4000) for workers in _FLEETS]
     if args.json:
         found = {"policies": policies, "decisions": decisions}
-        print(json.dumps({name: [asdict(row) for row in of] for name, of in found.items()}))
-        return
-    print("workers policy        hit rate  of oracle  TTFT p50   p99 ms")
+        print(json.dumps({name: [asdict(row) for row in of] for name, of in found.items()}))  # noqa: T201
+    else:
+        print("\n".join(_tables(policies, decisions)))  # noqa: T201
+
+
+def _tables(policies: Sequence[Row], decisions: Sequence[Decision]) -> Iterator[str]:
+    yield "workers policy        hit rate  of oracle  TTFT p50   p99 ms"
     for row in policies:
-        print(
+        yield (
             f"{row.workers:7} {row.policy:12} {row.hit_rate:9.1%} {row.of_oracle:10.1%}"
             f" {row.ttft_p50_ms:9.0f} {row.ttft_p99_ms:8.0f}"
         )
-    print("\nworkers  decision p50   p99 us  CPU p99  hashing p50")
+    yield ""
+    yield "workers  decision p50   p99 us  CPU p99  hashing p50"
     for one in decisions:
-        print(
+        yield (
             f"{one.workers:7} {one.p50_us:13.0f} {one.p99_us:8.0f} {one.cpu_p99_us:8.0f}"
             f" {one.hashing_p50_us:12.0f}"
         )

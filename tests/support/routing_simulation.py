@@ -19,8 +19,13 @@ from millstream_server.engines.simulated.prefix_cache import HeldBlocks, PrefixC
 from millstream_server.kv_cache.events import KvEvent
 from millstream_server.routing.load_levels import REQUEST_TOKENS
 from millstream_server.routing.policies import make_policy
-from millstream_server.routing.policy import BestOfTwo, Policy, PolicyName, RoutingPolicy
-from millstream_server.routing.policy import score_by_load
+from millstream_server.routing.policy import (
+    BestOfTwo,
+    Policy,
+    PolicyName,
+    RoutingPolicy,
+    score_by_load,
+)
 from millstream_server.routing.prefix.model import Prefixes
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
