@@ -141,6 +141,16 @@ async def test_a_pause_that_aborts_refuses_new_requests_at_once(tmp_path: Path) 
         assert one.script.calls == ["pause abort"]
 
 
+async def test_requests_that_a_pause_aborts_end_with_worker_paused(tmp_path: Path) -> None:
+    async with controlled_worker(tmp_path, scripted=False) as one:
+        stream, slot = await one.request()
+        await one.control.Pause(pb.PauseRequest(mode=pb.PAUSE_MODE_ABORT))
+        (view,) = await stream.ended(slot)
+        assert view.reason == "WORKER_PAUSED"
+        assert view.error is not None
+        assert view.error.retryable
+
+
 async def test_a_pause_that_fails_leaves_the_worker_in_service(tmp_path: Path) -> None:
     async with controlled_worker(tmp_path) as one:
         one.script.failures["pause"] = UnsupportedFeatureError("no such mode here")
