@@ -84,7 +84,7 @@ async def test_after_its_timeout_a_drained_worker_stays_out_of_service(tmp_path:
         stream, slot = await one.request()
         failed = await refusal(one.control.Drain(pb.DrainRequest(timeout=SHORT)))
         assert failed.code is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert failed.message.startswith("1 requests are still open after 0.05 s")
+        assert failed.message.startswith("requests still open after 0.05 s: 1;")
         assert (await one.state()).drained
         again = one.drain()
         await again.reached(DRAINING)
@@ -171,7 +171,7 @@ async def test_a_flush_needs_an_idle_engine(tmp_path: Path) -> None:
         stream, slot = await one.request()
         failed = await refusal(one.control.FlushCache(pb.FlushCacheRequest()))
         assert (failed.code, failed.reason) == (PRECONDITION, "ENGINE_BUSY")
-        assert failed.message.startswith("1 requests are open; set `drain`")
+        assert failed.message.startswith("requests are open: 1; set `drain`")
         request = pb.FlushCacheRequest(drain=True, timeout=SHORT)
         failed = await refusal(one.control.FlushCache(request))
         assert failed.code is grpc.StatusCode.DEADLINE_EXCEEDED
