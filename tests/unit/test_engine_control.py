@@ -43,7 +43,7 @@ async def test_without_a_setting_the_models_neighbours_are_allowed(tmp_path: Pat
     # A model in the root directory, as in a container: not the whole machine.
     assert await _allowed(settings, Path("/model-xyz"), Path("/model-xyz/adapter"))
     assert not await _allowed(settings, Path("/model-xyz"), Path("/etc"))
-    only = replace(settings, weights_dirs=(tmp_path / "other",))
+    only = replace(settings, weights_dirs=(str(tmp_path / "other"),))
     assert await _allowed(only, model, tmp_path / "other" / "b")
     assert not await _allowed(only, model, tmp_path / "models" / "b")
 
