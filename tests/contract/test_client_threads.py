@@ -69,8 +69,8 @@ async def test_ctrl_c_ends_a_wait_and_its_call(wait: str) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         stream = client.chat("hi")
         assert next(stream).text == "A"
-        print("reading", flush=True)
         try:
+            print("reading", flush=True)
             {wait}
         except KeyboardInterrupt:
             print("interrupted")

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from millstream_server.control.weights import NamedTensor
 from millstream_server.engines.simulated.config import SimulatedConfig
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.generation.output import CollectingSink, Finish
@@ -14,6 +15,7 @@ from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
 from millstream_server.kv_cache.events import BlocksStored, KvEvent
 from millstream_server.kv_cache.hashing import Namespace, block_hashes
+from millstream_server.media.tensor import ElementType, TensorSpec
 
 CONFIG = SimulatedConfig(vocab_size=1000, context_length=128, block_size=4, total_blocks=32)
 
@@ -58,3 +60,19 @@ def stored(token_ids: Sequence[int], first: int = 0, **namespace: str) -> Blocks
     hashes = block_hashes(token_ids, 4, Namespace(**namespace))
     parent = hashes[first - 1] if first else None
     return BlocksStored(tuple(hashes[first:]), parent, adapter=namespace.get("adapter", ""))
+
+
+def submitted(engine: SimulatedEngine, request: GenerationRequest) -> CollectingSink:
+    """Submit a request; return where its output goes."""
+    sink = CollectingSink()
+    engine.submit(request, sink)
+    return sink
+
+
+def controls(engine: SimulatedEngine) -> Any:
+    """Return the controls, of which none is missing."""
+    return engine.controls
+
+
+TENSOR = NamedTensor("simulated.weight", TensorSpec(ElementType.FLOAT32, (1,)))
+"""The simulated model's only one."""

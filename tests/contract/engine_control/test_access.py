@@ -19,8 +19,8 @@ from tests.support.certificates import Authority, SecretMount
 from tests.support.controlled_worker import controlled_worker, from_disk, pb, start_of
 from tests.support.failures import refusal
 from tests.support.hosted_worker import host_settings
-from tests.support.logged import events
 from tests.support.in_process import ALPHABET, plan_of
+from tests.support.logged import events
 from tests.support.ports import free_port
 from tests.support.waiting import until
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -75,7 +76,7 @@ async def test_memory_is_released_once_no_request_is_open_and_taken_again(tmp_pa
 
 async def test_the_canarys_probe_is_over_before_the_engine_is_changed(tmp_path: Path) -> None:
     quick = replace(HANGING, step_s=0.001)
-    times = {"canary_interval_s": 0.05, "canary_timeout_s": 100.0}
+    times: dict[str, Any] = {"canary_interval_s": 0.05, "canary_timeout_s": 100.0}
     async with controlled_worker(tmp_path, config=quick, **times) as one:
         one.engine.wedge()
 

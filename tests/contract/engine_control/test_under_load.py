@@ -1,4 +1,4 @@
-"""Operations on a worker while a Processor sends it and another one requests: none of them fails."""
+"""Operations on one of two workers while a Processor sends both requests: none of them fails."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def _works(one: ControlledWorker) -> None:
     """Wait until the worker has a request."""
 
     async def has_requests() -> bool:
-        return (await one.state()).open_requests > 0
+        return bool((await one.state()).open_requests)
 
     await until(has_requests)
 

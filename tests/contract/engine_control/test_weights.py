@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
 import grpc
 
 from millstream.v1 import tensor_pb2, worker_pb2
-from millstream_server.control.weights import BroadcastWeights, DiskWeights, IpcWeights
+from millstream_server.control.weights import BroadcastWeights, DiskWeights, IpcWeights, NamedTensor
 from millstream_server.runtime.errors import EngineFailedError, InvalidWeightsError
 from tests.support.controlled_worker import (
     APPLYING,
@@ -168,6 +169,17 @@ async def test_tensors_that_break_a_rule_are_refused(tmp_path: Path) -> None:
         assert (await one.state()).operation == ""
 
 
+async def test_tensors_of_an_update_that_failed_are_freed(tmp_path: Path) -> None:
+    async with controlled_worker(tmp_path) as one:
+        await _refused(one, _in_call(_tensor("big", 400), _chunk(0, bytes(99)), _chunk(7, b"1")))
+
+        def freed() -> bool:
+            held = [o for o in gc.get_objects() if isinstance(o, NamedTensor) and o.name == "big"]
+            return not held
+
+        await until(freed)
+
+
 async def test_the_whole_is_checked_against_what_was_announced(tmp_path: Path) -> None:
     async with controlled_worker(tmp_path) as one:
         failed = await _refused(one, _in_call(total_bytes=1001))
@@ -265,7 +277,7 @@ async def test_a_caller_who_stops_sending_frees_the_worker_for_others(tmp_path: 
         await call.write(_tensor())
 
         async def receiving() -> bool:
-            return (await one.state()).operation == "UpdateWeights"
+            return bool((await one.state()).operation == "UpdateWeights")
 
         await until(receiving)
         conflict = await refusal(one.control.LoadLora(pb.LoadLoraRequest(name="a", path="/a")))
@@ -273,7 +285,7 @@ async def test_a_caller_who_stops_sending_frees_the_worker_for_others(tmp_path: 
         call.cancel()
 
         async def free() -> bool:
-            return (await one.state()).operation == ""
+            return bool((await one.state()).operation == "")
 
         await until(free)
         assert one.script.calls == []

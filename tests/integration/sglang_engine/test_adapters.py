@@ -14,6 +14,7 @@ import pytest_asyncio
 
 from millstream_server.control.weights import DiskWeights
 from millstream_server.engines.sglang.config import LORA_MODULES
+from millstream_server.kv_cache.hashing import Namespace, block_hashes
 from millstream_server.runtime.errors import AdapterNotFoundError, InvalidWeightsError
 from tests.support.bare_sglang import NEW_TOKENS
 from tests.support.checkpoints import changed, make_adapter, save
@@ -168,3 +169,21 @@ async def test_new_weights_and_an_adapter_go_together(
     assert await _answers(engine, "a") == adapters.answers["other+a"]
     await engine.control("weights", "update_weights", DiskWeights(model), "base")
     assert await _answers(engine, "a") == adapters.answers["a"]
+
+
+async def test_an_adapters_blocks_are_told_with_hashes_of_its_name(
+    engine: EngineProcess, adapters: Adapters
+) -> None:
+    await engine.control("adapters", "load_adapter", "poet", adapters.a)
+    told: set[int] = set()
+    for salt in ("", "s"):
+        for length in (20, 30):  # the second continues the first
+            ids = prompt(length)
+            sink = await answer(engine, replace(generation(ids, cache_salt=salt), adapter="poet"))
+            full = [*ids, *sink.token_ids][:-1]
+            told.update(block_hashes(full, 1, Namespace("poet", salt)))
+    async with asyncio.timeout(10):
+        while not told <= engine.kv.ranks[0]:
+            await asyncio.sleep(0.005)
+    assert {engine.kv.adapters.get(each) for each in told} == {"poet"}
+    await engine.control("adapters", "unload_adapter", "poet")

@@ -27,6 +27,7 @@ from tests.support import forked
 from tests.support.chats import chat, message, options
 from tests.support.dllm_models import BLOCK_TOKENS, CONTEXT_LENGTH
 from tests.support.failures import failure
+from tests.support.kv_watch import told
 from tests.support.long_streams import NOT_SERVING, SERVING, load_of, watched_health
 from tests.support.suite import ServiceProcess, running
 from tests.support.worker_streams import SlotView, text_stream
@@ -157,6 +158,8 @@ async def test_tokens_come_block_by_block(suite: Suite) -> None:
             lengths.add(len(stream.slots[0].token_ids))
     assert lengths - {33} <= set(range(2, 33, BLOCK_TOKENS))
     assert len(lengths) > 4
+    answered = [*_prompt(6), *stream.slots[0].token_ids]
+    await told(suite.worker.address, answered, BLOCK_TOKENS)
 
 
 async def test_chat_through_the_processor(suite: Suite) -> None:

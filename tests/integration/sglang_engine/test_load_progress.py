@@ -65,7 +65,7 @@ def _make_big(folder: Path) -> Path:
         f"model-{n + 1:05}.safetensors": {f"model.layers.{n}.{k}": v for k, v in _LAYER.items()}
         for n in range(_LAYERS)
     }
-    index = {}
+    index: dict[str, str] = {}
     for name, shapes in files.items():
         named = {f"{tensor}.weight": shape for tensor, shape in shapes.items()}
         _write(folder / name, named)

@@ -12,6 +12,7 @@ import pytest
 
 from millstream.v1 import decode_pb2_grpc
 from tests.support.bare_sglang import NEW_TOKENS
+from tests.support.kv_watch import told
 from tests.support.ports import free_port
 from tests.support.sglang_requests import PROMPTS
 from tests.support.suite import ServiceProcess, stop_all
@@ -60,6 +61,7 @@ async def test_two_processes_answer_as_one_and_drain_together(
 ) -> None:
     async with _pair(model, tmp_path) as (first, second):
         assert await _answer(first, PROMPTS[0]) == expected[0]
+        await told(first.address, PROMPTS[0], 1)
         second.terminate()
         assert await _answer(first, PROMPTS[1]) == expected[1], "it waits for rank 0"
         assert second.alive

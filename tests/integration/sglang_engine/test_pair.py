@@ -74,7 +74,7 @@ class Pair:
 
 
 @contextlib.asynccontextmanager
-async def _running(logs: Path, model: Path, **config: object) -> AsyncIterator[Pair]:
+async def _running(logs: Path, model: Path, max_loras_per_batch: int = 0) -> AsyncIterator[Pair]:
     port = free_port()
     prefill = await EngineProcess.launch(
         logs / "prefill",
@@ -82,14 +82,14 @@ async def _running(logs: Path, model: Path, **config: object) -> AsyncIterator[P
         bootstrap_port=port,
         model_path=str(model),
         transfer_timeout_s=_TRANSFER_TIMEOUT_S,
-        **config,
+        max_loras_per_batch=max_loras_per_batch,
     )
     decode = await EngineProcess.launch(
         logs / "decode",
         role=Role.DECODE,
         model_path=str(model),
         transfer_timeout_s=_TRANSFER_TIMEOUT_S,
-        **config,
+        max_loras_per_batch=max_loras_per_batch,
     )
     await prefill.ready()
     await decode.ready()

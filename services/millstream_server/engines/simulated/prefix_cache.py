@@ -65,6 +65,33 @@ class _Node:
         """Whether it has an entry in the queue for eviction."""
 
 
+class _Evictable:
+    """The nodes that can be evicted, least recently used first."""
+
+    def __init__(self) -> None:
+        # By last use, with entries that are out of date: `pop` skips them, or puts them right.
+        self._heap: list[tuple[int, int, _Node]] = []
+
+    def add(self, node: _Node) -> None:
+        if not node.queued:
+            node.queued = True
+            heapq.heappush(self._heap, (node.last_use, node.serial, node))
+
+    def pop(self) -> _Node:
+        while True:
+            last_use, _, node = heapq.heappop(self._heap)
+            node.queued = False
+            if node.uses or node.children:
+                continue
+            if node.last_use == last_use:
+                return node
+            self.add(node)
+
+    def remove_adapter(self, adapter: str) -> None:
+        self._heap = [entry for entry in self._heap if entry[2].adapter != adapter]
+        heapq.heapify(self._heap)
+
+
 @dataclass(slots=True, eq=False)
 class HeldBlocks:
     """The blocks of one running request."""
@@ -94,9 +121,7 @@ class PrefixCache:
         self._time = 0
         self._cached_in_use = 0
         self._private = 0
-        # The nodes that could be evicted, by last use, with entries that are out of date: a node
-        # that has been used since is queued anew when its entry comes up.
-        self._evictable: list[tuple[int, int, _Node]] = []
+        self._evictable = _Evictable()
 
     @property
     def used_blocks(self) -> int:
@@ -183,7 +208,7 @@ class PrefixCache:
         if self.used_blocks:
             raise ValueError(f"{self.used_blocks} blocks are in use")
         self._nodes.clear()
-        self._evictable.clear()
+        self._evictable = _Evictable()
         self._send(CacheCleared())
 
     def forget_adapter(self, adapter: str) -> None:
@@ -193,8 +218,7 @@ class PrefixCache:
             return
         for hash_ in gone:
             del self._nodes[hash_]
-        self._evictable = [entry for entry in self._evictable if entry[2].adapter != adapter]
-        heapq.heapify(self._evictable)
+        self._evictable.remove_adapter(adapter)
         self._send(BlocksRemoved(tuple(gone)))
 
     def _node_ending(self, hashes: Sequence[int], count: int) -> _Node:
@@ -257,36 +281,25 @@ class PrefixCache:
         while not node.uses:
             self._cached_in_use -= len(node.hashes)
             if not node.children:
-                self._queue(node)
+                self._evictable.add(node)
             node = node.parent
             node.uses -= 1
-
-    def _queue(self, node: _Node) -> None:
-        if not node.queued:
-            node.queued = True
-            heapq.heappush(self._evictable, (node.last_use, node.serial, node))
 
     def _evict(self, count: int) -> list[int]:
         """Remove ``count`` blocks; there are so many that no request uses."""
         removed: list[int] = []
         while (left := count - len(removed)) > 0:
-            last_use, _, node = heapq.heappop(self._evictable)
-            node.queued = False
-            if node.uses or node.children:
-                continue
-            if node.last_use != last_use:
-                self._queue(node)
-                continue
+            node = self._evictable.pop()
             removed += node.hashes[: -left - 1 : -1]  # the last ones, from the end
             del node.hashes[-left:]
             if node.hashes:
-                self._queue(node)
+                self._evictable.add(node)
                 break
             parent = node.parent
             parent.children -= 1
-            parent.last_use = max(parent.last_use, last_use)
+            parent.last_use = max(parent.last_use, node.last_use)
             if not (parent.children or parent.uses):
-                self._queue(parent)
+                self._evictable.add(parent)
         for hash_ in removed:
             del self._nodes[hash_]
         return removed

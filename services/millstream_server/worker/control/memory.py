@@ -84,9 +84,7 @@ class MemoryOperations:
         control: MemoryControl = self._controls.require("ResumeMemory", lambda c: c.memory)
         with self._operations.one("ResumeMemory") as operation:
             resumed = frozenset(tags or _ALL) & self.released
-            if resumed:
-                await operation.apply(self._resume(control, resumed))
-            after = await control.memory_use()
+            after = await operation.apply(self._resume(control, resumed))
             return Resumed(resumed=resumed, released=self.released, after=after)
 
     async def _release(
@@ -103,8 +101,10 @@ class MemoryOperations:
         self.released |= fresh
         return before, await control.memory_use()
 
-    async def _resume(self, control: MemoryControl, tags: frozenset[MemoryTag]) -> None:
-        await control.resume_memory(tags)
-        self.released -= tags
-        if not self.released:
-            self._stop.put_back(Cause.MEMORY)
+    async def _resume(self, control: MemoryControl, tags: frozenset[MemoryTag]) -> MemoryUse:
+        if tags:
+            await control.resume_memory(tags)
+            self.released -= tags
+            if not self.released:
+                self._stop.put_back(Cause.MEMORY)
+        return await control.memory_use()

@@ -107,13 +107,18 @@ class Operation:
         """
         self.changing_since_s = time.monotonic()
         self.report.enter(Stage.APPLYING)
-        running: asyncio.Task[T] = asyncio.create_task(change)
+        running = asyncio.create_task(change)
         self._change = running
         with self._busy.track():
-            while not running.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.wait({running})
-        return running.result()
+            return await to_its_end(running)
+
+
+async def to_its_end(running: asyncio.Task[T]) -> T:
+    """Wait for a task's end and return its result, however often the caller is cancelled."""
+    while not running.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({running})
+    return running.result()
 
 
 class Operations:

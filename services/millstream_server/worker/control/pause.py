@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from millstream_server.control.pause import CacheControl, PauseControl, PauseMode
 from millstream_server.runtime.errors import EngineBusyError, OperationConflictError
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.worker.control.operations import Operations, Stage
+from millstream_server.worker.control.operations import Operations, Stage, to_its_end
 from millstream_server.worker.control.service_stop import Cause, ServiceStop
 from millstream_server.worker.control.supported import Controls
 
@@ -33,7 +33,7 @@ class PauseOperations:
         self._controls = controls
         self._turn = asyncio.Lock()
         """Pause and Continue wait for each other."""
-        self._going_on: set[asyncio.Future[bool]] = set()
+        self._going_on: set[asyncio.Task[bool]] = set()
 
     @property
     def paused(self) -> bool:
@@ -71,14 +71,14 @@ class PauseOperations:
     async def go_on(self) -> bool:
         """Let the engine's steps go on; return whether it was paused.
 
-        It runs also while another operation does, whose requests may be the paused ones.
+        It runs also while another operation does, whose requests may be the paused ones. Once
+        begun it is finished, whether or not its caller is still there.
 
         Raises:
             UnsupportedFeatureError: the engine can't pause.
         """
         control: PauseControl = self._controls.require("Continue", lambda c: c.pause)
-        # Once begun it is finished, whether or not its caller is still there.
-        return await asyncio.shield(self._start_going_on(control))
+        return await to_its_end(self._start_going_on(control))
 
     def leave(self) -> None:
         """Let a paused engine go on: the worker is shutting down, and its requests may end."""
@@ -86,8 +86,8 @@ class PauseOperations:
             control: PauseControl = self._controls.require("Continue", lambda c: c.pause)
             self._start_going_on(control).add_done_callback(_log_failure)
 
-    def _start_going_on(self, control: PauseControl) -> asyncio.Future[bool]:
-        going = asyncio.ensure_future(self._go_on(control))
+    def _start_going_on(self, control: PauseControl) -> asyncio.Task[bool]:
+        going = asyncio.create_task(self._go_on(control))
         self._going_on.add(going)
         going.add_done_callback(self._going_on.discard)
         return going
@@ -102,7 +102,7 @@ class PauseOperations:
                 return True
 
 
-def _log_failure(going: asyncio.Future[bool]) -> None:
+def _log_failure(going: asyncio.Task[bool]) -> None:
     if not going.cancelled() and (error := going.exception()) is not None:
         log.error("the paused engine can't go on", error=error)
 

@@ -13,7 +13,7 @@ from millstream_server.engines.sglang.control.memory import SglangMemory
 from millstream_server.engines.sglang.control.pause import SglangCache, SglangPause
 from millstream_server.engines.sglang.control.profile import SglangProfile
 from millstream_server.engines.sglang.control.weights import SglangWeights
-from millstream_server.runtime.errors import InvalidWeightsError
+from millstream_server.runtime.errors import EngineFailedError, InvalidWeightsError
 from millstream_server.runtime.telemetry.log import get_log
 
 __all__ = ["ControlledEngine", "make_controls"]
@@ -22,23 +22,29 @@ log = get_log(__name__)
 
 
 async def make_controls(engine: ControlledEngine) -> EngineControls:
-    """Return what operators can do with an engine that has started."""
-    loaded = await _loaded(Path(engine.config.model_path))
-    takes_adapters = loaded is not None and engine.info.takes_adapters
+    """Return what operators can do with an engine that has started.
+
+    Raises:
+        EngineFailedError: it takes adapters, but its model has no safetensors files.
+    """
+    loaded = await _loaded(engine)
     return EngineControls(
         memory=SglangMemory(engine),
         pause=SglangPause(engine),
         cache=SglangCache(engine),
         weights=None if loaded is None else SglangWeights(engine, loaded),
         profile=SglangProfile(engine),
-        adapters=SglangAdapters(engine, loaded) if loaded and takes_adapters else None,
+        adapters=SglangAdapters(engine, loaded) if loaded and engine.info.takes_adapters else None,
     )
 
 
-async def _loaded(path: Path) -> Checkpoint | None:
+async def _loaded(engine: ControlledEngine) -> Checkpoint | None:
     """Read what new weights and adapters are compared with."""
     try:
-        return await asyncio.to_thread(read_checkpoint, path)
+        return await asyncio.to_thread(read_checkpoint, Path(engine.config.model_path))
     except InvalidWeightsError as error:
+        if engine.info.takes_adapters:
+            message = f"Adapters can't be checked against this model. {error.message}"
+            raise EngineFailedError(message) from error
         log.warning("weights and adapters can't be loaded at runtime", reason=error.message)
         return None
