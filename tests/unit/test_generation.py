@@ -25,7 +25,7 @@ from millstream_server.processor.queue.admission_queue import AdmissionQueue, Qu
 from millstream_server.processor.telemetry import NO_TELEMETRY, TurnTelemetry
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.routing.plan import Plan, PlannedLeg
-from millstream_server.routing.workers import WorkerView
+from millstream_server.routing.workers import RankView, WorkerView
 from millstream_server.runtime.errors import InvalidRequestError, ServingError, WorkerLostError
 from millstream_server.transfer.ticket import TicketKey
 
@@ -115,6 +115,25 @@ def _started(
     )
     generation.start(plan)
     return Started(generation, workers, admitted)
+
+
+async def test_each_leg_names_its_rank_and_the_ticket_that_of_the_prefill(
+    text_model: TextModel,
+) -> None:
+    legs = [
+        PlannedLeg(role, RankView(view.address, worker=view, number=rank, dp_rank=rank), cached)
+        for role, view, rank, cached in (
+            (Role.PREFILL, PREFILL, 1, 32),
+            (Role.DECODE, DECODE, 0, 0),
+        )
+    ]
+    asked = _started(text_model, Plan(tuple(legs))).workers.asked
+    prefill, decode = asked["prefill"][0], asked["decode"][0]
+    assert (prefill.dp_rank, prefill.expected_cached_tokens) == (1, 32)
+    assert (decode.dp_rank, decode.expected_cached_tokens) == (0, 0)
+    assert prefill.ticket == decode.ticket
+    assert prefill.ticket
+    assert prefill.ticket.prefill_dp_rank == 1
 
 
 async def test_prompt_logprobs_are_waited_for_even_by_a_stop(text_model: TextModel) -> None:

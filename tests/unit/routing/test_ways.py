@@ -39,7 +39,7 @@ def _router(*workers: WorkerView, decider: HandoffDecider | None = None) -> Rout
 
 
 def _adapted(address: str, *names: str, role: Role = Role.AGGREGATED) -> WorkerView:
-    adapters = tuple(LoraAdapter(name=name, path="") for name in names)
+    adapters = tuple(LoraAdapter(name=name, path=None) for name in names)
     return view(address, role, adapters=adapters, takes_adapters=True)
 
 

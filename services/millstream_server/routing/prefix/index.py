@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from millstream_server.kv_cache.events import BlocksRemoved, BlocksStored, KvEvent
-from millstream_server.routing.prefix.expected import ExpectedBlocks
+from millstream_server.routing.prefix.expected import ExpectedPrompts
 from millstream_server.routing.prefix.holdings import Holdings
 
 DEFAULT_MAX_BLOCKS = 2_000_000
@@ -62,7 +62,7 @@ class PrefixIndex:
         self._members: dict[int, _Member] = {}
         self._free: list[int] = []
         """Numbers of members that left, as a heap: small numbers make small ints."""
-        self._expected = ExpectedBlocks(max_blocks // 4, now)
+        self._expected = ExpectedPrompts(max_blocks // 4, now)
 
     # ---- members ---------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class PrefixIndex:
         if known:
             one.held.use(hashes[known - 1])
         if known < len(hashes):
-            self._expected.add(one.bit, hashes[known:])
+            self._expected.add(one.bit, hashes, known)
 
     # ---- look-up ---------------------------------------------------------------------------------
 
@@ -120,14 +120,18 @@ class PrefixIndex:
 
         A member that holds the first one is in one of the sets, others in none.
         """
+        found = self._held(hashes)
+        if reach := self._expected.reach(hashes, found[0].blocks if found else 0):
+            return _with_expected(found, reach)
+        return found
+
+    def _held(self, hashes: Sequence[int]) -> list[Overlap]:
         found = []
-        held, expected = self._holders.get, self._expected.members.get
+        holders = self._holders.get
         alive = seen = -1
         depth = 0
         for depth, block in enumerate(hashes):
-            members = held(block, 0)
-            if more := expected(block):
-                members |= more
+            members = holders(block, 0)
             if members is seen:
                 continue
             seen = members
@@ -187,3 +191,15 @@ class PrefixIndex:
         self._drop(member, member.held.hashes())
         self._expected.forget(member.bit)
         member.held = Holdings()
+
+
+def _with_expected(held: list[Overlap], reach: dict[int, int]) -> list[Overlap]:
+    """Move members to the overlap that they will have, if it is more than what they hold."""
+    for overlap in held:
+        for member in [m for m in reach if m & overlap.members and reach[m] <= overlap.blocks]:
+            del reach[member]
+    moved = sum(reach)
+    found = [Overlap(o.blocks, o.members & ~moved) for o in held if o.members & ~moved]
+    found += [Overlap(blocks, member) for member, blocks in reach.items()]
+    found.sort(reverse=True)
+    return found
