@@ -43,8 +43,9 @@ class LoadLevels:
         self._levels = [0] * _LEVELS
         self._loads: dict[int, float] = {}
         self._at: dict[int, int] = {}
-        # Several Processors that begin at the same member would all choose the same ones.
-        self._next = (rng or random.Random()).randrange(1024)  # noqa: S311 - no secret
+        self._rng = rng or random.Random()  # noqa: S311 - no secret
+        self._next: int | None = None
+        """Where the rotation goes on; None: it hasn't begun."""
 
     def set(self, member: int, load: float) -> None:
         """Set a member's load, in tokens."""
@@ -77,9 +78,11 @@ class LoadLevels:
                 break
         else:
             raise ValueError("no member of the set has a load")
-        later = found >> self._next
-        if later:
-            chosen = self._next + (later & -later).bit_length() - 1
+        start = self._next
+        if start is None:  # several Processors that began at the same one would all choose alike
+            start = self._rng.randrange(found.bit_length())
+        if later := found >> start:
+            chosen = start + (later & -later).bit_length() - 1
         else:
             chosen = (found & -found).bit_length() - 1
         self._next = chosen + 1
