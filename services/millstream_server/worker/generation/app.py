@@ -25,7 +25,8 @@ from millstream_server.worker.generation.core import GenerationWorker
 from millstream_server.worker.generation.fetching import Fetcher
 from millstream_server.worker.generation.media import EmbeddingSource
 from millstream_server.worker.host import WorkerHost, WorkerPlan
-from millstream_server.worker.kv_events.log import DEFAULT_BUFFER, KvEventLog
+from millstream_server.worker.kv_events.log import KvEventLog
+from millstream_server.worker.kv_events.ring import DEFAULT_BUFFER
 from millstream_server.worker.open_requests import DEFAULT_TIMES
 from millstream_server.worker.settings import WorkerSettings
 

@@ -24,14 +24,8 @@ from millstream_server.kv_cache.events import (
 )
 from millstream_server.runtime.telemetry.metrics import KV_CACHED_BLOCKS, KV_EVENTS
 from millstream_server.worker.kv_events.blocks import CachedBlocks
-from millstream_server.worker.kv_events.ring import MessageRing
+from millstream_server.worker.kv_events.ring import DEFAULT_BUFFER, MessageRing
 
-DEFAULT_BUFFER = 262_144
-"""Hashes per rank in the ring: 2 MiB. With blocks of one token an H100 that computes 50,000 prompt
-tokens a second stores and removes about 100,000 hashes a second: 2.6 s, longer than a lost stream
-takes to reconnect. With blocks of 16 tokens it is 40 s."""
-
-MIN_BUFFER = 1024
 _NAMES = {BlocksStored: "stored", BlocksRemoved: "removed", CacheCleared: "cleared"}
 _CHAIN_HASHES = 4096  # longest chain in a snapshot: a part is cut between chains
 
