@@ -16,6 +16,7 @@ from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.media.tensor import ElementType, TensorSpec
 from millstream_server.runtime.errors import DeadlinePassedError, InvalidRequestError
 from millstream_server.runtime.lifecycle.conditions import HealthConditions
+from millstream_server.runtime.settings.load import load
 from millstream_server.worker.control import receive
 from millstream_server.worker.control.core import EngineControl
 from millstream_server.worker.control.receive import Piece, Received, TensorsInCall
@@ -43,9 +44,14 @@ async def test_without_a_setting_the_models_neighbours_are_allowed(tmp_path: Pat
     # A model in the root directory, as in a container: not the whole machine.
     assert await _allowed(settings, Path("/model-xyz"), Path("/model-xyz/adapter"))
     assert not await _allowed(settings, Path("/model-xyz"), Path("/etc"))
-    only = replace(settings, weights_dirs=(tmp_path / "other",))
-    assert await _allowed(only, model, tmp_path / "other" / "b")
-    assert not await _allowed(only, model, tmp_path / "models" / "b")
+
+
+async def test_directories_are_read_from_a_flag_and_allow_no_others(tmp_path: Path) -> None:
+    flags = ["--weights-dirs", f"{tmp_path / 'a'},{tmp_path / 'b'}"]
+    settings = load(ControlSettings, flags, {}, prog="p", description="")
+    for name, allowed in (("a", True), ("b", True), ("c", False)):
+        asked = tmp_path / name / "step-200"
+        assert await _allowed(settings, tmp_path / "c" / "model", asked) is allowed
 
 
 async def test_a_change_keeps_the_canary_away_for_a_limited_time() -> None:

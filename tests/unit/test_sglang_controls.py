@@ -61,25 +61,24 @@ def _read(**values: object) -> EngineArguments:
 
 
 @pytest.mark.parametrize(
-    ("values", "role", "arguments", "why"),
+    ("values", "arguments", "why"),
     [
-        ({"max_loras_per_batch": -1}, Role.DECODE, {}, "is -1"),
-        ({"max_loras_per_batch": 1, "max_lora_rank": 0}, Role.DECODE, {}, "--max-lora-rank is 0"),
-        ({"max_loras_per_batch": 1, "lora_target_modules": ()}, Role.DECODE, {}, "is empty"),
-        ({"max_loras_per_batch": 1}, Role.DIFFUSION, {}, "diffusion language models"),
-        ({"max_loras_per_batch": 1}, Role.PREFILL, {"dp_size": 2}, "--dp-size 2"),
+        ({"max_loras_per_batch": -1}, {}, "is -1"),
+        ({"max_loras_per_batch": 1, "max_lora_rank": 0}, {}, "--max-lora-rank is 0"),
+        ({"max_loras_per_batch": 1, "lora_target_modules": ()}, {}, "is empty"),
+        ({"max_loras_per_batch": 1}, {"dp_size": 2}, "--dp-size 2"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(
-    values: dict[str, Any], role: Role, arguments: dict[str, object], why: str
+    values: dict[str, Any], arguments: dict[str, object], why: str
 ) -> None:
     with pytest.raises(SettingsError, match=why):
-        LoraSettings(**values).check(role, _read(**arguments))
+        LoraSettings(**values).check(_read(**arguments))
 
 
 def test_settings_that_work() -> None:
-    LoraSettings(max_loras_per_batch=2).check(Role.DECODE, _read(tp_size=8))
-    LoraSettings().check(Role.DIFFUSION, _read(dp_size=2))
+    LoraSettings(max_loras_per_batch=2).check(_read(tp_size=8))
+    LoraSettings().check(_read(dp_size=2))
 
 
 def test_a_cpu_has_no_memory_to_save() -> None:

@@ -19,6 +19,7 @@ from millstream_server.engines.sglang.config import (
     engine_environment,
 )
 from millstream_server.engines.sglang.dllm import BlockBudget, check_model
+from millstream_server.engines.sglang.lora import LoraSettings
 from millstream_server.engines.sglang.settings import SglangSettings, engine_config
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
@@ -51,6 +52,13 @@ def _context(path: Path, role: Role = Role.DIFFUSION, **dllm: Any) -> EngineCont
 
 
 # ---- settings
+
+
+def test_adapters_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    settings = SglangSettings(device="cpu", lora=LoraSettings(max_loras_per_batch=1))
+    with pytest.raises(SettingsError, match="no LoRA for diffusion language models"):
+        engine_config(settings, _context(tmp_path, dllm_algorithm="LowConfidence"))
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ async def test_each_rank_has_its_part(tmp_path: Path) -> None:
         reader = SnapshotFile(file.fileno())
         engine = _engine(reader)
         reader.ranks = 2
-        engine._runs = dict.fromkeys("abc")  # type: ignore[assignment]
+        engine._runs._runs = dict.fromkeys("abc")  # type: ignore[assignment]
         load = await engine.load()
     idle = RankLoad(running_requests=0, queued_requests=0, used_blocks=0, total_blocks=5)
     busy = RankLoad(

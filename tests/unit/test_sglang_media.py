@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from millstream_server.engines.base import Role
-from millstream_server.engines.sglang import engine
+from millstream_server.engines.sglang import runs
 from millstream_server.engines.sglang.config import (
     SglangEngineConfig,
     engine_arguments,
@@ -242,11 +242,11 @@ async def test_a_cancel_while_media_are_put_together(monkeypatch: pytest.MonkeyP
         assert go_on.wait(10)
         return {}
 
-    monkeypatch.setattr(engine, "media_arguments", slow)
+    monkeypatch.setattr(runs, "media_arguments", slow)
     built: Any = SimpleNamespace(fake_bootstrap_host="", engine=None)
     adapter = SglangEngine(SglangEngineConfig(model_path="m"))
     monkeypatch.setattr(adapter, "_ready", lambda: (built, None))
-    adapter._built = built
+    adapter._runs.start(built)
     sink = CollectingSink()
     adapter.submit(IMAGES, sink)
     await until(at_work.is_set)

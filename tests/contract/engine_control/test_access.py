@@ -62,7 +62,7 @@ async def test_each_call_leaves_one_line(tmp_path: Path, caplog: pytest.LogCaptu
     async with controlled_worker(tmp_path) as one:
         await one.state()
         await one.control.Pause(pb.PauseRequest(mode=pb.PAUSE_MODE_RETRACT))
-        await refusal(one.control.UnloadLora(pb.UnloadLoraRequest(name="gone")))
+        await refusal(one.control.UnloadLora(pb.UnloadLoraRequest(name="x" * 257)))
         await one.control.Continue(pb.ContinueRequest())
         path = tmp_path / "weights" / "next"
         await one.update(from_disk(path, timeout_s=2.5)).ended()
@@ -74,7 +74,7 @@ async def test_each_call_leaves_one_line(tmp_path: Path, caplog: pytest.LogCaptu
     assert found == [
         {"operation": "GetEngineState", "outcome": "done"},
         {"operation": "Pause", "outcome": "done", "mode": "PAUSE_MODE_RETRACT"},
-        {"operation": "UnloadLora", "outcome": "ADAPTER_NOT_FOUND", "name": "gone"},
+        {"operation": "UnloadLora", "outcome": "INVALID_REQUEST", "name": "x" * 256},
         {"operation": "Continue", "outcome": "done"},
         {
             "operation": "UpdateWeights",

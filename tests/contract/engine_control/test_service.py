@@ -84,7 +84,7 @@ async def test_after_its_timeout_a_drained_worker_stays_out_of_service(tmp_path:
         stream, slot = await one.request()
         failed = await refusal(one.control.Drain(pb.DrainRequest(timeout=SHORT)))
         assert failed.code is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert failed.message.startswith("1 requests are still open after 0.05 s")
+        assert failed.message.startswith("requests still open after 0.05 s: 1;")
         assert (await one.state()).drained
         again = one.drain()
         await again.reached(DRAINING)
@@ -141,6 +141,16 @@ async def test_a_pause_that_aborts_refuses_new_requests_at_once(tmp_path: Path) 
         assert one.script.calls == ["pause abort"]
 
 
+async def test_requests_that_a_pause_aborts_end_with_worker_paused(tmp_path: Path) -> None:
+    async with controlled_worker(tmp_path, scripted=False) as one:
+        stream, slot = await one.request()
+        await one.control.Pause(pb.PauseRequest(mode=pb.PAUSE_MODE_ABORT))
+        (view,) = await stream.ended(slot)
+        assert view.reason == "WORKER_PAUSED"
+        assert view.error is not None
+        assert view.error.retryable
+
+
 async def test_a_pause_that_fails_leaves_the_worker_in_service(tmp_path: Path) -> None:
     async with controlled_worker(tmp_path) as one:
         one.script.failures["pause"] = UnsupportedFeatureError("no such mode here")
@@ -161,7 +171,7 @@ async def test_a_flush_needs_an_idle_engine(tmp_path: Path) -> None:
         stream, slot = await one.request()
         failed = await refusal(one.control.FlushCache(pb.FlushCacheRequest()))
         assert (failed.code, failed.reason) == (PRECONDITION, "ENGINE_BUSY")
-        assert failed.message.startswith("1 requests are open; set `drain`")
+        assert failed.message.startswith("requests are open: 1; set `drain`")
         request = pb.FlushCacheRequest(drain=True, timeout=SHORT)
         failed = await refusal(one.control.FlushCache(request))
         assert failed.code is grpc.StatusCode.DEADLINE_EXCEEDED

@@ -87,12 +87,6 @@ def describe(
     page_size = int(arguments.get("page_size") or 1)
     dp_size = data_parallel_ranks(arguments)
     is_prefill = config.role is Role.PREFILL
-    if config.max_loras_per_batch and dp_size > 1:
-        message = (
-            f"SGLang can't load LoRA adapters with {dp_size} data-parallel ranks: set "
-            "max_loras_per_batch to 0, or dp_size to 1."
-        )
-        raise EngineFailedError(message)
     return GeneratorInfo(
         engine="sglang",
         engine_version=built.version,

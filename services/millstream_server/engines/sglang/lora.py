@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from millstream_server.engines.base import Role
 from millstream_server.engines.sglang.config import LORA_MODULES
 from millstream_server.runtime.settings import EngineArguments, SettingsError, setting
 
@@ -23,7 +22,7 @@ class LoraSettings:
         LORA_MODULES, help="layers that adapters may change, separated by commas"
     )
 
-    def check(self, role: Role, arguments: EngineArguments) -> None:
+    def check(self, arguments: EngineArguments) -> None:
         """Check these settings, with SGLang's own arguments.
 
         Raises:
@@ -37,10 +36,6 @@ class LoraSettings:
             raise SettingsError(f"--max-lora-rank is {self.max_lora_rank}, not 1 or up")
         if not self.lora_target_modules:
             raise SettingsError("--lora-target-modules is empty: name the layers, such as q_proj")
-        if role is Role.DIFFUSION:
-            raise SettingsError(
-                "--max-loras-per-batch: SGLang has no LoRA for diffusion language models"
-            )
         if (ranks := arguments.values.get("dp_size", 1)) != 1:
             raise SettingsError(
                 f"--max-loras-per-batch: SGLang can't load adapters with --dp-size {ranks}; start "

@@ -74,6 +74,7 @@ class SglangSettings:
         known = server_argument_list(self.device, managed_arguments.GENERATION)
         read = read_arguments(self.engine_args, known)
         self.topology.check(read)
+        self.lora.check(read)
         on_cpu = self.device == "cpu" or (self.device == "auto" and not sglang_cpu.gpu_present())
         if self.memory_saver and on_cpu:
             raise SettingsError("--memory-saver: it frees the memory of a GPU; there is none")
@@ -93,8 +94,7 @@ def engine_config(settings: SglangSettings, context: EngineContext) -> SglangEng
     Raises:
         SettingsError: the settings contradict each other.
     """
-    common = context.common
-    settings.lora.check(context.role, settings.engine_args)
+    common, lora = context.common, settings.lora
     return SglangEngineConfig(
         model_path=str(model_directory(context.model_path)),
         role=context.role,
@@ -113,12 +113,12 @@ def engine_config(settings: SglangSettings, context: EngineContext) -> SglangEng
         metrics=context.metrics,
         otlp_endpoint=context.otlp_endpoint,
         warm_up_timeout_s=settings.warm_up_timeout_s,
-        ability=_dllm(context),
+        ability=_dllm(context, lora),
         extra=settings.engine_args.values,
         memory_saver=settings.memory_saver,
-        max_loras_per_batch=settings.lora.max_loras_per_batch,
-        max_lora_rank=settings.lora.max_lora_rank,
-        lora_target_modules=settings.lora.lora_target_modules,
+        max_loras_per_batch=lora.max_loras_per_batch,
+        max_lora_rank=lora.max_lora_rank,
+        lora_target_modules=lora.lora_target_modules,
         nodes=settings.topology.nodes,
         node_rank=settings.topology.node_rank,
         leader_address=settings.topology.leader_address,
@@ -144,10 +144,14 @@ def model_directory(path: Path | None) -> Path:
     return path
 
 
-def _dllm(context: EngineContext) -> dict[str, object]:
+def _dllm(context: EngineContext, lora: LoraSettings) -> dict[str, object]:
     """Return the ServerArgs of a diffusion language model; none in other roles."""
     if context.role is not Role.DIFFUSION:
         return {}
+    if lora.max_loras_per_batch:
+        raise SettingsError(
+            "--max-loras-per-batch: SGLang has no LoRA for diffusion language models"
+        )
     settings = context.dllm or DllmSettings()
     names = ", ".join(dllm.ALGORITHMS)
     if not settings.dllm_algorithm:

@@ -18,14 +18,17 @@ from millstream_server.worker.control.operations import Progress
 from millstream_server.worker.control.receive import Piece, TensorsInCall
 from millstream_server.worker.control.weights import DirectoryNamed, Source, Update, Updated
 
+_SHOWN = 256
+"""Most characters of a text in the log."""
+
 
 def shown(request: Any) -> dict[str, Any]:
     """Return what the log shows of a request: short fields, none of them a secret."""
     if isinstance(request, pb.UpdateWeightsRequest):
         start = request.start
         source = start.WhichOneof("source") or ""
-        path = {"path": start.disk.path} if source == "disk" else {}
-        return {"weight_version": start.weight_version, "source": source, **path}
+        path = {"path": start.disk.path[:_SHOWN]} if source == "disk" else {}
+        return {"weight_version": start.weight_version[:_SHOWN], "source": source, **path}
     if request is None:
         return {}
     return {f.name: _shown(f, value) for f, value in request.ListFields()}
@@ -35,7 +38,7 @@ def _shown(field: Any, value: Any) -> Any:
     if isinstance(value, Duration):
         return seconds(value)
     if field.enum_type is None:
-        return value
+        return value[:_SHOWN] if isinstance(value, str) else value
     names = field.enum_type.values_by_number
     values = [value] if isinstance(value, int) else value
     return ",".join(names[v].name if v in names else str(v) for v in values)

@@ -134,7 +134,7 @@ class CacheOperations:
             if not drain:
                 if count := self._stop.open_requests:
                     raise EngineBusyError(
-                        f"{count} requests are open; set `drain` to wait for them out of service"
+                        f"requests are open: {count}; set `drain` to wait for them out of service"
                     )
                 await self._stop.until_no_probe()
                 await operation.apply(control.flush_cache())

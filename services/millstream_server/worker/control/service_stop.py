@@ -104,7 +104,7 @@ class ServiceStop:
             self._check_not_paused()
         if not await self._work.until_idle(limit_s):
             raise DeadlinePassedError(
-                f"{self._work.count} requests are still open after {limit_s:g} s; give a longer "
+                f"requests still open after {limit_s:g} s: {self._work.count}; give a longer "
                 "timeout"
             )
         if for_engine:
@@ -120,8 +120,8 @@ class ServiceStop:
     def _check_not_paused(self) -> None:
         if self.holds(Cause.PAUSED) and self._work.count:
             raise OperationConflictError(
-                f"the engine is paused with {self._work.count} open requests, which this would "
-                "wait for; call Continue first"
+                "the engine is paused, and this would wait for its open requests "
+                f"({self._work.count}); call Continue first"
             )
 
     def _refuse(self) -> None:
