@@ -87,7 +87,9 @@ async def test_every_row_is_emitted_by_the_processes_it_names(tmp_path: Path) ->
     made.add_pair()
     small = made.add_worker("small", model="other", max_open_requests=1, simulated_step_s=0.05)
     made.add_media_workers("vision", make_vision_model(tmp_path / "vision", "qwen2_5_vl"))
-    processor = made.add_processor("processor", max_open_streams=MAX_STREAMS)
+    processor = made.add_processor(
+        "processor", max_open_streams=MAX_STREAMS, policy="kv_aware", handoff="auto"
+    )
     embedding = made.add_embedding_worker("embedding", **made.flags)
     diffusion = made.add_diffusion_worker("diffusion", simulated_step_s=0.4, **made.flags)
     for service in made.services.values():
@@ -211,7 +213,7 @@ async def _overload(address: str) -> None:
 
 async def _burst(stub: Any) -> None:
     """Ask a Processor for more than it takes, and keep it busy enough to gather tokens."""
-    asked = completion("A", options(400, ignore_eos=True, n=8), model=MODEL)
+    asked = completion("A" * 40, options(400, ignore_eos=True, n=8), model=MODEL)
     calls = [gather(stub.Complete(asked)) for _ in range(MAX_STREAMS + 2)]
     ends = await asyncio.gather(*calls, return_exceptions=True)
     for end in ends:

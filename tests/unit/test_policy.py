@@ -23,7 +23,7 @@ from millstream_server.routing.policy import (
 )
 from millstream_server.routing.prefix.model import Prefixes
 from millstream_server.routing.request import RoutingRequest
-from millstream_server.routing.workers import WorkerView
+from millstream_server.routing.workers import Candidate, WorkerView
 from tests.support.views import load
 
 NEW = RoutingRequest(model="m")
@@ -104,10 +104,10 @@ def test_power_of_two_compares_a_conversations_own_worker_too() -> None:
 
 
 def test_filters_rule_workers_out_even_the_only_one() -> None:
-    def small(_: RoutingRequest, view: WorkerView) -> bool:
+    def small(_: RoutingRequest, view: Candidate) -> bool:
         return view.in_flight < 2
 
-    def not_b(_: RoutingRequest, view: WorkerView) -> bool:
+    def not_b(_: RoutingRequest, view: Candidate) -> bool:
         return view.address != "b"
 
     views = [WorkerView("a", in_flight=2), WorkerView("b"), WorkerView("c", in_flight=1)]
@@ -123,7 +123,7 @@ class PrefixScorer:
 
     cached: Mapping[str, Sequence[int]]
 
-    def __call__(self, request: RoutingRequest, view: WorkerView) -> float:
+    def __call__(self, request: RoutingRequest, view: Candidate) -> float:
         known = self.cached.get(view.address, ())
         same = 0
         for one, other in zip(known, request.token_ids, strict=False):

@@ -42,7 +42,7 @@ class ProcessorSettings(ServiceSettings):
     prefix_index_blocks: int = setting(
         DEFAULT_MAX_BLOCKS,
         help="most cached KV blocks per model, of all its workers together, that kv_aware and "
-        "--handoff auto know of; a million takes about 150 MB",
+        "--handoff auto know of; a million takes about 120 MB",
     )
     ticket_key: str = setting(
         "",

@@ -18,7 +18,7 @@ from millstream_server.routing.prefix.expected import ExpectedPrompts
 from millstream_server.routing.prefix.holdings import Holdings
 
 DEFAULT_MAX_BLOCKS = 2_000_000
-"""About 220 MB, when full: the caches of 64 workers with 500,000 tokens each, in blocks of 16."""
+"""About 240 MB, when full: the caches of 64 workers with 500,000 tokens each, in blocks of 16."""
 
 
 class Overlap(NamedTuple):
