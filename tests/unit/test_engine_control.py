@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -90,3 +91,21 @@ async def test_a_caller_who_sends_nothing_is_given_up(monkeypatch: pytest.Monkey
     with pytest.raises(DeadlinePassedError, match=r"no message came for 0\.01 s"):
         await received.all_of(TensorsInCall(silent(), 4))
     assert told == [(0, 4)]
+
+
+async def test_a_tensor_takes_memory_only_as_its_bytes_come() -> None:
+    nbytes = 1 << 30
+    peaks: list[int] = []
+
+    async def parts() -> AsyncIterator[NamedTensor | Piece]:
+        yield NamedTensor("w", TensorSpec(ElementType.FLOAT16, (nbytes // 2,)))
+        yield Piece(0, bytes(1000))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequestError, match=f"w has {nbytes} bytes; only 1000 came"):
+            await Received(nbytes, lambda _done, _total: None).all_of(TensorsInCall(parts()))
+    finally:
+        tracemalloc.stop()
+    assert peaks[0] < 1 << 20
