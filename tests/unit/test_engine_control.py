@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from millstream.v1 import engine_control_pb2 as pb
 from millstream_server.control.memory import MemoryTag
 from millstream_server.control.weights import NamedTensor
 from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.media.tensor import ElementType, TensorSpec
+from millstream_server.protobuf.engine_control import tags_from_proto
 from millstream_server.runtime.errors import DeadlinePassedError, InvalidRequestError
 from millstream_server.runtime.lifecycle.conditions import HealthConditions
 from millstream_server.runtime.settings.load import load
-from millstream_server.worker.control import receive
+from millstream_server.worker.control import messages, receive
 from millstream_server.worker.control.core import EngineControl
 from millstream_server.worker.control.receive import Piece, Received, TensorsInCall
 from millstream_server.worker.control.settings import ControlSettings
@@ -109,3 +111,10 @@ async def test_a_tensor_takes_memory_only_as_its_bytes_come() -> None:
     finally:
         tracemalloc.stop()
     assert peaks[0] < 1 << 20
+
+
+def test_a_list_of_a_million_tags_is_neither_read_nor_logged() -> None:
+    request = pb.ReleaseMemoryRequest(tags=[pb.MEMORY_TAG_WEIGHTS] * 1_000_000)
+    with pytest.raises(InvalidRequestError, match="1000000 values; 64 are allowed"):
+        tags_from_proto(request.tags)
+    assert messages.shown(request) == {"tags": ",".join(["MEMORY_TAG_WEIGHTS"] * 16)}
