@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from millstream.v1 import engine_control_pb2 as pb
 from millstream_server.control.memory import MemoryTag
 from millstream_server.control.weights import NamedTensor
 from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.media.tensor import ElementType, TensorSpec
+from millstream_server.protobuf.engine_control import tags_from_proto
 from millstream_server.runtime.errors import DeadlinePassedError, InvalidRequestError
 from millstream_server.runtime.lifecycle.conditions import HealthConditions
 from millstream_server.runtime.settings.load import load
-from millstream_server.worker.control import receive
+from millstream_server.worker.control import messages, receive
 from millstream_server.worker.control.core import EngineControl
 from millstream_server.worker.control.receive import Piece, Received, TensorsInCall
 from millstream_server.worker.control.settings import ControlSettings
@@ -90,3 +93,28 @@ async def test_a_caller_who_sends_nothing_is_given_up(monkeypatch: pytest.Monkey
     with pytest.raises(DeadlinePassedError, match=r"no message came for 0\.01 s"):
         await received.all_of(TensorsInCall(silent(), 4))
     assert told == [(0, 4)]
+
+
+async def test_a_tensor_takes_memory_only_as_its_bytes_come() -> None:
+    nbytes = 1 << 30
+    peaks: list[int] = []
+
+    async def parts() -> AsyncIterator[NamedTensor | Piece]:
+        yield NamedTensor("w", TensorSpec(ElementType.FLOAT16, (nbytes // 2,)))
+        yield Piece(0, bytes(1000))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidRequestError, match=f"w has {nbytes} bytes; only 1000 came"):
+            await Received(nbytes, lambda _done, _total: None).all_of(TensorsInCall(parts()))
+    finally:
+        tracemalloc.stop()
+    assert peaks[0] < 1 << 20
+
+
+def test_a_list_of_a_million_tags_is_neither_read_nor_logged() -> None:
+    request = pb.ReleaseMemoryRequest(tags=[pb.MEMORY_TAG_WEIGHTS] * 1_000_000)
+    with pytest.raises(InvalidRequestError, match="1000000 values; 64 are allowed"):
+        tags_from_proto(request.tags)
+    assert messages.shown(request) == {"tags": ",".join(["MEMORY_TAG_WEIGHTS"] * 16)}

@@ -214,6 +214,15 @@ def test_warnings_that_repeat_are_dropped_and_counted(
     assert "dropped_before" not in second
 
 
+def test_no_action_of_an_operator_is_dropped(as_json: Written) -> None:
+    for number in range(100):
+        events.action("operator action", number=number)
+    lines = as_json.objects()
+    assert [(line["level"], line["number"]) for line in lines] == [
+        ("WARNING", number) for number in range(100)
+    ]
+
+
 def test_what_is_remembered_of_warnings_is_bounded(as_json: Written) -> None:
     for number in range(5000):
         logging.getLogger("a.library").warning(f"client {number}")  # noqa: G004

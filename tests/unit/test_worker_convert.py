@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from millstream.v1 import worker_pb2
 from millstream_server.control.adapters import LoraAdapter
 from millstream_server.engines.base import EngineLoad, RankLoad, Role, WorkerDescription
@@ -81,3 +83,20 @@ def test_a_ranks_load_survives() -> None:
         ],
     )
     assert convert.load_from_proto(message) == load
+
+
+@pytest.mark.parametrize(("dp_start", "dp_size"), [(0, 10**9), (2**32 - 1, 2)])
+def test_a_worker_with_impossible_ranks_is_refused(dp_start: int, dp_size: int) -> None:
+    role = worker_pb2.WORKER_ROLE_DECODE
+    info = worker_pb2.WorkerInfo(role=role, dp_start=dp_start, dp_size=dp_size)
+    with pytest.raises(ValueError, match=f"{dp_size} ranks from {dp_start} on; at most 4096"):
+        convert.description_from_proto(info)
+
+
+def test_what_a_worker_may_not_say_of_its_cache_and_adapters_is_left_out() -> None:
+    described = WorkerDescription(role=Role.AGGREGATED, model="m", engine=_INFO)
+    message = convert.description_to_proto(described)
+    message.block_size = 0
+    message.adapters.add(name="x" * 129)
+    engine = convert.description_from_proto(message).engine
+    assert engine == dataclasses.replace(_INFO, block_size=0, tells_kv=False)

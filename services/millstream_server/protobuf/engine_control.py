@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from millstream.v1 import engine_control_pb2 as pb
 from millstream_server.control.adapters import LoraAdapter
@@ -25,15 +25,18 @@ _MODES: dict[Any, PauseMode] = {
     pb.PAUSE_MODE_UNSPECIFIED: PauseMode.IN_PLACE,
     **{pb.PauseMode.Value(f"PAUSE_MODE_{mode.name}"): mode for mode in PauseMode},
 }
+_MOST_VALUES = 64
+"""Most values of an enum in one list, each of which may come several times."""
+T = TypeVar("T")
 
 
-def tags_from_proto(tags: Iterable[Any]) -> frozenset[MemoryTag]:
+def tags_from_proto(tags: Sequence[Any]) -> frozenset[MemoryTag]:
     """Convert memory tags.
 
     Raises:
-        InvalidRequestError: one isn't set or not known.
+        InvalidRequestError: one isn't set or not known, or they are too many.
     """
-    return frozenset(known(f"tags[{n}]", _TAGS, tag) for n, tag in enumerate(tags))
+    return _known_set("tags", _TAGS, tags)
 
 
 def tags_to_proto(tags: Iterable[MemoryTag]) -> list[Any]:
@@ -55,13 +58,13 @@ def mode_from_proto(mode: Any) -> PauseMode:
     return known("mode", _MODES, mode)
 
 
-def activities_from_proto(activities: Iterable[Any]) -> frozenset[ProfileActivity]:
+def activities_from_proto(activities: Sequence[Any]) -> frozenset[ProfileActivity]:
     """Convert what a profile is to record.
 
     Raises:
-        InvalidRequestError: one isn't set or not known.
+        InvalidRequestError: one isn't set or not known, or they are too many.
     """
-    return frozenset(known(f"activities[{n}]", _ACTIVITIES, a) for n, a in enumerate(activities))
+    return _known_set("activities", _ACTIVITIES, activities)
 
 
 def timeout_from_proto(message: Any, field: str = "timeout") -> float | None:
@@ -116,3 +119,9 @@ def ipc_from_proto(message: pb.WeightsByIpc) -> IpcWeights:
     """Convert the senders' addresses of tensors in GPUs' memory."""
     addresses: Mapping[str, str] = message.zmq_addresses
     return IpcWeights(dict(addresses))
+
+
+def _known_set(field: str, values: dict[Any, T], given: Sequence[Any]) -> frozenset[T]:
+    if len(given) > _MOST_VALUES:
+        raise InvalidRequestError.of(field, f"has {len(given)} values; {_MOST_VALUES} are allowed")
+    return frozenset(known(f"{field}[{n}]", values, value) for n, value in enumerate(given))

@@ -43,6 +43,10 @@ _GENERATOR_FIELDS = (
     "reasoning_parser",
     "takes_adapters",
 )
+_MAX_RANKS = 4096
+"""Most data-parallel ranks of one worker: routing keeps each of them apart."""
+_MAX_ADAPTER_NAME = 128
+"""In characters; the contract allows no longer ones."""
 _ABILITIES = {worker_pb2.EngineAbility.Value(f"ENGINE_ABILITY_{a.name}"): a for a in Ability}
 _ROLES = {value: role for role, value in ROLES_TO_PROTO.items()}
 
@@ -89,7 +93,8 @@ def description_from_proto(info: worker_pb2.WorkerInfo) -> WorkerDescription:
     a DIFFUSION worker that makes images or videos a `DiffuserInfo`, of others a `GeneratorInfo`.
 
     Raises:
-        ValueError: its role is unknown, or it says nothing that is known about what it does.
+        ValueError: its role is unknown, it says nothing that is known about what it does, or its
+            ranks can't be.
     """
     if info.role not in _ROLES:
         message = f"the worker has the unknown role {info.role}"
@@ -119,12 +124,23 @@ def description_from_proto(info: worker_pb2.WorkerInfo) -> WorkerDescription:
 
 
 def _generator_from_proto(info: worker_pb2.WorkerInfo) -> GeneratorInfo:
+    """Read what generates; what the contract forbids is left out where that is possible."""
+    if info.dp_size > _MAX_RANKS or info.dp_start + info.dp_size > 1 << 32:
+        message = (
+            f"the worker has {info.dp_size} ranks from {info.dp_start} on; at most {_MAX_RANKS}"
+        )
+        raise ValueError(message)
+    hashing = info.block_hashing == kv_events_pb2.BLOCK_HASHING_SHA256_CHAIN
     return GeneratorInfo(
         abilities=frozenset(_ABILITIES[a] for a in info.abilities if a in _ABILITIES),
         media=_media_model_from_proto(info.media_model) if info.HasField("media_model") else None,
         refused_fields=frozenset(info.refused_fields),
-        adapters=tuple(LoraAdapter(adapter.name, adapter.rank) for adapter in info.adapters),
-        tells_kv=info.block_hashing == kv_events_pb2.BLOCK_HASHING_SHA256_CHAIN,
+        adapters=tuple(
+            LoraAdapter(adapter.name, adapter.rank)
+            for adapter in info.adapters
+            if len(adapter.name) <= _MAX_ADAPTER_NAME
+        ),
+        tells_kv=hashing and info.block_size > 0,
         **{name: getattr(info, name) for name in (*ENGINE_FIELDS, *_GENERATOR_FIELDS)},
     )
 

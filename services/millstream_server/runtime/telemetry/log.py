@@ -60,19 +60,35 @@ class Log:
         if self._logger.isEnabledFor(logging.ERROR):
             self._write(logging.ERROR, event, fields, error)
 
+    def action(self, event: str, **fields: Any) -> None:
+        """Log what an operator did: a warning that is never dropped, however often it comes."""
+        if self._logger.isEnabledFor(logging.WARNING):
+            self._write(logging.WARNING, event, fields, None, may_be_dropped=False)
+
     def phase(self, phase: str, **fields: Any) -> None:
         """Log the phase of a start or a stop; `millstream up` reads it."""
         self.info("phase", phase=phase, **fields)
 
     def _write(
-        self, level: int, event: str, fields: Mapping[str, Any], error: BaseException | None
+        self,
+        level: int,
+        event: str,
+        fields: Mapping[str, Any],
+        error: BaseException | None,
+        *,
+        may_be_dropped: bool = True,
     ) -> None:
         # Made here: `Logger.log` would walk the stack for a file and a line, which we don't show.
-        self._logger.handle(_Event(self._logger.name, level, event, fields, error))
+        record = _Event(self._logger.name, level, event, fields, error)
+        record.may_be_dropped = may_be_dropped
+        self._logger.handle(record)
 
 
 class _Event(logging.LogRecord):
     """A record without the fields that we don't show, which take most of the library's time."""
+
+    may_be_dropped: bool
+    """Whether it may be left out when its event repeats too often."""
 
     def __init__(
         self,
@@ -142,7 +158,7 @@ class _Repeats(logging.Filter):
         self._seen: dict[tuple[str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno < logging.WARNING:
+        if record.levelno < logging.WARNING or not getattr(record, "may_be_dropped", True):
             return True
         event, now = (record.name, str(record.msg)), self._clock()
         since, count = self._seen.get(event, (now, 0))

@@ -52,7 +52,7 @@ class Audit:
 
 def _log(action: Action, task: asyncio.Task[Any], took_s: float) -> None:
     caller = action.caller
-    write = log.warning if action.changes else log.info
+    write = log.action if action.changes else log.info
     write(
         "operator action",
         operation=action.operation,

@@ -20,6 +20,8 @@ from millstream_server.worker.control.weights import DirectoryNamed, Source, Upd
 
 _SHOWN = 256
 """Most characters of a text in the log."""
+_MOST_SHOWN = 16
+"""Most values of a list in the log."""
 
 
 def shown(request: Any) -> dict[str, Any]:
@@ -40,7 +42,7 @@ def _shown(field: Any, value: Any) -> Any:
     if field.enum_type is None:
         return value[:_SHOWN] if isinstance(value, str) else value
     names = field.enum_type.values_by_number
-    values = [value] if isinstance(value, int) else value
+    values = [value] if isinstance(value, int) else value[:_MOST_SHOWN]
     return ",".join(names[v].name if v in names else str(v) for v in values)
 
 

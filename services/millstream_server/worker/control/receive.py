@@ -42,8 +42,6 @@ class Received:
         self._tensors: list[tuple[NamedTensor, bytearray]] = []
         self._names: set[str] = set()
         self._announced = 0
-        self._filled = 0
-        """Bytes of the last tensor that are here."""
         self._done = 0
 
     async def all_of(self, source: TensorsInCall) -> TensorWeights:
@@ -78,32 +76,32 @@ class Received:
             raise InvalidRequestError.of("tensor", f"is one more than the {_MAX_TENSORS} allowed")
         self._announced += tensor.spec.nbytes
         self._check_total(self._announced)
-        self._tensors.append((tensor, bytearray(tensor.spec.nbytes)))
-        self._filled = 0
+        # It grows with what comes: gigabytes at once would stop the event loop for seconds.
+        self._tensors.append((tensor, bytearray()))
 
     def _add(self, piece: Piece) -> None:
         if not self._tensors:
             raise InvalidRequestError.of("chunk", "came before the first `tensor`")
         tensor, data = self._tensors[-1]
-        if piece.offset != self._filled:
+        if piece.offset != len(data):
             raise InvalidRequestError.of(
-                "chunk.offset",
-                f"is {piece.offset}; {tensor.name} goes on at {self._filled}",
+                "chunk.offset", f"is {piece.offset}; {tensor.name} goes on at {len(data)}"
             )
-        end = self._filled + len(piece.data)
-        if end > len(data):
+        end = len(data) + len(piece.data)
+        if end > tensor.spec.nbytes:
             raise InvalidRequestError.of(
-                "chunk.data", f"ends at {end}; {tensor.name} has {len(data)} bytes"
+                "chunk.data", f"ends at {end}; {tensor.name} has {tensor.spec.nbytes} bytes"
             )
-        data[self._filled : end] = piece.data
-        self._filled = end
+        data += piece.data
         self._done += len(piece.data)
 
     def _check_complete(self) -> None:
-        if self._tensors and self._filled < len(self._tensors[-1][1]):
-            tensor, data = self._tensors[-1]
+        if not self._tensors:
+            return
+        tensor, data = self._tensors[-1]
+        if len(data) < tensor.spec.nbytes:
             raise InvalidRequestError.of(
-                "tensor", f"{tensor.name} has {len(data)} bytes; only {self._filled} came"
+                "tensor", f"{tensor.name} has {tensor.spec.nbytes} bytes; only {len(data)} came"
             )
 
     def _check_total(self, total: int) -> None:
