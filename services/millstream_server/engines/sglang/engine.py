@@ -1,7 +1,7 @@
 """The real engine: SGLang 0.5.23 behind the `Engine` protocol.
 
-Requests are in `requests.runs`, operators' operations in `control`. SGLang's processes are watched; when one
-is lost every open request fails and the worker is told, once.
+Requests are in `requests.runs`, operators' operations in `control`. SGLang's processes are watched;
+when one is lost every open request fails and the worker is told, once.
 """
 
 from __future__ import annotations
