@@ -23,7 +23,7 @@ from millstream_server.runtime.errors import (
 )
 from tests.support.in_process import worker
 from tests.support.ports import free_port
-from tests.support.scripted_control import ADMIN, DONE, ENGINE, admin, control
+from tests.support.scripted_admin import ADMIN, DONE, ENGINE, admin, control
 from tests.support.secured_front import secured_front
 
 DRAINING = {"stage": "OPERATION_STAGE_DRAINING", "openRequests": 3, "elapsed": "0.5s"}

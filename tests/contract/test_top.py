@@ -27,7 +27,7 @@ from tests.support.command_line import Terminal
 from tests.support.fake_processor import FakeServer
 from tests.support.in_process import MODEL, worker
 from tests.support.ports import free_port
-from tests.support.scripted_control import control
+from tests.support.scripted_admin import control
 from tests.support.waiting import until
 
 SERVICE = "millstream.v1.WorkerService"

@@ -20,7 +20,7 @@ from typing import Any
 from millstream_server.engines.base import Role
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.launch import EngineThread
-from millstream_server.engines.sglang.media import media_arguments
+from millstream_server.engines.sglang.requests.media import media_arguments
 from tests.support.reference_media import Case, make_case
 from tests.support.vision_models import picture
 

@@ -27,8 +27,8 @@ from millstream_server.runtime.lifecycle.conditions import HealthConditions
 from millstream_server.transfer.ticket import Ticket
 from millstream_server.worker import engine_watch
 from millstream_server.worker.canary import Canary, CanaryTimes
-from millstream_server.worker.engine_rest import EngineRest
 from millstream_server.worker.engine_watch import EngineWatch
+from millstream_server.worker.expected_silence import ExpectedSilence
 from millstream_server.worker.generation import app
 from millstream_server.worker.settings import EngineKind, WorkerSettings
 from tests.support.waiting import until
@@ -45,8 +45,8 @@ class Watched:
 
     def __init__(self, engine: Probeable, dp_size: int = 1, times: CanaryTimes = TIMES) -> None:
         self.told: list[bool] = []
-        self.rest = EngineRest()
-        self.canary = Canary(engine, dp_size, self.told.append, times, self.rest)
+        self.silence = ExpectedSilence()
+        self.canary = Canary(engine, dp_size, self.told.append, times, self.silence)
 
 
 @contextlib.asynccontextmanager
@@ -293,12 +293,12 @@ def test_prefilled_chunks_are_progress_and_a_writer_that_hangs_holds_nobody(tmp_
 async def test_an_engine_that_is_to_rest_is_not_called_stuck_and_watched_afterwards() -> None:
     looks = iter(range(1_000_000))
     async with simulated() as engine, watched(engine) as seen:
-        seen.rest.rests = lambda: bool(next(looks) + 1)
+        seen.silence.expected = lambda: bool(next(looks) + 1)
         engine.wedge()
         many = round(2 * LIMIT_S / TIMES.poll_s)
         await until(lambda: next(looks) > 2 * many)
         assert (seen.told, seen.canary.probes) == ([], 0)
-        seen.rest.rests = lambda: False
+        seen.silence.expected = lambda: False
         await until(lambda: seen.told == [False])
         engine.unwedge()
         await until(lambda: seen.told == [False, True])
@@ -307,14 +307,14 @@ async def test_an_engine_that_is_to_rest_is_not_called_stuck_and_watched_afterwa
 async def test_an_engine_that_is_to_rest_is_not_given_up() -> None:
     given_up: list[ServingError] = []
     looks = iter(range(1_000_000))
-    rest = EngineRest()
-    rest.rests = lambda: bool(next(looks) + 1)
+    silence = ExpectedSilence()
+    silence.expected = lambda: bool(next(looks) + 1)
     conditions = HealthConditions(lambda _: None)
-    watch = EngineWatch(conditions, 0.001, given_up.append, rest)
+    watch = EngineWatch(conditions, 0.001, given_up.append, silence)
     watch._changed(healthy=False)
     await until(lambda: next(looks) > 5)
     assert (given_up, conditions.holding) == ([], ("stuck",))
-    rest.rests = lambda: False
+    silence.expected = lambda: False
     await until(lambda: len(given_up) == 1)
 
 
@@ -322,10 +322,10 @@ async def test_a_pause_during_a_probe_is_no_failure() -> None:
     async with simulated() as engine, watched(engine) as seen:
         engine.wedge()
         await until(lambda: seen.canary.probes == 1)
-        seen.rest.rests = lambda: True
-        await until(lambda: not seen.rest.probes.count)
+        seen.silence.expected = lambda: True
+        await until(lambda: not seen.silence.probes.count)
         engine.unwedge()
-        seen.rest.rests = lambda: False
+        seen.silence.expected = lambda: False
         await until(lambda: seen.canary.probes >= 2)
         assert (seen.told, seen.canary.failures) == ([], 0)
 
@@ -334,11 +334,11 @@ async def test_an_engine_is_changed_when_no_probe_is_in_it() -> None:
     async with simulated() as engine, watched(engine) as seen:
         engine.wedge()
         await until(lambda: seen.canary.probes == 1)
-        waiting = asyncio.ensure_future(seen.rest.until_no_probe())
+        waiting = asyncio.ensure_future(seen.silence.until_no_probe())
         await asyncio.sleep(0)
         assert not waiting.done()
         engine.unwedge()
         await waiting
         assert seen.canary.failures == 0
-        with seen.rest.without_new_probes():
-            assert not seen.rest.probes_wanted
+        with seen.silence.without_new_probes():
+            assert not seen.silence.probes_wanted

@@ -20,8 +20,13 @@ from millstream_server.protobuf.engine_control import tags_from_proto
 from millstream_server.runtime.errors import DeadlinePassedError, InvalidRequestError
 from millstream_server.runtime.lifecycle.conditions import HealthConditions
 from millstream_server.runtime.settings.load import load
+<<<<<<< HEAD
 from millstream_server.worker.control import messages, receive
 from millstream_server.worker.control.core import EngineControl
+=======
+from millstream_server.worker.control import receive
+from millstream_server.worker.control.core import ControlCore
+>>>>>>> arch
 from millstream_server.worker.control.receive import Piece, Received, TensorsInCall
 from millstream_server.worker.control.settings import ControlSettings
 from millstream_server.worker.host import WorkerHost
@@ -65,20 +70,20 @@ async def test_a_change_keeps_the_canary_away_for_a_limited_time() -> None:
     control_plan = replace(plan.control, controls=lambda: script.all_of_them, options=options)
     host = WorkerHost(replace(plan, control=control_plan))
     host.ready(await engine.start(lambda _: None))
-    control = EngineControl(host, HealthConditions(lambda _: None), 0.0)
-    assert not host.rest.rests()
+    control = ControlCore(host, HealthConditions(lambda _: None), 0.0)
+    assert not host.silence.expected()
     held = script.hold("release")
     releasing = asyncio.ensure_future(
         control.memory.release(control.report(), [MemoryTag.KV_CACHE], None)
     )
     await until(lambda: bool(script.calls))
-    await until(lambda: not host.rest.rests())
+    await until(lambda: not host.silence.expected())
     assert not releasing.done()
     held.set()
     await releasing
-    assert host.rest.rests(), "released, for as long as the operator wants"
+    assert host.silence.expected(), "released, for as long as the operator wants"
     await control.memory.resume([])
-    assert not host.rest.rests()
+    assert not host.silence.expected()
     await engine.close()
 
 

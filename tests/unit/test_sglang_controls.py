@@ -14,8 +14,8 @@ from millstream_server.engines.base import Role
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.control.memory_use import measure
 from millstream_server.engines.sglang.control.pause import SglangPause
-from millstream_server.engines.sglang.gate import Gate, Hold
-from millstream_server.engines.sglang.lora import LoraSettings
+from millstream_server.engines.sglang.lora_settings import LoraSettings
+from millstream_server.engines.sglang.requests.gate import Gate, Hold
 from millstream_server.engines.sglang.settings import SglangSettings
 from millstream_server.runtime.errors import UnsupportedFeatureError
 from millstream_server.runtime.settings import EngineArguments, SettingsError

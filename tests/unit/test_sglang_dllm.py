@@ -19,7 +19,7 @@ from millstream_server.engines.sglang.config import (
     engine_environment,
 )
 from millstream_server.engines.sglang.dllm import BlockBudget, check_model
-from millstream_server.engines.sglang.lora import LoraSettings
+from millstream_server.engines.sglang.lora_settings import LoraSettings
 from millstream_server.engines.sglang.settings import SglangSettings, engine_config
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling

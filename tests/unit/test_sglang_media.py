@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from millstream_server.engines.base import Role
-from millstream_server.engines.sglang import runs
 from millstream_server.engines.sglang.config import (
     SglangEngineConfig,
     engine_arguments,
@@ -23,8 +22,9 @@ from millstream_server.engines.sglang.config import (
 )
 from millstream_server.engines.sglang.describe import with_media_model
 from millstream_server.engines.sglang.engine import SglangEngine
-from millstream_server.engines.sglang.media import media_arguments
-from millstream_server.engines.sglang.translate import generate_arguments
+from millstream_server.engines.sglang.requests import runs
+from millstream_server.engines.sglang.requests.media import media_arguments
+from millstream_server.engines.sglang.requests.translate import generate_arguments
 from millstream_server.generation.output import CollectingSink, FinishReason
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.media.items import Content, Geometry, MediaInput, Modality, cache_key

@@ -13,7 +13,7 @@ from millstream_server.engines.sglang.config import (
     engine_arguments,
     engine_environment,
 )
-from millstream_server.engines.sglang.translate import (
+from millstream_server.engines.sglang.requests.translate import (
     Chunk,
     conclude,
     generate_arguments,

@@ -15,7 +15,7 @@ from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.worker.canary import CanaryTimes
 from millstream_server.worker.control import servicer
-from millstream_server.worker.control.core import EngineControl
+from millstream_server.worker.control.core import ControlCore
 from millstream_server.worker.engine_watch import EngineWatch
 from millstream_server.worker.host import InfoT, WorkerHost, WorkerPlan
 from millstream_server.worker.host_settings import HostSettings
@@ -50,7 +50,7 @@ class _Process(Generic[InfoT]):
         self._host = WorkerHost(
             plan, max_open_requests=settings.max_open_requests, tracing=self._service.tracing
         )
-        self._control: EngineControl | None = None
+        self._control: ControlCore | None = None
         """None: there is no admin address."""
         self._server = self._service.prepare(
             ServicePlan(
@@ -100,7 +100,7 @@ class _Process(Generic[InfoT]):
             return DRAINED
         log.phase("serving", role=plan.role.value, model=plan.model)
         watch = EngineWatch(
-            self._server.conditions, settings.stuck_limit_s, on_failure, self._host.rest
+            self._server.conditions, settings.stuck_limit_s, on_failure, self._host.silence
         )
         times = CanaryTimes(
             interval_s=settings.canary_interval_s, deadline_s=settings.canary_timeout_s
@@ -111,7 +111,7 @@ class _Process(Generic[InfoT]):
     async def _drain(self) -> bool:
         """Let open requests and an operation that changes the engine end; return whether they did.
 
-        `EngineControl` ends other operations when the drain begins.
+        `ControlCore` ends other operations when the drain begins.
         """
         settings = self._settings
         loop = asyncio.get_running_loop()
@@ -122,7 +122,7 @@ class _Process(Generic[InfoT]):
         return clean
 
     def _add_control(self, server: grpc.aio.Server) -> None:
-        self._control = EngineControl(
+        self._control = ControlCore(
             self._host, self._service.server.conditions, self._settings.propagation_s
         )
         servicer.add_service(self._control, server)

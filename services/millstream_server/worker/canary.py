@@ -26,7 +26,7 @@ from millstream_server.engines.base import Probeable
 from millstream_server.runtime.errors import WorkerPausedError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.worker.engine_metrics import record_canary
-from millstream_server.worker.engine_rest import EngineRest
+from millstream_server.worker.expected_silence import ExpectedSilence
 
 log = get_log(__name__)
 
@@ -61,17 +61,17 @@ class Canary:
         dp_size: int,
         on_change: Callable[[bool], None],
         times: CanaryTimes,
-        rest: EngineRest | None = None,
+        expected_silence: ExpectedSilence | None = None,
     ) -> None:
         """Prepare to watch ranks 0 to ``dp_size`` - 1 of ``engine``; `run` starts.
 
-        ``rest`` tells when silence doesn't count; None: it always does.
+        ``expected_silence`` tells when silence doesn't count; None: it always does.
         """
         self._engine = engine
         self._dp_size = dp_size
         self._on_change = on_change
         self._times = times
-        self._rest = rest or EngineRest()
+        self._silence = expected_silence or ExpectedSilence()
         self._hung: set[int] = set()
         self.probes = 0
         """Number of probes that were run."""
@@ -96,7 +96,7 @@ class Canary:
         silence = _Silence(self._engine, rank)
         while True:
             await asyncio.sleep(times.poll_s)
-            if not self._rest.probes_wanted:
+            if not self._silence.probes_wanted:
                 silence.restart()
             elif silence.had_progress():
                 self._set_working(rank, works=True)
@@ -109,18 +109,18 @@ class Canary:
     async def _probe(self, rank: int, silence: _Silence) -> bool | None:
         """Run a probe; return whether it succeeded before ``deadline_s`` without progress.
 
-        None: it was given up, because the engine rests.
+        None: it was given up, because silence is expected now.
         """
         self.probes += 1
         began_s = asyncio.get_running_loop().time()
         silence.restart()
         probe = asyncio.create_task(self._engine.probe(rank), name=f"canary-probe-{rank}")
-        self._rest.probes.begin()
+        self._silence.probes.begin()
         probe.add_done_callback(self._probe_ended)
         try:
             while silence.length_s < self._times.deadline_s:
                 await asyncio.wait({probe}, timeout=self._times.poll_s)
-                if self._rest.rests() or _was_paused(probe):
+                if self._silence.expected() or _was_paused(probe):
                     return None
                 if probe.done():
                     return self._record_result(rank, probe, began_s)
@@ -134,7 +134,7 @@ class Canary:
         return False
 
     def _probe_ended(self, probe: asyncio.Task[None]) -> None:
-        self._rest.probes.end()
+        self._silence.probes.end()
         if not probe.cancelled():
             probe.exception()  # taken, for asyncio reports it of a probe that is no longer awaited
 

@@ -11,7 +11,7 @@ from millstream_server.runtime.errors import EngineFailedError, ServingError
 from millstream_server.runtime.lifecycle.conditions import STUCK, HealthConditions
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.worker.canary import Canary, CanaryTimes
-from millstream_server.worker.engine_rest import EngineRest
+from millstream_server.worker.expected_silence import ExpectedSilence
 
 log = get_log(__name__)
 
@@ -28,17 +28,17 @@ class EngineWatch:
         conditions: HealthConditions,
         stuck_limit_s: float,
         on_failure: Callable[[ServingError], None],
-        rest: EngineRest | None = None,
+        expected_silence: ExpectedSilence | None = None,
     ) -> None:
         """Add the condition; ``on_failure`` is called when the engine counts as failed.
 
-        ``rest`` tells when the engine isn't expected to make progress; None: it always is.
+        ``expected_silence`` tells when the engine needn't make progress; None: it always must.
         """
         self._conditions = conditions
         self._stuck = conditions.own(STUCK)
         self._stuck_limit_s = stuck_limit_s
         self._on_failure = on_failure
-        self._rest = rest
+        self._silence = expected_silence
         self._giving_up: asyncio.TimerHandle | None = None
 
     @contextlib.asynccontextmanager
@@ -58,7 +58,7 @@ class EngineWatch:
             self._keep()
 
     def _canary(self, engine: Probeable, dp_size: int, times: CanaryTimes) -> Canary:
-        return Canary(engine, dp_size, self._changed, times, self._rest)
+        return Canary(engine, dp_size, self._changed, times, self._silence)
 
     def _changed(self, healthy: bool) -> None:  # noqa: FBT001 - the canary's callback
         self._stuck.set(holds=not healthy)
@@ -77,7 +77,8 @@ class EngineWatch:
             self._giving_up = None
 
     def _give_up(self) -> None:
-        if self._rest is not None and self._rest.rests():  # whether it is stuck isn't known now
+        silence = self._silence
+        if silence is not None and silence.expected():  # whether it is stuck isn't known now
             loop = asyncio.get_running_loop()
             self._giving_up = loop.call_later(self._stuck_limit_s, self._give_up)
             return

@@ -29,7 +29,7 @@ from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.worker.control.plan import ControlPlan
 from millstream_server.worker.engine_metrics import EngineMetrics
-from millstream_server.worker.engine_rest import EngineRest
+from millstream_server.worker.expected_silence import ExpectedSilence
 from millstream_server.worker.kv_events.log import KvEventLog
 from millstream_server.worker.load_report import LoadReports
 from millstream_server.worker.loading import Loading
@@ -114,7 +114,7 @@ class WorkerHost(Generic[InfoT]):
         """Makes spans; None: there are none."""
         self.work = OpenWork()
         """Counts open requests; knows whether the worker drains."""
-        self.rest = EngineRest()
+        self.silence = ExpectedSilence()
         """Tells the canary when the engine may make no progress."""
         self.streams = OpenWork()
         """Counts streams that carry requests; a drain waits until the notified ones have ended."""

@@ -1,7 +1,7 @@
 """The real engine: SGLang 0.5.23 behind the `Engine` protocol.
 
-Requests are in `runs`, operators' operations in `control`. SGLang's processes are watched; when one
-is lost every open request fails and the worker is told, once.
+Requests are in `requests.runs`, operators' operations in `control`. SGLang's processes are watched;
+when one is lost every open request fails and the worker is told, once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from millstream_server.control.abilities import NO_CONTROLS, EngineControls
 from millstream_server.engines.base import EngineLoad, Role
 from millstream_server.engines.load_progress import LoadProgress
 from millstream_server.engines.sglang.config import SglangEngineConfig
-from millstream_server.engines.sglang.control.controls import ControlledEngine, make_controls
+from millstream_server.engines.sglang.control.controlled import ControlledEngine
+from millstream_server.engines.sglang.control.controls import make_controls
 from millstream_server.engines.sglang.describe import (
     describe,
     probe_request,
@@ -31,8 +32,8 @@ from millstream_server.engines.sglang.loading.progress import WeightsProgress
 from millstream_server.engines.sglang.loads import KvBlocks, LoadReader
 from millstream_server.engines.sglang.metrics import collect
 from millstream_server.engines.sglang.progress import RankProgress
-from millstream_server.engines.sglang.runs import Run, Runs
-from millstream_server.engines.sglang.translate import generate_arguments
+from millstream_server.engines.sglang.requests.runs import Run, Runs
+from millstream_server.engines.sglang.requests.translate import generate_arguments
 from millstream_server.engines.warm_up import warm_up_by_probe
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import CollectingSink, FinishReason, OutputSink
@@ -54,7 +55,6 @@ class SglangEngine:
 
     SGLang keeps its configuration in process globals and its shutdown kills every child of the
     process, so a process holds one engine. `start` must run on the main thread's loop.
-
     """
 
     def __init__(self, config: SglangEngineConfig) -> None:

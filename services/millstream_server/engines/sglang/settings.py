@@ -19,7 +19,7 @@ from millstream_server.engines.sglang.arguments import (
     server_arguments,
 )
 from millstream_server.engines.sglang.config import SglangEngineConfig
-from millstream_server.engines.sglang.lora import LoraSettings
+from millstream_server.engines.sglang.lora_settings import LoraSettings
 from millstream_server.engines.sglang.nodes import NodeSettings
 from millstream_server.model_files.state import expect_weights
 from millstream_server.runtime.settings import EngineArguments, SettingsError, group, setting

@@ -21,7 +21,7 @@ from millstream_server.runtime.errors import (
 from millstream_server.worker.control.directories import AllowedDirectories
 from millstream_server.worker.control.operations import Operations
 from millstream_server.worker.control.service_stop import Cause, ServiceStop
-from millstream_server.worker.control.supported import Controls
+from millstream_server.worker.control.supported import SupportedControls
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -42,7 +42,7 @@ class AdapterOperations:
         self,
         operations: Operations,
         stop: ServiceStop,
-        controls: Controls,
+        controls: SupportedControls,
         loaded: AdapterList,
         directories: AllowedDirectories,
     ) -> None:

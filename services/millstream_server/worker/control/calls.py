@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from millstream.v1 import engine_control_pb2 as pb
 from millstream_server.protobuf import engine_control as convert
 from millstream_server.worker.control import messages
-from millstream_server.worker.control.core import EngineControl
+from millstream_server.worker.control.core import ControlCore
 from millstream_server.worker.control.operations import Report
 
 
 async def get_engine_state(
-    control: EngineControl, _request: pb.GetEngineStateRequest
+    control: ControlCore, _request: pb.GetEngineStateRequest
 ) -> pb.GetEngineStateResponse:
     """Return what operations have set."""
     return pb.GetEngineStateResponse(state=messages.state_to_proto(control.state()))
@@ -21,23 +21,23 @@ async def get_engine_state(
 # ---- in and out of service -----------------------------------------------------------------------
 
 
-async def drain(control: EngineControl, request: pb.DrainRequest, report: Report) -> None:
+async def drain(control: ControlCore, request: pb.DrainRequest, report: Report) -> None:
     """Take the worker out of service."""
     await control.drain.drain(report, convert.timeout_from_proto(request))
 
 
-async def undrain(control: EngineControl, _request: pb.UndrainRequest) -> pb.UndrainResponse:
+async def undrain(control: ControlCore, _request: pb.UndrainRequest) -> pb.UndrainResponse:
     """Put the worker back into service."""
     return pb.UndrainResponse(was_drained=control.drain.undrain())
 
 
-async def pause(control: EngineControl, request: pb.PauseRequest) -> pb.PauseResponse:
+async def pause(control: ControlCore, request: pb.PauseRequest) -> pb.PauseResponse:
     """Stop the engine's steps."""
     paused = await control.pause.pause(convert.mode_from_proto(request.mode))
     return pb.PauseResponse(was_paused=paused.was_paused, open_requests=paused.open_requests)
 
 
-async def go_on(control: EngineControl, _request: pb.ContinueRequest) -> pb.ContinueResponse:
+async def go_on(control: ControlCore, _request: pb.ContinueRequest) -> pb.ContinueResponse:
     """Let the engine's steps go on."""
     return pb.ContinueResponse(was_paused=await control.pause.go_on())
 
@@ -46,7 +46,7 @@ async def go_on(control: EngineControl, _request: pb.ContinueRequest) -> pb.Cont
 
 
 async def release(
-    control: EngineControl, request: pb.ReleaseMemoryRequest, report: Report
+    control: ControlCore, request: pb.ReleaseMemoryRequest, report: Report
 ) -> pb.MemoryReleased:
     """Give memory back."""
     tags = convert.tags_from_proto(request.tags)
@@ -54,16 +54,14 @@ async def release(
     return messages.released_to_proto(await control.memory.release(report, tags, timeout_s))
 
 
-async def resume(
-    control: EngineControl, request: pb.ResumeMemoryRequest
-) -> pb.ResumeMemoryResponse:
+async def resume(control: ControlCore, request: pb.ResumeMemoryRequest) -> pb.ResumeMemoryResponse:
     """Take memory again."""
     tags = convert.tags_from_proto(request.tags)
     return messages.resumed_to_proto(await control.memory.resume(tags))
 
 
 async def update(
-    control: EngineControl,
+    control: ControlCore,
     start: pb.UpdateWeightsRequest | None,
     requests: AsyncIterator[pb.UpdateWeightsRequest],
     report: Report,
@@ -73,7 +71,7 @@ async def update(
     return messages.updated_to_proto(await control.weights.update(report, asked))
 
 
-async def flush(control: EngineControl, request: pb.FlushCacheRequest) -> pb.FlushCacheResponse:
+async def flush(control: ControlCore, request: pb.FlushCacheRequest) -> pb.FlushCacheResponse:
     """Empty the prefix cache."""
     timeout_s = convert.timeout_from_proto(request)
     await control.cache.flush(drain=request.drain, timeout_s=timeout_s)
@@ -84,7 +82,7 @@ async def flush(control: EngineControl, request: pb.FlushCacheRequest) -> pb.Flu
 
 
 async def start_profile(
-    control: EngineControl, request: pb.StartProfileRequest
+    control: ControlCore, request: pb.StartProfileRequest
 ) -> pb.StartProfileResponse:
     """Begin to record."""
     activities = convert.activities_from_proto(request.activities)
@@ -93,7 +91,7 @@ async def start_profile(
 
 
 async def stop_profile(
-    control: EngineControl, _request: pb.StopProfileRequest
+    control: ControlCore, _request: pb.StopProfileRequest
 ) -> pb.StopProfileResponse:
     """End the recording."""
     return pb.StopProfileResponse(
@@ -104,21 +102,19 @@ async def stop_profile(
     )
 
 
-async def load_lora(control: EngineControl, request: pb.LoadLoraRequest) -> pb.LoadLoraResponse:
+async def load_lora(control: ControlCore, request: pb.LoadLoraRequest) -> pb.LoadLoraResponse:
     """Load an adapter."""
     adapter = await control.adapters.load(request.name, request.path)
     return pb.LoadLoraResponse(adapter=convert.adapter_to_proto(adapter))
 
 
-async def unload_lora(
-    control: EngineControl, request: pb.UnloadLoraRequest
-) -> pb.UnloadLoraResponse:
+async def unload_lora(control: ControlCore, request: pb.UnloadLoraRequest) -> pb.UnloadLoraResponse:
     """Remove an adapter."""
     await control.adapters.unload(request.name)
     return pb.UnloadLoraResponse()
 
 
-async def list_loras(control: EngineControl, _request: pb.ListLorasRequest) -> pb.ListLorasResponse:
+async def list_loras(control: ControlCore, _request: pb.ListLorasRequest) -> pb.ListLorasResponse:
     """List the adapters."""
     adapters = map(convert.adapter_to_proto, control.adapters.listed())
     return pb.ListLorasResponse(adapters=adapters)

@@ -10,19 +10,19 @@ from millstream_server.control.memory import MemoryTag
 from millstream_server.runtime.lifecycle.conditions import HealthConditions
 from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.worker.control.adapters import AdapterList, AdapterOperations
-from millstream_server.worker.control.drained import DrainControl
+from millstream_server.worker.control.drain import DrainOperations
 from millstream_server.worker.control.memory import MemoryOperations
 from millstream_server.worker.control.operations import Operations, Report
 from millstream_server.worker.control.pause import CacheOperations, PauseOperations
 from millstream_server.worker.control.plan import ControlPlan
 from millstream_server.worker.control.profile import ProfileOperations
 from millstream_server.worker.control.service_stop import Cause, ServiceStop
-from millstream_server.worker.control.supported import Controls
+from millstream_server.worker.control.supported import SupportedControls
 from millstream_server.worker.control.weights import (
     WeightOperations,
     WorkerWeights,
 )
-from millstream_server.worker.engine_rest import EngineRest
+from millstream_server.worker.expected_silence import ExpectedSilence
 
 
 class Host(Protocol):
@@ -39,7 +39,7 @@ class Host(Protocol):
         ...
 
     @property
-    def rest(self) -> EngineRest:
+    def silence(self) -> ExpectedSilence:
         """Tells the canary when the engine may make no progress."""
         ...
 
@@ -68,8 +68,8 @@ class EngineState:
     supported: tuple[str, ...]
 
 
-class EngineControl:
-    """The operations of one worker. All calls come from one event loop.
+class ControlCore:
+    """All operations of one worker. All calls come from one event loop.
 
     The caller of an operation may cancel it: before it changes the engine it is undone; after that
     it goes on to its end, and the cancelled call with it.
@@ -85,9 +85,9 @@ class EngineControl:
         options = self._plan.options
         self._limit_s = options.operation_limit_s
         self._operations = operations = Operations()
-        self._controls = controls = Controls(self._plan.controls, host.loaded)
-        self._stop = stop = ServiceStop(host.work, host.rest, conditions, propagation_s)
-        self.drain = DrainControl(operations, stop)
+        self._controls = controls = SupportedControls(self._plan.controls, host.loaded)
+        self._stop = stop = ServiceStop(host.work, host.silence, conditions, propagation_s)
+        self.drain = DrainOperations(operations, stop)
         self.pause = PauseOperations(operations, stop, controls)
         self.cache = CacheOperations(operations, stop, controls)
         self.memory = MemoryOperations(operations, stop, controls)
@@ -111,7 +111,7 @@ class EngineControl:
                 max_bytes=options.max_weights_bytes,
             ),
         )
-        host.rest.rests = self.rests
+        host.silence.expected = self.expects_silence
         host.work.when_leaving(self._leave)
 
     def state(self) -> EngineState:
@@ -136,7 +136,7 @@ class EngineControl:
         """Make what follows an operation for its caller."""
         return Report(lambda: self._stop.open_requests)
 
-    def rests(self) -> bool:
+    def expects_silence(self) -> bool:
         """Return whether the engine may make no progress and still be well.
 
         It is paused, without memory, or being changed; the latter counts for a limited time only.

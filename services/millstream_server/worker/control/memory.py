@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from millstream_server.control.memory import MemoryControl, MemoryTag, MemoryUse
 from millstream_server.worker.control.operations import Operations, Report, Stage
 from millstream_server.worker.control.service_stop import Cause, ServiceStop
-from millstream_server.worker.control.supported import REFUSALS, Controls
+from millstream_server.worker.control.supported import REFUSALS, SupportedControls
 
 _ALL = frozenset(MemoryTag)
 
@@ -38,7 +38,9 @@ class Resumed:
 class MemoryOperations:
     """Gives memory back and takes it again; the worker is out of service in between."""
 
-    def __init__(self, operations: Operations, stop: ServiceStop, controls: Controls) -> None:
+    def __init__(
+        self, operations: Operations, stop: ServiceStop, controls: SupportedControls
+    ) -> None:
         """Start with nothing released."""
         self._operations = operations
         self._stop = stop

@@ -10,7 +10,7 @@ from millstream_server.runtime.errors import EngineBusyError, OperationConflictE
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.worker.control.operations import Operations, Stage, to_its_end
 from millstream_server.worker.control.service_stop import Cause, ServiceStop
-from millstream_server.worker.control.supported import Controls
+from millstream_server.worker.control.supported import SupportedControls
 
 log = get_log(__name__)
 
@@ -26,7 +26,9 @@ class Paused:
 class PauseOperations:
     """Pauses the engine and lets it go on."""
 
-    def __init__(self, operations: Operations, stop: ServiceStop, controls: Controls) -> None:
+    def __init__(
+        self, operations: Operations, stop: ServiceStop, controls: SupportedControls
+    ) -> None:
         """Start with an engine that isn't paused."""
         self._operations = operations
         self._stop = stop
@@ -110,7 +112,9 @@ def _log_failure(going: asyncio.Task[bool]) -> None:
 class CacheOperations:
     """Empties the prefix cache."""
 
-    def __init__(self, operations: Operations, stop: ServiceStop, controls: Controls) -> None:
+    def __init__(
+        self, operations: Operations, stop: ServiceStop, controls: SupportedControls
+    ) -> None:
         """Flush nothing yet."""
         self._operations = operations
         self._stop = stop

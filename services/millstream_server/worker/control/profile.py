@@ -17,7 +17,7 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.worker.control.operations import Operations
-from millstream_server.worker.control.supported import Controls
+from millstream_server.worker.control.supported import SupportedControls
 
 log = get_log(__name__)
 
@@ -36,7 +36,9 @@ class ProfileOperations:
     A recording that has stopped by itself counts as recorded until `stop` has named its files.
     """
 
-    def __init__(self, operations: Operations, controls: Controls, directory: Path) -> None:
+    def __init__(
+        self, operations: Operations, controls: SupportedControls, directory: Path
+    ) -> None:
         """Record below ``directory``, which is made when it is needed."""
         self._operations = operations
         self._controls = controls

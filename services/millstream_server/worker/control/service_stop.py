@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from millstream_server.runtime.errors import DeadlinePassedError, OperationConflictError
 from millstream_server.runtime.lifecycle.conditions import HealthCondition, HealthConditions
 from millstream_server.runtime.lifecycle.drain import OpenWork
-from millstream_server.worker.engine_rest import EngineRest
+from millstream_server.worker.expected_silence import ExpectedSilence
 
 
 class Cause(enum.Enum):
@@ -35,13 +35,13 @@ class ServiceStop:
     def __init__(
         self,
         work: OpenWork,
-        rest: EngineRest,
+        silence: ExpectedSilence,
         conditions: HealthConditions,
         propagation_s: float,
     ) -> None:
         """Refuse new requests in ``work``; add a health condition for each cause."""
         self._work = work
-        self._rest = rest
+        self._silence = silence
         self._propagation_s = propagation_s
         self._conditions: dict[Cause, HealthCondition] = {
             cause: conditions.own(cause.value) for cause in Cause
@@ -111,11 +111,11 @@ class ServiceStop:
             await self.until_no_probe()
 
     async def until_no_probe(self) -> None:
-        """Wait until the canary has nothing in the engine, which it may not have while it changes.
+        """Wait until no probe of the canary is in the engine, which must not change with one.
 
-        What is then done without waiting finds it so.
+        It stays so if the caller then changes the engine without waiting for anything else.
         """
-        await self._rest.until_no_probe()
+        await self._silence.until_no_probe()
 
     def _check_not_paused(self) -> None:
         if self.holds(Cause.PAUSED) and self._work.count:

@@ -13,7 +13,7 @@ from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.security.auth import caller
 from millstream_server.worker.control import calls, messages
 from millstream_server.worker.control.audit import Action, Audit
-from millstream_server.worker.control.core import EngineControl
+from millstream_server.worker.control.core import ControlCore
 from millstream_server.worker.control.operations import Report, Stage
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ _REPEAT_S = 1.0
 class EngineControlServicer(engine_control_pb2_grpc.EngineControlServiceServicer):
     """Serves EngineControlService."""
 
-    def __init__(self, control: EngineControl) -> None:
+    def __init__(self, control: ControlCore) -> None:
         """Serve the operations of ``control``."""
         self._control = control
         self._audit = Audit()
@@ -160,7 +160,7 @@ async def _followed(
     yield messages.progress_to_proto(report.progress()), result
 
 
-def add_service(control: EngineControl, server: Any) -> None:
+def add_service(control: ControlCore, server: Any) -> None:
     """Add EngineControlService to a server."""
     engine_control_pb2_grpc.add_EngineControlServiceServicer_to_server(
         EngineControlServicer(control), server

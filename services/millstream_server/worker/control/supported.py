@@ -33,7 +33,7 @@ _WHAT = {
 }
 
 
-class Controls:
+class SupportedControls:
     """The controls of an engine that has started."""
 
     def __init__(self, controls: Callable[[], EngineControls], ready: Callable[[], object]) -> None:

@@ -23,7 +23,7 @@ from millstream_server.worker.control.memory import MemoryOperations
 from millstream_server.worker.control.operations import Operations, Report, Stage
 from millstream_server.worker.control.receive import Received, TensorsInCall, check_tensor
 from millstream_server.worker.control.service_stop import Cause, ServiceStop
-from millstream_server.worker.control.supported import REFUSALS, Controls
+from millstream_server.worker.control.supported import REFUSALS, SupportedControls
 
 _MAX_VERSION = 128
 _BACKENDS = ("nccl", "gloo")
@@ -77,7 +77,7 @@ class WeightOperations:
         self,
         operations: Operations,
         stop: ServiceStop,
-        controls: Controls,
+        controls: SupportedControls,
         memory: MemoryOperations,
         weights: WorkerWeights,
     ) -> None:

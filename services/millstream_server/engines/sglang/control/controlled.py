@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from millstream_server.engines.sglang.config import SglangEngineConfig
-from millstream_server.engines.sglang.gate import Hold
 from millstream_server.engines.sglang.kv_events.feed import KvEventFeed
 from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.engines.sglang.lifetime import SglangLifetime
-from millstream_server.engines.sglang.runs import Runs
+from millstream_server.engines.sglang.requests.gate import Hold
+from millstream_server.engines.sglang.requests.runs import Runs
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.runtime.errors import EngineBusyError, EngineFailedError
 

@@ -16,8 +16,6 @@ from millstream_server.engines.sglang.control.weights import SglangWeights
 from millstream_server.runtime.errors import EngineFailedError, InvalidWeightsError
 from millstream_server.runtime.telemetry.log import get_log
 
-__all__ = ["ControlledEngine", "make_controls"]
-
 log = get_log(__name__)
 
 

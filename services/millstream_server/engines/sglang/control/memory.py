@@ -8,7 +8,7 @@ from collections.abc import Collection
 from millstream_server.control.memory import MemoryTag, MemoryUse
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
 from millstream_server.engines.sglang.control.memory_use import measure
-from millstream_server.engines.sglang.gate import Hold
+from millstream_server.engines.sglang.requests.gate import Hold
 
 
 class SglangMemory:

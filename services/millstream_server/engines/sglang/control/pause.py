@@ -7,7 +7,7 @@ import asyncio
 from millstream_server.control.pause import PauseMode
 from millstream_server.engines.base import Role
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
-from millstream_server.engines.sglang.gate import Hold
+from millstream_server.engines.sglang.requests.gate import Hold
 from millstream_server.runtime.errors import UnsupportedFeatureError
 
 _NO_RETRACT = {

@@ -22,7 +22,7 @@ from millstream_server.engines.sglang.lifetime import SglangLifetime
 from millstream_server.engines.sglang.loads import KvBlocks, LoadReader
 from millstream_server.engines.sglang.metrics import collect
 from millstream_server.engines.sglang.progress import RankProgress
-from millstream_server.engines.sglang.translate import translate_exception
+from millstream_server.engines.sglang.requests.translate import translate_exception
 from millstream_server.engines.sglang.vectors.model import VectorModel, read_model
 from millstream_server.engines.warm_up import warm_up_by_probe
 from millstream_server.runtime.errors import (

@@ -1,4 +1,4 @@
-"""When the canary leaves the engine alone: while operators change it, or have paused it."""
+"""When an engine is expected to make no progress: operators change it, or have paused it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator
 from millstream_server.runtime.lifecycle.drain import OpenWork
 
 
-class EngineRest:
-    """What the canary and operations know of each other. All calls come from one event loop."""
+class ExpectedSilence:
+    """Tells the canary when not to probe; tells operations when no probe runs.
+
+    All calls come from one event loop.
+    """
 
     def __init__(self) -> None:
-        """Start with an engine that works."""
-        self.rests: Callable[[], bool] = lambda: False
+        """Start with an engine that must make progress."""
+        self.expected: Callable[[], bool] = lambda: False
         """Returns whether the engine makes no progress because an operator wanted that."""
         self.probes = OpenWork()
         """Counts the canary's probes in the engine."""
@@ -22,7 +25,7 @@ class EngineRest:
     @property
     def probes_wanted(self) -> bool:
         """Whether the canary may run a new probe."""
-        return not (self._held_off or self.rests())
+        return not (self._held_off or self.expected())
 
     @contextlib.contextmanager
     def without_new_probes(self) -> Iterator[None]:
@@ -36,7 +39,7 @@ class EngineRest:
     async def until_no_probe(self) -> None:
         """Wait until no probe is in the engine, which takes as long as the canary gives it.
 
-        A caller that then goes on without waiting finds the engine without one.
+        There is none until the caller waits for something else.
         """
         with self.without_new_probes():
             await self.probes.until_idle(None)

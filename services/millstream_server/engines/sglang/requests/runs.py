@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from millstream_server.engines.base import Role
 from millstream_server.engines.sglang.dllm import BlockBudget
-from millstream_server.engines.sglang.gate import Gate, Hold
 from millstream_server.engines.sglang.launch import BuiltEngine
-from millstream_server.engines.sglang.media import media_arguments
 from millstream_server.engines.sglang.progress import RankProgress
-from millstream_server.engines.sglang.translate import (
+from millstream_server.engines.sglang.requests.gate import Gate, Hold
+from millstream_server.engines.sglang.requests.media import media_arguments
+from millstream_server.engines.sglang.requests.translate import (
     Chunk,
     cancelled,
     conclude,

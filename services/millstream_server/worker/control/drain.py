@@ -9,7 +9,7 @@ from millstream_server.worker.control.service_stop import Cause, ServiceStop
 _NAME = "Drain"
 
 
-class DrainControl:
+class DrainOperations:
     """Takes the worker out of service, and back."""
 
     def __init__(self, operations: Operations, stop: ServiceStop) -> None:
