@@ -20,13 +20,8 @@ from millstream_server.protobuf.engine_control import tags_from_proto
 from millstream_server.runtime.errors import DeadlinePassedError, InvalidRequestError
 from millstream_server.runtime.lifecycle.conditions import HealthConditions
 from millstream_server.runtime.settings.load import load
-<<<<<<< HEAD
 from millstream_server.worker.control import messages, receive
-from millstream_server.worker.control.core import EngineControl
-=======
-from millstream_server.worker.control import receive
 from millstream_server.worker.control.core import ControlCore
->>>>>>> arch
 from millstream_server.worker.control.receive import Piece, Received, TensorsInCall
 from millstream_server.worker.control.settings import ControlSettings
 from millstream_server.worker.host import WorkerHost
