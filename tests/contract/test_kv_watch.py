@@ -16,7 +16,7 @@ from millstream_server.engines.simulated.engine import SimulatedConfig
 from millstream_server.generation.output import CollectingSink
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
-from millstream_server.kv_cache.events import BlocksStored
+from millstream_server.kv_cache.events import BlocksStored, CacheCleared
 from millstream_server.kv_cache.messages import KvChanges, KvMessage, KvSnapshotPart
 from millstream_server.links.fleet import Fleet
 from millstream_server.links.kv_watch import KvWatch
@@ -30,6 +30,7 @@ from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import WorkerView
 from tests.support.in_process import MODEL, worker
+from tests.support.logged import events as logged
 from tests.support.views import description
 from tests.support.waiting import until
 
@@ -117,6 +118,29 @@ def _stored(sequence: int, *hashes: int) -> KvMessage:
     return KvMessage(0, "log", sequence, KvChanges(sequence, (BlocksStored(hashes),)))
 
 
+_Watched = tuple[Prefixes, WorkerView, asyncio.Task[None]]
+
+
+@contextlib.asynccontextmanager
+async def _watched(events: _Events) -> AsyncIterator[_Watched]:
+    """Follow a played worker."""
+    server = grpc.aio.server()
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(events, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    prefixes, view = Prefixes(), WorkerView(f"127.0.0.1:{port}")
+    watch = KvWatch(prefixes, view)
+    async with grpc.aio.insecure_channel(view.address) as channel:
+        stub = worker_pb2_grpc.WorkerServiceStub(channel)
+        running = asyncio.ensure_future(watch.run(stub, description(tells_kv=True)))
+        try:
+            yield prefixes, view, running
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+    await server.stop(0)
+
+
 async def test_a_lost_stream_goes_on_where_it_ended_and_a_gap_needs_a_snapshot(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -129,23 +153,36 @@ async def test_a_lost_stream_goes_on_where_it_ended_and_a_gap_needs_a_snapshot(
             [_snapshot(8, 1, 2, 3, 4, 5, 6)],
         ]
     )
-    server = grpc.aio.server()
-    worker_pb2_grpc.add_WorkerServiceServicer_to_server(events, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    prefixes, view = Prefixes(), WorkerView(f"127.0.0.1:{port}")
-    watch = KvWatch(prefixes, view)
-    async with grpc.aio.insecure_channel(view.address) as channel:
-        stub = worker_pb2_grpc.WorkerServiceStub(channel)
-        running = asyncio.ensure_future(watch.run(stub, description(tells_kv=True)))
+    async with _watched(events) as (prefixes, view, _):
         await until(lambda: len(events.requests) == 3)
         index = prefixes.of("m").index
         await until(lambda: index.held(view.member) == {1, 2, 3, 4, 5, 6})
-        running.cancel()
-        await asyncio.wait([running])
-    await server.stop(0)
     asked = [[(p.log_id, p.sequence) for p in request.positions] for request in events.requests]
     assert asked == [[], [("log", 5)], []]
+
+
+@pytest.mark.parametrize(
+    ("message", "problem"),
+    [
+        (_stored(5, *range(1 << 17)), "1048603 bytes; 1048576 are"),
+        (
+            KvMessage(0, "log", 5, KvChanges(5, (CacheCleared(),) * 65_537)),
+            "65537 events; 65536 are",
+        ),
+    ],
+    ids=["bytes", "events"],
+)
+async def test_a_worker_whose_messages_are_too_large_is_one_without_events(
+    message: KvMessage, problem: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The other RPCs are not called.
+    events = _Events([[_snapshot(4, 1, 2), message]])  # type: ignore[abstract]
+    async with _watched(events) as (prefixes, view, running):
+        await asyncio.wait_for(running, 10)
+        assert not prefixes.of("m").index.held(view.member)
+    (line,) = logged(caplog, "a worker's KV events can't be used")
+    assert problem in line["problem"]
+    assert len(events.requests) == 1
 
 
 async def test_a_worker_without_events_is_not_asked_for_them() -> None:

@@ -21,6 +21,10 @@ log = get_log(__name__)
 
 _METHOD = "millstream.v1.WorkerService/WatchKvEvents"
 _RETRY_S = 0.5
+_MAX_BYTES = 1 << 20
+"""Of a message; the contract's limit."""
+_MAX_EVENTS = 1 << 16
+"""Of a message: one with a hash takes 16 bytes."""
 
 
 class KvWatch:
@@ -72,6 +76,9 @@ class KvWatch:
             async for response in call:
                 if not self._prefixes.has(self._view, membership):
                     raise ValueError("the worker's data-parallel ranks or blocks have changed")
+                if problem := _problem(response):
+                    self._give_up(membership, problem)
+                    return False
                 replica = self._replicas.get(response.dp_rank)
                 if replica and not replica.take(kv_message_from_proto(response)):
                     log.info("KV events are missing", worker=self._view.address)
@@ -87,6 +94,16 @@ class KvWatch:
             call.cancel()
         return True
 
+    def _give_up(self, membership: Membership, problem: str) -> None:
+        """Forget what is known: the worker doesn't keep to the contract.
+
+        Requests go to it as to a worker without KV events.
+        """
+        for replica in self._replicas.values():
+            replica.forget()
+        membership.prefixes.count_blocks()
+        log.error("a worker's KV events can't be used", worker=self._view.address, problem=problem)
+
     def _request(self) -> kv_events_pb2.WatchKvEventsRequest:
         for replica in self._replicas.values():
             replica.begin()
@@ -94,3 +111,13 @@ class KvWatch:
         return kv_events_pb2.WatchKvEventsRequest(
             positions=[kv_position_to_proto(position) for position in known if position]
         )
+
+
+def _problem(response: kv_events_pb2.WatchKvEventsResponse) -> str:
+    """Return why a message must not be read, which would take too long; empty: it may."""
+    if (nbytes := response.ByteSize()) > _MAX_BYTES:
+        return f"a message has {nbytes} bytes; {_MAX_BYTES} are allowed"
+    events = len(response.snapshot.stored) + len(response.events.events)
+    if events > _MAX_EVENTS:
+        return f"a message has {events} events; {_MAX_EVENTS} are allowed"
+    return ""

@@ -53,6 +53,19 @@ def test_a_snapshot_that_a_new_stream_begins_anew_has_nothing_of_the_old_one() -
     assert index.held(0) == {4}
 
 
+def test_a_snapshot_without_an_end_takes_no_more_memory_than_the_index_may() -> None:
+    index = PrefixIndex(max_blocks=10)
+    replica = RankReplica(index, index.join())
+    assert replica.take(_part(first=True))
+    for number in range(0, 1000, 4):
+        assert replica.take(_part(*range(number, number + 4)))
+    assert replica._parts is not None
+    assert sum(len(stored.hashes) for stored in replica._parts) == 8
+    assert replica.take(_part(last=True, sequence=5))
+    assert index.held(0) <= set(range(8))
+    assert replica.position == KvPosition(0, "log", 5)
+
+
 @pytest.mark.parametrize(
     "message",
     [_events(7, 7, CacheCleared()), _events(6, 6, CacheCleared(), log="another")],

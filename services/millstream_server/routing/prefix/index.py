@@ -56,7 +56,8 @@ class PrefixIndex:
         """Start without members; ``now`` is in seconds."""
         self.blocks = 0
         """Number of blocks that members hold, each counted once per member: what is bounded."""
-        self._max_blocks = max_blocks
+        self.max_blocks = max_blocks
+        """Most blocks that are kept, of all members."""
         self._holders: dict[int, int] = {}
         """Block to members."""
         self._members: dict[int, _Member] = {}
@@ -156,7 +157,7 @@ class PrefixIndex:
         held.store(event.hashes, event.parent, event.medium)
         self.blocks += len(held) - before
         self._mark(member, event.hashes)
-        if 2 * held.young > self._max_blocks // len(self._members):
+        if 2 * held.young > self.max_blocks // len(self._members):
             self._drop(member, held.forget())
 
     def _drop(self, member: _Member, hashes: Collection[int]) -> None:

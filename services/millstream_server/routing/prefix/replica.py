@@ -20,6 +20,13 @@ class RankReplica:
         self._member = member
         self._parts: list[BlocksStored] | None = None
         """The incomplete snapshot; None: none has begun."""
+        self._collected = 0
+        """About how many hashes it takes the memory of."""
+
+    def forget(self) -> None:
+        """Forget all that is known of the rank."""
+        self.position = self._parts = None
+        self._index.replace(self._member, ())
 
     def begin(self) -> None:
         """Prepare for a new stream: a snapshot that was not completed begins anew."""
@@ -41,10 +48,13 @@ class RankReplica:
 
     def _collect(self, message: KvMessage, part: KvSnapshotPart) -> bool:
         if part.first:
-            self._parts = []
+            self._parts, self._collected = [], 0
         if self._parts is None:
             return False
-        self._parts += part.stored
+        # The index keeps no more blocks; so a snapshot without an end takes no more memory.
+        if self._collected < self._index.max_blocks:
+            self._parts += part.stored
+            self._collected += sum(map(_size, part.stored))
         if part.last:
             self._index.replace(self._member, self._parts)
             self._parts = None
@@ -65,3 +75,7 @@ class RankReplica:
 
     def _arrive_at(self, message: KvMessage) -> None:
         self.position = KvPosition(message.dp_rank, message.log_id, message.sequence)
+
+
+def _size(stored: BlocksStored) -> int:
+    return len(stored.hashes) + len(stored.adapter) // 8 + 1
