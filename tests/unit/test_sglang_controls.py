@@ -16,10 +16,25 @@ from millstream_server.engines.sglang.control.memory_use import measure
 from millstream_server.engines.sglang.control.pause import SglangPause
 from millstream_server.engines.sglang.lora_settings import LoraSettings
 from millstream_server.engines.sglang.requests.gate import Gate, Hold
+from millstream_server.engines.sglang.requests.runs import Run
+from millstream_server.engines.sglang.requests.translate import cancelled
 from millstream_server.engines.sglang.settings import SglangSettings
-from millstream_server.runtime.errors import UnsupportedFeatureError
+from millstream_server.generation.output import CollectingSink
+from millstream_server.generation.request import GenerationRequest, Prompt
+from millstream_server.generation.sampling import Sampling
+from millstream_server.runtime.errors import UnsupportedFeatureError, WorkerPausedError
 from millstream_server.runtime.settings import EngineArguments, SettingsError
 from millstream_server.runtime.settings.arguments import ReadArgument
+
+
+async def test_requests_that_a_pause_ends_may_be_sent_again_after_a_moment() -> None:
+    sink = CollectingSink()
+    run = Run(GenerationRequest(prompt=Prompt((1,)), sampling=Sampling(max_new_tokens=1)), sink, {})
+    run.paused_out = True
+    run.end(cancelled(run.request))
+    with pytest.raises(WorkerPausedError) as caught:
+        await sink.result()
+    assert caught.value.retry_delay_s == 1.0
 
 
 async def test_the_gate_opens_when_nothing_holds_it() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from millstream.v1 import worker_pb2
@@ -20,6 +21,7 @@ from tests.support.controlled_worker import (
     pb,
 )
 from tests.support.failures import failure, refusal
+from tests.support.logged import events
 from tests.support.long_streams import NOT_SERVING, SERVING
 from tests.support.waiting import until
 
@@ -92,7 +94,9 @@ async def test_after_its_timeout_a_drained_worker_stays_out_of_service(tmp_path:
         await again.ended()
 
 
-async def test_without_its_caller_a_drain_is_undone(tmp_path: Path) -> None:
+async def test_without_its_caller_a_drain_is_undone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with controlled_worker(tmp_path) as one:
         stream, slot = await one.request()
         first, second = one.drain(), one.drain()
@@ -112,6 +116,12 @@ async def test_without_its_caller_a_drain_is_undone(tmp_path: Path) -> None:
         assert (failed.code, failed.reason) == (PRECONDITION, "OPERATION_CONFLICT")
         assert "Undrain" in failed.message
         await stream.cancel(slot)
+    lines = [line for line in events(caplog, "operator action") if line["operation"] == "Drain"]
+    assert [(line["outcome"], line["caller_gone"]) for line in lines] == [
+        ("undone", True),
+        ("undone", True),
+        ("OPERATION_CONFLICT", False),
+    ]
 
 
 async def test_a_paused_worker_is_out_of_service_until_it_continues(tmp_path: Path) -> None:

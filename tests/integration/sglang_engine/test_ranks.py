@@ -94,9 +94,8 @@ class TestRanks:
     async def test_all_pairs_give_the_aggregated_answer(
         self, pair: Pair, expected: list[list[int]]
     ) -> None:
-        for ids, tokens in zip(PROMPTS[1:3], expected[1:3], strict=True):
-            for prefill_rank, decode_rank in itertools.product(range(_RANKS), repeat=2):
-                assert await pair.run(ids, prefill_rank, decode_rank) == tokens
+        for prefill_rank, decode_rank in itertools.product(range(_RANKS), repeat=2):
+            assert await pair.run(PROMPTS[2], prefill_rank, decode_rank) == expected[2]
 
     async def test_an_older_processor_names_no_rank(
         self, pair: Pair, expected: list[list[int]]

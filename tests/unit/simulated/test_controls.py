@@ -23,6 +23,7 @@ from millstream_server.kv_cache.events import CacheCleared
 from millstream_server.runtime.errors import (
     EngineBusyError,
     InternalError,
+    StorageError,
     UnsupportedFeatureError,
     WorkerPausedError,
 )
@@ -192,6 +193,15 @@ async def test_a_profile_has_the_steps_that_ran(tmp_path: Path, steps: int) -> N
     assert {(e["name"], e["ph"], e["tid"]) for e in recorded} == {("step", "X", 1)}
     assert recorded[0]["args"] == {"requests": 2}
     assert [e["ts"] for e in recorded] == sorted(e["ts"] for e in recorded)
+
+
+async def test_a_profile_that_can_not_be_written_is_over_then(tmp_path: Path) -> None:
+    async with running(CONFIG) as (engine, _):
+        profile = controls(engine).profile
+        await profile.start_profile(tmp_path / "gone", {ProfileActivity.CPU}, 0)
+        with pytest.raises(StorageError, match="No such file"):
+            await profile.stop_profile()
+        await profile.stop_profile()
 
 
 async def test_what_can_not_be_recorded_is_refused(tmp_path: Path) -> None:

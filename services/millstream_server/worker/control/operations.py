@@ -93,6 +93,11 @@ class Operation:
             self.failure = failure
             self._task.cancel()
 
+    def uncancel(self) -> None:
+        """Take an interruption back: its task ends with an error, but its caller is there."""
+        if self._task is not None:
+            self._task.uncancel()
+
     def cut(self, failure: ServingError) -> None:
         """End it with ``failure``, whatever it does."""
         self.interrupt(failure)
@@ -168,6 +173,7 @@ class Operations:
         except asyncio.CancelledError:
             if operation.failure is None:
                 raise
+            operation.uncancel()
             raise operation.failure from None
         finally:
             self._running.remove(operation)

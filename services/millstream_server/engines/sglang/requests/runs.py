@@ -33,6 +33,9 @@ from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
 
+_PAUSED_S = 1.0
+"""After this time a client may retry what a pause has ended."""
+
 
 @dataclass(slots=True, eq=False)
 class Run:
@@ -60,7 +63,9 @@ class Run:
         if isinstance(result, ServingError):
             self.sink.fail(result)
         elif self.paused_out and result.reason is FinishReason.CANCELLED:
-            self.sink.fail(WorkerPausedError("An operator paused this worker."))
+            self.sink.fail(
+                WorkerPausedError("An operator paused this worker.", retry_delay_s=_PAUSED_S)
+            )
         else:
             self.sink.finish(result)
 

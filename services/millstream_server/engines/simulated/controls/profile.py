@@ -56,8 +56,9 @@ class SimulatedProfile:
             StorageError: the file couldn't be written.
         """
         self._finish()
-        if self._writing is not None:
-            await asyncio.shield(self._writing)
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            await asyncio.shield(writing)
 
     def _record(self, dp_rank: int, began_s: float, took_s: float, requests: int) -> None:
         self._steps.append(
