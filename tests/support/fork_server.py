@@ -40,6 +40,10 @@ from typing import Any
 PRELOAD_VARIABLE = "MILLSTREAM_TEST_PRELOAD"
 """In a job's environment: further modules for it and the processes that SGLang starts for it."""
 
+NESTED_VARIABLE = "MILLSTREAM_TEST_NESTED"
+"""In a job's environment, with any value: the processes that SGLang starts will start others, as
+its controller of data-parallel ranks does; those are forked, too."""
+
 _JOB_BYTES = 1 << 18
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -244,6 +248,8 @@ def _prepare(data: dict[str, Any], prepare: Any = spawn.prepare) -> None:
     if (clip := os.environ.get("SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION")) is not None:
         policy: Any = importlib.import_module("sglang.srt.managers.schedule_policy")
         policy.CLIP_MAX_NEW_TOKENS = int(clip)
+    if os.environ.pop(NESTED_VARIABLE, ""):
+        _fork_instead_of_spawning()
     prepare(data)
 
 

@@ -16,6 +16,7 @@ from millstream_server.kv_cache.hashing import block_hashes
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.transfer.ticket import Ticket
 from tests.support.engine_process import EngineProcess
+from tests.support.fork_server import NESTED_VARIABLE
 from tests.support.ports import free_port
 from tests.support.sglang_requests import LONG, PROMPTS, answer, generation, prompt, result
 
@@ -63,9 +64,9 @@ async def pair(
             bootstrap_port=port,
             model_path=str(model),
             max_total_tokens=_POOL,
-            transfer_timeout_s=10.0,
+            transfer_timeout_s=60.0,
             extra={"dp_size": _RANKS},
-            env={"SGLANG_CPU_OMP_THREADS_BIND": "0|1"},
+            env={"SGLANG_CPU_OMP_THREADS_BIND": "0|1", NESTED_VARIABLE: "1"},
         )
         for role in (Role.PREFILL, Role.DECODE)
     ]

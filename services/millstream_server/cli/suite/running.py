@@ -68,7 +68,7 @@ def announced(plan: SuitePlan) -> Iterator[None]:
     whole = file.with_suffix(".new")
     content = {"pid": os.getpid(), "services": [asdict(service) for service in services]}
     whole.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    whole.replace(file)  # nobody reads half of it
+    whole.replace(file)  # so that no reader sees half of it
     try:
         yield
     finally:

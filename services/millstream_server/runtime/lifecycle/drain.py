@@ -8,8 +8,8 @@ The order on SIGTERM, the same for every service (`runtime.lifecycle.signals.unt
 4. open work may finish, for at most ``limit_s``;
 5. the server stops; RPCs still open end with UNAVAILABLE (`OpenCalls.cut`).
 
-Apart from that, an operator may stop new work for a while (`OpenWork.paused`): nobody with a long
-stream is notified, and open work and a shutdown go on as usual.
+Apart from that, an operator may stop new work for a while (`OpenWork.paused`): long streams aren't
+notified; open work and a shutdown go on as usual.
 """
 
 from __future__ import annotations

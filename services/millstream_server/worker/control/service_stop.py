@@ -1,9 +1,8 @@
 """Takes a worker out of service for a while, and back: health, refusals, open requests.
 
-The order is that of a shutdown (`runtime.lifecycle.drain`), but nobody with a long stream is told:
+The order is that of a shutdown (`runtime.lifecycle.drain`), but long streams aren't notified:
 health turns NOT_SERVING; requests are accepted for ``propagation_s``, until routers have noticed;
-then new ones are refused with `WorkerPausedError`; open ones end. A shutdown meanwhile goes its own
-way.
+then new ones are refused with `WorkerPausedError`; open ones end. A shutdown may begin meanwhile.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ class TestWeights:
                 UnsupportedFeatureError,
                 "must be 'gloo', not 'nccl'",
             ),
-            (replace(right, world_size=1), InvalidWeightsError, "don't fit behind"),
+            (replace(right, world_size=1), InvalidWeightsError, "world_size is 1"),
             (replace(right, master_address="x"), InvalidWeightsError, "isn't HOST:PORT"),
             (right, InvalidWeightsError, "Nobody listens at 127.0.0.1:1"),
         ]

@@ -1,7 +1,7 @@
 """Checks a LoRA adapter's files against the model that runs, without loading them.
 
 SGLang finds out too late: a tensor of another shape or of a module that it wasn't prepared for ends
-its scheduler with the adapter's first request, and what it doesn't know it leaves out in silence.
+its scheduler with the adapter's first request. It leaves out what it does not know, without an error.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks a checkpoint against the model that runs, without loading it.
 
 SGLang finds out too late: a file that is cut off or a tensor of another shape ends its scheduler,
-a tensor that is missing or has another name leaves the old one in place, in silence.
+a tensor that is missing or has another name leaves the old one in place, without an error.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _header(file: Path) -> Sequence[StoredTensor]:
         tensors = read_header(file)
     except BadSafetensorsError as error:
         raise InvalidWeightsError(f"{error}.") from error
-    # The library that SGLang uses wants no gap and nothing behind the last tensor.
+    # The library that SGLang uses refuses gaps, and bytes after the last tensor.
     at = tensors[0].offset if tensors else 0
     for tensor in tensors:
         if tensor.offset != at:

@@ -76,21 +76,22 @@ class ControlledEngine:
             task.exception()  # whoever called may be gone
 
     async def flush_when_idle(self) -> None:
-        """Wait until SGLang has let go of requests that ended; empty its prefix cache.
+        """Wait until SGLang has released requests that ended; empty its prefix cache.
 
         A flush is how to ask SGLang whether it is idle: it refuses while anything is left.
 
         Raises:
-            EngineBusyError: requests are running, or SGLang doesn't let go of them.
+            EngineBusyError: requests are running, or SGLang doesn't release them.
         """
         manager, message = self.manager, self.messages.FlushCacheReqInput
         limit_s = asyncio.get_running_loop().time() + _IDLE_LIMIT_S
         while True:
             there = self.runs.at_engine()
-            paused = self.runs.gate.holds(Hold.PAUSED)  # then it lets go of nothing
+            paused = self.runs.gate.holds(Hold.PAUSED)  # then it releases none
             if running := [run for run in there if paused or not run.over]:
                 raise EngineBusyError(
-                    f"The engine has {len(running)} requests; it must be idle for this."
+                    f"The engine has {len(running)} requests; it must be idle for this. Wait until "
+                    "they have ended, or take the worker out of service first."
                 )
             if not there:
                 results = await self.call(manager.flush_cache_communicator(message()))
@@ -100,6 +101,6 @@ class ControlledEngine:
                     return
             if asyncio.get_running_loop().time() > limit_s:
                 raise EngineBusyError(
-                    f"The engine hasn't let go of its requests within {_IDLE_LIMIT_S:g} s."
+                    f"The engine still holds requests {_IDLE_LIMIT_S:g} s after their end; retry."
                 )
             await asyncio.sleep(_IDLE_POLL_S)

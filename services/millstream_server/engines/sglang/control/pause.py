@@ -42,7 +42,7 @@ class SglangPause:
         await engine.call(engine.manager.pause_generation(message))
 
     async def _end_all(self) -> None:
-        """End all requests, and wait until SGLang has let go of them."""
+        """End all requests, and wait until SGLang has released them."""
         runs = self._engine.runs
         runs.pause_out()
         if tasks := list(runs.tasks()):

@@ -192,8 +192,8 @@ async def check_broadcast(
     ranks = int(engine.argument("tp_size") or 1)
     if not 1 <= source.rank_offset <= source.world_size - ranks:
         raise InvalidWeightsError(
-            f"The engine's {ranks} processes from rank {source.rank_offset} on don't fit behind "
-            f"rank 0 into a group of {source.world_size}."
+            f"rank_offset is {source.rank_offset} and world_size is {source.world_size}: the "
+            f"engine has {ranks} processes, so rank_offset must be from 1 to world_size - {ranks}."
         )
     if not source.group_name:
         raise InvalidWeightsError("The group needs a name.")
