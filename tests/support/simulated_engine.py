@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from millstream_server.control.weights import NamedTensor
 from millstream_server.engines.simulated.config import SimulatedConfig
@@ -76,3 +79,16 @@ def controls(engine: SimulatedEngine) -> Any:
 
 TENSOR = NamedTensor("simulated.weight", TensorSpec(ElementType.FLOAT32, (1,)))
 """The simulated model's only one."""
+
+
+def without_sleeping(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Let `asyncio.sleep` return at once; return the list that gets the seconds asked for."""
+    slept: list[float] = []
+    sleep = asyncio.sleep
+
+    async def count(delay_s: float) -> None:
+        slept.append(delay_s)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", count)
+    return slept

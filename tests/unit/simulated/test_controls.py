@@ -36,6 +36,7 @@ from tests.support.simulated_engine import (
     running,
     stored,
     submitted,
+    without_sleeping,
 )
 from tests.support.waiting import until
 
@@ -127,15 +128,8 @@ async def test_paused_requests_go_on_where_they_were(mode: PauseMode) -> None:
 async def test_a_retracted_request_computes_its_output_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    slept: list[float] = []
-    sleep = asyncio.sleep
-
-    async def count(delay_s: float) -> None:
-        slept.append(delay_s)
-        await sleep(0)
-
     async with running(replace(CONFIG, prefill_s_per_token=1.0)) as (engine, followed):
-        monkeypatch.setattr(asyncio, "sleep", count)
+        slept = without_sleeping(monkeypatch)
         sink = submitted(engine, asked(range(10), 50))
         await until_started(sink)
         await controls(engine).pause.pause(PauseMode.RETRACT)

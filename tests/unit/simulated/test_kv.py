@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,14 @@ from millstream_server.generation.output import CollectingSink
 from millstream_server.kv_cache.events import BlocksRemoved
 from millstream_server.kv_cache.hashing import block_hashes
 from tests.support.media_requests import MODEL, fetched, item, request
-from tests.support.simulated_engine import CONFIG, asked, finished, running, stored
+from tests.support.simulated_engine import (
+    CONFIG,
+    asked,
+    finished,
+    running,
+    stored,
+    without_sleeping,
+)
 from tests.support.waiting import until
 
 
@@ -86,15 +92,8 @@ async def test_blocks_that_run_short_are_evicted_and_told() -> None:
 async def test_prefill_takes_time_for_what_is_not_cached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    slept: list[float] = []
-    sleep = asyncio.sleep
-
-    async def count(delay_s: float) -> None:
-        slept.append(delay_s)
-        await sleep(0)
-
     async with running(replace(CONFIG, prefill_s_per_token=1.0)) as (engine, _):
-        monkeypatch.setattr(asyncio, "sleep", count)
+        slept = without_sleeping(monkeypatch)
         await finished(engine, asked(range(10)))
         await finished(engine, asked(range(10)))
         monkeypatch.undo()

@@ -1,7 +1,8 @@
 """Checks a LoRA adapter's files against the model that runs, without loading them.
 
-SGLang finds out too late: a tensor of another shape or of a module that it wasn't prepared for ends
-its scheduler with the adapter's first request. It leaves out what it does not know, without an error.
+SGLang finds out too late: a tensor of another shape, or of a module that it wasn't prepared for,
+ends its scheduler with the adapter's first request. It leaves out what it doesn't know, without an
+error.
 """
 
 from __future__ import annotations
