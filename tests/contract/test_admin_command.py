@@ -267,7 +267,7 @@ async def test_all_servers_are_called_and_one_failure_counts(
     assert said.out == f"{one.address}: wasn't drained; nothing was changed\n"
     assert said.err.splitlines() == [
         f"{two.address}: error: FAILED_PRECONDITION (OPERATION_CONFLICT): UpdateWeights runs",
-        "  -> `millstream admin status` shows what runs; try again when it has ended",
+        "  -> `millstream admin status` shows what is set, and what runs",
     ]
 
 

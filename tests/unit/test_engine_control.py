@@ -49,12 +49,12 @@ async def test_without_a_setting_the_models_neighbours_are_allowed(tmp_path: Pat
     assert not await _allowed(settings, Path("/model-xyz"), Path("/etc"))
 
 
-async def test_directories_are_read_from_a_flag_and_allow_no_others(tmp_path: Path) -> None:
+async def test_directories_of_a_flag_allow_no_others_but_the_models_own(tmp_path: Path) -> None:
     flags = ["--weights-dirs", f"{tmp_path / 'a'},{tmp_path / 'b'}"]
     settings = load(ControlSettings, flags, {}, prog="p", description="")
-    for name, allowed in (("a", True), ("b", True), ("c", False)):
-        asked = tmp_path / name / "step-200"
-        assert await _allowed(settings, tmp_path / "c" / "model", asked) is allowed
+    asked = (("a/step-200", True), ("b/step-200", True), ("c/step-200", False), ("c/model", True))
+    for path, allowed in asked:
+        assert await _allowed(settings, tmp_path / "c" / "model", tmp_path / path) is allowed
 
 
 async def test_a_change_keeps_the_canary_away_for_a_limited_time() -> None:

@@ -13,6 +13,8 @@ from millstream_client import Answer, AnswerStream, ChoiceDelta, GenerationUsage
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 _KEPT_CONTROLS = "\n\t"
 _SHORTEST_SPAN_S = 0.005
+_NEVER_REPLACED = ("", "default")
+"""Versions of weights that no operator has replaced; "default" is SGLang's word."""
 
 
 @dataclass
@@ -36,7 +38,7 @@ class Stopwatch:
         return delta.text
 
     def stats(self, answer: Answer) -> str:
-        """Return the line after an answer: TTFT, tokens, tokens/s, the prompt, how it ended."""
+        """Return the line after an answer: TTFT, tokens, tokens/s, prompt, weights, its end."""
         parts = []
         if self.first_s is not None:
             parts.append(f"TTFT {self.first_s - self.sent_s:.3f} s")
@@ -49,6 +51,8 @@ class Stopwatch:
         )
         if answer.usage.media_tokens:
             parts.append(f"{answer.usage.media_tokens} for images and videos")
+        if answer.weight_version not in _NEVER_REPLACED:
+            parts.append(f"weights {answer.weight_version}")
         if ending := _ENDINGS.get(answer.finish_reason):
             parts.append(ending)
         return " · ".join(parts)

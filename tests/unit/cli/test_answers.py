@@ -62,6 +62,17 @@ def test_an_empty_answer_has_no_ttft() -> None:
     assert _stats(Stopwatch(), completion=0) == "0 tokens · 6 of 8 prompt tokens cached"
 
 
+@pytest.mark.parametrize(
+    ("version", "shown"),
+    [("step-200", " · weights step-200"), ("default", ""), ("", "")],
+)
+def test_replaced_weights_are_named(version: str, shown: str) -> None:
+    answer = Answer()
+    finished = processor_pb2.TurnFinished(weight_version=version)
+    answer.add(processor_pb2.ChatResponse(finished=finished))
+    assert Stopwatch().stats(answer) == f"0 tokens · 0 of 0 prompt tokens cached{shown}"
+
+
 def test_other_choices_are_left_out() -> None:
     watch = Stopwatch()
     choices = [processor_pb2.ChoiceDelta(index=i, text=str(i), token_count=1) for i in range(2)]

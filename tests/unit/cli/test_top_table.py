@@ -83,6 +83,14 @@ def test_what_does_not_fit_is_counted() -> None:
     assert not any("refused" in line for line in lines)
 
 
+def test_a_narrow_screen_shows_less_but_nothing_cut_off() -> None:
+    lines = _text(_states(), width=80)
+    assert " ".join(lines[0].split()) == "worker health run queue KV in use tokens/s progress"
+    assert " ".join(lines[1].split()) == "decode-1 serving 2 1 30 % - 0.2 s ago"
+    assert not any("…" in line or len(line) > 80 for line in lines)
+    assert "h:1" in _text(_states(), width=130)[1]
+
+
 def test_without_a_terminal_there_are_no_colours() -> None:
     assert not any("\x1b" in line for line in _text(_states()))
     assert any("███░░░░░░░  30 %" in line for line in _text(_states()))

@@ -13,7 +13,7 @@ from millstream_server.cli.connection import Destination, explain_tls
 
 _UNKNOWN_METHOD = "UNKNOWN_METHOD"
 _ADVICE: Mapping[str, str] = {
-    "OPERATION_CONFLICT": "`millstream admin status` shows what runs; try again when it has ended",
+    "OPERATION_CONFLICT": "`millstream admin status` shows what is set, and what runs",
     "ENGINE_BUSY": "give --drain, which waits until open requests have ended",
     "UNSUPPORTED_FEATURE": "`millstream admin status` lists what this engine can do",
     "ADAPTER_EXISTS": "to replace it, `unload-lora` it first",
@@ -25,7 +25,9 @@ _ADVICE: Mapping[str, str] = {
 }
 _OF_COMMANDS: Mapping[tuple[str, str], str] = {
     ("update-weights", "INVALID_WEIGHTS"): "the old weights serve on",
-    ("load-lora", "INVALID_WEIGHTS"): "no adapter was loaded; it has to be made for this model",
+    ("load-lora", "INVALID_WEIGHTS"): "no adapter was loaded",
+    ("load-lora", "UNSUPPORTED_FEATURE"): "SGLang takes adapters on a worker that was started with "
+    "--max-loras-per-batch",
     ("drain", "DEADLINE_EXCEEDED"): "the worker stays out of service: `drain` again waits on, "
     "`undrain` puts it back",
     ("release-memory", "DEADLINE_EXCEEDED"): "nothing was released, and the worker is back in "

@@ -24,7 +24,7 @@ def engine_state(response: engine_control_pb2.GetEngineStateResponse) -> Sequenc
         f"weights: {state.weight_version or 'version not named'}",
         f"requests: {state.open_requests} open",
         f"adapters: {', '.join(lora.name for lora in state.adapters) or 'none'}",
-        f"profile: {'is recorded' if state.profiling else 'none'}",
+        f"profile: {'until `stop-profile`' if state.profiling else 'none'}",
         f"can do: {', '.join(state.supported)}",
     ]
 

@@ -29,6 +29,8 @@ from millstream_server.runtime.settings import SettingsError
 
 _WRONG_USAGE = 2
 _SETTLE_TICK_S = 0.02
+_FIRST_TABLE_S = 1.0
+"""Longest wait before the first table of many; a worker that hangs must not hide the others."""
 _LINES_BESIDE = 6
 """Of the screen: headings, and a line for problems or for what doesn't fit."""
 
@@ -94,11 +96,7 @@ def _discovery(args: argparse.Namespace) -> tuple[Discovery, dict[str, Known]]:
 
 async def _once(workers: Workers, args: argparse.Namespace) -> int:
     """Wait for what workers tell, measure for an interval, and print."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(args.timeout_s):
-            while not workers.settled:
-                workers.states()
-                await asyncio.sleep(_SETTLE_TICK_S)
+    await _settle(workers, args.timeout_s)
     meter = Meter()
     states = workers.states()
     meter.rows(states, time.monotonic())
@@ -112,6 +110,15 @@ async def _once(workers: Workers, args: argparse.Namespace) -> int:
     return 0 if reached else 1
 
 
+async def _settle(workers: Workers, timeout_s: float) -> None:
+    """Wait until workers have told what they can tell soon, so that no empty table is printed."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            while not workers.settled:
+                workers.states()
+                await asyncio.sleep(_SETTLE_TICK_S)
+
+
 async def _forever(workers: Workers, args: argparse.Namespace) -> int:
     console = open_console()
     meter = Meter()
@@ -121,6 +128,7 @@ async def _forever(workers: Workers, args: argparse.Namespace) -> int:
             print_ = _live(stack, console)
         else:
             print_ = _printer(args, console)
+        await _settle(workers, _FIRST_TABLE_S)
         while True:
             rows = sort_rows(meter.rows(workers.states(), time.monotonic()), args.sort)
             print_(rows, model_rows(rows))
@@ -137,8 +145,17 @@ def _live(stack: contextlib.ExitStack, console: Console) -> Print:
         for row in rows:
             used += 1 + (len(row.ranks) if len(row.ranks) > 1 else 0) + bool(row.state.problem)
             fitting += used <= lines
-        drawn = draw(rows, models, now_s=time.monotonic(), signs=signs, max_rows=max(1, fitting))
-        live.update(drawn, refresh=True)
+        live.update(
+            draw(
+                rows,
+                models,
+                now_s=time.monotonic(),
+                signs=signs,
+                max_rows=max(1, fitting),
+                width=console.width,
+            ),
+            refresh=True,
+        )
 
     return print_
 
@@ -151,7 +168,8 @@ def _printer(args: argparse.Namespace, console: Console) -> Print:
         print(json.dumps(as_object(rows, models, now)), flush=True)
 
     def print_table(rows: list[Row], models: list[ModelRow]) -> None:
-        console.print(draw(rows, models, now_s=time.monotonic(), signs=signs))
+        width = console.width if console.is_terminal else None
+        console.print(draw(rows, models, now_s=time.monotonic(), signs=signs, width=width))
         if not args.once:
             console.print()
 

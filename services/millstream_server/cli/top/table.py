@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group
+from rich.console import Console, Group
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +18,13 @@ _BAR = 10
 _HIGH, _FULL = 0.8, 0.95
 """Shares of KV blocks from which on the bar is yellow, or red."""
 _NOTHING = "-"
+_RATES = ("run", "queue", "KV in use", "cached now", "in all", "tokens/s")
+_COLUMNS = ("worker", "role", "model", "health", *_RATES, "progress", "weights", "adapters")
+_LEFT = ("worker", "role", "model", "health", "KV in use", "weights")
+_LEAST_FIRST = ("adapters", "bars", "addresses", "weights", "role", "in all", "cached now")
+"""What is left out on a narrow screen; addresses of workers that have a name."""
+_RULER = Console(width=10_000)
+"""Measures tables; nothing is printed there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,88 +51,97 @@ def draw(
     now_s: float,
     signs: Signs,
     max_rows: int | None = None,
+    width: int | None = None,
 ) -> Group:
-    """Draw the workers, what is wrong with them, and the models; ``max_rows`` workers at most."""
+    """Draw the workers, what is wrong with them, and the models.
+
+    ``max_rows``: workers at most. ``width``: columns of the screen; what says least is left out
+    until the tables fit. None: any number.
+    """
     shown = rows[:max_rows]
-    parts: list[Table | Text] = [_workers(shown, signs)]
+    parts: list[Table | Text] = [_fit(width, lambda hidden: _workers(shown, signs, hidden))]
     if len(shown) < len(rows):
         parts.append(Text(f"and {len(rows) - len(shown)} more; --once prints all"))
     parts += [Text(line, style="red") for line in _problems(shown, now_s)]
     if models:
-        parts += [Text(""), _models(models, signs)]
+        parts += [Text(""), _fit(width, lambda hidden: _models(models, signs, hidden))]
     return Group(*parts)
 
 
-def _workers(rows: Sequence[Row], signs: Signs) -> Table:
-    # Columns without anything in them are left out, so that most tables fit into 100 columns.
-    several = len({row.model for row in rows if row.model}) > 1
-    adapters = any(row.adapters for row in rows)
-    table = _table()
-    table.add_column("worker", no_wrap=True)
-    table.add_column("role", no_wrap=True)
-    if several:
-        table.add_column("model", no_wrap=True)
-    table.add_column("health", no_wrap=True)
-    for title in ("run", "queue"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("KV in use", no_wrap=True)
-    for title in ("cached now", "in all", "tokens/s", "progress"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("weights", no_wrap=True)
-    if adapters:
-        table.add_column("adapters", overflow="fold")
-    for row in rows:
-        cells = _cells(row, signs)
-        cells[2:2] = [row.model or _NOTHING] if several else []
-        cells += [", ".join(row.adapters) or _NOTHING] if adapters else []
-        style = "dim" if row.mood is Mood.GONE or row.state.reach is Reach.LOST else ""
-        table.add_row(*cells, style=style)
-        for rank in row.ranks if len(row.ranks) > 1 else ():
-            cells = _rank_cells(rank, signs)
-            cells[2:2] = [""] if several else []
-            table.add_row(*cells)
+def _fit(width: int | None, make: Callable[[frozenset[str]], Table]) -> Table:
+    """Make a table; leave out so many parts that it fits into ``width`` columns."""
+    table = make(frozenset())
+    for count in range(1, len(_LEAST_FIRST) + 1):
+        if width is None or Measurement.get(_RULER, _RULER.options, table).maximum <= width:
+            break
+        table = make(frozenset(_LEAST_FIRST[:count]))
     return table
 
 
-def _cells(row: Row, signs: Signs) -> list[str | Text]:
-    load = row.load
-    rates = (row.now.counts if row.now else None, row.total)
-    return [
-        row.state.label,
-        row.role or _NOTHING,
-        Text(row.status, style=row.mood.value),
-        str(load.running_requests) if load else _NOTHING,
-        str(load.queued_requests) if load else _NOTHING,
-        _kv(load.used_blocks, load.total_blocks, signs) if load else _NOTHING,
-        *(percent(counts.hit_rate if counts else None) for counts in rates),
-        f"{row.now.tokens_per_s:,.0f}" if row.now else _NOTHING,
-        _progress(row.idle_s) if row.ranks else _NOTHING,
-        row.weight_version or _NOTHING,
-    ]
-
-
-def _rank_cells(rank: RankRow, signs: Signs) -> list[str | Text]:
-    queued = f"{rank.queued_tokens:,} tokens queued" if rank.queued_tokens else ""
-    return [
-        f"  rank {rank.rank}",
-        "",
-        queued,
-        str(rank.running),
-        str(rank.queued),
-        _kv(rank.used_blocks, rank.total_blocks, signs),
-        *("", "", ""),
-        _progress(rank.idle_s),
-    ]
-
-
-def _models(models: Sequence[ModelRow], signs: Signs) -> Table:
+def _workers(rows: Sequence[Row], signs: Signs, hidden: frozenset[str]) -> Table:
+    # Columns without anything in them are left out, so that most tables fit into 100 columns.
+    nothing = set()
+    if len({row.model for row in rows if row.model}) <= 1:
+        nothing.add("model")
+    if not any(row.adapters for row in rows):
+        nothing.add("adapters")
+    columns = [name for name in _COLUMNS if name not in hidden | nothing]
     table = _table()
-    table.add_column("model", no_wrap=True)
-    for title in ("serving", "run", "queue"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("KV in use", no_wrap=True)
-    for title in ("cached now", "in all", "tokens/s"):
-        table.add_column(title, justify="right", no_wrap=True)
+    for name in columns:
+        _add_column(table, name)
+    for row in rows:
+        cells = _cells(row, signs, hidden)
+        style = "dim" if row.mood is Mood.GONE or row.state.reach is Reach.LOST else ""
+        table.add_row(*(cells[name] for name in columns), style=style)
+        for rank in row.ranks if len(row.ranks) > 1 else ():
+            cells = _rank_cells(rank, signs, hidden)
+            table.add_row(*(cells.get(name, "") for name in columns))
+    return table
+
+
+def _add_column(table: Table, name: str) -> None:
+    if name == "adapters":
+        table.add_column(name, overflow="fold")
+    else:
+        table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
+
+
+def _cells(row: Row, signs: Signs, hidden: frozenset[str]) -> dict[str, str | Text]:
+    load, state = row.load, row.state
+    rates = (row.now.counts if row.now else None, row.total)
+    now, in_all = (percent(counts.hit_rate if counts else None) for counts in rates)
+    return {
+        "worker": state.name if state.name and "addresses" in hidden else state.label,
+        "role": row.role or _NOTHING,
+        "model": row.model or _NOTHING,
+        "health": Text(row.status, style=row.mood.value),
+        "run": str(load.running_requests) if load else _NOTHING,
+        "queue": str(load.queued_requests) if load else _NOTHING,
+        "KV in use": _kv(load.used_blocks, load.total_blocks, signs, hidden) if load else _NOTHING,
+        "cached now": now,
+        "in all": in_all,
+        "tokens/s": f"{row.now.tokens_per_s:,.0f}" if row.now else _NOTHING,
+        "progress": _progress(row.idle_s) if row.ranks else _NOTHING,
+        "weights": row.weight_version or _NOTHING,
+        "adapters": ", ".join(row.adapters) or _NOTHING,
+    }
+
+
+def _rank_cells(rank: RankRow, signs: Signs, hidden: frozenset[str]) -> dict[str, str | Text]:
+    return {
+        "worker": f"  rank {rank.rank}",
+        "health": f"{rank.queued_tokens:,} tokens queued" if rank.queued_tokens else "",
+        "run": str(rank.running),
+        "queue": str(rank.queued),
+        "KV in use": _kv(rank.used_blocks, rank.total_blocks, signs, hidden),
+        "progress": _progress(rank.idle_s),
+    }
+
+
+def _models(models: Sequence[ModelRow], signs: Signs, hidden: frozenset[str]) -> Table:
+    table = _table()
+    for name in ("model", "serving", *_RATES):
+        _add_column(table, name)
     for row in models:
         table.add_row(
             row.model,
@@ -134,7 +151,7 @@ def _models(models: Sequence[ModelRow], signs: Signs) -> Table:
             ),
             str(row.running),
             str(row.queued),
-            _kv(row.used_blocks, row.total_blocks, signs),
+            _kv(row.used_blocks, row.total_blocks, signs, hidden),
             percent(row.hits_now),
             percent(row.hits),
             f"{row.tokens_per_s:,.0f}" if row.tokens_per_s is not None else _NOTHING,
@@ -167,10 +184,12 @@ def percent(share: float | None) -> str:
     return _NOTHING if share is None else f"{share * 100:.0f} %"
 
 
-def _kv(used: int, total: int, signs: Signs) -> Text | str:
+def _kv(used: int, total: int, signs: Signs, hidden: frozenset[str]) -> Text | str:
     if not total:
         return _NOTHING
     share = used / total
+    if "bars" in hidden:
+        return percent(share)
     colour = "red" if share >= _FULL else "yellow" if share >= _HIGH else "green"
     return Text.assemble((bar(share, signs), colour), f" {percent(share):>5}")
 

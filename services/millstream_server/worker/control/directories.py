@@ -20,14 +20,17 @@ class AllowedDirectories:
 
     @classmethod
     def of_model(cls, directories: Iterable[Path], model_path: Path | None) -> AllowedDirectories:
-        """Allow ``directories``; without any, the model's and those beside it.
+        """Allow ``directories`` and the model's own; without any, also those beside the model's.
 
-        Where the model is in the root directory, as in a container, its own alone.
+        The model's own is always allowed, so that an operator can go back to its first weights.
+        Where it is in the root directory, as in a container, it is allowed alone.
         """
         given = tuple(directories)
-        if given or model_path is None:
+        if model_path is None:
             return cls(given)
         model = model_path.resolve()
+        if given:
+            return cls((*given, model))
         beside = model.parent
         return cls((model if beside == beside.parent else beside,))
 

@@ -17,7 +17,7 @@ class ControlSettings:
     weights_dirs: tuple[str, ...] = setting(
         (),
         help="directories, comma-separated, from which weights and LoRA adapters may be loaded "
-        "while the worker runs; empty: the one that has the model's",
+        "while the worker runs, beside the model's own; empty: those beside the model's",
     )
     max_weights_bytes: int = setting(
         4 << 30,
