@@ -89,6 +89,14 @@ async def test_ranks_that_the_worker_does_not_have_are_refused() -> None:
     assert "the ranks 4 to 5, not 6" in failed.message
 
 
+async def test_a_request_that_would_hold_much_memory_is_refused() -> None:
+    at = kv_events_pb2.KvEventsPosition(dp_rank=4, log_id="x" * (256 << 10), sequence=2**64 - 1)
+    async with telling_worker(KvEventLog()) as w:
+        failed = await refusal(watch(w, at))
+    assert (failed.code, failed.fields) == (grpc.StatusCode.INVALID_ARGUMENT, ("positions",))
+    assert "bytes; 262144 are allowed" in str(failed)
+
+
 async def test_each_rank_begins_with_a_snapshot_and_goes_on_with_events() -> None:
     log = KvEventLog()
     log.changed(4, [BlocksStored([1, 2]), BlocksStored([3], 2, Medium.HOST, "sql")])

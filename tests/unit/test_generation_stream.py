@@ -12,6 +12,7 @@ from millstream_server.generation.output import Finish, FinishReason
 from millstream_server.generation.request import Prompt
 from millstream_server.runtime.errors import (
     KvTransferError,
+    NoWorkerError,
     ServingError,
     UnavailableError,
     WorkerLostError,
@@ -74,6 +75,20 @@ async def test_a_slot_is_used_again_only_after_its_end() -> None:
         start(link, third)
         await until(lambda: len(worker.controls) == 3)
         assert [control.start.slot for control in worker.controls] == [0, 1, 0]
+
+
+async def test_an_adapter_that_a_worker_has_just_unloaded_may_be_on_another_one() -> None:
+    async with linked() as (worker, link):
+        sink = Sink()
+        start(link, sink)
+        error = errors_pb2.RequestError(
+            code=5, reason=errors_pb2.ERROR_REASON_ADAPTER_NOT_FOUND, message="m"
+        )
+        worker.send(errors=[generation_pb2.SlotError(slot=0, error=error)])
+        await until(lambda: bool(sink.ends))
+        (end,) = sink.ends
+        assert isinstance(end, NoWorkerError)
+        assert end.retry_delay_s == 0.1
 
 
 async def test_cancel_is_sent_while_the_request_is_open_and_never_for_its_successor() -> None:

@@ -29,7 +29,12 @@ from millstream_server.links.open_request import OpenRequest, pending_tokens, pl
 from millstream_server.links.outbox import BatchOutbox, Outbox, SingleOutbox
 from millstream_server.protobuf import generation as convert
 from millstream_server.protobuf.errors import error_from_proto
-from millstream_server.runtime.errors import ServingError, WorkerLostError
+from millstream_server.runtime.errors import (
+    AdapterNotFoundError,
+    NoWorkerError,
+    ServingError,
+    WorkerLostError,
+)
 from millstream_server.runtime.telemetry.client_rpcs import observe_call
 from millstream_server.runtime.telemetry.log import get_log
 
@@ -38,6 +43,8 @@ log = get_log(__name__)
 _GATHER_S = 0.001
 """Least time between two messages to a worker while several requests are in flight: a message costs
 each end some 50 us, whatever it holds."""
+_UNLOADED_S = 0.1
+"""After this the Processor knows which adapters a worker has unloaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +209,7 @@ class GenerationStream:
                 self._report(fault)
             self._metrics.ended(end.reason.name)
         for failure in frame.errors:
-            error = error_from_proto(failure.error)
+            error = _seen_from_here(error_from_proto(failure.error))
             self._fail(self._release(failure.slot), error)
 
     def _dispatch_with_logprobs(self, frame: generation_pb2.StepFrame) -> None:
@@ -243,3 +250,16 @@ class GenerationStream:
         if self._finishing:
             self._outbox.filled.set()
         return opened.sink
+
+
+def _seen_from_here(error: ServingError) -> ServingError:
+    """Return what a worker's refusal means here: requests go to workers that have their adapter.
+
+    Another one may still have it. If none has, the next attempt is refused for that.
+    """
+    if isinstance(error, AdapterNotFoundError):
+        return NoWorkerError(
+            "the worker for this request has just unloaded its LoRA adapter; retry",
+            retry_delay_s=_UNLOADED_S,
+        )
+    return error

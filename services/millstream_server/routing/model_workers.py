@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from millstream_server.control.adapters import LoraAdapter
@@ -121,14 +121,14 @@ class ModelWorkers:
 
 def workers_of(
     model: str,
-    views: Iterable[WorkerView],
+    views: Collection[WorkerView],
     policies: Mapping[Role, RoutingPolicy],
     *,
     handoff: bool | None,
 ) -> ModelWorkers:
     """Collect a model's workers; ``handoff`` is `HandoffDecider.constant`."""
     by_role, leaving = _sorted(model, views)
-    limits = _limits(by_role)
+    limits = _limits(by_role, _adapters(_known_engines(model, views)))
     decode_of = _pair(by_role)
     whole = _whole(by_role)
     hands_off = _way(by_role, handoff=handoff)
@@ -244,7 +244,9 @@ def encoder_of(view: WorkerView) -> EncoderInfo | None:
     return None
 
 
-def _limits(by_role: Mapping[Role, Sequence[WorkerView]]) -> GeneratorInfo | None:
+def _limits(
+    by_role: Mapping[Role, Sequence[WorkerView]], adapters: tuple[LoraAdapter, ...]
+) -> GeneratorInfo | None:
     """Combine a model's engines into the limits for requests."""
     engines = {
         role: [
@@ -269,20 +271,28 @@ def _limits(by_role: Mapping[Role, Sequence[WorkerView]]) -> GeneratorInfo | Non
         shortest,
         abilities=abilities,
         refused_fields=refused,
-        takes_adapters=any(engine.takes_adapters for engine in prompts + tokens),
-        adapters=_adapters(aggregated, engines[Role.PREFILL], engines[Role.DECODE]),
+        takes_adapters=bool(adapters) or any(e.takes_adapters for e in prompts + tokens),
+        adapters=adapters,
     )
 
 
-def _adapters(
-    aggregated: Sequence[GeneratorInfo],
-    prefill: Sequence[GeneratorInfo],
-    decode: Sequence[GeneratorInfo],
-) -> tuple[LoraAdapter, ...]:
+def _known_engines(
+    model: str, views: Iterable[WorkerView]
+) -> Mapping[Role, Sequence[GeneratorInfo]]:
+    """Return a model's engines by role, also those of workers that accept no requests now."""
+    found: dict[Role, list[GeneratorInfo]] = {role: [] for role in Role}
+    for view in views:
+        last = view.description or view.last_description
+        if last and last.model == model and isinstance(last.engine, GeneratorInfo):
+            found[last.role].append(last.engine)
+    return found
+
+
+def _adapters(engines: Mapping[Role, Sequence[GeneratorInfo]]) -> tuple[LoraAdapter, ...]:
     """Return the adapters that requests may name: one worker has it, or one of both roles."""
     whole, prompts, tokens = (
-        {adapter.name: adapter for engine in engines for adapter in engine.adapters}
-        for engines in (aggregated, prefill, decode)
+        {adapter.name: adapter for role in roles for e in engines[role] for adapter in e.adapters}
+        for roles in ((Role.AGGREGATED, Role.DIFFUSION), (Role.PREFILL,), (Role.DECODE,))
     )
     found = whole | {name: prompts[name] for name in prompts.keys() & tokens.keys()}
     return tuple(found[name] for name in sorted(found))

@@ -18,7 +18,7 @@ from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.task_workers import TaskWorkers, known, task_workers_of
 from millstream_server.routing.tasks import Task, tasks_of
 from millstream_server.routing.workers import Candidate, WorkerView
-from millstream_server.runtime.errors import WorkerLostError
+from millstream_server.runtime.errors import NoWorkerError, WorkerLostError
 
 
 class Router:
@@ -240,6 +240,12 @@ class Router:
                 check_adapter(adapter, workers.limits)
             views = [view for view in self._views if adapter in _adapters_of(view)]
             able = self._collect(model, views)
+            if not (able.ready or able.versions_differ):
+                raise NoWorkerError(
+                    f"the workers that have the LoRA adapter {adapter} accept no requests now; "
+                    "retry in a moment",
+                    retry_delay_s=1.0,
+                )
             able.require()
             self._adapters[model, adapter] = able
         return able

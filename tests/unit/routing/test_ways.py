@@ -82,6 +82,22 @@ def test_requests_with_an_adapter_go_only_where_it_is_loaded() -> None:
         _router(view("a:1")).plan(RoutingRequest(model="m", adapter="x"))
 
 
+@pytest.mark.parametrize("role", [Role.AGGREGATED, Role.PREFILL])
+def test_an_adapter_is_not_unknown_while_its_workers_are_out_of_service(role: Role) -> None:
+    having = _adapted("b:1", "x", role=role)
+    others = [_adapted("a:1", role=role)]
+    if role is Role.PREFILL:
+        others.append(_adapted("d:1", "x", role=Role.DECODE))
+    router = _router(*others, having)
+    having.description = None
+    router.changed()
+    with pytest.raises(NoWorkerError, match="have the LoRA adapter x accept no requests now"):
+        router.plan(RoutingRequest(model="m", adapter="x"))
+    router.remove(having)
+    with pytest.raises(AdapterNotFoundError):
+        router.plan(RoutingRequest(model="m", adapter="x"))
+
+
 def test_both_workers_of_a_hand_off_have_the_adapter() -> None:
     workers = [
         *(_adapted("p:1", role=Role.PREFILL), _adapted("q:1", "x", "y", role=Role.PREFILL)),

@@ -15,6 +15,9 @@ from millstream_server.runtime.errors import (
 from millstream_server.worker.kv_events.log import KvEventLog
 from millstream_server.worker.kv_events.reader import LogReader
 
+_MAX_REQUEST_BYTES = 256 << 10
+"""The request is held as long as the stream; the positions of 4,096 ranks take 160 KiB."""
+
 
 async def watch_kv_events(
     log: KvEventLog | None,
@@ -28,11 +31,15 @@ async def watch_kv_events(
 
     Raises:
         UnsupportedFeatureError: there are no KV events.
-        InvalidRequestError: a rank is not this worker's.
+        InvalidRequestError: a rank is not this worker's, or the request is too large.
     """
     if log is None or not info.block_hashing:
         raise UnsupportedFeatureError(
             "this worker has no KV events: its WorkerInfo.block_hashing is not set"
+        )
+    if (nbytes := request.ByteSize()) > _MAX_REQUEST_BYTES:
+        raise InvalidRequestError.of(
+            "positions", f"the request has {nbytes} bytes; {_MAX_REQUEST_BYTES} are allowed"
         )
     ranks = [log.rank(dp_rank) for dp_rank in _ranks(info, request)]
     positions = {message.dp_rank: kv_position_from_proto(message) for message in request.positions}
