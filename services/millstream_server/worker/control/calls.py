@@ -1,4 +1,8 @@
-"""What each RPC of EngineControlService does: request, operation, response."""
+"""What each RPC of EngineControlService does: request, operation, response.
+
+The servicer runs each in a task that the audit logs: also a request that can't be converted leaves
+a line there.
+"""
 
 from __future__ import annotations
 
