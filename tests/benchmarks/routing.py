@@ -25,7 +25,7 @@ from millstream_server.kv_cache.events import BlocksStored
 from millstream_server.kv_cache.hashing import block_hashes
 from millstream_server.routing.policies import make_policy
 from millstream_server.routing.policy import PolicyName
-from millstream_server.routing.prefix.model import Prefixes
+from millstream_server.routing.prefix.prefixes import Prefixes
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from tests.support.routing_simulation import ORACLE, simulate
@@ -116,7 +116,7 @@ def decision(workers: int, count: int) -> Decision:
         hashing.append(time.perf_counter() - begun)
         requests.append(RoutingRequest(model="m", token_ids=tokens))
     with mock.patch(
-        "millstream_server.routing.prefix.model.block_hashes",
+        "millstream_server.routing.prefix.prefixes.block_hashes",
         lambda tokens, *_: hashes[id(tokens)],
     ):
         wall = _times(router, requests[: count // 2], time.perf_counter)

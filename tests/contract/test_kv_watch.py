@@ -25,7 +25,7 @@ from millstream_server.routing.discovery.static import StaticDiscovery
 from millstream_server.routing.plan import PlannedLeg
 from millstream_server.routing.policies import make_policy
 from millstream_server.routing.policy import PolicyName
-from millstream_server.routing.prefix.model import Prefixes
+from millstream_server.routing.prefix.prefixes import Prefixes
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import WorkerView

@@ -26,7 +26,7 @@ from millstream_server.routing.policy import (
     RoutingPolicy,
     score_by_load,
 )
-from millstream_server.routing.prefix.model import Prefixes
+from millstream_server.routing.prefix.prefixes import Prefixes
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import Candidate, WorkerView

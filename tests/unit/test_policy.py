@@ -21,7 +21,7 @@ from millstream_server.routing.policy import (
     score_by_load,
     weighted,
 )
-from millstream_server.routing.prefix.model import Prefixes
+from millstream_server.routing.prefix.prefixes import Prefixes
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.workers import Candidate, WorkerView
 from tests.support.views import load

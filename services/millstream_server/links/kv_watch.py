@@ -11,7 +11,7 @@ from millstream.v1 import kv_events_pb2, worker_pb2_grpc
 from millstream_server.engines.base import WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.protobuf.kv_events import kv_message_from_proto, kv_position_to_proto
-from millstream_server.routing.prefix.model import Membership, Prefixes
+from millstream_server.routing.prefix.prefixes import Membership, Prefixes
 from millstream_server.routing.prefix.replica import RankReplica
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.telemetry.client_rpcs import observe_call

@@ -21,7 +21,7 @@ from millstream_server.links.kv_watch import KvWatch
 from millstream_server.links.silence import SilenceAlarm
 from millstream_server.links.status import WorkerCondition, WorkerStatus
 from millstream_server.protobuf.worker import description_from_proto, load_from_proto
-from millstream_server.routing.prefix.model import Prefixes
+from millstream_server.routing.prefix.prefixes import Prefixes
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import WorkerLostError
 from millstream_server.runtime.rpc.channel import channel_options, open_channel

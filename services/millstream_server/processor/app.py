@@ -41,7 +41,7 @@ from millstream_server.routing.discovery.choice import make_discovery
 from millstream_server.routing.handoff import HandoffMode, make_decider
 from millstream_server.routing.policies import make_policy
 from millstream_server.routing.policy import PolicyName
-from millstream_server.routing.prefix.model import Prefixes
+from millstream_server.routing.prefix.prefixes import Prefixes
 from millstream_server.routing.router import Router
 from millstream_server.runtime.lifecycle.conditions import NO_WORKERS
 from millstream_server.runtime.lifecycle.service import Service, ServicePlan, peers_policy

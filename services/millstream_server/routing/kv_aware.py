@@ -18,7 +18,7 @@ from millstream_server.engines.base import Role
 from millstream_server.routing.candidates import members_of
 from millstream_server.routing.load_levels import LoadLevels
 from millstream_server.routing.policy import BestInRotation, Policy, score_by_load
-from millstream_server.routing.prefix.model import CachedBy, Prefixes
+from millstream_server.routing.prefix.prefixes import CachedBy, Prefixes
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.workers import Candidate
 

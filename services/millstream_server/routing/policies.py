@@ -12,7 +12,7 @@ from millstream_server.routing.policy import (
     score_by_load,
     score_by_session,
 )
-from millstream_server.routing.prefix.model import Prefixes
+from millstream_server.routing.prefix.prefixes import Prefixes
 
 
 def make_policy(name: PolicyName, prefixes: Prefixes | None = None) -> RoutingPolicy:

@@ -13,7 +13,7 @@ from millstream_server.routing.handoff import AlwaysHandOff, HandoffDecider
 from millstream_server.routing.model_workers import ModelWorkers, no_worker, workers_of
 from millstream_server.routing.plan import Plan, PlannedEncoding, PlannedLeg
 from millstream_server.routing.policy import RoutingPolicy
-from millstream_server.routing.prefix.model import Prefixes
+from millstream_server.routing.prefix.prefixes import Prefixes
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.task_workers import TaskWorkers, known, task_workers_of
 from millstream_server.routing.tasks import Task, tasks_of

@@ -11,7 +11,7 @@ from millstream_server.kv_cache.hashing import Namespace, block_hashes
 from millstream_server.routing.load_levels import FULL_TOKENS, REQUEST_TOKENS
 from millstream_server.routing.policies import make_policy
 from millstream_server.routing.policy import AFFINITY_SLACK, PolicyName
-from millstream_server.routing.prefix.model import Prefixes
+from millstream_server.routing.prefix.prefixes import Prefixes
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import Place, WorkerView

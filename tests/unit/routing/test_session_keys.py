@@ -8,7 +8,7 @@ import pytest
 
 from millstream_server.routing.policies import make_policy
 from millstream_server.routing.policy import AFFINITY_SLACK, PolicyName
-from millstream_server.routing.prefix.model import Prefixes
+from millstream_server.routing.prefix.prefixes import Prefixes
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.routing.session_ring import SessionRing

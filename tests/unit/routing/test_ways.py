@@ -14,7 +14,7 @@ from millstream_server.kv_cache.hashing import block_hashes
 from millstream_server.routing.handoff import HandoffDecider, HandoffMode, make_decider
 from millstream_server.routing.policies import make_policy
 from millstream_server.routing.policy import PolicyName
-from millstream_server.routing.prefix.model import Prefixes
+from millstream_server.routing.prefix.prefixes import Prefixes
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import WorkerView
