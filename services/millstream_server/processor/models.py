@@ -119,7 +119,7 @@ class Models:
         engine = self._router.limits(name)
         if engine is None or text is None:
             raise NoWorkerError(
-                "no worker for this model is connected; retry in a moment", retry_delay_s=1.0
+                "no worker of this model is in service; retry in a moment", retry_delay_s=1.0
             )
         return ServedModel(name, text, engine, self._modalities(name))
 

@@ -168,6 +168,7 @@ async def _not_ready(model: processor_pb2.ServedModel) -> str:
     lacks = lacking(model)
     raise CheckFailedError(
         f"not ready, it lacks {lacks} (connected: {connected(model)})",
-        "do they run, and are they ready? does --workers of the Processor name them, "
-        "and is --model-name theirs? the Processor's log has why a connection fails",
+        "do they run, and are they ready, not drained or paused by an operator? "
+        "does --workers of the Processor name them, and is --model-name theirs? "
+        "the Processor's log has why a connection fails",
     )

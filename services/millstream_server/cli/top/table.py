@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console, Group
-from rich.measure import Measurement
+from rich.cells import cell_len
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
@@ -18,13 +18,15 @@ _BAR = 10
 _HIGH, _FULL = 0.8, 0.95
 """Shares of KV blocks from which on the bar is yellow, or red."""
 _NOTHING = "-"
-_RATES = ("run", "queue", "KV in use", "cached now", "in all", "tokens/s")
-_COLUMNS = ("worker", "role", "model", "health", *_RATES, "progress", "weights", "adapters")
+_COLUMNS = (
+    *("worker", "role", "model", "health", "run", "queue", "KV in use", "cached now", "in all"),
+    *("tokens/s", "progress", "weights", "adapters"),
+)
 _LEFT = ("worker", "role", "model", "health", "KV in use", "weights")
 _LEAST_FIRST = ("adapters", "bars", "addresses", "weights", "role", "in all", "cached now")
 """What is left out on a narrow screen; addresses of workers that have a name."""
-_RULER = Console(width=10_000)
-"""Measures tables; nothing is printed there."""
+_GAP = 2
+"""Blanks between columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,51 +61,66 @@ def draw(
     until the tables fit. None: any number.
     """
     shown = rows[:max_rows]
-    parts: list[Table | Text] = [_fit(width, lambda hidden: _workers(shown, signs, hidden))]
+    parts: list[Table | Text] = [_table(width, lambda hidden: _workers(shown, signs, hidden))]
     if len(shown) < len(rows):
         parts.append(Text(f"and {len(rows) - len(shown)} more; --once prints all"))
     parts += [Text(line, style="red") for line in _problems(shown, now_s)]
     if models:
-        parts += [Text(""), _fit(width, lambda hidden: _models(models, signs, hidden))]
+        parts += [Text(""), _table(width, lambda hidden: _models(models, signs, hidden))]
     return Group(*parts)
 
 
-def _fit(width: int | None, make: Callable[[frozenset[str]], Table]) -> Table:
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of a table: cells by the names of their columns."""
+
+    cells: dict[str, str | Text]
+    style: str = ""
+
+
+def _table(width: int | None, make: Callable[[frozenset[str]], list[_Line]]) -> Table:
     """Make a table; leave out so many parts that it fits into ``width`` columns."""
-    table = make(frozenset())
-    for count in range(1, len(_LEAST_FIRST) + 1):
-        if width is None or Measurement.get(_RULER, _RULER.options, table).maximum <= width:
+    for count in range(len(_LEAST_FIRST) + 1):
+        lines = make(frozenset(_LEAST_FIRST[:count]))
+        # The first line has a cell in each column.
+        columns = list(lines[0].cells) if lines else list(_COLUMNS)
+        if width is None or sum(_width(name, lines) for name in columns) <= width:
             break
-        table = make(frozenset(_LEAST_FIRST[:count]))
+    table = Table(box=None, padding=(0, _GAP, 0, 0), header_style="bold")
+    for name in columns:
+        if name == "adapters":
+            table.add_column(name, overflow="fold")
+        else:
+            table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
+    for line in lines:
+        table.add_row(*(line.cells.get(name, "") for name in columns), style=line.style)
     return table
 
 
-def _workers(rows: Sequence[Row], signs: Signs, hidden: frozenset[str]) -> Table:
+def _width(name: str, lines: Sequence[_Line]) -> int:
+    # Rich's own measuring takes 100 times as long.
+    cells = (line.cells.get(name, "") for line in lines)
+    texts = (cell.plain if isinstance(cell, Text) else cell for cell in cells)
+    return max(cell_len(text) for text in (name, *texts)) + _GAP
+
+
+def _workers(rows: Sequence[Row], signs: Signs, hidden: frozenset[str]) -> list[_Line]:
     # Columns without anything in them are left out, so that most tables fit into 100 columns.
     nothing = set()
     if len({row.model for row in rows if row.model}) <= 1:
         nothing.add("model")
     if not any(row.adapters for row in rows):
         nothing.add("adapters")
-    columns = [name for name in _COLUMNS if name not in hidden | nothing]
-    table = _table()
-    for name in columns:
-        _add_column(table, name)
+    lines = []
     for row in rows:
         cells = _cells(row, signs, hidden)
         style = "dim" if row.mood is Mood.GONE or row.state.reach is Reach.LOST else ""
-        table.add_row(*(cells[name] for name in columns), style=style)
-        for rank in row.ranks if len(row.ranks) > 1 else ():
-            cells = _rank_cells(rank, signs, hidden)
-            table.add_row(*(cells.get(name, "") for name in columns))
-    return table
-
-
-def _add_column(table: Table, name: str) -> None:
-    if name == "adapters":
-        table.add_column(name, overflow="fold")
-    else:
-        table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True)
+        lines.append(
+            _Line({name: cells[name] for name in _COLUMNS if name not in hidden | nothing}, style)
+        )
+        if len(row.ranks) > 1:
+            lines += [_Line(_rank_cells(rank, signs, hidden)) for rank in row.ranks]
+    return lines
 
 
 def _cells(row: Row, signs: Signs, hidden: frozenset[str]) -> dict[str, str | Text]:
@@ -138,29 +155,27 @@ def _rank_cells(rank: RankRow, signs: Signs, hidden: frozenset[str]) -> dict[str
     }
 
 
-def _models(models: Sequence[ModelRow], signs: Signs, hidden: frozenset[str]) -> Table:
-    table = _table()
-    for name in ("model", "serving", *_RATES):
-        _add_column(table, name)
-    for row in models:
-        table.add_row(
-            row.model,
-            Text(
-                f"{row.serving} of {row.workers}",
-                style="" if row.serving == row.workers else Mood.PASSING.value,
-            ),
-            str(row.running),
-            str(row.queued),
-            _kv(row.used_blocks, row.total_blocks, signs, hidden),
-            percent(row.hits_now),
-            percent(row.hits),
-            f"{row.tokens_per_s:,.0f}" if row.tokens_per_s is not None else _NOTHING,
+def _models(models: Sequence[ModelRow], signs: Signs, hidden: frozenset[str]) -> list[_Line]:
+    return [
+        _Line(
+            {
+                "model": row.model,
+                "serving": Text(
+                    f"{row.serving} of {row.workers}",
+                    style="" if row.serving == row.workers else Mood.PASSING.value,
+                ),
+                "run": str(row.running),
+                "queue": str(row.queued),
+                "KV in use": _kv(row.used_blocks, row.total_blocks, signs, hidden),
+                "cached now": percent(row.hits_now),
+                "in all": percent(row.hits),
+                "tokens/s": (
+                    f"{row.tokens_per_s:,.0f}" if row.tokens_per_s is not None else _NOTHING
+                ),
+            }
         )
-    return table
-
-
-def _table() -> Table:
-    return Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+        for row in models
+    ]
 
 
 def _problems(rows: Sequence[Row], now_s: float) -> list[str]:

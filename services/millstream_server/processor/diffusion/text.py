@@ -43,7 +43,7 @@ from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
 
-_NO_WORKER = "no worker with a diffusion language model is connected; retry in a moment"
+_NO_WORKER = "no worker with a diffusion language model is in service; retry in a moment"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
