@@ -83,6 +83,8 @@ class KvWatch:
                 if replica and not replica.take(kv_message_from_proto(response)):
                     log.info("KV events are missing", worker=self._view.address)
                     return True
+                while membership.prefixes.index.work():  # a large cache takes half a second
+                    await asyncio.sleep(0)
                 membership.prefixes.count_blocks()
         except grpc.aio.AioRpcError as error:
             log.debug("KV events ended", worker=self._view.address, code=error.code().name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
@@ -21,7 +22,7 @@ from millstream_server.runtime.errors import (
     EngineBusyError,
     OperationConflictError,
 )
-from millstream_server.worker.control.core import EngineControl
+from millstream_server.worker.control.core import ControlCore
 from millstream_server.worker.control.receive import Piece, TensorsInCall
 from millstream_server.worker.control.weights import Update
 from tests.support.in_process import ALPHABET, InProcessWorker, worker
@@ -37,7 +38,7 @@ class Operators:
     """Several callers of one worker's operations."""
 
     def __init__(self, one: InProcessWorker, rng: random.Random) -> None:
-        self.control = EngineControl(one.host, one.server.conditions, 0.01)
+        self.control = ControlCore(one.host, one.server.conditions, 0.01)
         self.calls: list[asyncio.Task[Any]] = []
         self.drained = False
         """Whether a Drain ended, after which there was no Undrain."""
@@ -94,10 +95,8 @@ class Operators:
         return rng.choice(made)()
 
     async def _drain(self, timeout_s: float | None) -> None:
-        try:
+        with contextlib.suppress(DeadlinePassedError):  # it stays drained
             await self.control.drain.drain(self.control.report(), timeout_s)
-        except DeadlinePassedError:
-            pass  # it stays drained
         self.drained = True
 
     async def _undrain(self) -> None:

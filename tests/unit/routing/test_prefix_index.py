@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
-from millstream_server.kv_cache.events import BlocksRemoved, BlocksStored, CacheCleared, Medium
+import pytest
+
+from millstream_server.kv_cache.events import (
+    BlocksRemoved,
+    BlocksStored,
+    CacheCleared,
+    KvEvent,
+    Medium,
+)
+from millstream_server.routing.prefix import index as index_module
 from millstream_server.routing.prefix.expected import EXPECTED_S
 from millstream_server.routing.prefix.index import Overlap, PrefixIndex
 
@@ -94,3 +104,67 @@ def test_expected_blocks_are_bounded_too() -> None:
         index.expect(0, list(range(first, first + 5)), 0)
     assert index.overlaps([95, 96]) == [Overlap(2, 1)]
     assert index.overlaps([85, 86]) == []
+
+
+# ---- work in parts
+
+
+def test_a_large_cache_is_stored_and_cleared_in_parts() -> None:
+    index = PrefixIndex()
+    large, small = index.join(), index.join()
+    chains = [range(at, at + 4096) for at in range(0, 40_960, 4096)]
+    index.replace(large, [BlocksStored(chain) for chain in chains])
+    assert len(index.held(large)) == 8192
+    index.apply(small, [BlocksStored([7])])
+    while index.work():
+        pass
+    assert index.held(large) == set(range(40_960))
+    index.apply(large, [CacheCleared()])
+    assert index.blocks == 1
+    last = [40_959]
+    assert index.overlaps(last) == [Overlap(1, 1 << large)], "not all is removed yet"
+    index.leave(large)
+    assert index.join() == 2, "the number would be found with blocks of the member that left"
+    while index.work():
+        pass
+    assert index.overlaps(last) == []
+    assert index.overlaps([7]) == [Overlap(1, 1 << small)]
+    assert index.join() == large
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_in_the_end_parts_are_as_good_as_the_whole(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_module, "_BLOCKS_AT_ONCE", 3)
+    rng = random.Random(seed)
+    index = PrefixIndex()
+    truth: dict[int, set[int]] = {index.join(): set() for _ in range(3)}
+
+    def event(member: int) -> KvEvent:
+        hashes = rng.sample(range(30), rng.randrange(1, 12))
+        if rng.random() < 0.1:
+            truth[member] = set()
+            return CacheCleared()
+        if rng.random() < 0.5:
+            truth[member] |= set(hashes)
+            return BlocksStored(hashes)
+        truth[member] -= set(hashes)
+        return BlocksRemoved(hashes)
+
+    for _ in range(400):
+        member = rng.choice(list(truth))
+        if rng.random() < 0.05:
+            index.leave(member)
+            del truth[member]
+            truth[index.join()] = set()
+        else:
+            index.apply(member, [event(member) for _ in range(rng.randrange(4))])
+        if rng.random() < 0.2:
+            while index.work():
+                pass
+            for block in range(30):
+                found = sum(1 << m for m, held in truth.items() if block in held)
+                assert index.overlaps([block]) == ([Overlap(1, found)] if found else [])
+            assert all(index.held(m) == held for m, held in truth.items())
+            assert index.blocks == sum(map(len, truth.values()))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Sequence
 
 from millstream_server.kv_cache.events import Medium
 
@@ -43,6 +44,10 @@ class Holdings:
     def hashes(self) -> set[int]:
         """Return all blocks."""
         return self._young.keys() | self._old.keys()
+
+    def blocks(self) -> Iterator[int]:
+        """Iterate over all blocks; nothing may change meanwhile."""
+        return itertools.chain(self._young, self._old)
 
     def store(self, hashes: Sequence[int], parent: int | None, medium: Medium) -> None:
         """Add blocks, each the child of the one before; ``parent`` is that of the first."""
@@ -90,6 +95,7 @@ class Holdings:
         """Drop the blocks that are not young; return them. The young ones are then old."""
         dropped = self._old
         self._old, self._young = self._young, {}
-        for block in dropped:
-            self._media.pop(block, None)
+        if self._media:
+            for block in dropped:
+                self._media.pop(block, None)
         return dropped
