@@ -83,7 +83,8 @@ class KvWatch:
                 if replica and not replica.take(kv_message_from_proto(response)):
                     log.info("KV events are missing", worker=self._view.address)
                     return True
-                while membership.prefixes.index.work():  # a large cache takes half a second
+                # A large cache takes half a second; others run between two parts.
+                while membership.prefixes.index.work():  # noqa: ASYNC110
                     await asyncio.sleep(0)
                 membership.prefixes.count_blocks()
         except grpc.aio.AioRpcError as error:
