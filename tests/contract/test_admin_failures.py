@@ -13,6 +13,7 @@ from millstream_server.runtime.errors import (
     DeadlinePassedError,
     InvalidRequestError,
     ServingError,
+    UnsupportedFeatureError,
 )
 from tests.support.in_process import worker
 from tests.support.ports import free_port
@@ -40,6 +41,17 @@ from tests.support.secured_front import secured_front
             [
                 "error: ALREADY_EXISTS (ADAPTER_EXISTS): sql is loaded",
                 "-> to replace it, `unload-lora` it first",
+            ],
+        ),
+        (
+            "load-lora sql /a",
+            "LoadLora",
+            UnsupportedFeatureError("this engine can't load LoRA adapters"),
+            [
+                ("error: INVALID_ARGUMENT (UNSUPPORTED_FEATURE): this engine can't load LoRA "
+                "adapters"),
+                ("-> SGLang takes adapters on a worker that was started with "
+                "--max-loras-per-batch"),
             ],
         ),
         (

@@ -26,6 +26,7 @@ _ADVICE: Mapping[str, str] = {
 _OF_COMMANDS: Mapping[tuple[str, str], str] = {
     ("update-weights", "INVALID_WEIGHTS"): "the old weights serve on",
     ("load-lora", "INVALID_WEIGHTS"): "no adapter was loaded",
+    ("pause", "UNSUPPORTED_FEATURE"): "give another --mode",
     ("load-lora", "UNSUPPORTED_FEATURE"): "SGLang takes adapters on a worker that was started with "
     "--max-loras-per-batch",
     ("drain", "DEADLINE_EXCEEDED"): "the worker stays out of service: `drain` again waits on, "
