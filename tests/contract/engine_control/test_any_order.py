@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import replace
@@ -51,8 +52,8 @@ class Operators:
 
     def leave(self) -> None:
         """Have any caller leave."""
-        if self.calls:
-            self._rng.choice(self.calls).cancel()
+        if running := [call for call in self.calls if not call.done()]:
+            self._rng.choice(running).cancel()
 
     def check(self) -> None:
         """Check what must hold at any time."""
@@ -94,10 +95,8 @@ class Operators:
         return rng.choice(made)()
 
     async def _drain(self, timeout_s: float | None) -> None:
-        try:
+        with contextlib.suppress(DeadlinePassedError):  # it stays drained
             await self.control.drain.drain(self.control.report(), timeout_s)
-        except DeadlinePassedError:
-            pass  # it stays drained
         self.drained = True
 
     async def _undrain(self) -> None:
