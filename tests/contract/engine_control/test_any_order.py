@@ -22,7 +22,7 @@ from millstream_server.runtime.errors import (
     EngineBusyError,
     OperationConflictError,
 )
-from millstream_server.worker.control.core import EngineControl
+from millstream_server.worker.control.core import ControlCore
 from millstream_server.worker.control.receive import Piece, TensorsInCall
 from millstream_server.worker.control.weights import Update
 from tests.support.in_process import ALPHABET, InProcessWorker, worker
@@ -38,7 +38,7 @@ class Operators:
     """Several callers of one worker's operations."""
 
     def __init__(self, one: InProcessWorker, rng: random.Random) -> None:
-        self.control = EngineControl(one.host, one.server.conditions, 0.01)
+        self.control = ControlCore(one.host, one.server.conditions, 0.01)
         self.calls: list[asyncio.Task[Any]] = []
         self.drained = False
         """Whether a Drain ended, after which there was no Undrain."""
