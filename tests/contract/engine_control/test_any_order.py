@@ -52,8 +52,8 @@ class Operators:
 
     def leave(self) -> None:
         """Have any caller leave."""
-        if self.calls:
-            self._rng.choice(self.calls).cancel()
+        if running := [call for call in self.calls if not call.done()]:
+            self._rng.choice(running).cancel()
 
     def check(self) -> None:
         """Check what must hold at any time."""
