@@ -14,7 +14,16 @@ _DESCRIPTORS = ROOT / "generated" / "descriptors" / "millstream.binpb"
 _FILES = [
     f"millstream/v1/{name}.proto"
     for name in (
-        *("chat", "errors", "generation", "kv_transfer", "media", "processor", "sampling"),
+        *(
+            "chat",
+            "errors",
+            "generation",
+            "kv_events",
+            "kv_transfer",
+            "media",
+            "processor",
+            "sampling",
+        ),
         *("tensor", "usage", "worker"),
     )
 ]
@@ -30,5 +39,5 @@ class TestRuby(ExampleChecks):
     @classmethod
     def command(cls) -> list[str]:
         need("ruby", "grpc_tools_ruby_protoc")
-        stubs = built("ruby", [_DESCRIPTORS], _build)
+        stubs = built("ruby", [_DESCRIPTORS, Path(__file__)], _build)
         return ["ruby", "-I", str(stubs), str(_EXAMPLE)]

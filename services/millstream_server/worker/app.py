@@ -23,6 +23,9 @@ from millstream_server.worker.service import LONG_STREAMS, SERVICE
 
 log = get_log(__name__)
 
+_FAILURE_TOLD_S = 0.5
+"""Longest wait until those that watch the start know that it has failed."""
+
 
 async def run(settings: HostSettings, plan: WorkerPlan[InfoT]) -> int:
     """Run a worker; return the process's exit code.
@@ -70,11 +73,13 @@ class _Process(Generic[InfoT]):
 
     async def run(self) -> int:
         """Serve until a signal comes or the engine fails."""
+        grace_s = 0.0
         try:
             await self._service.listen()
             return await self._serve()
         except ServingError as error:
             log.error("start failed", reason=error.message, error=error)
+            grace_s = _FAILURE_TOLD_S
             return FAILED
         finally:
             if self._control is not None:
@@ -82,7 +87,7 @@ class _Process(Generic[InfoT]):
             try:
                 await self._plan.engine.close()
             finally:
-                await self._service.close()
+                await self._service.close(grace_s)
 
     async def _serve(self) -> int:
         settings, plan = self._settings, self._plan

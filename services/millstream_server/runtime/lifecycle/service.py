@@ -141,10 +141,11 @@ class Service:
         log.info("listening", on="service", port=port)
         return port
 
-    async def close(self) -> None:
+    async def close(self, grace_s: float = 0.0) -> None:
         """Close what `listen` opened and send the last spans; may be called in any state.
 
-        If one part fails to close, the others are still closed.
+        Open RPCs are cut after ``grace_s``. If one part fails to close, the others are still
+        closed.
         """
         async with contextlib.AsyncExitStack() as parts:  # the last pushed is the first closed
             if self.tracing is not None:
@@ -155,7 +156,7 @@ class Service:
                 parts.push_async_callback(self._admin.stop)
             if self._probes is not None:
                 parts.push_async_callback(self._probes.stop, None)
-            parts.push_async_callback(self.server.stop, 0)
+            parts.push_async_callback(self.server.stop, grace_s)
 
     def _make_admin(self, plan: ServicePlan) -> AdminServer:
         tls = _admin_tls(self._settings)
