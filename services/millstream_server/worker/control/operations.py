@@ -181,7 +181,8 @@ class Operations:
     def interrupt(self, name: str, failure: ServingError) -> None:
         """Interrupt the operations of that name."""
         for operation in [o for o in self._running if o.name == name]:
-            operation.interrupt(failure)
+            # Each its own: one exception can't be raised through two RPCs at the same time.
+            operation.interrupt(type(failure)(failure.message))
 
     def leave(self) -> None:
         """Interrupt what can be, and let none begin: the worker is shutting down."""
