@@ -6,6 +6,7 @@ import ctypes
 import sys
 
 import pytest
+import transformers  # noqa: F401 - else `TextModel.load` would start a process each time
 
 from millstream_server.processor.text.tokenizer import TextModel
 from tests.support import forked

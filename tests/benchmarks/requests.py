@@ -3,6 +3,7 @@
     python -m tests.benchmarks.requests                     # a table, about two minutes
     python -m tests.benchmarks.requests --cases chats --topologies aggregated --json
     python -m tests.benchmarks.requests --against ../before --rounds 5    # ratios, in pairs
+    python -m tests.benchmarks.requests --transport both --rounds 5       # h2 over grpc
 
 The services have simulated engines and the settings of `millstream up`: metrics, admin port, a log
 line for each request. Both topologies: a Processor with one aggregated worker, or with a prefill
@@ -23,6 +24,7 @@ measured by the client from its call to the first token.
 
 With --against, a round measures each case here and there, in an order that turns with every round.
 A ratio is here over there, within one round: below 1 is cheaper here (chats per second: slower).
+With --transport both, here is the Processor's own transport, there grpc.aio.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from tests.support.chat_load import ChatLoad, Loaded
 from tests.support.checkouts import environment_of, spread
 from tests.support.models import VOCAB_SIZE, make_random_model
 from tests.support.ports import free_port
-from tests.support.processes import cpu_s
+from tests.support.processes import cpu_s, rss_mb
 from tests.support.suite import ServiceProcess, running
 from tests.support.verdict import folder_for, parser_of, progress
 
@@ -86,6 +88,8 @@ class Suite:
         spent["client"] = loaded.client_s
         figures = {f"{name}_ms_per_chat": s / loaded.chats * 1e3 for name, s in spent.items()}
         figures["chats_per_s"] = loaded.chats / loaded.took_s
+        if "processor" in self.services:
+            figures["processor_mb"] = rss_mb(self.services["processor"].pid)
         figures["busy_cores"] = sum(spent.values()) / loaded.took_s
         return figures | _times(loaded)
 
@@ -165,6 +169,14 @@ _CASES = {
 # ---- runs ----------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One of two that are compared: whose services, and how the Processor serves its clients."""
+
+    checkout: Path | None = None
+    transport: str | None = None
+
+
 @dataclass
 class Run:
     """Every case on both topologies, here and, when asked for, in another checkout."""
@@ -177,9 +189,7 @@ class Run:
     def measure(self) -> None:
         """Measure all rounds."""
         model = make_random_model(self.folder / "tiny")
-        sides: dict[str, Path | None] = {"here": None}
-        if self.arguments.against:
-            sides["there"] = self.arguments.against
+        sides = self._sides()
         for turn in range(self.arguments.rounds):
             order = list(sides)[:: -1 if turn % 2 else 1]
             for topology, case in self._wanted():
@@ -191,18 +201,27 @@ class Run:
                     by_side.setdefault(side, []).append(figures)
                     progress(f"round {turn + 1}, {topology}, {case}, {side}: {_line(figures)}")
 
+    def _sides(self) -> dict[str, Side]:
+        chosen = self.arguments.transport
+        if chosen == "both":
+            return {"here": Side(transport="h2"), "there": Side(transport="grpc")}
+        sides = {"here": Side(transport=chosen)}
+        if self.arguments.against:
+            sides["there"] = Side(checkout=self.arguments.against)
+        return sides
+
     def _wanted(self) -> list[tuple[str, str]]:
         cases = [case for case in self.arguments.cases if case != _BARE]
         bare = [("-", _BARE)] if _BARE in self.arguments.cases else []
         return [*itertools.product(self.arguments.topologies, cases), *bare]
 
-    def _suite(self, model: Path, topology: str, case: str, checkout: Path | None) -> Suite:
+    def _suite(self, model: Path, topology: str, case: str, side: Side) -> Suite:
         if case == _BARE:
             bare = ServiceProcess(
                 "tests.support.bare_stream", {"metrics_listen": None}, self.folder / "bare.log"
             )
             return Suite({_BARE: bare})
-        start = _Starter(self.folder, model, _CASES[case].step_ms, environment_of(checkout))
+        start = _Starter(self.folder, model, _CASES[case].step_ms, side)
         if topology == _AGGREGATED:
             workers = {"decode": start.decode(_AGGREGATED)}
         else:
@@ -239,11 +258,15 @@ class _Starter:
     folder: Path
     model: Path
     step_ms: float
-    env: Mapping[str, str]
+    side: Side
 
     def processor(self, workers: Iterable[ServiceProcess]) -> ServiceProcess:
-        addresses = ",".join(worker.address for worker in workers)
-        flags = {"workers": addresses, "models": f"tiny={self.model}", "policy": "least_loaded"}
+        flags = {
+            "workers": ",".join(worker.address for worker in workers),
+            "models": f"tiny={self.model}",
+            "policy": "least_loaded",
+            "transport": self.side.transport,
+        }
         return self._service("processor", flags)
 
     def prefill(self) -> ServiceProcess:
@@ -269,7 +292,8 @@ class _Starter:
             "log_format": "text",
         }
         log = self.folder / f"{role}.log"
-        return ServiceProcess(f"millstream_server.{role}", {**loopback, **flags}, log, env=self.env)
+        env = environment_of(self.side.checkout)
+        return ServiceProcess(f"millstream_server.{role}", {**loopback, **flags}, log, env=env)
 
 
 # ---- output --------------------------------------------------------------------------------------
@@ -287,6 +311,7 @@ _COLUMNS = {
     "decode_ms_per_chat": "decode ms",
     "bare_ms_per_chat": "bare ms",
     "client_ms_per_chat": "client ms",
+    "processor_mb": "processor MB",
     "ttft_ms_p50": "TTFT p50",
     "ttft_ms_p99": "p99",
     "direct_ttft_ms_p50": "direct p50",
@@ -339,6 +364,11 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=5.0, help="about how long each takes (5)")
     parser.add_argument("--rounds", type=int, default=1, help="how often each is measured (1)")
+    parser.add_argument(
+        "--transport",
+        choices=("h2", "grpc", "both"),
+        help="of the Processor here; both: by turns, with ratios (its own default)",
+    )
     parser.add_argument("--against", type=Path, help="directory of another checkout to compare")
     arguments = parser.parse_args()
     with folder_for(arguments) as folder:

@@ -1,23 +1,26 @@
-"""What does an RPC cost the process that serves it, beside grpc.aio itself?
+"""What does an RPC cost the process that serves it, on grpc.aio and on our own transport?
 
     python -m tests.benchmarks.rpc_cost
     python -m tests.benchmarks.rpc_cost --rounds 20 --streams 3000
 
-A stream of one request and two responses, 64 at once, on a bare grpc.aio server and on ours with
-every layer that a Processor has (telemetry, API keys, load reports, limits). It is CPU time of the
-serving process, which does nothing else. The two servers take turns; the cheapest round of each
-counts, since other processes on the machine only ever add to it.
+A stream of one request and two responses, 64 at once, on a bare server of each transport and on
+ours with every layer that a Processor has (telemetry, API keys, load reports, limits). It is CPU
+time of the serving process, which does nothing else. The servers take turns; the cheapest round of
+each counts, since other processes on the machine only ever add to it. `message_us_1` and `_64` are
+a message's price on a bare server: 64 streams on so many connections, a message every 10 ms.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import functools
 import json
 import multiprocessing
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -28,15 +31,31 @@ from google.protobuf.wrappers_pb2 import StringValue
 from millstream.v1 import worker_pb2
 from millstream_server.runtime.rpc.limits import RpcLimits
 from millstream_server.runtime.rpc.server import Server, ServerOptions
+from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.security.api_keys import ApiKeys
 from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.telemetry.load_meter import LoadMeter
+from millstream_server.runtime.transport.options import TransportOptions
+from millstream_server.runtime.transport.server import H2Server
+from millstream_server.runtime.transport.settings import TransportName
 
 SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 """One that reflection can describe; its method is ours."""
-METHOD = f"/{SERVICE}/WatchLoad"
+METHOD, STEPS = f"/{SERVICE}/WatchLoad", f"/{SERVICE}/WatchKvEvents"
 KEY = "k" * 32
-AT_ONCE = 64
+AT_ONCE, STEPS_EACH = 64, 100
+
+
+_STEP_S = 0.01
+
+
+async def _steps(requests: AsyncIterator[Any], _call: Any) -> AsyncIterator[Any]:
+    """Send as many messages as asked for, one every step, all streams at the same time."""
+    loop = asyncio.get_running_loop()
+    async for request in requests:
+        for _ in range(int(request.value)):
+            await asyncio.sleep(_STEP_S - loop.time() % _STEP_S)
+            yield request
 
 
 async def _twice(requests: AsyncIterator[Any], _call: Any) -> AsyncIterator[Any]:
@@ -49,10 +68,14 @@ def _handlers() -> Any:
     method = grpc.stream_stream_rpc_method_handler(
         _twice, StringValue.FromString, StringValue.SerializeToString
     )
-    return grpc.method_handlers_generic_handler(SERVICE, {"WatchLoad": method})
+    steps = grpc.stream_stream_rpc_method_handler(
+        _steps, StringValue.FromString, StringValue.SerializeToString
+    )
+    methods = {"WatchLoad": method, "WatchKvEvents": steps}
+    return grpc.method_handlers_generic_handler(SERVICE, methods)
 
 
-async def _bare() -> tuple[Any, int]:
+async def _bare_grpc() -> tuple[Any, int]:
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((_handlers(),))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -60,23 +83,40 @@ async def _bare() -> tuple[Any, int]:
     return server, port
 
 
-async def _ours() -> tuple[Any, int]:
+async def _bare_h2() -> tuple[Any, int]:
+    server = H2Server(Rpcs(), TransportOptions(max_receive_bytes=1 << 20))
+    server.add_generic_rpc_handlers((_handlers(),))
+    port = server.bind("127.0.0.1:0")
+    await server.start()
+    return server, port
+
+
+async def _ours(transport: TransportName) -> tuple[Any, int]:
     options = ServerOptions(
+        transport=transport,
         max_receive_bytes=1 << 20,
         auth=AuthPolicy(keys=ApiKeys(inline=f"alice:{KEY}")),
         limits=RpcLimits(),
         load=LoadMeter(lambda: 0.5),
     )
     server = Server((SERVICE,), options)
-    server.grpc.add_generic_rpc_handlers((_handlers(),))
+    server.methods.add_generic_rpc_handlers((_handlers(),))
     return server, await server.listen("127.0.0.1:0")
+
+
+_SERVERS: dict[str, Callable[[], Awaitable[tuple[Any, int]]]] = {
+    "bare_grpc": _bare_grpc,
+    "bare_h2": _bare_h2,
+    "grpc": functools.partial(_ours, "grpc"),
+    "h2": functools.partial(_ours, "h2"),
+}
 
 
 def _serve(kind: str, pipe: Connection) -> None:
     """Serve, and report the CPU seconds used so far whenever asked."""
 
     async def main() -> None:
-        server, port = await (_bare() if kind == "bare" else _ours())
+        server, port = await _SERVERS[kind]()
         pipe.send(port)
         loop = asyncio.get_running_loop()
         done = asyncio.Event()
@@ -134,21 +174,51 @@ async def _load(port: int, streams: int) -> None:
         await asyncio.gather(*(client() for _ in range(AT_ONCE)))
 
 
+async def _steps_load(port: int, connections: int) -> None:
+    """Receive messages that come together on all streams, spread over so many connections."""
+    async with contextlib.AsyncExitStack() as stack:
+        methods: list[Any] = []
+        for _ in range(connections):
+            channel = grpc.aio.insecure_channel(
+                f"127.0.0.1:{port}", options=[("grpc.use_local_subchannel_pool", 1)]
+            )
+            make: Any = (await stack.enter_async_context(channel)).unary_stream
+            methods.append(make(STEPS))
+        data = StringValue(value=str(STEPS_EACH)).SerializeToString()
+
+        async def client(method: Any) -> None:
+            count = 0
+            async for _response in method(data):
+                count += 1
+            assert count == STEPS_EACH
+
+        await asyncio.gather(*(client(methods[i % connections]) for i in range(AT_ONCE)))
+
+
 def measure(rounds: int, streams: int) -> dict[str, float]:
-    """Return the CPU microseconds of an RPC in the cheapest round, by kind of server."""
-    servers = [Served("bare"), Served("ours")]
-    found: dict[str, list[float]] = {served.kind: [] for served in servers}
+    """Return the CPU microseconds of an RPC and of a message, in the cheapest round of each."""
+    servers = [Served(kind) for kind in _SERVERS]
+    messages = AT_ONCE * STEPS_EACH
+    found: dict[str, list[float]] = {}
     try:
         for number in range(rounds + 1):
             for served in servers:
-                before = served.cpu_s()
-                uvloop.run(_load(served.port, streams))
-                if number:  # the first warms up
-                    found[served.kind].append(1e6 * (served.cpu_s() - before) / streams)
+                loads = [(f"{served.kind}_us", _load(served.port, streams), streams)]
+                if served.kind.startswith("bare"):
+                    loads += [
+                        (f"{served.kind}_message_us_{n}", _steps_load(served.port, n), messages)
+                        for n in (1, AT_ONCE)
+                    ]
+                for name, load, count in loads:
+                    before = served.cpu_s()
+                    uvloop.run(load)
+                    if number:  # the first warms up
+                        spent_us = 1e6 * (served.cpu_s() - before) / count
+                        found.setdefault(name, []).append(spent_us)
     finally:
         for served in servers:
             served.stop()
-    return {kind: min(values) for kind, values in found.items()}
+    return {name: min(values) for name, values in found.items()}
 
 
 def main() -> int:
@@ -158,8 +228,9 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=1000, help="RPCs a round (1000)")
     arguments = parser.parse_args()
     cost = measure(arguments.rounds, arguments.streams)
-    cost["added"] = cost["ours"] - cost["bare"]
-    text = json.dumps({f"{kind}_us": round(value, 1) for kind, value in cost.items()})
+    for transport in ("grpc", "h2"):
+        cost[f"added_{transport}_us"] = cost[f"{transport}_us"] - cost[f"bare_{transport}_us"]
+    text = json.dumps({name: round(value, 1) for name, value in cost.items()})
     sys.stdout.write(text + "\n")
     return 0
 

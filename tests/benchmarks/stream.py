@@ -2,10 +2,12 @@
 
     python -m tests.benchmarks.stream           # a table
     python -m tests.benchmarks.stream --json    # one JSON object
+    python -m tests.benchmarks.stream --transport both --rounds 3 --steps-ms 10 --max-pace-s 0
 
 The engine is simulated: it costs about half a microsecond per token and is counted to the worker.
 CPU time is what the kernel charged to a process (user and system) between the first request and the
-last answer, divided by the tokens. How to read and repeat it: docs/benchmarks.md.
+last answer, divided by the tokens. With --max-pace-s 0 the Processor may not gather tokens: each is
+a message. How to read and repeat it: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -37,12 +39,23 @@ from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import ServingError
-from tests.benchmarks.token_cost import chat, sampling, services, spend, stubs_for, tokens_each
+from tests.benchmarks.token_cost import (
+    FEW_CONNECTIONS,
+    chat,
+    sampling,
+    services,
+    spend,
+    stubs_for,
+    tokens_each,
+)
+from tests.support.checkouts import spread
 from tests.support.models import make_random_model
 from tests.support.processes import cpu_s, rss_mb
 from tests.support.suite import ServiceProcess, running
 
 _TTFT_CALLS = 200
+_EACH = (10, 64)
+"""Step and streams of the row that by default is measured with a connection for each stream too."""
 
 
 @dataclass
@@ -51,6 +64,10 @@ class Row:
 
     streams: int
     step_ms: float
+    connections: int
+    """Of the clients, over which the streams are spread."""
+    transport: str
+    """Of the Processor; empty: its default."""
     worker_us_per_token: float
     processor_us_per_token: float
     hop_us_per_token: float
@@ -124,12 +141,23 @@ async def hop(worker: ServiceProcess, streams: int, tokens: int) -> float:
     return spent_s / sum(sink.tokens for sink in sinks) * 1e6
 
 
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What a row measures."""
+
+    streams: int
+    step_ms: float
+    connections: int
+    seconds: float
+
+
 async def measure(
-    worker: ServiceProcess, processor: ServiceProcess, streams: int, step_ms: float, seconds: float
+    worker: ServiceProcess, processor: ServiceProcess, load: Load, transport: str
 ) -> Row:
     """One row: warm up, latency, then throughput and cost."""
-    tokens = tokens_each(streams, step_ms, seconds)
-    async with stubs_for(processor, streams) as stubs:
+    streams = load.streams
+    tokens = tokens_each(streams, load.step_ms, load.seconds)
+    async with stubs_for(processor, streams, load.connections) as stubs:
         await asyncio.gather(*(chat(stubs[i % len(stubs)], 32) for i in range(streams)))
         async with grpc.aio.insecure_channel(worker.address) as channel:
             decode = decode_pb2_grpc.DecodeServiceStub(channel)
@@ -142,7 +170,9 @@ async def measure(
     ttft = sorted(alone or [answer.ttft_s for answer in answers])
     return Row(
         streams=streams,
-        step_ms=step_ms,
+        step_ms=load.step_ms,
+        connections=len(stubs),
+        transport=transport,
         worker_us_per_token=spent.worker_us_per_token,
         processor_us_per_token=spent.processor_us_per_token,
         hop_us_per_token=hop_us,
@@ -158,19 +188,71 @@ async def measure(
     )
 
 
-def run(streams: Sequence[int], steps_ms: Sequence[float], seconds: float) -> list[Row]:
-    """Measure every combination, each on freshly started processes."""
-    rows = []
+def loads_of(arguments: argparse.Namespace) -> list[Load]:
+    """List what is measured: by default one row has a connection for each stream."""
+    seconds, wanted = arguments.seconds, arguments.connections
+    pairs = [(step, n) for step in arguments.steps_ms for n in arguments.streams]
+    few = [
+        Load(streams=n, step_ms=step, connections=FEW_CONNECTIONS, seconds=seconds)
+        for step, n in pairs
+        if wanted != "each"
+    ]
+    each = [
+        Load(streams=n, step_ms=step, connections=n, seconds=seconds)
+        for step, n in pairs
+        if wanted == "each" or (wanted == "both" and (step, n) == _EACH)
+    ]
+    return few + each
+
+
+def run(arguments: argparse.Namespace) -> list[list[Row]]:
+    """Measure every load, each on freshly started processes; a list for each round."""
+    chosen = arguments.transport
+    transports = ["h2", "grpc"] if chosen == "both" else [chosen]
+    rounds: list[list[Row]] = []
     with tempfile.TemporaryDirectory() as folder:
         model = make_random_model(Path(folder, "tiny"))
-        for step_ms in steps_ms:
-            for count in streams:
-                log = Path(folder, "services.log")
-                worker, processor = services(model, log, step_ms)
-                with running(worker, processor):
-                    rows.append(uvloop.run(measure(worker, processor, count, step_ms, seconds)))
-                sys.stderr.write(f"{count} streams, step {step_ms} ms: done\n")
-    return rows
+        for turn in range(arguments.rounds):
+            rounds.append([])
+            for load in loads_of(arguments):
+                for transport in transports[:: -1 if turn % 2 else 1]:
+                    flags = {"max_pace_s": arguments.max_pace_s, "transport": transport or None}
+                    log = Path(folder, "services.log")
+                    pair = services(model, log, load.step_ms, processor_flags=flags)
+                    with running(*pair):
+                        rounds[-1].append(uvloop.run(measure(*pair, load, transport)))
+                    sys.stderr.write(f"{load} {transport}: done\n")
+    return rounds
+
+
+_COMPARED = (
+    "processor_us_per_token",
+    "worker_us_per_token",
+    "ttft_ms_p50",
+    "ttft_ms_p99",
+    "processor_rss_mb",
+)
+
+
+def ratios(rounds: Sequence[Sequence[Row]]) -> list[dict[str, Any]]:
+    """Divide h2's figures by grpc's, within a round; below 1: h2 is cheaper."""
+    found: dict[tuple[float, int, int], dict[str, list[float]]] = {}
+    for rows in rounds:
+        by_transport: dict[str, dict[tuple[float, int, int], Row]] = {"h2": {}, "grpc": {}}
+        for row in rows:
+            key = row.step_ms, row.streams, row.connections
+            by_transport.setdefault(row.transport, {})[key] = row
+        for key in by_transport["h2"].keys() & by_transport["grpc"].keys():
+            ours, theirs = (asdict(by_transport[name][key]) for name in ("h2", "grpc"))
+            for name in _COMPARED:
+                if theirs[name]:
+                    values = found.setdefault(key, {}).setdefault(name, [])
+                    values.append(ours[name] / theirs[name])
+    return [
+        {"step_ms": step_ms, "streams": streams, "connections": connections}
+        | {name: spread(values) for name, values in by_name.items()}
+        for (step_ms, streams, connections), by_name in sorted(found.items())
+    ]
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -178,6 +260,8 @@ def table(rows: Sequence[Row]) -> str:
     head = [
         ("streams", "streams", "{:d}"),
         ("step_ms", "step ms", "{:g}"),
+        ("connections", "connections", "{:d}"),
+        ("transport", "transport", "{}"),
         ("worker_us_per_token", "worker µs/tok", "{:.2f}"),
         ("processor_us_per_token", "processor µs/tok", "{:.2f}"),
         ("hop_us_per_token", "hop µs/tok", "{:.2f}"),
@@ -207,19 +291,52 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object, no table")
-    parser.add_argument("--streams", default="1,64,256", help="how many at once (1,64,256)")
-    parser.add_argument("--steps-ms", default="0,10", help="engine step times; 0: unbounded (0,10)")
-    parser.add_argument("--seconds", type=float, default=5.0, help="about how long a row takes (5)")
-    arguments = parser.parse_args()
-    rows = run(
-        [int(n) for n in arguments.streams.split(",")],
-        [float(s) for s in arguments.steps_ms.split(",")],
-        arguments.seconds,
+    parser.add_argument("--streams", type=_ints, default=[1, 64, 256], help="at once (1,64,256)")
+    parser.add_argument(
+        "--steps-ms", type=_floats, default=[0, 10], help="engine step times; 0: unbounded (0,10)"
     )
+    parser.add_argument("--seconds", type=float, default=5.0, help="about how long a row takes (5)")
+    parser.add_argument(
+        "--connections",
+        choices=("few", "each", "both"),
+        default="both",
+        help="of the clients: a few, one for each stream, or a few and one more row of 64 streams, "
+        "10 ms with one for each (both)",
+    )
+    parser.add_argument(
+        "--transport",
+        choices=("h2", "grpc", "both"),
+        default="",
+        help="of the Processor; both: by turns, with ratios (the Processor's default)",
+    )
+    parser.add_argument("--max-pace-s", type=float, help="of the Processor; 0: no gathering")
+    parser.add_argument("--rounds", type=int, default=1, help="how often all is measured (1)")
+    arguments = parser.parse_args()
+    rounds = run(arguments)
+    rows, compared = [row for rows in rounds for row in rows], ratios(rounds)
     if arguments.json:
-        print(json.dumps({"rows": [asdict(row) for row in rows]}))  # noqa: T201
+        report = {"rows": [asdict(row) for row in rows], "ratios": compared}
+        print(json.dumps(report))  # noqa: T201
     else:
-        print(table(rows))  # noqa: T201
+        print("\n".join([table(rows), *map(_line, compared)]))  # noqa: T201
+
+
+def _line(ratio: dict[str, Any]) -> str:
+    cells = [
+        f"{name} {of['median']:.2f} ({of['min']:.2f}-{of['max']:.2f})"
+        for name, of in ratio.items()
+        if isinstance(of, dict)
+    ]
+    what = "{streams} streams, {step_ms:g} ms, {connections} connections".format(**ratio)
+    return f"h2 / grpc, {what}: {', '.join(cells)}"
+
+
+def _ints(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def _floats(text: str) -> list[float]:
+    return [float(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

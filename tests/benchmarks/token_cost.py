@@ -19,7 +19,7 @@ from tests.support.suite import ServiceProcess
 
 VOCAB_SIZE = 1024
 """Of the model that make_random_model makes."""
-_CHANNELS = 4
+FEW_CONNECTIONS = 4
 _PROMPT = "What is Millstream?"
 
 
@@ -72,6 +72,8 @@ def services(
     step_ms: float,
     flags: Mapping[str, object] | None = None,
     env: Mapping[str, str] | None = None,
+    *,
+    processor_flags: Mapping[str, object] | None = None,
 ) -> tuple[ServiceProcess, ServiceProcess]:
     """Make a simulated worker and a Processor in front of it; ``flags`` and ``env`` are both's."""
     both = {"log_level": "warning", **(flags or {})}
@@ -89,7 +91,7 @@ def services(
     )
     processor = ServiceProcess(
         "millstream_server.processor",
-        {"models": f"tiny={model}", "workers": worker.address, **both},
+        {"models": f"tiny={model}", "workers": worker.address, **both, **(processor_flags or {})},
         log,
         env=env or {},
     )
@@ -97,11 +99,13 @@ def services(
 
 
 @contextlib.asynccontextmanager
-async def stubs_for(processor: ServiceProcess, streams: int) -> AsyncIterator[list[Any]]:
-    """Open a few channels, as a handful of clients would."""
+async def stubs_for(
+    processor: ServiceProcess, streams: int, connections: int = FEW_CONNECTIONS
+) -> AsyncIterator[list[Any]]:
+    """Open channels, by default a few, as a handful of clients would; each is a connection."""
     async with contextlib.AsyncExitStack() as stack:
         stubs: list[Any] = []
-        for _ in range(min(_CHANNELS, streams)):
+        for _ in range(min(connections, streams)):
             channel = grpc.aio.insecure_channel(
                 processor.address, options=[("grpc.use_local_subchannel_pool", 1)]
             )

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
-from grpc_reflection.v1alpha import reflection, reflection_pb2, reflection_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from millstream.v1 import (
     generation_pb2,
@@ -27,9 +27,9 @@ from millstream_server.processor.queue.admission_queue import AdmissionQueue, Qu
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.routing.router import Router
-from millstream_server.runtime.rpc.interceptor import RpcInterceptor
 from millstream_server.runtime.rpc.limits import LimitsLayer, RpcLimits
-from millstream_server.runtime.telemetry import metrics
+from millstream_server.runtime.rpc.reflection import add_reflection
+from millstream_server.runtime.telemetry.registry import REGISTRY
 from tests.support.chats import (
     CANCEL,
     Answer,
@@ -50,8 +50,11 @@ from tests.support.in_process import (
     make_fleet,
     worker,
 )
+from tests.support.transports import new_server
 from tests.support.waiting import until
 from tests.support.worker_streams import decode_stream
+
+pytestmark = pytest.mark.both_transports
 
 SERVICE = "millstream.v1.ProcessorService"
 CANCELLED = generation_pb2.FINISH_REASON_CANCELLED
@@ -73,7 +76,7 @@ class Counted:
 
 def _input_tokens() -> float:
     labels = {"gen_ai_request_model": MODEL, "gen_ai_token_type": "input"}
-    return metrics.REGISTRY.get_sample_value("millstream_tokens_total", labels) or 0.0
+    return REGISTRY.get_sample_value("millstream_tokens_total", labels) or 0.0
 
 
 @dataclass
@@ -131,7 +134,7 @@ async def front(
     connected: int,
 ) -> AsyncIterator[Front]:
     layer = LimitsLayer((SERVICE,), rpcs)
-    server = grpc.aio.server(interceptors=[RpcInterceptor(layer)])
+    server = new_server(layer)
     router, fleet = make_fleet([w.address for w in workers])
     pacer = Pacer(0.05)
     core = make_core({MODEL: text_model}, router, fleet, pacer, limits=limits)
@@ -139,8 +142,8 @@ async def front(
     health = HealthServicer()
     await health.set("", health_pb2.HealthCheckResponse.SERVING)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    reflection.enable_server_reflection((SERVICE,), server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    add_reflection(server, (SERVICE,))
+    port = server.bind("127.0.0.1:0")
     await server.start()
     fleet.open()
     pacer.open()

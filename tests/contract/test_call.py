@@ -12,9 +12,11 @@ import pytest
 
 from millstream_server.runtime.errors import Code, OverloadedError, StatusError
 from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.rpc.interceptor import RpcInterceptor
 from tests.support.failures import refusal
+from tests.support.transports import current, new_server
 from tests.support.waiting import EOF, until
+
+pytestmark = pytest.mark.both_transports
 
 SERVICE = "test.v1.Any"
 Unary = Callable[[bytes, Call], Awaitable[bytes]]
@@ -27,12 +29,12 @@ async def _unused(_requests: AsyncIterator[bytes], _call: Call) -> AsyncIterator
 
 @contextlib.asynccontextmanager
 async def serving(unary: Unary | None = None, stream: Stream = _unused) -> AsyncIterator[Any]:
-    server = grpc.aio.server(interceptors=[RpcInterceptor()])
+    server = new_server()
     methods: dict[str, Any] = {"Stream": grpc.stream_stream_rpc_method_handler(stream)}
     if unary is not None:
         methods["Unary"] = grpc.unary_unary_rpc_method_handler(unary)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.bind("127.0.0.1:0")
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -46,6 +48,7 @@ async def test_a_servicer_sees_what_the_rpc_came_with() -> None:
 
     async def look(request: bytes, call: Call) -> bytes:
         seen.append((call.method, dict(call.metadata)["key"], call.peer, call.certificate_names))
+        assert call.caller_key == "ipv4:127.0.0.1"
         return request
 
     async with serving(look) as channel:
@@ -190,3 +193,28 @@ async def test_a_stream_of_requests_ends_once_and_stays_ended() -> None:
         assert await call.read() is EOF
         assert await call.code() is grpc.StatusCode.OK
     assert ends == [None, []]
+
+
+async def test_a_servicer_may_learn_that_its_caller_sends_no_more() -> None:
+    seen: list[bool] = []
+
+    async def look(requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+        first = await anext(requests)
+        await until(lambda: call.all_read or current() == "grpc")
+        seen.append(call.all_read)
+        assert [message async for message in requests] == []
+        yield first
+
+    async def wait(requests: AsyncIterator[bytes], call: Call) -> AsyncIterator[bytes]:
+        yield await anext(requests)
+        seen.append(call.all_read)  # the caller has not closed its side
+
+    async with serving(stream=look) as channel:
+        call = channel.unary_stream(f"/{SERVICE}/Stream")(b"a")
+        assert [message async for message in call] == [b"a"]
+    async with serving(stream=wait) as channel:
+        call = channel.stream_stream(f"/{SERVICE}/Stream")()
+        await call.write(b"a")
+        assert await call.read() == b"a"
+        assert await call.read() == EOF
+    assert seen == [current() == "h2", False]

@@ -20,8 +20,11 @@ from millstream_server.runtime.rpc.channel import (
     open_channel,
     server_options,
 )
+from millstream_server.runtime.rpc.grpc_server import GrpcServer
+from millstream_server.runtime.rpc.interceptor import RpcInterceptor
 from tests.support.echo_service import SERVICE, Echoing, answer, call, echoing
 from tests.support.failures import failure, refusal
+from tests.support.transports import new_server
 from tests.support.vendor import trap
 from tests.support.waiting import until
 
@@ -185,8 +188,9 @@ async def test_a_server_takes_our_clients_pings_on_an_idle_connection(
 ) -> None:
     mine = channel_options(max_receive_bytes=_LIMIT, keepalive_s=0.5, keepalive_timeout_s=1)
     assert arguments.KEEPALIVE_S / arguments.MIN_PING_INTERVAL_S == 2
+    server = GrpcServer(RpcInterceptor(), [*options, ("grpc.http2.max_ping_strikes", 1)])
     async with (
-        echoing(options=[*options, ("grpc.http2.max_ping_strikes", 1)]) as served,
+        echoing(server=server) as served,
         open_channel(served.address, None, options=mine) as channel,
     ):
         assert await answer(call(channel, "Unary"))
@@ -200,19 +204,21 @@ async def test_a_server_takes_our_clients_pings_on_an_idle_connection(
 # ---- limits --------------------------------------------------------------------------------------
 
 
+@pytest.mark.both_transports
 async def test_metadata_has_a_limit() -> None:
     async with echoing() as served, served.channel() as channel:
         fits = [("baggage", "x" * 8192), ("authorization", "y" * 4096)]
         assert await answer(call(channel, "Unary", metadata=fits))
-        for size in (17 << 10, 64 << 10):
+        for size in (17 << 10, 60 << 10):
             failed = await refusal(call(channel, "Unary", metadata=[("baggage", "x" * size)]))
             assert failed.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert served.echo.reached == 1
 
 
+@pytest.mark.both_transports
 async def test_a_stream_too_many_waits_in_the_client() -> None:
-    options = server_options(max_receive_bytes=_LIMIT, max_concurrent_streams=2)
-    async with echoing(options=options) as served, served.channel() as channel:
+    server = new_server(max_streams=2)
+    async with echoing(server=server) as served, served.channel() as channel:
         streams = [await _open_stream(channel) for _ in range(2)]
         waiting = asyncio.ensure_future(answer(call(channel, "Unary")))
         with pytest.raises(TimeoutError):
@@ -230,14 +236,13 @@ async def _until_told_to_leave(channel: Any) -> None:
     await until(lambda: channel.get_state() is not grpc.ChannelConnectivity.READY)
 
 
-def _aged(grace_s: float) -> ChannelArguments:
-    return server_options(
-        max_receive_bytes=_LIMIT, max_connection_age_s=0.3, max_connection_age_grace_s=grace_s
-    )
+def _aged(grace_s: float) -> Any:
+    return new_server(max_connection_age_s=0.3, max_connection_age_grace_s=grace_s)
 
 
+@pytest.mark.both_transports
 async def test_an_aged_connections_streams_go_on_and_new_rpcs_get_a_new_one() -> None:
-    async with echoing(options=_aged(0)) as served, served.channel() as channel:
+    async with echoing(server=_aged(0)) as served, served.channel() as channel:
         stream = await _open_stream(channel)
         await _until_told_to_leave(channel)
         assert await answer(call(channel, "Unary"))
@@ -245,14 +250,16 @@ async def test_an_aged_connections_streams_go_on_and_new_rpcs_get_a_new_one() ->
         stream.cancel()
 
 
+@pytest.mark.both_transports
 async def test_after_the_grace_an_aged_connections_streams_are_cut() -> None:
-    async with echoing(options=_aged(0.2)) as served, served.channel() as channel:
+    async with echoing(server=_aged(0.2)) as served, served.channel() as channel:
         stream = await _open_stream(channel)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stream.read()
     assert failure(caught.value).code is grpc.StatusCode.UNAVAILABLE
 
 
+@pytest.mark.both_transports
 async def test_without_an_age_there_is_none() -> None:
     names = {name for name, _ in server_options(max_receive_bytes=_LIMIT)}
     assert not [name for name in names if "age" in name.split("_")]

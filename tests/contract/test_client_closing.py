@@ -26,10 +26,12 @@ from millstream_client import (
     system,
 )
 from millstream_server.runtime.errors import OverloadedError as Overloaded
-from millstream_server.runtime.rpc.interceptor import RpcInterceptor
 from tests.support.clients import KINDS, Kind
 from tests.support.scripted import Scripted, fail, hang, serving, text
+from tests.support.transports import new_server
 from tests.support.waiting import until
+
+pytestmark = pytest.mark.both_transports
 
 both = pytest.mark.parametrize("kind", KINDS)
 LONG_S = 9.0
@@ -125,10 +127,10 @@ class _Hanging(Scripted, health_pb2_grpc.HealthServicer):  # type: ignore[misc] 
 @contextlib.asynccontextmanager
 async def _hanging() -> AsyncIterator[tuple[str, _Hanging]]:
     script = _Hanging([hang])
-    server = grpc.aio.server(interceptors=[RpcInterceptor()])
+    server = new_server()
     processor_pb2_grpc.add_ProcessorServiceServicer_to_server(script, server)
     health_pb2_grpc.add_HealthServicer_to_server(script, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.bind("127.0.0.1:0")
     await server.start()
     try:
         yield f"127.0.0.1:{port}", script

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -13,12 +14,16 @@ import pytest
 
 from millstream.v1 import worker_pb2
 from millstream_server.runtime.rpc import server as module
+from millstream_server.runtime.rpc.grpc_server import GrpcServer
 from millstream_server.runtime.rpc.limits import RpcLimits
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.telemetry.load_meter import LoadMeter
+from tests.support import transports
 from tests.support.failures import Failure, refusal
 from tests.support.logged import fields_of
 from tests.support.waiting import EOF, until
+
+pytestmark = pytest.mark.both_transports
 
 SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 """One that reflection can describe; its methods are ours."""
@@ -71,8 +76,8 @@ async def _serving(
     handlers: Any, options: ServerOptions = PLAIN
 ) -> AsyncIterator[tuple[Server, grpc.aio.Channel]]:
     """Serve until the test has stopped it, or failed."""
-    server = Server((SERVICE,), options)
-    server.grpc.add_generic_rpc_handlers((handlers,))
+    server = Server((SERVICE,), replace(options, transport=transports.current()))
+    server.methods.add_generic_rpc_handlers((handlers,))
     port = await server.listen("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         try:
@@ -122,7 +127,7 @@ async def test_every_kind_of_rpc_is_told_why_it_ends(
         await until(lambda: server._open_calls.count == len(ends))
         began = time.monotonic()
         await server.stop(grace_s)
-        assert grace_s * 0.9 <= time.monotonic() - began < grace_s + 0.9, "gRPC cut nobody"
+        assert grace_s * 0.9 <= time.monotonic() - began < grace_s + 0.9, "the transport cut nobody"
         assert (slow.begun, slow.cleaned_up) == (len(calls), len(calls))
         for end in ends:
             _was_told_why(await end)
@@ -152,15 +157,23 @@ class Stubborn:
         return grpc.method_handlers_generic_handler(SERVICE, {"Hold": hold})
 
 
+async def _transport_has_stopped(server: Server) -> None:
+    transport = server._transport
+    if isinstance(transport, GrpcServer):
+        await transport._server.wait_for_termination()
+    else:
+        await until(lambda: not transport._connections)
+
+
 @contextlib.asynccontextmanager
 async def _stopping(stubborn: Stubborn) -> AsyncIterator[asyncio.Future[None]]:
-    """Stop a server without grace whose handler cleans up, until gRPC is through with it."""
+    """Stop a server without grace whose handler cleans up, until its transport has stopped."""
     async with _serving(stubborn.handlers()) as (server, channel):
         method: Any = channel.unary_unary
         call = method(f"/{SERVICE}/Hold")(b"")
         await stubborn.begun.wait()
         stopping = asyncio.ensure_future(server.stop(0))
-        await server.grpc.wait_for_termination()
+        await _transport_has_stopped(server)
         assert (await refusal(call)).code is grpc.StatusCode.UNAVAILABLE
         try:
             yield stopping
@@ -170,7 +183,7 @@ async def _stopping(stubborn: Stubborn) -> AsyncIterator[asyncio.Future[None]]:
             await until(lambda: not server._open_calls.count)
 
 
-async def test_a_clean_up_that_outlasts_grpcs_own_grace_is_awaited() -> None:
+async def test_a_clean_up_that_outlasts_the_transports_grace_is_awaited() -> None:
     stubborn = Stubborn()
     async with _stopping(stubborn) as stopping:
         done, _ = await asyncio.wait({stopping}, timeout=0.2)
@@ -193,7 +206,7 @@ async def test_a_clean_up_that_never_ends_is_left_and_told_of(
 
 
 async def test_a_handler_that_is_sending_is_told_too() -> None:
-    """It is cut in the middle of a write, which gRPC finishes before it sends the status."""
+    """It is cut in the middle of a write, which is finished before the status is sent."""
 
     async def flood(*_: Any) -> AsyncIterator[bytes]:
         while True:
@@ -217,7 +230,7 @@ async def test_a_handler_that_is_sending_is_told_too() -> None:
 
 
 async def test_a_caller_who_doesnt_read_holds_nobody_up() -> None:
-    """No status reaches it before what it hasn't read, so gRPC cuts it."""
+    """No status reaches it before what it hasn't read, so it is cut."""
     full = asyncio.Event()
 
     async def flood(*_: Any) -> AsyncIterator[bytes]:

@@ -27,6 +27,7 @@ from millstream_server.runtime.rpc.health import HealthServicer
 from millstream_server.runtime.rpc.limits import RpcLimits
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.telemetry.load_meter import LoadMeter
+from millstream_server.runtime.transport.settings import TransportName, TransportSettings
 from tests.support.failures import refusal
 from tests.support.ports import free_port
 from tests.support.vendor import trap
@@ -46,6 +47,7 @@ class Trap:
 
     def __init__(self) -> None:
         self.open = 0
+        self.address = ""
 
     async def hang(self, requests: Any, context: Any) -> AsyncIterator[bytes]:
         self.open += 1
@@ -80,6 +82,9 @@ class Trap:
         return grpc.method_handlers_generic_handler(SERVICE, methods)
 
 
+Make = Callable[..., Any]
+
+
 def stock(most: int = 1, **arguments: Any) -> Any:
     """Make one that takes ``most`` RPCs at once."""
     server = grpc.aio.server(maximum_concurrent_rpcs=most, **arguments)
@@ -87,9 +92,21 @@ def stock(most: int = 1, **arguments: Any) -> Any:
     return server
 
 
-def ours(most: int = 1) -> Server:
+def ours(most: int = 1, transport: TransportName = "h2") -> Server:
     limits = RpcLimits(max_open_streams=most)
-    return Server((SERVICE,), ServerOptions(max_receive_bytes=BIG, limits=limits))
+    options = ServerOptions(
+        max_receive_bytes=BIG,
+        limits=limits,
+        transport=transport,
+        clients=TransportSettings(max_resets=10 * STREAMS),
+    )
+    return Server((SERVICE,), options)
+
+
+ours_on_grpc = functools.partial(ours, transport="grpc")
+OURS = pytest.mark.parametrize(
+    "make", [pytest.param(ours, id="h2"), pytest.param(ours_on_grpc, id="grpc")]
+)
 
 
 def both(reason: str) -> pytest.MarkDecorator:
@@ -99,22 +116,26 @@ def both(reason: str) -> pytest.MarkDecorator:
     """
     return pytest.mark.parametrize(
         "make",
-        [pytest.param(stock, id="stock", marks=trap(reason)), pytest.param(ours, id="ours")],
+        [
+            pytest.param(stock, id="stock", marks=trap(reason)),
+            pytest.param(ours, id="ours"),
+            pytest.param(ours_on_grpc, id="ours on grpc.aio"),
+        ],
     )
-
-
-Make = Callable[..., Any]
 
 
 @contextlib.asynccontextmanager
 async def serving(
     server: Any, trap: Trap, connect: Make = grpc.aio.insecure_channel
 ) -> AsyncIterator[Any]:
-    core = getattr(server, "grpc", server)
-    core.add_generic_rpc_handlers((trap.handlers,))
-    port = core.add_insecure_port("127.0.0.1:0")
-    await core.start()
-    async with connect(f"127.0.0.1:{port}") as channel:
+    getattr(server, "methods", server).add_generic_rpc_handlers((trap.handlers,))
+    if isinstance(server, Server):
+        port = await server.listen("127.0.0.1:0")
+    else:
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+    trap.address = f"127.0.0.1:{port}"
+    async with connect(trap.address) as channel:
         yield channel
     await server.stop(0)
 
@@ -172,8 +193,9 @@ async def test_a_request_that_never_came_is_missed(make: Make) -> None:
     assert failed.code is not grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-async def test_ours_gives_its_reasons() -> None:
-    async with serving(ours(), Trap()) as channel:
+@OURS
+async def test_ours_gives_its_reasons(make: Make) -> None:
+    async with serving(make(), Trap()) as channel:
         failed = await refusal(channel.unary_unary(FAIL)(b""))
         assert (failed.code, failed.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
         assert failed.error_id in failed.message
@@ -214,12 +236,14 @@ def _allocated() -> int:
     return int(mallinfo2().uordblks)
 
 
-async def _leave(channel: Any, trap: Trap, method: str) -> None:
-    for _ in range(STREAMS):
-        call = channel.stream_stream(f"/{SERVICE}/{method}")()
-        assert await call.read() == b"begun"
-        call.cancel()
-    await until(lambda: trap.open == 0)
+async def _leave(trap: Trap, method: str) -> None:
+    """Cancel streams of one connection: h2 remembers how 4,096 of an open one ended."""
+    async with our_channel(trap.address) as channel:
+        for _ in range(STREAMS):
+            call = channel.stream_stream(f"/{SERVICE}/{method}")()
+            assert await call.read() == b"begun"
+            call.cancel()
+        await until(lambda: trap.open == 0)
 
 
 @pytest.mark.skipif(
@@ -235,16 +259,22 @@ async def _leave(channel: Any, trap: Trap, method: str) -> None:
             marks=trap("a handler that swallows its cancellation leaks (grpc issue 43360)"),
         ),
         pytest.param(ours, "Hang", id="ours"),
+        pytest.param(ours_on_grpc, "Hang", id="ours on grpc.aio"),
     ],
 )
 async def test_cancelled_streams_leave_nothing_behind(make: Make, method: str) -> None:
     """Ours passes the cancellation on through everything that is around a handler."""
     trap = Trap()
-    async with serving(make(2 * STREAMS), trap) as channel:
-        await _leave(channel, trap, method)
-        before = _allocated()
-        await _leave(channel, trap, method)
-        await until(lambda: _allocated() - before < MOST_LEFT * STREAMS, 1)
+    async with serving(make(2 * STREAMS), trap):
+        await _leave(trap, method)
+        left = []
+        for _ in range(4):  # what leaks does so each time; what a connection leaves, once
+            before = _allocated()
+            await _leave(trap, method)
+            left.append((_allocated() - before) / STREAMS)
+            if left[-1] < MOST_LEFT:
+                return
+    assert min(left) < MOST_LEFT
 
 
 # ---- messages
@@ -259,7 +289,9 @@ def _zip(make: Make) -> Make:
 
 
 @pytest.mark.parametrize(
-    ("make", "as_is"), [(_zip(stock), False), (ours, True)], ids=["zipping", "ours"]
+    ("make", "as_is"),
+    [(_zip(stock), False), (ours, True), (ours_on_grpc, True)],
+    ids=["zipping", "ours", "ours on grpc.aio"],
 )
 async def test_answers_travel_uncompressed(make: Make, as_is: bool) -> None:  # noqa: FBT001
     connect = functools.partial(grpc.aio.insecure_channel, options=AS_SENT)
@@ -290,6 +322,7 @@ async def test_requests_travel_uncompressed(connect: Make, as_is: bool) -> None:
             marks=trap("a channel takes 4 MiB at most"),
         ),
         pytest.param(ours, our_channel, id="ours"),
+        pytest.param(ours_on_grpc, our_channel, id="ours on grpc.aio"),
     ],
 )
 async def test_messages_may_be_larger_than_grpcs_own_limit(make: Make, connect: Make) -> None:
@@ -302,7 +335,9 @@ async def test_messages_may_be_larger_than_grpcs_own_limit(make: Make, connect: 
 
 async def test_every_address_of_a_service_has_its_own_limit() -> None:
     """The public one its service's; operators and probes have nothing long to say."""
-    limits = {f"127.0.0.1:{free_port()}": limit for limit in (BIG, 64 << 10, 4 << 10)}
+    admin_method, check = "/millstream.v1.AdminService/GetServerStatus", f"/{HEALTH}/Check"
+    paths = ((ECHO, BIG), (admin_method, 64 << 10), (check, 4 << 10))
+    limits = {f"127.0.0.1:{free_port()}": path_and_limit for path_and_limit in paths}
     public, admin, probes = limits
     settings = ServiceSettings(
         listen=public, admin_listen=admin, health_listen=probes, metrics_listen=""
@@ -314,16 +349,16 @@ async def test_every_address_of_a_service_has_its_own_limit() -> None:
         open_work=dict,
     )
     service = Service(settings, "test")
-    service.prepare(plan)
+    service.prepare(plan).methods.add_generic_rpc_handlers((Trap().handlers,))
     try:
         await service.listen()
-        for address, limit in limits.items():
+        for address, (path, limit) in limits.items():
             async with our_channel(address) as channel:
-                check = channel.unary_unary(f"/{HEALTH}/Check")
-                fits = await refusal(check(bytes(limit)))
-                assert fits.code is grpc.StatusCode.INVALID_ARGUMENT, address  # zeros don't parse
-                over = await refusal(check(bytes(limit + 1)))
-                assert over.code is grpc.StatusCode.RESOURCE_EXHAUSTED, address
+                method = channel.unary_unary(path)
+                fits = await method(bytes(limit)).code()  # only `echo` can use zeros
+                assert fits is not grpc.StatusCode.RESOURCE_EXHAUSTED, path
+                over = await refusal(method(bytes(limit + 1)))
+                assert over.code is grpc.StatusCode.RESOURCE_EXHAUSTED, path
     finally:
         await service.close()
 

@@ -17,10 +17,12 @@ from grpc_health.v1._async import HealthServicer as StockServicer
 
 from millstream_server.runtime.rpc import health
 from millstream_server.runtime.rpc.health import ACCEPTING, LIVENESS, MAX_LISTED, HealthServicer
-from millstream_server.runtime.rpc.interceptor import RpcInterceptor
 from tests.support.failures import refusal
+from tests.support.transports import new_server
 from tests.support.vendor import trap
 from tests.support.waiting import EOF, until
+
+pytestmark = pytest.mark.both_transports
 
 NAME = "millstream.v1.DecodeService"
 OTHER = "millstream.v1.WorkerService"
@@ -104,10 +106,11 @@ class Running:
 @contextlib.asynccontextmanager
 async def running(kind: Callable[[], Any] = Ours) -> AsyncIterator[Running]:
     health = kind()
-    interceptors = [RpcInterceptor()] if kind is Ours else []  # theirs needs grpc's own context
-    server = grpc.aio.server(interceptors=interceptors)
+    # Theirs needs grpc's own context.
+    server: Any = new_server() if kind is Ours else grpc.aio.server()
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    bind = server.bind if kind is Ours else server.add_insecure_port
+    port = bind("127.0.0.1:0")
     await health.start()
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -332,11 +335,11 @@ async def backend(name: bytes) -> AsyncIterator[Backend]:
 
     health = HealthServicer((NAME,))
     health.set(serving=True)
-    server = grpc.aio.server(interceptors=[RpcInterceptor()])
+    server = new_server()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     handlers = {"Who": grpc.unary_unary_rpc_method_handler(who, request_deserializer=bytes)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Echo", handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.bind("127.0.0.1:0")
     await server.start()
     try:
         yield Backend(name, health, server, port)
@@ -405,10 +408,22 @@ async def test_a_name_that_can_be_none_is_refused() -> None:
 
 
 async def test_watches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "MAX_WATCHES", 2)
+    monkeypatch.setattr(health, "MAX_WATCHES", 4)
     async with running() as r:
         for watch in (r.watch(""), r.watch("")):
             assert (await watch.read()).status == NOT_SERVING
         refused = await refusal(r.watch(""))
         assert refused.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert refused.reason == "OVERLOADED"
+        assert refused.message.startswith("2 health watches are open on this server, 2 of them yo")
+        assert r.health.servicer.watch_count == 2
+
+
+async def test_a_request_that_can_be_no_name_is_not_taken() -> None:
+    """Its callers have no key; the server takes megabytes for other methods."""
+    async with running() as r:
+        request = health_pb2.HealthCheckRequest(service="x" * 5000)
+        for call in (r.stub.Check(request), r.stub.Watch(request)):
+            refused = await refusal(call)
+            assert refused.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert "5003 bytes" in refused.message and "4096" in refused.message  # noqa: PT018

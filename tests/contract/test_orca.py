@@ -23,6 +23,7 @@ from millstream_server.runtime.security.api_keys import ApiKeys
 from millstream_server.runtime.security.auth import AuthPolicy, PeerIdentities
 from millstream_server.runtime.telemetry.load import LoadSnapshot
 from millstream_server.runtime.telemetry.load_meter import LoadMeter
+from tests.support import transports
 from tests.support.failures import refusal
 from tests.support.reporting import (
     LOAD,
@@ -35,6 +36,8 @@ from tests.support.reporting import (
     served,
 )
 from tests.support.waiting import EOF, until
+
+pytestmark = pytest.mark.both_transports
 
 
 @pytest.fixture(scope="module")
@@ -288,7 +291,9 @@ async def test_clients_that_leave_leave_nothing_behind() -> None:
 async def _guarded(policy: AuthPolicy) -> AsyncIterator[int]:
     """Serve with reports, and with keys that the callers do not have."""
     meter = LoadMeter(lambda: 0.5)
-    options = ServerOptions(max_receive_bytes=4096, auth=policy, load=meter)
+    options = ServerOptions(
+        max_receive_bytes=4096, transport=transports.current(), auth=policy, load=meter
+    )
     server = Server((worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name,), options)
     try:
         yield await server.listen("127.0.0.1:0")
@@ -299,7 +304,7 @@ async def _guarded(policy: AuthPolicy) -> AsyncIterator[int]:
 async def test_who_has_no_key_is_told_the_load_and_nothing_of_what_is_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(orca, "MAX_STREAMS", 1)
+    monkeypatch.setattr(orca, "MAX_STREAMS", 2)
     keys = AuthPolicy(keys=ApiKeys(inline=f"alice:{'k' * 32}"))
     async with _guarded(keys) as port, channel_to(port) as channel:
         # gRPC's own client of this stream can't send a key.

@@ -22,13 +22,17 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import enable_server_reflection
 
 from millstream.v1 import decode_pb2, processor_pb2, worker_pb2
+from millstream_server.runtime.rpc import reflection as module
 from millstream_server.runtime.rpc.health import SERVICE_NAME as HEALTH
 from millstream_server.runtime.rpc.health import HealthServicer
 from millstream_server.runtime.rpc.interceptor import RpcInterceptor
 from millstream_server.runtime.rpc.reflection import V1, V1ALPHA, Reflection, add_reflection
 from tests.support.failures import refusal
+from tests.support.transports import new_server
 from tests.support.vendor import trap
 from tests.support.waiting import EOF
+
+pytestmark = pytest.mark.both_transports
 
 MODULES = (processor_pb2, decode_pb2, worker_pb2)
 SERVICES = tuple(
@@ -65,7 +69,7 @@ class Running:
 async def running(
     services: Iterable[str] = (*SERVICES, HEALTH), *, stock: bool = False
 ) -> AsyncIterator[Running]:
-    server = grpc.aio.server(interceptors=[RpcInterceptor()])
+    server: Any = grpc.aio.server(interceptors=[RpcInterceptor()]) if stock else new_server()
     health = HealthServicer(SERVICES)
     health.set(serving=True)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -74,7 +78,8 @@ async def running(
         enable_server_reflection((*services, V1ALPHA), server)
     else:
         reflection = add_reflection(server, services)
-    port = server.add_insecure_port("127.0.0.1:0")
+    bind = server.add_insecure_port if stock else server.bind
+    port = bind("127.0.0.1:0")
     await server.start()
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         try:
@@ -323,3 +328,64 @@ async def test_buf_curl(protocol: str) -> None:
         data = json.dumps({"service": SERVICES[0]})
         answer = await buf_curl(*reflect, "--data", data, f"{url}/{HEALTH}/Check")
         assert json.loads(answer) == {"status": "SERVING"}
+
+
+# ---- bounds: callers that don't read, that ask without end, that leave streams open
+
+
+async def test_a_request_is_bounded_since_it_is_sent_back() -> None:
+    async with running() as r:
+        stream = r.stream(V1)
+        await stream.write(Ask(file_containing_symbol="x" * 5000))
+        assert (await refusal(stream)).code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_streams_are_bounded_by_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_STREAMS", 4)
+    async with running() as r:
+        streams = [r.stream(V1), r.stream(V1ALPHA)]
+        for stream in streams:
+            await stream.write(Ask(list_services=""))
+            await stream.read()
+        failed = await refusal(r.stream(V1))
+        assert (failed.code, failed.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+        assert failed.message.startswith("2 reflection streams are open on this server, 2 of them")
+
+
+async def test_a_stream_takes_so_many_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_REQUESTS", 2)
+    async with running() as r:
+        stream = r.stream(V1)
+        for _ in range(2):
+            await stream.write(Ask(list_services=""))
+            assert (await stream.read()).list_services_response.service
+        failed = await refusal(stream)
+        assert (failed.code, failed.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+
+
+async def test_a_stream_without_requests_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "IDLE_S", 0.05)
+    async with running() as r:
+        failed = await refusal(r.stream(V1))
+    assert failed.code is grpc.StatusCode.UNAVAILABLE
+    assert failed.message == "no request came for 0.05 s; open another stream"
+
+
+async def test_a_response_that_is_not_read_ends_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "UNREAD_S", 0.05)
+    cancelled = asyncio.Event()
+
+    class Unread:
+        caller_key = "ipv4:127.0.0.1"
+
+        def cancel(self) -> None:
+            cancelled.set()
+
+    async def requests() -> AsyncIterator[Any]:
+        yield Ask(list_services="")
+
+    call: Any = Unread()
+    responses = Reflection((HEALTH,)).ServerReflectionInfo(requests(), call)
+    async with contextlib.aclosing(responses), asyncio.timeout(5):  # type: ignore[type-var]
+        await anext(responses)
+        await cancelled.wait()

@@ -155,7 +155,7 @@ async def test_a_cancelled_reader_hears_of_it(make: Make) -> None:
 async def test_failures_have_their_code_and_reach_the_caller(make: Make) -> None:
     spans = SpanLog()
     async with serving(Kinds(), client_interceptors=make(spans)) as client:
-        for call in (client.unary(b"abort"), client.generator(b"abort")):
+        for call in (client.unary(b"refuse"), client.generator(b"refuse")):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await _await(call)
             assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
@@ -173,7 +173,7 @@ async def test_spans_follow_the_conventions() -> None:
         await client.unary(b"")
         span = await spans.only()
         with pytest.raises(grpc.aio.AioRpcError):
-            await client.unary(b"abort")
+            await client.unary(b"refuse")
     assert attributes(spans.ended[1])["error.type"] == "FAILED_PRECONDITION"
     assert span.name == f"{SERVICE}/Unary"
     assert dict(attributes(span)) == {
@@ -192,7 +192,7 @@ async def test_the_running_context_travels_in_the_metadata(make: Make) -> None:
 
     class Looking(Kinds):
         def look(self, context: Any) -> None:
-            arrived.update(context.invocation_metadata())
+            arrived.update(context.metadata)
 
     async with serving(Looking(), client_interceptors=make(spans)) as client:
         token = attach(
@@ -217,11 +217,11 @@ async def test_calls_are_measured_with_and_without_tracing() -> None:
         async with serving(Kinds(), client_interceptors=interceptors) as client:
             await client.unary(b"")
             with pytest.raises(grpc.aio.AioRpcError):
-                await client.unary(b"abort")
-            assert [r async for r in client.writer(b"")] == [b"first", b"last"]
+                await client.unary(b"refuse")
+            assert [r async for r in client.generator(b"")] == [b"first", b"last"]
             assert _calls(measured, "Unary", "OK") == 1
             assert _calls(measured, "Unary", "FAILED_PRECONDITION") == 1
-            assert _calls(measured, "Writer", "OK") == 1
+            assert _calls(measured, "Generator", "OK") == 1
 
 
 async def test_methods_without_spans_and_observed_calls_are_only_measured() -> None:

@@ -16,18 +16,22 @@ import pytest
 
 from millstream_server.runtime.errors import NoWorkerError, OverloadedError
 from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.rpc.interceptor import RpcInterceptor
 from millstream_server.runtime.rpc.layer import Layer, Outcome, Visit
 from millstream_server.runtime.rpc.server import Server, ServerOptions
+from millstream_server.runtime.rpc.serving import Method
 from millstream_server.runtime.security.api_keys import ApiKeys
 from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.telemetry.server_rpcs import TelemetryLayer
+from tests.support import transports
 from tests.support.failures import refusal
 from tests.support.logged import fields_of
 from tests.support.rpc_kinds import SERVICE as KINDS
 from tests.support.rpc_kinds import Kinds
 from tests.support.rpc_kinds import serving as serving_kinds
 from tests.support.spans import SpanLog, attributes
+from tests.support.transports import new_server
+
+pytestmark = pytest.mark.both_transports
 
 SERVICE = "test.v1.Any"
 METHOD = f"/{SERVICE}/Method"
@@ -85,10 +89,10 @@ class NotedVisit(Visit):
 async def serving(
     handler: Handler, *layers: Layer, config: Mapping[str, Any] | None = None
 ) -> AsyncIterator[Callable[[], grpc.aio.UnaryUnaryCall]]:  # type: ignore[type-arg]
-    server = grpc.aio.server(interceptors=[RpcInterceptor(*layers)])
+    server = new_server(*layers)
     methods = {"Method": grpc.unary_unary_rpc_method_handler(handler)}
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, methods),))
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.bind("127.0.0.1:0")
     await server.start()
     try:
         options = [("grpc.service_config", json.dumps(config or {}))]
@@ -192,7 +196,7 @@ async def test_a_span_names_its_caller() -> None:
     spans, key = SpanLog(), "k" * 32
     policy = AuthPolicy(keys=ApiKeys(inline=f"alice:{key}"))
     telemetry = TelemetryLayer(spans.tracing, served=[f"/{KINDS}/Unary"])
-    async with serving_kinds(Kinds(), [RpcInterceptor(telemetry, *policy.layers())]) as client:
+    async with serving_kinds(Kinds(), [telemetry, *policy.layers()]) as client:
         await client.unary(b"", metadata=(("authorization", f"Bearer {key}"),))
         await refusal(client.unary(b""))
         known, anonymous = await spans.until_ended(2)
@@ -205,13 +209,17 @@ async def test_a_span_names_its_caller() -> None:
 
 @pytest.mark.parametrize("keys", [None, ApiKeys(inline="alice:" + "k" * 32)])
 async def test_made_up_methods_leave_nothing_behind(keys: ApiKeys | None) -> None:
-    server = Server((), ServerOptions(max_receive_bytes=1 << 20, auth=AuthPolicy(keys=keys)))
+    options = ServerOptions(
+        max_receive_bytes=1 << 20, transport=transports.current(), auth=AuthPolicy(keys=keys)
+    )
+    server = Server((), options)
     port = await server.listen("127.0.0.1:0")
 
     def kept() -> int:
         gc.collect()
         # Not `isinstance`: it asks every object for its class, and some of torch then warn.
-        return sum(issubclass(type(thing), grpc.RpcMethodHandler) for thing in gc.get_objects())
+        kinds = (grpc.RpcMethodHandler, Method)
+        return sum(issubclass(type(thing), kinds) for thing in gc.get_objects())
 
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -14,12 +14,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from millstream_server.runtime.rpc.health import HealthServicer
-from millstream_server.runtime.rpc.interceptor import RpcInterceptor
 from millstream_server.runtime.rpc.limits import LimitsLayer, RpcLimits
 from millstream_server.runtime.rpc.reflection import V1ALPHA, add_reflection
-from millstream_server.runtime.telemetry import metrics
+from millstream_server.runtime.telemetry.registry import REGISTRY
 from tests.support.failures import refusal
+from tests.support.transports import new_server
 from tests.support.waiting import EOF, until
+
+pytestmark = pytest.mark.both_transports
 
 SERVICE = "test.v1.Holding"
 KINDS = {
@@ -96,7 +98,7 @@ class Served:
 async def serving(**limits: Any) -> AsyncIterator[Served]:
     holding = Holding()
     layer = LimitsLayer((SERVICE,), RpcLimits(**limits))
-    server = grpc.aio.server(interceptors=[RpcInterceptor(layer)])
+    server = new_server(layer)
     server.add_generic_rpc_handlers(
         (
             grpc.method_handlers_generic_handler(
@@ -116,7 +118,7 @@ async def serving(**limits: Any) -> AsyncIterator[Served]:
     health.set(serving=True)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection = add_reflection(server, ())
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.bind("127.0.0.1:0")
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
@@ -128,7 +130,7 @@ async def serving(**limits: Any) -> AsyncIterator[Served]:
 
 
 def _open_bytes() -> float:
-    value = metrics.REGISTRY.get_sample_value("millstream_admission_open_bytes")
+    value = REGISTRY.get_sample_value("millstream_admission_open_bytes")
     assert value is not None
     return value
 

@@ -39,6 +39,8 @@ from tests.support.spans import (
 from tests.support.vendor import STOCK, trap
 from tests.support.waiting import EOF, until
 
+pytestmark = pytest.mark.both_transports
+
 INSTRUMENTATION = "opentelemetry-instrumentation-grpc"
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 Make = Callable[[SpanLog], list[Any]]
@@ -48,7 +50,7 @@ SERVED = [
 
 
 def ours(spans: SpanLog) -> list[Any]:
-    return [RpcInterceptor(TelemetryLayer(spans.tracing, served=SERVED))]
+    return [TelemetryLayer(spans.tracing, served=SERVED)]
 
 
 def stock(spans: SpanLog) -> list[Any]:
@@ -311,7 +313,7 @@ async def test_a_server_without_tracing_extracts_nothing_and_measures() -> None:
         def look(self, context: Any) -> None:
             seen.append(trace.get_current_span().get_span_context().is_valid)
 
-    async with serving(Looking(), [RpcInterceptor(TelemetryLayer(served=SERVED))]) as client:
+    async with serving(Looking(), [TelemetryLayer(served=SERVED)]) as client:
         await client.unary(b"", metadata=INCOMING)
     assert seen == [False]
     assert _calls(measured, "Unary", "OK") == 1
@@ -326,7 +328,7 @@ async def test_a_stream_of_many_requests_is_no_span_but_passes_its_context_on() 
             seen.append(trace.get_current_span().get_span_context())
 
     telemetry = TelemetryLayer(spans.tracing, served=SERVED, without_spans={f"{SERVICE}/Chat"})
-    async with serving(Looking(), [RpcInterceptor(telemetry)]) as client:
+    async with serving(Looking(), [telemetry]) as client:
         assert [r async for r in client.chat(iter([b"a"]), metadata=INCOMING)] == [b"a"]
         await until(lambda: _calls(measured, "Chat", "OK") == 1)
     assert not spans.ended
@@ -378,7 +380,7 @@ async def test_calls_are_measured_by_method_and_code() -> None:
 
 async def test_all_unknown_methods_have_one_label() -> None:
     measured = Samples()
-    async with serving(Kinds(), [RpcInterceptor(TelemetryLayer(served=SERVED))]) as client:
+    async with serving(Kinds(), [TelemetryLayer(served=SERVED)]) as client:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await client.channel.unary_unary(f"/{SERVICE}/Guessed")(b"")
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED

@@ -5,17 +5,19 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import pytest
 from grpc_channelz.v1 import channelz_pb2_grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from millstream_server.runtime.lifecycle.admin import Channelz
 from millstream_server.runtime.rpc import health, orca, reflection
-from millstream_server.runtime.rpc.interceptor import RpcInterceptor
 from millstream_server.runtime.telemetry.load import LoadSnapshot
 from millstream_server.runtime.telemetry.server_rpcs import TelemetryLayer
 from tests.support.rpc_kinds import SERVICE, Kinds, serving
 from tests.support.spans import Samples, SpanLog
 from tests.support.waiting import EOF, until
+
+pytestmark = pytest.mark.both_transports
 
 SERVED = [f"/{SERVICE}/Unary", f"/{SERVICE}/Chat"]
 
@@ -31,7 +33,7 @@ async def test_what_machines_ask_all_the_time_is_left_alone() -> None:
         orca.add_orca(server, LoadSnapshot)
 
     telemetry = TelemetryLayer(spans.tracing, served=SERVED)
-    async with serving(Kinds(), [RpcInterceptor(telemetry)], extra=add) as client:
+    async with serving(Kinds(), [telemetry], extra=add) as client:
         for method in (
             f"{health.SERVICE_NAME}/Check",
             f"{health.SERVICE_NAME}/Watch",
@@ -51,7 +53,7 @@ async def test_what_machines_ask_all_the_time_is_left_alone() -> None:
 
 async def test_ended_rpcs_wait_for_no_collector() -> None:
     kinds, telemetry = Kinds(), TelemetryLayer(SpanLog().tracing, served=SERVED)
-    async with serving(kinds, [RpcInterceptor(telemetry)]) as client:
+    async with serving(kinds, [telemetry]) as client:
         gc.collect()
         before = _alive("_ServedRpc")  # other tests' failures, which pytest keeps with their frames
         gc.disable()

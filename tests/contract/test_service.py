@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -24,6 +25,7 @@ from tests.support.echo_service import raw_call
 from tests.support.failures import refusal
 from tests.support.older_worker import OlderWorker
 from tests.support.ports import free_port
+from tests.support.raw_http2 import connected, request_fields
 
 NAME = "millstream.v1.WorkerService"
 PLAIN = ServiceSettings(listen="127.0.0.1:0", metrics_listen="")
@@ -57,7 +59,7 @@ async def listening(settings: ServiceSettings) -> AsyncIterator[Service]:
         open_work=lambda: {"requests": 7},
     )
     server = service.prepare(plan)
-    worker_pb2_grpc.add_WorkerServiceServicer_to_server(Worker(), server.grpc)
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(Worker(), server.methods)
     try:
         await service.listen()
         server.set_serving(serving=True)
@@ -91,6 +93,23 @@ async def test_probes_without_tls_have_an_address_that_answers_nothing_else(
         other: Any = worker_pb2_grpc.WorkerServiceStub(channel)
         refused = await refusal(other.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest()))
         assert refused.code is grpc.StatusCode.UNIMPLEMENTED
+        await _survives_a_path_that_isnt_text(address)
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /readyz?service=" + NAME.encode() + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
+async def _survives_a_path_that_isnt_text(address: str) -> None:
+    """It ends the process that serves it by grpc.aio, see test_failed_start.py."""
+    async with connected(int(address.rpartition(":")[2])) as wire:
+        fields = [(k, v) for k, v in request_fields("") if k != ":path"]
+        refused = wire.rpc(fields=[*fields[:2], (":path", b"/\xff"), *fields[2:]], end=True)
+        assert await refused.code() == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        sound = wire.rpc("/grpc.health.v1.Health/Check")
+        sound.send(b"", end=True)
+        assert await sound.code() == 0
 
 
 async def test_who_calls_the_wrong_service_gets_the_right_names() -> None:

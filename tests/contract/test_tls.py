@@ -29,6 +29,8 @@ from tests.support.echo_service import SERVICE, Echoing, answer, call, echoing
 from tests.support.failures import refusal
 from tests.support.logged import fields_of
 
+pytestmark = pytest.mark.both_transports
+
 _NAME = "127.0.0.1"
 
 

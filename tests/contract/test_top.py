@@ -76,7 +76,7 @@ class PlayedWorker:
 async def played(port: int = 0, **fields: Any) -> AsyncIterator[PlayedWorker]:
     one = PlayedWorker(**fields)
     server = Server((SERVICE,), ServerOptions(max_receive_bytes=4 << 20))
-    worker_pb2_grpc.add_WorkerServiceServicer_to_server(one, server.grpc)  # type: ignore[arg-type]
+    worker_pb2_grpc.add_WorkerServiceServicer_to_server(one, server.methods)  # type: ignore[arg-type]
     one.address = f"127.0.0.1:{await server.listen(f'127.0.0.1:{port}')}"
     await tell_serving(server, serving=one.serves and one.progress is None)
     try:

@@ -27,12 +27,30 @@ async def test_it_prints_one_object() -> None:
         forked.run,
         "services",
         *("tests.benchmarks.stream", "--json"),
-        *("--streams", "1,4", "--steps-ms", "0,2", "--seconds", "0.2"),
+        *("--streams", "1,8", "--steps-ms", "0,2", "--seconds", "0.2"),
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
-    assert [(row["step_ms"], row["streams"]) for row in rows] == [(0, 1), (0, 4), (2, 1), (2, 4)]
+    assert [(row["step_ms"], row["streams"]) for row in rows] == [(0, 1), (0, 8), (2, 1), (2, 8)]
     for row in rows:
         assert set(row) > ASKED_FOR
-        assert all(value >= 0 for value in row.values())
+        assert all(row[name] >= 0 for name in ASKED_FOR)
         assert row["tokens_per_s"] > 0
+
+
+async def test_both_transports_are_measured_in_pairs_with_a_connection_for_each_stream() -> None:
+    done = await asyncio.to_thread(
+        forked.run,
+        "services",
+        *("tests.benchmarks.stream", "--json", "--streams", "8", "--steps-ms", "2"),
+        *("--seconds", "0.2", "--transport", "both", "--connections", "each", "--max-pace-s", "0"),
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert [(row["transport"], row["connections"]) for row in report["rows"]] == [
+        ("h2", 8),
+        ("grpc", 8),
+    ]
+    assert all(row["longest_pacing_ms"] == 0 for row in report["rows"])
+    (ratio,) = report["ratios"]
+    assert 0 < ratio["processor_us_per_token"]["min"] <= ratio["processor_us_per_token"]["max"]

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.timeout(300)  # ten suites of services, one after the o
 ROOT = Path(__file__).parents[2]
 CPU = {"processor_ms_per_chat", "decode_ms_per_chat", "client_ms_per_chat"}
 RATES = {"chats_per_s", "busy_cores"}
+MEMORY = {"processor_mb"}
 TIMES = {"ttft_ms_p50", "ttft_ms_p99"}
 
 
@@ -33,9 +34,9 @@ async def _rows(*arguments: str) -> list[dict[str, Any]]:
 async def test_each_case_gives_its_figures() -> None:
     rows = await _rows("--topologies", "aggregated")
     assert {row["case"]: {*row["here"]} for row in rows} == {
-        "chats": CPU | RATES | TIMES,
-        "chats-10ms": CPU | RATES | TIMES,
-        "burst": CPU | RATES | TIMES,
+        "chats": CPU | RATES | TIMES | MEMORY,
+        "chats-10ms": CPU | RATES | TIMES | MEMORY,
+        "burst": CPU | RATES | TIMES | MEMORY,
         "starvation": TIMES,
         "one-stream": TIMES | {"direct_ttft_ms_p50", "above_direct_ms"},
         "bare": {"bare_ms_per_chat", "client_ms_per_chat"} | RATES | TIMES,
@@ -50,6 +51,6 @@ async def test_two_checkouts_are_measured_in_pairs() -> None:
         *("--topologies", "disaggregated", "--cases", "chats"),
         *("--against", str(ROOT)),
     )
-    names = CPU | RATES | TIMES | {"prefill_ms_per_chat"}
+    names = CPU | RATES | TIMES | MEMORY | {"prefill_ms_per_chat"}
     assert {*row["here"]} == {*row["there"]} == {*row["ratio"]} == names
     assert 0 < row["ratio"]["chats_per_s"]["min"] <= row["ratio"]["chats_per_s"]["max"]

@@ -6,16 +6,19 @@ What takes time to show, memory above all, is judged in the long runs only (docs
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import json
 import os
 import pkgutil
 import random
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc
+import hpack
 import pytest
 
 import millstream.v1
@@ -23,11 +26,25 @@ from millstream.v1 import decode_pb2, errors_pb2, generation_pb2, processor_pb2
 from millstream_server.runtime.lifecycle import admin
 from millstream_server.runtime.rpc import health, orca
 from millstream_server.runtime.rpc.reflection import V1, V1ALPHA
+from tests.benchmarks.fuzzing.connections import play_wire
+from tests.benchmarks.fuzzing.frames import WireScript, make_wire_script
 from tests.benchmarks.fuzzing.messages import MessageMaker, mutate
 from tests.benchmarks.fuzzing.scripts import Outcome, Script, make_script, play
 from tests.benchmarks.fuzzing.targets import Target
 from tests.support import forked
 from tests.support.processes import Footprint, Sampler, complaints
+from tests.support.raw_http2 import (
+    END_HEADERS,
+    PREFACE,
+    Kind,
+    data,
+    frame,
+    message,
+    request_fields,
+    settings,
+)
+from tests.support.rpc_kinds import SERVICE, Kinds
+from tests.support.transports import serving
 
 CHAT = processor_pb2.DESCRIPTOR.services_by_name["ProcessorService"].methods_by_name["Chat"]
 DECODE = decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].methods_by_name["Decode"]
@@ -87,6 +104,25 @@ async def test_a_rolling_restart_costs_no_request(restarts: int, arguments: list
     assert report["requests"] > 15 * restarts
 
 
+async def test_hostile_callers_fail_no_sound_chat() -> None:
+    """The rows that need no quiet machine; memory and latency are judged in the long run only."""
+    rows = "metadata-not-utf8"
+    done = await asyncio.to_thread(
+        forked.run,
+        "services",
+        *("tests.benchmarks.hostile", "--json", "--only", rows, "--transport", "h2"),
+        *("--seconds", "1", "--idle-s", "0.5", "--after-s", "0", "--alone-s", "0"),
+    )
+    assert done.stdout, done.stderr[-4000:]
+    report = json.loads(done.stdout)
+    assert [row["row"] for row in report["rows"]] == rows.split(",")
+    for row in report["rows"]:
+        assert row["alive"], row
+        assert {*row["codes"]} == {"OK"}, row
+        assert row["log_lines"] <= 100, row
+        assert row["attacker"]["broken"] == [], row
+
+
 def _all_services() -> set[str]:
     """Name every service: those of our proto, and the standard ones of both addresses."""
     files = [
@@ -105,6 +141,13 @@ async def test_fuzzing_finds_nothing() -> None:
     assert report["calls"] > 200
     assert report["by_hypothesis"] > 5
     assert report["canaries"] > 4
+
+
+async def test_fuzzing_the_wire_finds_nothing() -> None:
+    report = await _run("wire_fuzz", "--seconds", "2", "--seed", str(os.getpid()))
+    assert report["connections"] > 50
+    assert {"status 0", "GOAWAY PROTOCOL_ERROR"} <= {*report["ends"]}
+    assert report["canaries"] > 3
 
 
 # ---- the harness itself must be able to fail
@@ -149,6 +192,39 @@ async def test_the_fuzzer_sees_a_planted_fault() -> None:
             )
     finally:
         await server.stop(0)
+
+
+async def _wire_problem(port: int) -> str:
+    """Make a connection that asks test.v1.Kinds for a fault."""
+    block = hpack.Encoder().encode(request_fields(f"/{SERVICE}/Unary"))
+    opened = frame(Kind.HEADERS, 1, block, END_HEADERS)
+    sent = PREFACE + settings() + opened + data(1, message(b"bug"), end=True)
+    script = WireScript.from_json(WireScript((sent[:30], sent[30:])).to_json())
+    return await play_wire(script, port, "127.0.0.2", Counter())
+
+
+async def test_the_wire_fuzzer_sees_a_planted_fault() -> None:
+    async with serving("h2", {SERVICE: Kinds().by_name()}) as server:
+        assert (await _wire_problem(server.port)).startswith("INTERNAL: ")
+    assert "no connection" in await _wire_problem(server.port)
+    bad = frame(Kind.HEADERS, 1, b"\x80", END_HEADERS)  # index 0
+
+    async def garble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(bad)
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    garbled = await asyncio.start_server(garble, "127.0.0.1", 0)
+    async with garbled:
+        assert "isn't HTTP/2" in await _wire_problem(garbled.sockets[0].getsockname()[1])
+
+
+def test_a_seed_repeats_a_connection() -> None:
+    sound = {"/a/B": [b"x" * 100, b""], "/a/C": [b"y"]}
+    made = [make_wire_script(random.Random(i), sound) for i in range(50)]
+    assert made == [make_wire_script(random.Random(i), sound) for i in range(50)]
+    assert len({script.writes for script in made}) > 40
 
 
 def test_a_seed_repeats_a_call() -> None:

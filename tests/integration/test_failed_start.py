@@ -12,7 +12,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import decode_pb2_grpc
 from millstream_server.runtime.lifecycle.signals import DRAINED, FAILED
-from tests.support.ports import free_port
 from tests.support.simulated_suite import SimulatedSuite
 from tests.support.suite import ServiceProcess
 from tests.support.waiting import until
@@ -109,18 +108,12 @@ async def test_a_worker_told_to_stop_while_it_loads_is_gone_at_once(tmp_path: Pa
     assert "stopped before the model was loaded" in worker.log.read_text()
 
 
-@pytest.mark.parametrize("hit", ["listen", "health_listen"])
-async def test_a_process_whose_grpc_loop_died_ends_what_it_has_and_leaves(
-    tmp_path: Path, hit: str
-) -> None:
+async def test_a_process_whose_grpc_loop_died_ends_what_it_has_and_leaves(tmp_path: Path) -> None:
     """One frame of anybody's ends grpcio's serving loop: a `:path` that is not UTF-8.
 
     What runs goes on to its end; then the process leaves, to be started anew.
     """
-    probes = free_port()
-    made = SimulatedSuite(
-        tmp_path, {"simulated_step_s": 0.02, "health_listen": f"127.0.0.1:{probes}"}
-    )
+    made = SimulatedSuite(tmp_path, {"simulated_step_s": 0.02})
     worker = made.add_worker("it")
     worker.start()
     try:
@@ -129,9 +122,7 @@ async def test_a_process_whose_grpc_loop_died_ends_what_it_has_and_leaves(
             stream = decode_stream(decode_pb2_grpc.DecodeServiceStub(channel))
             await stream.start(0, [1], max_new_tokens=100)
             await stream.first_token(0)
-            _, writer = await asyncio.open_connection(
-                "127.0.0.1", worker.port if hit == "listen" else probes
-            )
+            _, writer = await asyncio.open_connection("127.0.0.1", worker.port)
             writer.write(_PATH_THAT_IS_NOT_UTF8)
             await writer.drain()
             (view,) = await stream.ended(0)

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import inspect
 import json
@@ -91,11 +92,33 @@ def _names() -> dict[str, Any]:
         ),
         "schedule_policy": inspect.getsource(module("sglang.srt.managers.schedule_policy"))[:8000],
         **_control_names(),
+        **_batch_names(),
         "environment": [
             name
             for name in dir(module("sglang.srt.environ").Envs)
             if name.startswith("SGLANG_DISAGGREGATION")
         ],
+    }
+
+
+def _batch_names() -> dict[str, Any]:
+    """Collect what `requests.batches` relies on."""
+    module = importlib.import_module
+    messages = module("sglang.srt.managers.io_struct")
+    manager = module("sglang.srt.managers.tokenizer_manager").TokenizerManager
+    collector = module("sglang.srt.observability.metrics_collector").TokenizerMetricsCollector
+    times = module("sglang.srt.observability.req_time_stats").APIServerReqTimeStats
+    handler = inspect.getsource(manager._handle_batch_output)
+    return {
+        "batches": {
+            kind.__name__: list(kind.__struct_fields__)
+            for kind in (messages.BatchTokenIDOutput, messages.BatchStrOutput)
+        },
+        "batch_handler": hashlib.sha256(handler.encode()).hexdigest(),
+        "handle_loop": inspect.getsource(manager.handle_loop),
+        "collect_metrics": list(inspect.signature(manager.collect_metrics).parameters),
+        "observe": list(inspect.signature(collector.observe_inter_token_latency).parameters),
+        "times": dir(times),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,8 +56,8 @@ class Authority:
         chain = b"".join(pem.bytes() for pem in leaf.cert_chain_pems)
         return Issued(chain, leaf.private_key_pem.bytes(), self.pem)
 
-    def issue_uri(self, *uris: str) -> Issued:
-        """Sign a certificate for URIs, SPIFFE ids among them; trustme has none."""
+    def issue_uri(self, *uris: str, dns: Sequence[str] = ()) -> Issued:
+        """Sign a certificate for URIs, SPIFFE ids among them, and any text as DNS names."""
         ca = x509.load_pem_x509_certificate(self.pem)
         ca_key = load_pem_private_key(self._ca.private_key_pem.bytes(), password=None)
         assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
@@ -71,7 +72,12 @@ class Authority:
             .not_valid_before(now - _DAY)
             .not_valid_after(now + _DAY)
             .add_extension(
-                x509.SubjectAlternativeName([x509.UniformResourceIdentifier(u) for u in uris]),
+                x509.SubjectAlternativeName(
+                    [
+                        *(x509.UniformResourceIdentifier(uri) for uri in uris),
+                        *(x509.DNSName(name) for name in dns),
+                    ]
+                ),
                 critical=True,
             )
             .add_extension(

@@ -1,24 +1,26 @@
 """A service that answers with its caller's name, in every shape an RPC has.
 
-The server is put together as `runtime.rpc.server` does it, but from the parts alone.
+The server is put together as `runtime.rpc.server` does it, but from the parts alone, on the
+transport of the test.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
 from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
-from millstream_server.runtime.rpc.channel import channel_options, open_channel, server_options
-from millstream_server.runtime.rpc.health import HealthServicer
-from millstream_server.runtime.rpc.interceptor import RpcInterceptor
+from millstream_server.runtime.rpc.call import Call
+from millstream_server.runtime.rpc.channel import channel_options, open_channel
+from millstream_server.runtime.rpc.health import SERVICE_NAME, HealthServicer
+from millstream_server.runtime.rpc.reflection import add_reflection
 from millstream_server.runtime.security.auth import AuthPolicy, caller
 from millstream_server.runtime.security.tls import ClientTls, ServerTls
+from tests.support.transports import new_server
 
 SERVICE = "test.v1.Echo"
 SHAPES = ("Unary", "Stream", "ClientStream", "Bidi")
@@ -35,26 +37,28 @@ class Echo:
 
     def __init__(self) -> None:
         self.reached = 0
+        self.caller_key = ""
 
-    def _answer(self, request: StringValue) -> StringValue:
+    def _answer(self, request: StringValue, call: Call) -> StringValue:
         self.reached += 1
+        self.caller_key = call.caller_key
         who = caller()
         return StringValue(value=f"{request.value} {who.kind.value} {who.name}")
 
-    async def Unary(self, request: StringValue, _: Any) -> StringValue:
-        return self._answer(request)
+    async def Unary(self, request: StringValue, call: Call) -> StringValue:
+        return self._answer(request, call)
 
-    async def Stream(self, request: StringValue, _: Any) -> AsyncIterator[StringValue]:
-        yield self._answer(request)
+    async def Stream(self, request: StringValue, call: Call) -> AsyncIterator[StringValue]:
+        yield self._answer(request, call)
 
-    async def ClientStream(self, requests: AsyncIterator[StringValue], _: Any) -> StringValue:
-        return [self._answer(request) async for request in requests][-1]
+    async def ClientStream(self, requests: AsyncIterator[StringValue], call: Call) -> StringValue:
+        return [self._answer(request, call) async for request in requests][-1]
 
     async def Bidi(
-        self, requests: AsyncIterator[StringValue], _: Any
+        self, requests: AsyncIterator[StringValue], call: Call
     ) -> AsyncIterator[StringValue]:
         async for request in requests:
-            yield self._answer(request)
+            yield self._answer(request, call)
 
 
 class Echoing:
@@ -103,14 +107,11 @@ async def answer(started: Any) -> str:
 
 @contextlib.asynccontextmanager
 async def echoing(
-    policy: AuthPolicy | None = None,
-    tls: ServerTls | None = None,
-    options: Sequence[tuple[str, Any]] | None = None,
+    policy: AuthPolicy | None = None, tls: ServerTls | None = None, server: Any = None
 ) -> AsyncIterator[Echoing]:
-    """Serve on a free port of 127.0.0.1."""
+    """Serve on a free port; ``server`` replaces the one with the layers of a policy."""
     layers = policy.layers() if policy is not None else []
-    chosen = server_options(max_receive_bytes=1 << 20) if options is None else options
-    server = grpc.aio.server(interceptors=[RpcInterceptor(*layers)], options=chosen)
+    server = server or new_server(*layers, max_receive_bytes=1 << 20)
     echo = Echo()
     handlers = {
         shape: getattr(grpc, f"{kind}_rpc_method_handler")(
@@ -124,15 +125,12 @@ async def echoing(
     health = HealthServicer(())
     health.set(serving=True)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    reflection.enable_server_reflection((SERVICE,), server)
-    port = (
-        server.add_secure_port("127.0.0.1:0", tls.credentials())
-        if tls
-        else server.add_insecure_port("127.0.0.1:0")
-    )
+    listed = add_reflection(server, (SERVICE_NAME,))
+    port = server.bind("127.0.0.1:0", tls)
     await server.start()
     try:
         yield Echoing(echo, port)
     finally:
         health.close()
+        listed.close()
         await server.stop(0)

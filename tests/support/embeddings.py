@@ -168,7 +168,7 @@ async def sending(
     leases = Leases(store, lease_s)
     embeddings = EmbeddingServer(leases, TICKETS, Sender(store, transfer), idle_s=idle_s)
     server = Server((SERVICE,), ServerOptions(max_receive_bytes=4 << 20, tracing=tracing, tls=tls))
-    encode_pb2_grpc.add_EncodeServiceServicer_to_server(EncodeServicer(embeddings), server.grpc)
+    encode_pb2_grpc.add_EncodeServiceServicer_to_server(EncodeServicer(embeddings), server.methods)
     port = await server.listen("127.0.0.1:0")
     try:
         yield Sending(store, leases, server, f"127.0.0.1:{port}")

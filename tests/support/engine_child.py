@@ -127,6 +127,10 @@ async def _obey(engine: SglangEngine, reporter: _Reporter, command: Mapping[str,
             task = asyncio.create_task(_control(engine, reporter, command))
             _controls.add(task)
             task.add_done_callback(_controls.discard)
+        case "bare":
+            task = asyncio.create_task(_bare(engine, reporter, command))
+            _controls.add(task)
+            task.add_done_callback(_controls.discard)
         case "inspect":
             reporter.event("answer", call=command["call"], value=await _inspect(engine))
 
@@ -147,6 +151,17 @@ async def _control(engine: SglangEngine, reporter: _Reporter, command: Mapping[s
         reporter.event("answer", call=call, value=packed(value))
 
 
+async def _bare(engine: SglangEngine, reporter: _Reporter, command: Mapping[str, Any]) -> None:
+    """Ask SGLang itself, past the adapter."""
+    assert engine._built is not None
+    params = {"max_new_tokens": command["tokens"], "temperature": 0.0}
+    stream = await engine._built.engine.async_generate(
+        input_ids=command["token_ids"], sampling_params=params, stream=True
+    )
+    token_ids = [token async for chunk in stream for token in chunk["output_ids"]]
+    reporter.event("answer", call=command["call"], value=token_ids)
+
+
 async def _inspect(engine: SglangEngine) -> dict[str, object]:
     """Look behind the adapter: SGLang's own view, and its processes."""
     assert engine._built is not None
@@ -159,6 +174,7 @@ async def _inspect(engine: SglangEngine) -> dict[str, object]:
         "used_tokens": load.num_used_tokens,
         "disaggregation": load.to_dict()["disaggregation"],
         "open_requests": len(manager.rid_to_state),
+        "tokens_through_sglang": sum(len(s.output_ids) for s in manager.rid_to_state.values()),
         "pids": vendor.get_all_child_pids(),
         "sigterm_is_ours": signal.getsignal(signal.SIGTERM) is signal.SIG_DFL,
     }

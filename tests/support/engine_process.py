@@ -198,6 +198,11 @@ class EngineProcess:
         """Empty SGLang's prefix cache; answers whether it did."""
         return bool(await self._call("flush"))
 
+    async def bare(self, token_ids: list[int], tokens: int) -> list[int]:
+        """Ask SGLang behind the adapter's back for so many tokens."""
+        answer: list[int] = await self._call("bare", token_ids=token_ids, tokens=tokens)
+        return answer
+
     async def inspect(self) -> dict[str, Any]:
         """Ask SGLang behind the adapter's back."""
         answer: dict[str, Any] = await self._call("inspect")

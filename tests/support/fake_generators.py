@@ -33,6 +33,7 @@ from millstream_server.runtime.errors import (
     WorkerLostError,
 )
 from millstream_server.runtime.rpc.server import Server, ServerOptions
+from tests.support import transports
 from tests.support.clients import tell_serving
 from tests.support.fake_processor import FakeProcessor
 
@@ -186,10 +187,13 @@ async def generators(
     diffusion: FakeDiffusion, embedding: FakeEmbedding, options: ServerOptions | None = None
 ) -> AsyncIterator[str]:
     """Serve both on one port, beside a Processor; yield the address."""
-    server = Server(SERVICES, options or ServerOptions(max_receive_bytes=4 << 20))
-    processor_pb2_grpc.add_ProcessorServiceServicer_to_server(FakeProcessor(), server.grpc)
-    diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(diffusion, server.grpc)
-    embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(embedding, server.grpc)
+    server = Server(
+        SERVICES,
+        options or ServerOptions(max_receive_bytes=4 << 20, transport=transports.current()),
+    )
+    processor_pb2_grpc.add_ProcessorServiceServicer_to_server(FakeProcessor(), server.methods)
+    diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(diffusion, server.methods)
+    embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(embedding, server.methods)
     port = await server.listen("127.0.0.1:0")
     await tell_serving(server, serving=True)
     try:

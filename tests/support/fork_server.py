@@ -54,6 +54,7 @@ _PRELOADED: Mapping[str, tuple[str, ...]] = {
         "millstream_server.processor.app",
         "millstream_server.processor.settings",
         "millstream_server.worker.app",
+        "transformers",  # else a Processor would start a process that imports it
     ),
     "sglang": (
         "millstream_server.decode.settings",

@@ -136,6 +136,11 @@ def begin(*kinds: Kind) -> None:
         os.environ[_address_name(kind)] = _servers[kind].address
 
 
+def begun(kind: Kind) -> bool:
+    """Tell whether processes of this kind are forked already, in a child of who began it too."""
+    return _address_name(kind) in os.environ
+
+
 def end() -> None:
     """End all servers."""
     while _servers:

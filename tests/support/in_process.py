@@ -36,6 +36,7 @@ from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.urls import UrlFetcher
 from millstream_server.processor.models import Models
 from millstream_server.processor.pacing import Pacer
+from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.routing.discovery.static import StaticDiscovery
 from millstream_server.routing.policies import make_policy
@@ -49,6 +50,7 @@ from millstream_server.worker.generation.app import make_plan
 from millstream_server.worker.generation.fetching import Fetcher
 from millstream_server.worker.host import WorkerHost, WorkerPlan
 from millstream_server.worker.service import SERVICE as WORKER
+from tests.support import transports
 from tests.support.waiting import until
 
 MODEL = "tiny"
@@ -157,7 +159,7 @@ async def worker(
         (*host.plan.services, WORKER),
         ServerOptions(max_receive_bytes=host.plan.max_receive_bytes, load=host.requests.meter),
     )
-    host.attach(server.grpc, server.conditions)
+    host.attach(server.methods, server.conditions)
     port = await server.listen("127.0.0.1:0")
     async with grpc.aio.insecure_channel(
         f"127.0.0.1:{port}", options=[("grpc.max_send_message_length", -1)]
@@ -218,7 +220,7 @@ def make_core(
     intake = Intake(urls, max_item_bytes=MAX_ITEM_BYTES, max_items=8)
     budget = MediaBudget(4 * MAX_ITEM_BYTES)
     return ProcessorCore(
-        Models(models, router, 2),
+        Models(models, router, TextLimits()),
         router,
         GenerationParts(
             pacer=pacer, workers=fleet, ticket_key=KEY, embedding_tickets=EmbeddingTickets(KEY)
@@ -249,7 +251,12 @@ async def processor(
     core = make_core(models, router, fleet, pacer, limits=limits)
     server = Server(
         app.SERVICES,
-        ServerOptions(max_receive_bytes=4 << 20, load=core.meter, tracing=forwarding.tracing),
+        ServerOptions(
+            max_receive_bytes=4 << 20,
+            transport=transports.current(),
+            load=core.meter,
+            tracing=forwarding.tracing,
+        ),
     )
     app.add_services(server, core, fleet, forwarding)
     port = await server.listen("127.0.0.1:0")

@@ -58,7 +58,7 @@ async def encode_worker(
     engine, encoder = hosted_encoder(directory, limits, **config)
     host = WorkerHost(make_plan(engine, MODEL, Serving(tickets=TICKETS)))
     server = Server((*host.plan.services, WORKER), ServerOptions(max_receive_bytes=4 << 20))
-    host.attach(server.grpc, server.conditions)
+    host.attach(server.methods, server.conditions)
     port = await server.listen("127.0.0.1:0")
     try:
         await host.load(lambda _: None)

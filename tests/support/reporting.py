@@ -33,10 +33,11 @@ from millstream_server.runtime.errors import (
 from millstream_server.runtime.rpc import orca
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.health import HealthServicer
-from millstream_server.runtime.rpc.interceptor import RpcInterceptor
+from millstream_server.runtime.rpc.layer import Layer
 from millstream_server.runtime.rpc.orca import OrcaLayer, OrcaServicer
 from millstream_server.runtime.rpc.reflection import add_reflection
 from millstream_server.runtime.telemetry.load import LoadSnapshot, LoadSource
+from tests.support.transports import new_server
 
 NAMED = "test.Named"
 LOAD = LoadSnapshot(
@@ -131,7 +132,7 @@ class Named:
 class Running:
     port: int
     orca: OrcaServicer
-    server: grpc.aio.Server
+    server: Any
     named: Named
 
 
@@ -144,11 +145,10 @@ async def served(
     seen: Counter[str] | None = None,
 ) -> AsyncIterator[Running]:
     """Serve `Named`, health, reflection and reports."""
-    layers = [OrcaLayer(source, [NAMED])] if trailers else []
-    interceptors: list[Any] = [RpcInterceptor(*layers)]
+    layers: list[Layer] = [OrcaLayer(source, [NAMED])] if trailers else []
     if seen is not None:
-        interceptors.insert(0, Seen(seen))
-    server = grpc.aio.server(interceptors=interceptors, options=[("grpc.so_reuseport", 0)])
+        layers.insert(0, Seen(seen))
+    server = new_server(*layers)
     named = Named(name)
     server.add_generic_rpc_handlers((named.handlers(),))
     health = HealthServicer(())
@@ -156,7 +156,7 @@ async def served(
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     reflection = add_reflection(server, [orca.SERVICE])
     servicer = orca.add_orca(server, source)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.bind("127.0.0.1:0")
     await server.start()
     try:
         yield Running(port, servicer, server, named)
@@ -167,15 +167,17 @@ async def served(
         await server.stop(0)
 
 
-class Seen(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+class Seen:
     """Counts the calls of each method."""
 
     def __init__(self, seen: Counter[str]) -> None:
         self._seen = seen
 
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        self._seen[details.method] += 1
-        return await continuation(details)
+    def covers(self, method: str) -> bool:
+        return True
+
+    def enter(self, call: Call) -> None:
+        self._seen[call.method] += 1
 
 
 def call_named(channel: grpc.aio.Channel, method: str, kind: str = "unary_unary") -> Any:

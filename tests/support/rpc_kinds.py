@@ -17,6 +17,7 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from millstream_server.runtime.errors import Code, StatusError, UnavailableError
+from tests.support.transports import new_server
 from tests.support.waiting import EOF
 
 SERVICE = "test.v1.Kinds"
@@ -87,7 +88,8 @@ class Kinds:
     async def gather(self, requests: AsyncIterator[bytes], context: Any) -> bytes:
         return b"".join([request async for request in requests])
 
-    def handlers(self) -> grpc.GenericRpcHandler:  # type: ignore[type-arg]
+    def by_name(self) -> dict[str, Any]:
+        """Return the handlers by the methods' names."""
         made: dict[str, Any] = {
             "Unary": (grpc.unary_unary_rpc_method_handler, self.unary),
             "Generator": (grpc.unary_stream_rpc_method_handler, self.generator),
@@ -96,9 +98,10 @@ class Kinds:
             "Reader": (grpc.stream_stream_rpc_method_handler, self.reader),
             "Gather": (grpc.stream_unary_rpc_method_handler, self.gather),
         }
-        return grpc.method_handlers_generic_handler(
-            SERVICE, {name: make(behavior, bytes, bytes) for name, (make, behavior) in made.items()}
-        )
+        return {name: make(behavior, bytes, bytes) for name, (make, behavior) in made.items()}
+
+    def handlers(self) -> grpc.GenericRpcHandler:  # type: ignore[type-arg]
+        return grpc.method_handlers_generic_handler(SERVICE, self.by_name())
 
 
 class Client:
@@ -117,16 +120,21 @@ class Client:
 @contextlib.asynccontextmanager
 async def serving(
     kinds: Kinds,
-    interceptors: Sequence[Any] = (),
+    around: Sequence[Any] = (),
     client_interceptors: Sequence[Any] = (),
     extra: Any = None,
 ) -> AsyncIterator[Client]:
-    """Serve it; ``extra`` adds further services to the server."""
-    server = grpc.aio.server(interceptors=list(interceptors))
+    """Serve it behind layers, or on grpc.aio behind its interceptors.
+
+    ``extra`` adds further services to the server.
+    """
+    on_grpc = any(isinstance(each, grpc.aio.ServerInterceptor) for each in around)
+    server: Any = grpc.aio.server(interceptors=list(around)) if on_grpc else new_server(*around)
     server.add_generic_rpc_handlers((kinds.handlers(),))
     if extra:
         extra(server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    bind = server.add_insecure_port if on_grpc else server.bind
+    port = bind("127.0.0.1:0")
     await server.start()
     try:
         async with grpc.aio.insecure_channel(

@@ -16,7 +16,8 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from millstream_server.engines.sglang.metrics import CACHE_CONFIG
-from millstream_server.runtime.telemetry.metrics import REGISTRY, SCRAPED
+from millstream_server.runtime.telemetry.metrics import SCRAPED
+from millstream_server.runtime.telemetry.registry import REGISTRY
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 

@@ -76,8 +76,8 @@ class Control:
 async def control(**script: Script) -> AsyncIterator[Control]:
     served = Control(script)
     server = Server((ENGINE.full_name, ADMIN.full_name), ServerOptions(max_receive_bytes=4 << 20))
-    engine_control_pb2_grpc.add_EngineControlServiceServicer_to_server(served, server.grpc)  # type: ignore[arg-type]
-    admin_pb2_grpc.add_AdminServiceServicer_to_server(served, server.grpc)  # type: ignore[arg-type]
+    engine_control_pb2_grpc.add_EngineControlServiceServicer_to_server(served, server.methods)  # type: ignore[arg-type]
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(served, server.methods)  # type: ignore[arg-type]
     served.address = f"127.0.0.1:{await server.listen('127.0.0.1:0')}"
     try:
         yield served

@@ -19,7 +19,6 @@ from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.telemetry import GenerationTelemetry
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.lifecycle.conditions import HealthConditions
-from millstream_server.runtime.rpc.interceptor import RpcInterceptor
 from millstream_server.runtime.rpc.reflection import methods_of
 from millstream_server.runtime.telemetry.server_rpcs import TelemetryLayer
 from millstream_server.runtime.telemetry.tracing import Tracing
@@ -27,6 +26,7 @@ from millstream_server.worker.host import WorkerHost
 from millstream_server.worker.service import LONG_STREAMS
 from tests.support.in_process import ALPHABET, MODEL, hosted, make_core, make_fleet
 from tests.support.spans import SpanLog
+from tests.support.transports import new_server
 from tests.support.waiting import until
 
 
@@ -78,9 +78,9 @@ async def _serving(
     tracing: Tracing | None, add: Callable[[grpc.aio.Server], None]
 ) -> AsyncIterator[tuple[grpc.aio.Server, str]]:
     telemetry = TelemetryLayer(tracing, served=SERVED, without_spans=_LONG_STREAMS)
-    server = grpc.aio.server(interceptors=[RpcInterceptor(telemetry)])
+    server = new_server(telemetry)
     add(server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.bind("127.0.0.1:0")
     await server.start()
     try:
         yield server, f"127.0.0.1:{port}"

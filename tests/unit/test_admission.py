@@ -26,7 +26,7 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.retry_delay import jittered
-from millstream_server.runtime.telemetry import metrics
+from millstream_server.runtime.telemetry.registry import REGISTRY
 
 LOW, NORMAL, HIGH = Priority.LOW, Priority.NORMAL, Priority.HIGH
 
@@ -59,14 +59,11 @@ def teach(queue: AdmissionQueue, machine: Machine, held_s: float, count: int = 8
 
 
 def refused(cause: str) -> float:
-    return (
-        metrics.REGISTRY.get_sample_value("millstream_admission_refused_total", {"cause": cause})
-        or 0.0
-    )
+    return REGISTRY.get_sample_value("millstream_admission_refused_total", {"cause": cause}) or 0.0
 
 
 def gauge(name: str) -> float:
-    value = metrics.REGISTRY.get_sample_value(f"millstream_admission_{name}", {"model": "unit"})
+    value = REGISTRY.get_sample_value(f"millstream_admission_{name}", {"model": "unit"})
     assert value is not None
     return value
 
@@ -478,7 +475,7 @@ def test_the_gauges_follow() -> None:
 def test_waits_are_recorded_by_priority() -> None:
     def waits() -> float:
         labels = {"model": "unit", "priority": "low"}
-        return metrics.REGISTRY.get_sample_value("millstream_admission_wait_seconds_sum", labels)  # type: ignore[return-value]
+        return REGISTRY.get_sample_value("millstream_admission_wait_seconds_sum", labels)  # type: ignore[return-value]
 
     machine = Machine(capacity=1)
     queue = machine.queue()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -11,11 +11,14 @@ import pytest
 
 from millstream_server.engines.base import Role, WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.generation.logprobs import LogprobColumns
 from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import Sampling
 from millstream_server.generation.span import RequestSpan
+from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor import legs
+from millstream_server.processor.choice import Delta
 from millstream_server.processor.generation import Generation
 from millstream_server.processor.launch import GenerationParts
 from millstream_server.processor.options import Options
@@ -26,7 +29,12 @@ from millstream_server.processor.telemetry import NO_TELEMETRY, TurnTelemetry
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.routing.plan import Plan, PlannedLeg
 from millstream_server.routing.workers import RankView, WorkerView
-from millstream_server.runtime.errors import InvalidRequestError, ServingError, WorkerLostError
+from millstream_server.runtime.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    ServingError,
+    WorkerLostError,
+)
 from millstream_server.transfer.ticket import TicketKey
 
 
@@ -88,6 +96,15 @@ class Started:
     admission: Admitted
 
 
+def _parts(unread: UnreadOutput | None = None) -> GenerationParts:
+    return GenerationParts(
+        pacer=Pacer(0.05),
+        workers=Played(),
+        ticket_key=TicketKey(bytes(32)),
+        unread=unread or UnreadOutput(),
+    )
+
+
 def _started(
     text_model: TextModel,
     plan: Plan,
@@ -95,6 +112,7 @@ def _started(
     telemetry: TurnTelemetry = NO_TELEMETRY,
     logprobs: LogprobOptions | None = None,
     admission: Admission | None = None,
+    parts: GenerationParts | None = None,
     **options: Any,
 ) -> Started:
     workers, admitted = Played(), Admitted()
@@ -110,7 +128,7 @@ def _started(
         Options(path="options.", sampling={}, **options),
         text_model,
         admission or cast("Any", admitted),
-        GenerationParts(pacer=Pacer(0.05), workers=workers, ticket_key=TicketKey(bytes(32))),
+        replace(parts or _parts(), workers=workers),
         telemetry=telemetry,
     )
     generation.start(plan)
@@ -225,6 +243,161 @@ async def test_a_client_that_does_not_read_holds_no_capacity(text_model: TextMod
     assert queue.running == 0
     it.generation.close()
     assert queue.running == 0
+
+
+# ---- output that is sent without the request's task
+
+
+class Client:
+    """A generation's outlet; reads while ``reads``."""
+
+    def __init__(self, it: Started, payer: str = "client") -> None:
+        self.reads = True
+        self.texts: list[str] = []
+        self.ended: list[ServingError] = []
+        self._generation = it.generation
+        it.generation.send_through(self._send, payer, self.ended.append)
+        self.task = asyncio.ensure_future(it.generation.deltas())
+
+    def _send(self, deltas: Sequence[Delta]) -> bool:
+        if self.reads:
+            self.texts += [delta.text for delta in deltas]
+        return self.reads
+
+    async def rest(self) -> list[Delta]:
+        """What the task gets now; it then asks for more."""
+        deltas = await asyncio.wait_for(self.task, 5)
+        self.task = asyncio.ensure_future(self._generation.deltas())
+        return deltas
+
+
+async def _turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_only_what_a_client_does_not_take_and_the_end_wake_the_task(
+    text_model: TextModel,
+) -> None:
+    it = _started(text_model, ALONE)
+    client, sink = Client(it), it.workers.sinks["decode"][0]
+    for token in (35, 36):
+        await _turns()
+        sink.emit([token])
+    await _turns()
+    assert client.texts == ["A", "B"]
+    assert not client.task.done()
+    client.reads = False
+    sink.emit([37])
+    await _turns()
+    sink.emit([38])
+    assert [delta.text for delta in await client.rest()] == ["C"]
+    assert [delta.text for delta in await client.rest()] == ["D"]
+    client.reads = True
+    await _turns()
+    sink.emit([39])
+    sink.finish(DONE)
+    (last,) = await asyncio.wait_for(client.task, 5)
+    assert (last.text, last.finish_reason) == ("E", DONE.reason)
+    assert client.texts == ["A", "B"]
+    it.generation.close()
+
+
+async def test_an_end_that_comes_while_the_client_takes_nothing_is_not_missed(
+    text_model: TextModel,
+) -> None:
+    it = _started(text_model, ALONE)
+    client, sink = Client(it), it.workers.sinks["decode"][0]
+    await _turns()
+    client.reads = False
+    sink.emit([35])
+    await asyncio.sleep(0)  # it is offered, and refused
+    sink.finish(DONE)
+    assert [delta.text for delta in await client.rest()] == ["A"]
+    (last,) = await asyncio.wait_for(client.task, 5)
+    assert last.finish_reason is DONE.reason
+    it.generation.close()
+
+
+async def test_a_stop_that_completes_goes_through_the_task(text_model: TextModel) -> None:
+    it = _started(text_model, ALONE, stops=("CD",))
+    client = Client(it)
+    await _turns()
+    it.workers.sinks["decode"][0].emit([35, 36])
+    await _turns()
+    it.workers.sinks["decode"][0].emit([37, 38])
+    (last,) = await asyncio.wait_for(client.task, 5)
+    assert (client.texts, last.text, last.matched_stop) == (["AB"], "", "CD")
+    it.generation.close()
+
+
+async def test_what_fails_when_it_is_sent_fails_that_request_alone(text_model: TextModel) -> None:
+    parts = _parts()
+    broken, sound = (_started(text_model, ALONE, parts=parts) for _ in range(2))
+    clients = Client(broken), Client(sound)
+    clients[0].texts = cast("Any", None)
+    for _ in range(2):
+        await _turns()
+        for it in (broken, sound):
+            it.workers.sinks["decode"][0].emit([35])
+    await _turns()
+    with pytest.raises(TypeError):
+        await asyncio.wait_for(clients[0].task, 5)
+    assert clients[1].texts == ["A", "A"]
+    assert not clients[1].task.done()
+    clients[1].task.cancel()
+    for it in (broken, sound):
+        it.generation.close()
+
+
+# ---- output that nobody reads
+
+
+async def test_unread_output_ends_its_request_and_no_other(text_model: TextModel) -> None:
+    unread = UnreadOutput(200_000)
+    parts = _parts(unread)
+    greedy, sound = (_started(text_model, ALONE, parts=parts) for _ in range(2))
+    clients = Client(greedy, "greedy"), Client(sound, "sound")
+    await _turns()
+    clients[0].reads = False
+    entry = TokenLogprob(35, -0.5, tuple((token, -1.0) for token in range(20)))
+    sink = greedy.workers.sinks["decode"][0]
+
+    def emit() -> None:
+        sink.emit([35], LogprobColumns([entry]))
+
+    emit()
+    await asyncio.wait_for(clients[0].task, 5)  # and is not asked again: the client reads nothing
+    for sent in range(800):
+        assert not clients[0].ended, f"after {sent} tokens"
+        emit()
+    assert 150_000 < unread.used < 200_000, "a token and its logprobs: 40 + 14 + 20 x 9 bytes"
+    while not clients[0].ended:
+        emit()
+    assert unread.used == 0
+    emit()
+    sound.workers.sinks["decode"][0].emit([35])
+    await _turns()
+    assert clients[1].texts == ["A"]
+    assert unread.used == 0, "what still comes is dropped"
+    assert greedy.workers.cancels == ["decode"]
+    with pytest.raises(OverloadedError, match="too much output waits"):
+        await asyncio.wait_for(greedy.generation.deltas(), 5)
+    assert greedy.generation._choices[0].held_bytes == 0
+    clients[1].task.cancel()
+    for it in (greedy, sound):
+        it.generation.close()
+
+
+async def test_a_closed_generation_counts_nothing(text_model: TextModel) -> None:
+    unread = UnreadOutput()
+    it = _started(text_model, ALONE, parts=_parts(unread))
+    sink = it.workers.sinks["decode"][0]
+    sink.emit([35] * 10)
+    assert unread.used == 400
+    it.generation.close()
+    sink.emit([35] * 10)
+    assert unread.used == 0
 
 
 # ---- plans whose legs run one after the other

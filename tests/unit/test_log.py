@@ -93,12 +93,43 @@ def test_a_line_has_time_level_logger_event_and_fields(text: Written) -> None:
         (None, "None"),
         ("\ud800", r"\ud800"),
         ("\x1b[2J", r"\x1b[2J"),
+        ("x" * 5000, f'"{"x" * 4096}… (904 more)"'),
     ],
 )
 def test_a_value_is_quoted_when_it_needs_it(text: Written, value: object, written: str) -> None:
     events.info("seen", value=value)
     (line,) = text.lines()
     assert line.endswith(f": seen value={written}")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "req outcome=STOP",
+        'req" outcome=STOP x="',
+        'req" outcome=STOP x="\\',
+        "req\toutcome=STOP",
+        "req\noutcome=STOP",
+        "req\u2028outcome=STOP",
+        "req\u00a0outcome=STOP",
+        "req\u3000outcome=STOP",
+        "req\x1b[31m outcome=STOP",
+        "outcome=STOP outcome=STOP",
+    ],
+)
+def test_a_value_forges_no_field_for_any_reader_of_lines(text: Written, value: str) -> None:
+    events.info("turn ended", request=value, outcome="ABANDONED")
+    (line,) = text.lines()
+    assert re.findall(r"\boutcome=(\S+)", line) == ["ABANDONED"]
+    fields = line.partition(": turn ended ")[2].split(" outcome=ABANDONED")[0]
+    written = re.sub(r"\\x([0-9a-f]{2})", r"\\u00\1", fields.partition("=")[2])
+    assert json.loads(written) == value
+
+
+@pytest.mark.parametrize("value", ["a\u2800outcome\uff1dSTOP", "a\u3164b", "a\uff1db", "a\uff02b"])
+def test_a_value_that_only_looks_like_a_field_is_quoted(text: Written, value: str) -> None:
+    events.info("seen", value=value)
+    assert text.lines()[0].endswith(f': seen value="{value}"')
 
 
 @pytest.mark.parametrize("breaks", ["\n", "\r", "\r\n", "\x0b", "\x1c", "\x85", "\u2028"])
@@ -192,26 +223,33 @@ def _repeats() -> Any:
 def test_warnings_that_repeat_are_dropped_and_counted(
     as_json: Written, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = 1000.0
+    now = time.monotonic()
     monkeypatch.setattr(_repeats(), "_clock", lambda: now)
     for number in range(100):
         events.warning("refused", number=number)
         events.info("served")
+        events.caused("ended", number=number)
     events.warning("another")
     lines = as_json.objects()
-    refused = [line for line in lines if line["message"] == "refused"]
-    assert [line["number"] for line in refused] == list(range(60))
-    assert refused[-1]["repeats"] == "dropped for a minute"
-    assert not any("repeats" in line for line in refused[:-1])
+    for event in ("refused", "ended"):
+        written = [line for line in lines if line["message"] == event]
+        assert [line["number"] for line in written] == list(range(30))
+        assert written[-1]["repeats"] == "dropped for a minute"
+        assert not any("repeats" in line for line in written[:-1])
     assert sum(line["message"] == "served" for line in lines) == 100
     assert lines[-1]["message"] == "another"
 
-    now += 60
-    for _ in range(2):
-        events.warning("refused", number=0)
-    first, second = as_json.objects()
-    assert first["dropped_before"] == 40
-    assert "dropped_before" not in second
+    now += 61
+    events.info("served")
+    events.warning("refused", number=0)
+    first, second, *rest = as_json.objects()
+    for line, event in ((first, "refused"), (second, "ended")):
+        assert (line["message"], line["event"], line["dropped"]) == (
+            "lines were dropped",
+            event,
+            70,
+        )
+    assert [line["message"] for line in rest] == ["served", "refused"]
 
 
 def test_no_action_of_an_operator_is_dropped(as_json: Written) -> None:
@@ -223,8 +261,57 @@ def test_no_action_of_an_operator_is_dropped(as_json: Written) -> None:
     ]
 
 
-def test_what_is_remembered_of_warnings_is_bounded(as_json: Written) -> None:
+def test_text_of_a_caller_makes_no_new_cause(text: Written) -> None:
     for number in range(5000):
         logging.getLogger("a.library").warning(f"client {number}")  # noqa: G004
-    assert len(_repeats()._seen) <= 1000
-    assert len(as_json.lines()) == 5000
+    assert len(text.lines()) == 30
+
+
+def test_more_causes_than_are_remembered_are_one(
+    text: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    monkeypatch.setattr(_repeats(), "_clock", lambda: now)
+    for number in range(5000):
+        events.warning(f"event {number}")
+    assert len(text.lines()) == 1000 + 30
+    now += 61
+    for number in range(500):
+        events.warning(f"event {number}")
+    dropped, *rest = text.lines()
+    assert 'event="other causes" dropped=3970' in dropped
+    assert len(rest) == 500
+
+
+def _raise(depth: int) -> None:
+    if depth:
+        _raise_too(depth - 1)
+    raise ValueError("x" * 10_000)
+
+
+def _raise_too(depth: int) -> None:
+    _raise(depth)
+
+
+def test_tracebacks_are_bounded_in_lines(text: Written) -> None:
+    """Those of one place are written once a minute; long ones are cut in the middle."""
+    for _ in range(40):
+        try:
+            _raise(200)
+        except ValueError as error:
+            events.error("it failed", error=error)
+    lines = text.lines()
+    assert len(lines) == 30 + 151
+    assert all(len(line) < 700 for line in lines)
+    assert sum(" ERROR " in line for line in lines) == 30
+    assert " error=" not in lines[0]
+    assert lines[151].startswith("  ValueError: xxx")
+    assert ' error="ValueError: xxx' in lines[-1]
+    for _ in range(3):
+        try:
+            int("another failure")
+        except ValueError as error:
+            logging.getLogger("a.library").exception("took %s", "long", exc_info=error)
+    first, second, third = (line for line in text.lines() if not line.startswith("  "))
+    assert "error=" not in first
+    assert all("error=" in line for line in (second, third))

@@ -243,7 +243,10 @@ async def test_a_cancel_while_media_are_put_together(monkeypatch: pytest.MonkeyP
         return {}
 
     monkeypatch.setattr(runs, "media_arguments", slow)
-    built: Any = SimpleNamespace(fake_bootstrap_host="", engine=None)
+    monkeypatch.setattr(runs, "BatchReader", lambda *_: None)  # it wants a real engine
+    built: Any = SimpleNamespace(
+        fake_bootstrap_host="", engine=SimpleNamespace(tokenizer_manager=None)
+    )
     adapter = SglangEngine(SglangEngineConfig(model_path="m"))
     monkeypatch.setattr(adapter, "_ready", lambda: (built, None))
     adapter._runs.start(built)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -181,3 +182,46 @@ async def test_a_message_of_many_bad_starts_is_obeyed_as_their_errors_are_read()
     ]
     assert [slot for slots in failed for slot in slots] == [*range(5000)]
     assert max(map(len, failed)) < 1100
+
+
+async def test_what_is_too_large_for_a_message_comes_in_several_in_order() -> None:
+    """A frame above what the caller takes would end its stream, and every request on it."""
+    stream = Open(Scripted())
+    a, b = await stream.sinks(1, 2)
+    alternatives = tuple((token, -1.0) for token in range(20))
+    entries = [TokenLogprob(7, -0.5, alternatives)] * 40
+    for step in range(500):
+        a.emit([step] * 40, entries)
+        b.emit((step,))
+    a.finish(replace(DONE, prompt_logprobs=[TokenLogprob(1, -0.5)] * 400_000))
+    b.finish(DONE)
+    frames = [await stream.next]
+    while not any(end.slot == 2 for end in frames[-1].finishes):
+        frames.append(await stream.frame())
+    tokens: dict[int, list[int]] = {1: [], 2: []}
+    for frame in frames:
+        at = 0
+        for slot, count in zip(
+            frame.slots, frame.token_counts or [1] * len(frame.slots), strict=True
+        ):
+            tokens[slot] += frame.token_ids[at : at + count]
+            at += count
+    assert tokens == {1: [step for step in range(500) for _ in range(40)], 2: list(range(500))}
+    assert [len(entry.tokens.token_ids) for f in frames for entry in f.logprobs] == [40] * 500
+    assert [frame.sequence for frame in frames] == list(range(1, len(frames) + 1))
+    assert [end.slot for frame in frames for end in frame.finishes] == [1, 2]
+    sizes = [frame.ByteSize() for frame in frames]
+    assert max(sizes) < 4 << 20
+    assert len(sizes) > sum(sizes) // (4 << 20), "each is nearly full"
+
+
+async def test_many_failures_at_once_come_in_several_messages() -> None:
+    stream = Open(Scripted())
+    sinks = await stream.sinks(*range(64))
+    for sink in sinks:
+        sink.fail(InvalidRequestError("x" * (1 << 17)))
+    frames = [await stream.next]
+    while frames[-1].errors[-1].slot != 63:
+        frames.append(await stream.frame())
+    assert [error.slot for frame in frames for error in frame.errors] == list(range(64))
+    assert max(frame.ByteSize() for frame in frames) < 4 << 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 _PLAIN = ("health", "check", "admin")
@@ -10,10 +9,6 @@ _PLAIN = ("health", "check", "admin")
 
 def main() -> int:
     """Run the command line; return the exit code."""
-    if sys.argv[1:2] != ["up"]:
-        # Else gRPC writes its own lines about a failed handshake, before the sentence that explains
-        # it. It reads this when it is imported. Not for `up`: its services inherit the environment.
-        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     if sys.argv[1:2] and sys.argv[1] in _PLAIN:
         from millstream_server.cli.plain import main as run_plain  # noqa: PLC0415 - starts quickly
 

@@ -43,7 +43,7 @@ class Finish:
     """Prompt tokens that stand for images and videos."""
     matched_token_id: int | None = None
     """The EOS or stop token that ended it; it is the last token emitted."""
-    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    prompt_logprobs: Sequence[TokenLogprob] = ()
     weight_version: str = ""
     """Version of the weights that made it; empty: not known."""
 
@@ -57,7 +57,10 @@ class OutputSink(Protocol):
     """
 
     def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
-        """Receive one or more new tokens, each once; with a logprob for each if requested."""
+        """Receive one or more new tokens, each once; with a logprob for each if requested.
+
+        The sink may keep both sequences and extend them.
+        """
         ...
 
     def finish(self, finish: Finish) -> None:

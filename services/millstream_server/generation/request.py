@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,13 +29,14 @@ class Prompt:
     @property
     def media_start(self) -> int | None:
         """Position of the first placeholder; None: there is none."""
-        starts = (span.start for item in self.media for span in item.spans)
-        return min(starts, default=None)
+        if not self.media:
+            return None
+        return min((span.start for item in self.media for span in item.spans), default=None)
 
     @property
     def media_tokens(self) -> int:
         """Placeholder tokens of all media."""
-        return sum(item.tokens for item in self.media)
+        return sum(item.tokens for item in self.media) if self.media else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class LogprobOptions:
 
 def new_engine_id() -> str:
     """Make a request id for an engine: 128 random bits in 32 hex digits."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

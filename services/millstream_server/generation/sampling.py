@@ -10,8 +10,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Callable, Mapping
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 Check = Callable[[Any], str | None]
@@ -123,3 +125,16 @@ KNOBS: tuple[Knob, ...] = tuple(
     for f in dataclasses.fields(Sampling)
     if "check" in f.metadata
 )
+_read_knobs = operator.attrgetter(*(knob.name for knob in KNOBS))
+
+
+def given_knobs(sampling: Sampling) -> Sequence[tuple[Knob, Any]]:
+    """Return the knobs that aren't neutral, with their values."""
+    return _given(_read_knobs(sampling))
+
+
+# Cached: it is asked for several times per request, and clients send the same few values often.
+@lru_cache(maxsize=256)
+def _given(values: tuple[Any, ...]) -> Sequence[tuple[Knob, Any]]:
+    pairs = zip(KNOBS, values, strict=True)
+    return tuple((knob, value) for knob, value in pairs if value != knob.neutral)

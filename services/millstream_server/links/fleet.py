@@ -51,7 +51,8 @@ class Fleet:
 
         Without one the bound is 512 MiB.
         """
-        self._unread = unread or UnreadOutput()
+        self.unread = unread or UnreadOutput()
+        """Bounds the output of all requests that clients have not read."""
         self._discovery = discovery
         self._router = router
         self._tls = tls
@@ -141,7 +142,7 @@ class Fleet:
         for address in sorted(set(addresses) - self._links.keys()):
             link = self._links[address] = WorkerLink(
                 address,
-                functools.partial(WorkerCalls, unread=self._unread),
+                functools.partial(WorkerCalls, unread=self.unread),
                 self._router.changed,
                 prefixes=self._router.prefixes,
                 tls=self._tls,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,8 @@ from millstream.v1 import (
     prefill_pb2_grpc,
 )
 from millstream_server.engines.base import Role
-from millstream_server.generation.output import OutputSink, TokenLogprob
+from millstream_server.generation.logprobs import LogprobColumns
+from millstream_server.generation.output import OutputSink
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.stream_metrics import stream_metrics
 from millstream_server.links.link import Connection
@@ -214,19 +215,26 @@ class GenerationStream:
 
     def _dispatch_with_logprobs(self, frame: generation_pb2.StepFrame) -> None:
         sinks: Any = self._sinks
-        gathered: dict[int, list[TokenLogprob]] = {}
+        columns: dict[int, LogprobColumns] = {}
         for entry in frame.logprobs:
-            gathered.setdefault(entry.slot, []).extend(convert.logprobs_from_proto(entry.tokens))
-        columns: dict[int, Iterator[TokenLogprob]] = {
-            slot: iter(entries) for slot, entries in gathered.items()
-        }
-        counts = frame.token_counts or [1] * len(frame.slots)
-        at = 0
-        for slot, count in zip(frame.slots, counts, strict=True):
-            fresh = frame.token_ids[at : at + count]
+            found = convert.logprobs_from_proto(entry.tokens)
+            if entry.slot in columns:
+                columns[entry.slot].extend(found)
+            else:
+                columns[entry.slot] = found
+        tokens: dict[int, list[int]] = {}
+        token_ids, at = frame.token_ids[:], 0
+        for slot, count in zip(
+            frame.slots[:], frame.token_counts[:] or [1] * len(frame.slots), strict=True
+        ):
+            tokens.setdefault(slot, []).extend(token_ids[at : at + count])
             at += count
-            own = columns.get(slot)
-            sinks[slot].emit(fresh, [next(own) for _ in fresh] if own else ())
+        for slot, fresh in tokens.items():
+            own = columns.get(slot, ())
+            if own and len(own) != len(fresh):
+                message = f"slot {slot} has {len(fresh)} tokens and {len(own)} logprobs"
+                raise RuntimeError(message)
+            sinks[slot].emit(fresh, own)
 
     def _fail(self, sink: OutputSink, error: ServingError) -> None:
         try:

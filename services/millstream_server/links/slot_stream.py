@@ -11,21 +11,18 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc
 
 from millstream_server.links.link import Connection
-from millstream_server.links.unread import UnreadOutput
+from millstream_server.links.unread import UnreadOutput, overflow
 from millstream_server.runtime.errors import (
     InvalidRequestError,
-    OverloadedError,
     RequestCancelledError,
     ServingError,
     WorkerLostError,
 )
-from millstream_server.runtime.retry_delay import jittered
 from millstream_server.runtime.rpc.channel import MAX_WORKER_MESSAGE_BYTES
 from millstream_server.runtime.rpc.slot_output import EndT, EntryT, SlotContent
 from millstream_server.runtime.telemetry.client_rpcs import observe_call
 from millstream_server.runtime.telemetry.request_counts import RequestCounts
 
-_RETRY_S = 1.0
 RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
 RequestT = TypeVar("RequestT")
 
@@ -131,6 +128,11 @@ class SlotCall(Generic[EntryT, EndT]):
 
     # ---- for the stream --------------------------------------------------------------------------
 
+    @property
+    def payer(self) -> SlotCall[EntryT, EndT]:
+        """See `Gathering.payer`: each request by itself."""
+        return self
+
     def add(self, entry: EntryT, *, latest: bool, nbytes: int = 0) -> None:
         """Take an entry of about ``nbytes``."""
         if self.cancelled:
@@ -145,11 +147,7 @@ class SlotCall(Generic[EntryT, EndT]):
         """Fail: see `UnreadOutput`."""
         self._drop()
         self._stream.cancel(self._slot, self)
-        self._error = self._error or OverloadedError(
-            "the server is busy: too much output waits for clients to read it, and this request's "
-            "has waited longest; read faster, or start fewer requests at once",
-            retry_delay_s=jittered(_RETRY_S),
-        )
+        self._error = self._error or overflow()
         self._wake.set()
 
     def finish(self, end: EndT) -> None:

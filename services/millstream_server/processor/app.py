@@ -32,6 +32,7 @@ from millstream_server.processor.queue.admission_queue import QueueLimits
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.processor.telemetry import GenerationTelemetry
+from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.model_files import UnusableModelError
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.vectors.core import VectorsCore
@@ -64,6 +65,7 @@ SERVICES = (SERVICE, DIFFUSION, EMBEDDING)
 # Text threads need the GIL a few times per request, and wait up to this long for it each time while
 # the event loop is busy. With Python's 5 ms a burst of 64 chats waited a second for first tokens.
 _SWITCH_INTERVAL_S = 0.0005
+_LEAST_TEXT_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,13 +128,15 @@ def add_services(server: Server, core: ProcessorCore, workers: Fleet, limits: Fo
             tracing=limits.tracing,
         )
     )
-    processor_pb2_grpc.add_ProcessorServiceServicer_to_server(ProcessorServicer(core), server.grpc)
+    processor_pb2_grpc.add_ProcessorServiceServicer_to_server(
+        ProcessorServicer(core), server.methods
+    )
     diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(
         DiffusionServicer(core, DiffusionCore(forwarder, workers), _text(core, workers)),
-        server.grpc,
+        server.methods,
     )
     embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(
-        EmbeddingServicer(core, VectorsCore(forwarder, workers)), server.grpc
+        EmbeddingServicer(core, VectorsCore(forwarder, workers)), server.methods
     )
 
 
@@ -147,6 +151,7 @@ def _text(core: ProcessorCore, workers: Fleet) -> TextForwarder:
             telemetry=core.telemetry,
             meter=core.meter,
             work=core.work,
+            unread=workers.unread,
         )
     )
 
@@ -185,17 +190,31 @@ def _core(
 ) -> ProcessorCore:
     key = _ticket_key(settings.ticket_key)
     return ProcessorCore(
-        Models(_load_models(settings.model_directories()), router, settings.text_threads),
+        Models(_load_models(settings.model_directories()), router, _text_limits(settings)),
         router,
         GenerationParts(
             pacer=pacer,
             workers=fleet,
             ticket_key=key,
             embedding_tickets=EmbeddingTickets(key) if key else None,
+            unread=fleet.unread,
         ),
         telemetry=GenerationTelemetry(service.tracing),
         media=_media(settings, router, fleet),
         limits=_limits(settings),
+    )
+
+
+def _text_limits(settings: ProcessorSettings) -> TextLimits:
+    if settings.text_threads < _LEAST_TEXT_THREADS:
+        raise SettingsError(
+            f"--text-threads is {settings.text_threads}: it must be {_LEAST_TEXT_THREADS} or more, "
+            "since long texts must leave one thread to chats"
+        )
+    return TextLimits(
+        threads=settings.text_threads,
+        max_waiting_s=settings.max_text_wait_s,
+        max_caller_waiting_s=settings.max_caller_text_wait_s,
     )
 
 
@@ -234,6 +253,8 @@ def _plan(settings: ProcessorSettings, core: ProcessorCore) -> ServicePlan:
         load=core.meter,
         open_work=lambda: {"streams": core.work.count},
         ages=True,
+        transport=settings.clients.transport,
+        clients=settings.clients,
         without_spans=(f"{DIFFUSION}/GenerateText",),  # its requests have spans
         auth=AuthPolicy(keys=keys, peers=peers_policy(settings)),
         limits=RpcLimits(

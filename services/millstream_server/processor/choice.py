@@ -14,13 +14,16 @@ from millstream_server.processor.text.output import ChoiceText
 
 _MOST_TOKENS = 16_384
 _MOST_LOGPROBS = 256
-"""Most tokens of one delta, without and with logprobs (up to 21 each): clients take messages of
+"""Most tokens of one message, without and with logprobs (up to 21 each): clients take messages of
 4 MiB, and while one stream's backlog becomes text all others wait."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class Delta:
-    """New output of one choice; ``finish_reason`` is set in the last delta."""
+    """New output of one choice; ``finish_reason`` is set in the last delta.
+
+    Not frozen, since that would take three times as long to make; nobody changes one.
+    """
 
     index: int
     text: str = ""
@@ -41,6 +44,7 @@ class Choice:
     __slots__ = (
         "_events",
         "_later",
+        "_shares",
         "_show_matched_token",
         "_text",
         "_text_parts",
@@ -53,10 +57,20 @@ class Choice:
     )
 
     def __init__(
-        self, index: int, events: LegEvents, text: ChoiceText, *, show_matched_token: bool
+        self,
+        index: int,
+        events: LegEvents,
+        text: ChoiceText,
+        *,
+        show_matched_token: bool,
+        shares: int = 1,
     ) -> None:
-        """``show_matched_token``: the text includes the token that ended the choice."""
+        """``show_matched_token``: the text includes the token that ended the choice.
+
+        ``shares``: how many choices share a message.
+        """
         self.index = index
+        self._shares = shares
         self.answer = Leg(events)
         self._events = events
         self._later: tuple[Launch, GenerationRequest] | None = None
@@ -153,19 +167,42 @@ class Choice:
         if self.answer is not self.prompt:
             self.answer.cancel()
 
+    @property
+    def held_bytes(self) -> int:
+        """About what the output takes that has not been returned."""
+        held = self.answer.held_bytes
+        return held if self.prompt is self.answer else held + self.prompt.held_bytes
+
+    def drop(self) -> None:
+        """Drop what has not been returned."""
+        self.prompt.drop()
+        self.answer.drop()
+
     def take(self) -> Delta | None:
         """Return the new output as a delta; None if there is none."""
         answer = self.answer
-        finish = answer.result
-        if not (answer.token_ids or finish) or self.complete or self.waits_for_prompt:
+        ids, finish = answer.token_ids, answer.result
+        if not (ids or finish) or self.finish_reason is not None or self.waits_for_prompt:
             return None
-        ids, answer.token_ids = answer.token_ids, []
-        logprobs, answer.logprobs = answer.logprobs, []
-        most = _MOST_LOGPROBS if logprobs else _MOST_TOKENS
+        answer.token_ids = []
+        logprobs, answer.logprobs = answer.logprobs, None
+        most = max(1, (_MOST_TOKENS if logprobs is None else _MOST_LOGPROBS) // self._shares)
         if len(ids) > most:
             ids, answer.token_ids = ids[:most], ids[most:]
-            logprobs, answer.logprobs = logprobs[:most], logprobs[most:]
+            if logprobs is not None:
+                logprobs, answer.logprobs = logprobs[:most], logprobs[most:]
             finish = None  # it comes with the rest
+        if finish is None and not self._text.stops:  # nearly every delta
+            text = self._text.push_all(ids)
+            self.token_ids.extend(ids)
+            self._text_parts.append(text)
+            return Delta(self.index, text, ids, logprobs or ())
+        return self._take_slowly(ids, logprobs or (), finish)
+
+    def _take_slowly(
+        self, ids: list[int], logprobs: Sequence[TokenLogprob], finish: Finish | None
+    ) -> Delta:
+        """Make a delta that may be the last."""
         text, consumed = self._push(ids, finish)
         matched: str | int | None = self._text.matched
         if matched is not None:
@@ -181,12 +218,12 @@ class Choice:
         self.token_ids.extend(ids)
         self._text_parts.append(text)
         return Delta(
-            index=self.index,
-            text=text,
-            token_ids=ids,
-            logprobs=logprobs[:consumed],
-            finish_reason=self.finish_reason,
-            matched_stop=matched if self.finish_reason is FinishReason.STOP else None,
+            self.index,
+            text,
+            ids,
+            logprobs[:consumed],
+            self.finish_reason,
+            matched if self.finish_reason is FinishReason.STOP else None,
         )
 
     @property

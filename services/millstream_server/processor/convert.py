@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Callable, Sequence
 
 from google.protobuf.message import Message
@@ -271,4 +271,4 @@ def completion_from_proto(request: processor_pb2.CompleteRequest) -> Completion:
 
 def new_request_id() -> str:
     """Make an id for a request whose client sent none."""
-    return f"req-{secrets.token_hex(8)}"
+    return f"req-{os.urandom(8).hex()}"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from millstream_server.generation.request import (
     GenerationRequest,
@@ -18,7 +17,6 @@ from millstream_server.processor.limits import (
     most_tokens,
 )
 from millstream_server.processor.media.core import ProcessorMedia
-from millstream_server.processor.media.encoding import TurnMedia
 from millstream_server.processor.models import Models
 from millstream_server.processor.queue.admission import Admission, AdmissionRequest
 from millstream_server.processor.queue.admission_queue import AdmissionQueue
@@ -36,7 +34,7 @@ from millstream_server.runtime.errors import (
     ServingError,
     UnavailableError,
 )
-from millstream_server.runtime.lifecycle.drain import OpenWork
+from millstream_server.runtime.lifecycle.drain import OpenPiece, OpenWork
 from millstream_server.runtime.telemetry.load_meter import LoadMeter
 from millstream_server.runtime.telemetry.log import get_log
 
@@ -69,9 +67,10 @@ class ProcessorCore:
         self.queues = {name: _queue(name, router, limits) for name in models.names}
         """Of each model."""
 
-    @contextlib.contextmanager
-    def call(self, on_drain: Callable[[], None] | None = None) -> Iterator[None]:
-        """Count a streaming RPC as open; ``on_drain`` is called if the server begins to shut down.
+    def call(self, on_drain: Callable[[], None] | None = None) -> OpenPiece:
+        """Count a streaming RPC as open during a ``with`` block.
+
+        ``on_drain`` is called if the server begins to shut down.
 
         Raises:
             UnavailableError: this Processor is shutting down. Turns admitted before still run.
@@ -80,13 +79,7 @@ class ProcessorCore:
             raise UnavailableError(
                 "this server is shutting down; retry on another one", retry_delay_s=0.1
             )
-        forget = self.work.when_leaving(on_drain) if on_drain else None
-        with self.work.track():
-            try:
-                yield
-            finally:
-                if forget:
-                    forget()
+        return self.work.track(on_drain)
 
     # ---- from a turn to a generation -------------------------------------------------------------
 
@@ -97,12 +90,16 @@ class ProcessorCore:
             ServingError: it was refused.
         """
         telemetry = self.telemetry.open(CHAT, caller.trace, conversation.number)
-        options = conversation.options
+        options, media = conversation.options, None
         with telemetry:
-            with self._refusals():
+            try:
                 request, media = await self._requests.of_turn(conversation, turn, caller, telemetry)
-                with _released_on_failure(media):
-                    admission = await self._admit(request, options.n, conversation.runs)
+                admission = await self._admit(request, options.n, conversation.runs)
+            except BaseException as error:
+                if media:
+                    media.release()
+                self._refused(error)
+                raise
             if media and media.cancelled:
                 admission.leave()  # the generation then ends without having started
             _, text = self.models.text(request.model)
@@ -123,9 +120,12 @@ class ProcessorCore:
         telemetry = self.telemetry.open(TEXT_COMPLETION, caller.trace)
         options = completion.options
         with telemetry:
-            with self._refusals():
+            try:
                 request = await self._requests.of_completion(completion, caller, telemetry)
                 admission = await self._admit(request, options.n, lambda _: None)
+            except BaseException as error:
+                self._refused(error)
+                raise
             _, text = self.models.text(request.model)
             generation = Generation(
                 request,
@@ -211,23 +211,19 @@ class ProcessorCore:
             raise
         return generation
 
-    @contextlib.contextmanager
-    def _refusals(self) -> Iterator[None]:
-        """Count refusals before there is a `Generation`; invalid requests don't count."""
-        try:
-            yield
-        except InvalidRequestError:
-            raise
-        except ServingError as error:
+    def _refused(self, error: BaseException) -> None:
+        """Count a refusal before there is a `Generation`; invalid requests don't count."""
+        if isinstance(error, ServingError) and not isinstance(error, InvalidRequestError):
             self.meter.finished(failed=error.code in SERVER_FAULTS)
-            raise
 
     def end(self, generation: Generation) -> None:
         """Close a generation in any state, and log the turn in one line, without its text."""
         generation.close()
         error, usage, request = generation.error, generation.usage(), generation.request
         self.meter.finished(failed=error is not None and error.code in SERVER_FAULTS)
-        log.info(
+        # Who only starts and cancels gets no line each.
+        write = log.info if usage.completion_tokens or generation.complete else log.caused
+        write(
             "turn ended",
             request=request.request_id,
             trace_id=generation.telemetry.trace_id,
@@ -241,16 +237,6 @@ class ProcessorCore:
 
     def _utilization(self) -> float:
         return max((queue.utilization for queue in self.queues.values()), default=0.0)
-
-
-@contextlib.contextmanager
-def _released_on_failure(media: TurnMedia | None) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        if media:
-            media.release()
-        raise
 
 
 def _queue(model: str, router: Router, limits: RequestLimits) -> AdmissionQueue:

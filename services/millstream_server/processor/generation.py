@@ -6,12 +6,16 @@ into the legs; `deltas` returns them as text when the pacer allows it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING
 
+from millstream_server.generation.logprobs import logprob_bytes, output_bytes
 from millstream_server.generation.output import Finish, FinishReason, TokenLogprob
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.processor.choice import Choice, Delta
+from millstream_server.links.unread import overflow
+from millstream_server.processor.choice import Choice
+from millstream_server.processor.delivery import Delivery, Outlet
+from millstream_server.processor.held_output import HeldOutput
 from millstream_server.processor.launch import GenerationParts, Launch
 from millstream_server.processor.legs import Leg
 from millstream_server.processor.telemetry import ABANDONED, NO_TELEMETRY, TurnTelemetry, Usage
@@ -30,7 +34,7 @@ class Generation:
     """One prompt and its n choices.
 
     Order of calls: `start` or `end_unstarted`, `deltas` until `complete`, `usage`; `close` always.
-    Its legs report to it (`legs.LegEvents`).
+    Its legs report to it (`legs.LegEvents`), its `delivery` passes their output on.
     """
 
     def __init__(
@@ -64,11 +68,14 @@ class Generation:
         self._admission = admission
         self._legs_open = options.n
         """Number of choices whose answering leg runs."""
-        self.paced = parts.pacer.stream(options.min_interval_s)
-        self._error: ServingError | None = None
-        self._first_token_given = False
         self._closed = False
         self._choices = [self._choice(index, continuation) for index in range(options.n)]
+        paced = parts.pacer.stream(options.min_interval_s)
+        held = HeldOutput(parts.unread, self._choices, self._overflowed)
+        self.delivery = Delivery(self._choices, paced, held, telemetry.first_token)
+        self._end_call: Callable[[ServingError], None] = lambda _: None
+        self.deltas = self.delivery.deltas
+        """Waits for new output, as paced, and returns it; see `Delivery.deltas`."""
 
     def _choice(self, index: int, continuation: bool) -> Choice:  # noqa: FBT001
         special = self.options.include_special_tokens
@@ -78,7 +85,7 @@ class Generation:
             skip_special_tokens=not special,
             continuation=continuation,
         )
-        return Choice(index, self, text, show_matched_token=special)
+        return Choice(index, self, text, show_matched_token=special, shares=self.options.n)
 
     # ---- to the workers
 
@@ -114,30 +121,50 @@ class Generation:
 
         No effect once the last delta of every choice has been returned.
         """
-        if self._error is None and not self.complete:
-            self._error = error
+        if self.delivery.fail(error):
             self.cancel()
-            self.paced.urge()
+
+    def _overflowed(self) -> None:
+        """End: the client doesn't read, and what it has not read was dropped."""
+        error = overflow()
+        self.delivery.drop(error)
+        self.cancel()
+        self._end_call(error)
 
     # ---- from the workers (`legs.LegEvents`)
 
-    def progressed(self) -> None:
+    def progressed(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
         """New tokens have arrived; the pacer decides when they are returned."""
-        self.paced.touch()
+        delivery = self.delivery
+        delivery.paced.touch()
+        if delivery.paced.gathers:
+            delivery.held.add(output_bytes(token_ids, logprobs))
+        if self._media:
+            self._release_used(self._media)
 
     def leg_ended(self, leg: Leg) -> None:
         """Handle a leg's end or failure; release the admission when the last leg has ended."""
         choice = next(c for c in self._choices if leg is c.answer or leg is c.prompt)
+        if leg.result and leg.result.prompt_logprobs:
+            self.delivery.held.add(logprob_bytes(leg.result.prompt_logprobs))
+        if self._media:
+            self._release_used(self._media)
         if leg.error is None:
-            if choice.answer_waits and not (self._closed or self._error):
+            if choice.answer_waits and not (self._closed or self.error):
                 self._start_answer(choice)
-            self.paced.urge()
+            self.delivery.paced.urge()
         elif choice.needs:
             self.fail(leg.error)
         if leg is choice.answer:
             self._legs_open -= 1
             if not self._legs_open:
                 self._admission.leave()
+
+    def _release_used(self, media: TurnMedia) -> None:
+        """Give the media back once every choice's prompt has run: it has tokens, or has ended."""
+        if all(c.answer.token_ids or c.token_ids or c.answer.over for c in self._choices):
+            self._media = None
+            media.release()
 
     def _start_answer(self, choice: Choice) -> None:
         try:
@@ -147,43 +174,17 @@ class Generation:
 
     # ---- to the client
 
-    async def deltas(self) -> list[Delta]:
-        """Wait for new output, as paced; return at most one delta per choice.
-
-        Call it until `complete`.
-
-        Raises:
-            ServingError: a choice failed; its output before that was returned.
-        """
-        while True:
-            await self.paced.wait()
-            if self._media:
-                self._release_used(self._media)
-            fresh = [delta for choice in self._choices if (delta := choice.take())]
-            if self.complete:
-                self._error = None  # too late: everything has been returned
-            if fresh:
-                if any(choice.has_more for choice in self._choices):
-                    self.paced.touch()
-                if not self._first_token_given and any(delta.token_ids for delta in fresh):
-                    self._first_token_given = True
-                    self.telemetry.first_token()
-                if self._error:
-                    self.paced.urge()  # raise the error at the next call
-                return fresh
-            if self._error:
-                raise self._error
-
-    def _release_used(self, media: TurnMedia) -> None:
-        """Give the media back once every choice's prompt has run: it has tokens, or has ended."""
-        if all(c.answer.token_ids or c.token_ids or c.answer.over for c in self._choices):
-            self._media = None
-            media.release()
+    def send_through(
+        self, outlet: Outlet, payer: Hashable, end_call: Callable[[ServingError], None]
+    ) -> None:
+        """See `Delivery.send_through`; ``end_call`` ends the RPC of a client that doesn't read."""
+        self._end_call = end_call
+        self.delivery.send_through(outlet, payer)
 
     @property
     def complete(self) -> bool:
         """Whether the last delta of every choice has been returned."""
-        return all(choice.finish_reason is not None for choice in self._choices)
+        return self.delivery.complete
 
     def close(self) -> None:
         """Stop what still runs, without deltas or errors. May be called at any time, also twice."""
@@ -191,7 +192,7 @@ class Generation:
             return
         self._closed = True
         reasons = [c.finish_reason for c in self._choices if c.finish_reason]
-        error = self._error.reason if self._error else "" if self.complete else ABANDONED
+        error = self.error.reason if self.error else "" if self.complete else ABANDONED
         self.outcome = error or "+".join(sorted({reason.name for reason in reasons}))
         try:
             self.telemetry.ended(self.usage(), reasons, error, self.options.n)
@@ -200,13 +201,13 @@ class Generation:
                 self.cancel()
             if self._media:
                 self._media.release()
-            self.paced.close()
+            self.delivery.close()
             self._admission.leave()
 
     @property
     def error(self) -> ServingError | None:
         """The failure that ended it, or None."""
-        return self._error
+        return self.delivery.error
 
     def usage(self) -> Usage:
         """Return the token counts so far."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from millstream_server.engines.base import Role
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import MAX_SEED
+from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.legs import Leg, Workers
 from millstream_server.processor.telemetry import TurnTelemetry
 from millstream_server.runtime.errors import UnavailableError
@@ -32,6 +33,8 @@ class GenerationParts:
     ticket_key: TicketKey | None = None
     embedding_tickets: EmbeddingTickets | None = None
     """Signs the tickets of media; None: without a key."""
+    unread: UnreadOutput = field(default_factory=UnreadOutput)
+    """Bounds the output that clients don't read."""
 
 
 @dataclass(frozen=True, slots=True)

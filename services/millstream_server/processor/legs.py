@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from millstream_server.generation.logprobs import LogprobColumns, logprob_bytes, output_bytes
 from millstream_server.generation.output import Finish, OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.span import NO_SPAN, RequestSpan
@@ -29,8 +30,8 @@ class Workers(Protocol):
 class LegEvents(Protocol):
     """Receives a leg's events (`processor.generation.Generation`)."""
 
-    def progressed(self) -> None:
-        """Called when new tokens have arrived."""
+    def progressed(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
+        """Called when these tokens have arrived."""
 
     def leg_ended(self, leg: Leg) -> None:
         """Called when the leg has a `result` or an `error`."""
@@ -58,7 +59,8 @@ class Leg:
         self.span: RequestSpan = NO_SPAN
         self.token_ids: list[int] = []
         """Tokens received and not yet read."""
-        self.logprobs: list[TokenLogprob] = []
+        self.logprobs: LogprobColumns | None = None
+        """Of the first tokens of ``token_ids``; None: of none."""
         self.result: Finish | None = None
         self.error: ServingError | None = None
 
@@ -95,8 +97,29 @@ class Leg:
         """Keep new tokens."""
         self.token_ids += token_ids
         if logprobs:
-            self.logprobs += logprobs
-        self._progressed()
+            self._keep(logprobs)
+        self._progressed(token_ids, logprobs)
+
+    def _keep(self, logprobs: Sequence[TokenLogprob]) -> None:
+        if self.logprobs is not None:
+            self.logprobs.extend(logprobs)
+        elif isinstance(logprobs, LogprobColumns):
+            self.logprobs = logprobs
+        else:
+            self.logprobs = LogprobColumns(logprobs)
+
+    @property
+    def held_bytes(self) -> int:
+        """About what its output takes that was not read yet."""
+        logprobs = self.logprobs
+        prompt = self.result.prompt_logprobs if self.result else ()
+        return output_bytes(self.token_ids, logprobs or ()) + logprob_bytes(prompt)
+
+    def drop(self) -> None:
+        """Drop what was not read yet."""
+        self.token_ids, self.logprobs = [], None
+        if self.result is not None and self.result.prompt_logprobs:
+            self.result = replace(self.result, prompt_logprobs=())
 
     # The span comes last: if telemetry fails, the end has been reported.
     def finish(self, finish: Finish) -> None:

@@ -12,10 +12,12 @@ from millstream_server.media.items import Modality
 from millstream_server.processor.media.encoding import EncodedPart
 from millstream_server.processor.media.prompt import media_prompt
 from millstream_server.processor.tasks import ModelTasks
+from millstream_server.processor.text.fair_queue import TextLimits
+from millstream_server.processor.text.json_checks import schema_seconds
 from millstream_server.processor.text.message_checks import ConversationPaths, check_messages
 from millstream_server.processor.text.messages import ChatMessage, Tool
-from millstream_server.processor.text.threads import TextThreads
-from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.processor.text.threads import TextThreads, stop_if_gone
+from millstream_server.processor.text.tokenizer import SECONDS_PER_CHAR, TextModel
 from millstream_server.routing.router import Router
 from millstream_server.routing.tasks import Task
 from millstream_server.runtime.errors import (
@@ -27,6 +29,10 @@ from millstream_server.runtime.errors import (
 _SMALL_CHARS = 1024
 _SMALL_MESSAGES = 16
 _SMALL_PARTS = 64
+_SMALL_PROMPT_CHARS = 4096
+"""Of a rendered prompt that is tokenized on the event loop, in about 2 ms."""
+_CHECKED_AT_ONCE = 1 << 14
+_SECONDS_PER_MESSAGE = 20e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +70,16 @@ class Models:
     """All models of a Processor."""
 
     def __init__(
-        self, texts: Mapping[str, TextModel | None], router: Router, text_threads: int
+        self, texts: Mapping[str, TextModel | None], router: Router, text_limits: TextLimits
     ) -> None:
         """Serve ``texts``, by model name, on the workers of ``router``; None: without text."""
         self._texts = texts
         self._router = router
-        self.threads = TextThreads(text_threads)
+        self.threads = TextThreads(text_limits)
         self._tasks = ModelTasks(texts, router.tasks)
+        self._served: dict[tuple[str, Task], ServedModel] = {}
+        """Cache, emptied when a worker is added, removed or changed; has only models of ours."""
+        router.watch(self._served.clear)
 
     @property
     def names(self) -> Sequence[str]:
@@ -114,6 +123,12 @@ class Models:
             NoWorkerError: none of its workers is connected.
             InvalidRequestError: it does something else.
         """
+        found = self._served.get((name, task))
+        if found is None:
+            found = self._served[name, task] = self._find(name, field, task)
+        return found
+
+    def _find(self, name: str, field: str, task: Task) -> ServedModel:
         name = self.name_of(name, task, field)
         text = self._texts[name]
         engine = self._router.limits(name)
@@ -163,16 +178,24 @@ class Models:
 
         Raises:
             InvalidRequestError: it can't be rendered.
+            OverloadedError: too much text work waits.
         """
 
-        def work() -> tuple[str, list[int]]:
-            violations = check_messages(messages, tools, paths)
-            if violations:
-                raise InvalidRequestError.of_all(violations)
-            prompt = text.chat_template.render(messages, tools, field=paths.messages)
-            return prompt, text.encode(prompt, add_special_tokens=False)
+        def encode(prompt: str) -> list[int]:
+            return text.encode(prompt, add_special_tokens=False)
 
-        return work() if _is_small(messages, tools) else await self.threads.run(work)
+        def work() -> tuple[str, list[int]]:
+            prompt = _render(text, messages, tools, paths)
+            return prompt, encode(prompt)
+
+        if not _is_small(messages, tools):
+            return await self.threads.run(work, _seconds(messages, tools))
+        prompt = _render(text, messages, tools, paths)
+        if len(prompt) <= _SMALL_PROMPT_CHARS:
+            return prompt, encode(prompt)
+        # The template added much.
+        ids = await self.threads.run(lambda: encode(prompt), len(prompt) * SECONDS_PER_CHAR)
+        return prompt, ids
 
     async def render_media(
         self,
@@ -185,15 +208,13 @@ class Models:
 
         Raises:
             InvalidRequestError: it can't be rendered.
+            OverloadedError: too much text work waits.
         """
-
-        def work() -> str:
-            violations = check_messages(messages, tools, paths)
-            if violations:
-                raise InvalidRequestError.of_all(violations)
-            return text.chat_template.render(messages, tools, field=paths.messages)
-
-        return work() if _is_small(messages, tools) else await self.threads.run(work)
+        if _is_small(messages, tools):
+            return _render(text, messages, tools, paths)
+        return await self.threads.run(
+            lambda: _render(text, messages, tools, paths), _seconds(messages, tools)
+        )
 
     async def place_media(
         self, text: TextModel, rendered: str, encoded: Sequence[EncodedPart], field: str
@@ -211,7 +232,8 @@ class Models:
             return text.encode(piece, add_special_tokens=False)
 
         return await self.threads.run(
-            lambda: media_prompt(rendered, family, encoded, tokenize, field)
+            lambda: media_prompt(rendered, family, encoded, tokenize, field),
+            len(rendered) * SECONDS_PER_CHAR,
         )
 
     async def tokenize(self, text: TextModel, prompt: str, *, special_tokens: bool) -> list[int]:
@@ -219,18 +241,50 @@ class Models:
         if len(prompt) <= _SMALL_CHARS:
             return text.encode(prompt, add_special_tokens=special_tokens)
         return await self.threads.run(
-            lambda: text.encode(prompt, add_special_tokens=special_tokens)
+            lambda: text.encode(prompt, add_special_tokens=special_tokens),
+            len(prompt) * SECONDS_PER_CHAR,
         )
 
     async def detokenize(self, text: TextModel, ids: Sequence[int], *, special_tokens: bool) -> str:
-        """Turn token ids into text."""
-        return await self.threads.run(
-            lambda: text.decode(ids, skip_special_tokens=not special_tokens)
-        )
+        """Turn token ids into text.
+
+        Raises:
+            InvalidRequestError: an id is outside of the vocabulary.
+            OverloadedError: too much text work waits.
+        """
+
+        def work() -> str:
+            _check_ids(ids, text.vocab_size)
+            return text.decode(ids, skip_special_tokens=not special_tokens)
+
+        return await self.threads.run(work, text.decode_seconds(len(ids)))
 
     def close(self) -> None:
         """Stop the text threads."""
         self.threads.close()
+
+
+def _check_ids(ids: Sequence[int], vocab_size: int) -> None:
+    for start in range(0, len(ids), _CHECKED_AT_ONCE):
+        stop_if_gone()
+        part = ids[start : start + _CHECKED_AT_ONCE]
+        if max(part) >= vocab_size:
+            at = start + next(i for i, token in enumerate(part) if token >= vocab_size)
+            raise InvalidRequestError.of(
+                f"token_ids[{at}]", f"must be below the vocabulary's size, {vocab_size}"
+            )
+
+
+def _render(
+    text: TextModel,
+    messages: Sequence[ChatMessage],
+    tools: Sequence[Tool],
+    paths: ConversationPaths,
+) -> str:
+    violations = check_messages(messages, tools, paths)
+    if violations:
+        raise InvalidRequestError.of_all(violations)
+    return text.chat_template.render(messages, tools, field=paths.messages)
 
 
 def _is_small(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> bool:
@@ -238,7 +292,17 @@ def _is_small(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> bool:
     return (
         not tools
         and len(messages) <= _SMALL_MESSAGES
-        and sum(len(message.text) for message in messages) <= _SMALL_CHARS
+        # Templates may print ids and names too.
+        and sum(len(m.text) + len(m.name) + len(m.tool_call_id) for m in messages) <= _SMALL_CHARS
         and sum(len(message.parts) for message in messages) <= _SMALL_PARTS
         and not any(message.tool_calls for message in messages)
     )
+
+
+def _seconds(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> float:
+    """Estimate how long it takes to check, render and tokenize a conversation."""
+    chars = sum(len(m.text) + len(m.name) + len(m.tool_call_id) for m in messages)
+    chars += sum(len(call.arguments_json) for m in messages for call in m.tool_calls)
+    chars += sum(len(tool.description) + len(tool.parameters_json_schema) for tool in tools)
+    schemas_s = sum(schema_seconds(tool.parameters_json_schema) for tool in tools)
+    return chars * SECONDS_PER_CHAR + len(messages) * _SECONDS_PER_MESSAGE + schemas_s

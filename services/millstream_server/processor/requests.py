@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from millstream_server.engines.base import Role
 from millstream_server.generation.request import GenerationRequest, Prompt
-from millstream_server.generation.validation import FieldPaths, check_request
+from millstream_server.generation.validation import (
+    MAX_CONSTRAINT_BYTES,
+    FieldPaths,
+    check_request,
+    shape_problem,
+)
 from millstream_server.processor.caller import Caller
 from millstream_server.processor.conversation import Conversation, Turn
 from millstream_server.processor.limits import RequestLimits, too_large
@@ -27,6 +33,9 @@ from millstream_server.runtime.request_id import request_id_violations, short_te
 
 MAX_CHOICES = 16
 MAX_MIN_INTERVAL_S = 10.0
+_MANY_CHARS = 4096
+"""A grammar up to here is read on the event loop, in about 1 ms."""
+_SECONDS_PER_CHAR = 0.3e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,8 +68,9 @@ class RequestBuilder:
             ServingError: it can't be served.
         """
         served = self._served(conversation.model, "start.model", Task.CHAT, telemetry)
-        paths = ConversationPaths(turn.field, "start.tools")
+        paths = _conversation_paths(turn.field)
         media = None
+        await self._read_constraint(conversation.options)
         try:
             if conversation.has_media:
                 _check_options(conversation, turn)  # before files are encoded for nothing
@@ -119,7 +129,7 @@ class RequestBuilder:
             request,
             options,
             served,
-            _turn_paths(turn, options),
+            _turn_paths(turn.field, options.path),
         )
         return request
 
@@ -133,6 +143,7 @@ class RequestBuilder:
         """
         options, prompt = completion.options, completion.prompt
         served = self._served(completion.model, "model", Task.COMPLETE, telemetry)
+        await self._read_constraint(options)
         if isinstance(prompt, str):
             token_ids: Sequence[int] = await self._models.tokenize(
                 served.text, prompt, special_tokens=True
@@ -149,6 +160,15 @@ class RequestBuilder:
         self._check(request, options, served, paths)
         telemetry.request_known(request, options.n)
         return request
+
+    async def _read_constraint(self, options: Options) -> None:
+        """Check a long grammar's shape in a thread; `check_request` finds the result."""
+        constraint = options.sampling.get("constraint")
+        if constraint is None or not _MANY_CHARS < len(constraint.source) <= MAX_CONSTRAINT_BYTES:
+            return
+        await self._models.threads.run(
+            lambda: shape_problem(constraint), len(constraint.source) * _SECONDS_PER_CHAR
+        )
 
     def _served(self, model: str, field: str, task: Task, telemetry: TurnTelemetry) -> ServedModel:
         served = self._models.served(model, field, task)
@@ -222,18 +242,22 @@ def _stray_placeholders(prompt: Prompt, text: TextModel, paths: FieldPaths) -> l
     ]
 
 
-def _turn_paths(turn: Turn, options: Options) -> FieldPaths:
+@functools.cache  # of a few fields of ours
+def _turn_paths(field: str, options: str) -> FieldPaths:
+    """Return a turn's paths, by the turn's own and its options'."""
     return FieldPaths(
-        prompt=turn.field,
-        options=options.path,
-        request_id="start.request_id",
-        prompt_is_ids=False,
+        prompt=field, options=options, request_id="start.request_id", prompt_is_ids=False
     )
+
+
+@functools.cache  # likewise
+def _conversation_paths(field: str) -> ConversationPaths:
+    return ConversationPaths(field, "start.tools")
 
 
 def _check_options(conversation: Conversation, turn: Turn) -> None:
     options = conversation.options
-    paths = _turn_paths(turn, options)
+    paths = _turn_paths(turn.field, options.path)
     violations = _option_violations(conversation.request_id, options, paths)
     if violations:
         raise InvalidRequestError.of_all(violations)
@@ -249,7 +273,8 @@ def _option_violations(
     if not 0 <= options.min_interval_s <= MAX_MIN_INTERVAL_S:
         found.append(FieldViolation(f"{at}min_interval", "must be from 0 s to 10 s"))
     found += request_id_violations(request_id, paths.request_id)
-    found += short_text_violations(options.session, f"{at}session")
+    if options.session:
+        found += short_text_violations(options.session, f"{at}session")
     if options.priority is None:
         found.append(FieldViolation(f"{at}priority", "is not one that this server has"))
     return found

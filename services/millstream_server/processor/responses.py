@@ -5,7 +5,8 @@ gRPC libraries refuse messages above 4 MiB unless told otherwise, so no response
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import asyncio
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
@@ -24,6 +25,7 @@ M = TypeVar("M", bound=Message)
 MAX_RESPONSE_BYTES = 4 << 20
 _PART_BYTES = 2 << 20
 """A group of entries ends at this size; one entry is far smaller than the rest up to the limit."""
+_IDS_AT_ONCE = 1 << 14
 _CONVERTED_AT_ONCE = 1024
 """Most logprobs converted without giving other RPCs a turn."""
 
@@ -50,6 +52,18 @@ def check_size(response: Message, field: str) -> None:
         )
 
 
+async def add_token_ids(field: MutableSequence[int], ids: list[int]) -> None:
+    """Move all of ``ids`` to ``field``, and let other RPCs have turns: a million takes 50 ms."""
+    ids.reverse()
+    while ids:
+        part = ids[-_IDS_AT_ONCE:]
+        del ids[-_IDS_AT_ONCE:]  # freed now; all at once would hold up the event loop as well
+        part.reverse()
+        field.extend(part)
+        if ids:
+            await asyncio.sleep(0)
+
+
 def _groups(entries: list[M]) -> list[list[M]]:
     """Divide entries into groups of bounded size; one group, maybe empty, at least."""
     if len(entries) <= 1:
@@ -71,9 +85,21 @@ def started_to_proto(generation: Generation) -> processor_pb2.TurnStarted:
     return processor_pb2.TurnStarted(request_id=request.request_id, model=request.model)
 
 
+def choices_to_proto(
+    deltas: Sequence[Delta], generation: Generation
+) -> list[processor_pb2.ChoiceDelta]:
+    """Convert new output."""
+    return [_delta(delta, generation) for delta in deltas]
+
+
+def fits(message: Message) -> bool:
+    """Return whether a message is so small that it need not be divided."""
+    return message.ByteSize() <= _PART_BYTES
+
+
 def parts_to_proto(deltas: Sequence[Delta], generation: Generation) -> Iterable[Fields]:
     """Convert new output to the fields of one message, or of several where it is too large."""
-    choices = [_delta(delta, generation) for delta in deltas]
+    choices = choices_to_proto(deltas, generation)
     if len(choices) == 1 and not generation.complete:
         return ({"choices": choices},)  # nearly every message
     return _parts(choices, generation)
@@ -81,21 +107,35 @@ def parts_to_proto(deltas: Sequence[Delta], generation: Generation) -> Iterable[
 
 def _parts(choices: list[processor_pb2.ChoiceDelta], generation: Generation) -> Iterator[Fields]:
     *others, last = _groups(choices)
-    for group in others:
-        yield {"choices": group}
+    del choices  # they may wait long for a client to read
+    others.reverse()
+    while others:
+        yield {"choices": others.pop()}
     if not generation.complete:
         yield {"choices": last}
         return
-    logprobs = generation.prompt_logprobs()
-    if logprobs:
+    if generation.prompt_logprobs():
         yield {"choices": last}
         last = []
-    text = generation.text_model
-    for at in range(0, len(logprobs), _CONVERTED_AT_ONCE):
-        entries = logprobs[at : at + _CONVERTED_AT_ONCE]
-        for part in _groups([logprob_to_proto(entry, text) for entry in entries]):
+        for part in _prompt_logprobs(generation):
             yield {"prompt_logprobs": part}
+    generation.delivery.all_given()
     yield {"choices": last, "finished": _finished(generation)}
+
+
+def _prompt_logprobs(generation: Generation) -> Iterator[list[processor_pb2.TokenLogprob]]:
+    """Convert them bit by bit: what isn't sent isn't made."""
+    at = 0
+    while entries := generation.prompt_logprobs()[at : at + _CONVERTED_AT_ONCE]:
+        at += len(entries)
+        text = generation.text_model
+        converted = processor_pb2.ChoiceDelta()
+        for entry in entries:
+            _add_logprob(converted.logprobs, entry, text)
+        parts = _groups(list(converted.logprobs))
+        parts.reverse()
+        while parts:
+            yield parts.pop()
 
 
 def _delta(delta: Delta, generation: Generation) -> processor_pb2.ChoiceDelta:
@@ -106,7 +146,8 @@ def _delta(delta: Delta, generation: Generation) -> processor_pb2.ChoiceDelta:
         message.token_ids.extend(delta.token_ids)
     if delta.logprobs:
         text = generation.text_model
-        message.logprobs.extend(logprob_to_proto(entry, text) for entry in delta.logprobs)
+        for entry in delta.logprobs:
+            _add_logprob(message.logprobs, entry, text)
     if delta.finish_reason is not None:
         message.finish_reason = from_worker.finish_reason_to_proto(delta.finish_reason)
         if isinstance(delta.matched_stop, str):
@@ -116,23 +157,23 @@ def _delta(delta: Delta, generation: Generation) -> processor_pb2.ChoiceDelta:
     return message
 
 
-def logprob_to_proto(entry: TokenLogprob, text: TextModel) -> processor_pb2.TokenLogprob:
-    """Convert one token's logprob, with the token's text and bytes."""
-    return processor_pb2.TokenLogprob(
+def _add_logprob(to: Any, entry: TokenLogprob, text: TextModel) -> None:
+    """Write one token's logprob in place, which avoids copies, with the token's text and bytes."""
+    token_bytes = text.token_bytes(entry.token_id)
+    top = to.add(
         token_id=entry.token_id,
-        text=text.token_text(entry.token_id),
-        token_bytes=text.token_bytes(entry.token_id),
+        text=token_bytes.decode("utf-8", "replace"),
+        token_bytes=token_bytes,
         logprob=entry.logprob,
-        top=[
-            processor_pb2.TokenLogprob(
-                token_id=token,
-                text=text.token_text(token),
-                token_bytes=text.token_bytes(token),
-                logprob=logprob,
-            )
-            for token, logprob in entry.top
-        ],
-    )
+    ).top
+    for token_id, logprob in entry.top:
+        token_bytes = text.token_bytes(token_id)
+        top.add(
+            token_id=token_id,
+            text=token_bytes.decode("utf-8", "replace"),
+            token_bytes=token_bytes,
+            logprob=logprob,
+        )
 
 
 def _finished(generation: Generation) -> processor_pb2.TurnFinished:
@@ -145,8 +186,8 @@ def _finished(generation: Generation) -> processor_pb2.TurnFinished:
             media_tokens=usage.media_tokens,
         ),
         longest_pacing_interval=Duration(
-            nanos=int(generation.paced.longest_interval_s % 1 * 1e9),
-            seconds=int(generation.paced.longest_interval_s),
+            nanos=int(generation.delivery.paced.longest_interval_s % 1 * 1e9),
+            seconds=int(generation.delivery.paced.longest_interval_s),
         ),
         weight_version=generation.weight_version,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
 from collections.abc import AsyncIterator
 
@@ -15,6 +16,7 @@ from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.listing import model_to_proto
 from millstream_server.processor.media.uploads import Uploads
 from millstream_server.processor.text.message_checks import ConversationPaths
+from millstream_server.processor.turn_messages import TurnMessages
 from millstream_server.runtime.errors import InvalidRequestError, ServingError
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.security.auth import caller
@@ -38,17 +40,16 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
     ) -> AsyncIterator[processor_pb2.ChatResponse]:
         """Run one conversation."""
         core, rpc_caller = self._core, _caller(call)
-        with contextlib.ExitStack() as open_:
-            uploads = open_.enter_context(core.media.uploads())
+        with contextlib.closing(core.media.uploads()) as uploads:
             start = await _start(requests, uploads)
             conversation = convert.conversation_from_proto(
                 start, lambda: core.work.refusing, uploads
             )
-            open_.callback(conversation.close)
-            open_.enter_context(core.call(conversation.drain))
-            # It runs when this task first waits: by then a short turn has been sent to a worker.
-            reading = asyncio.ensure_future(_read(requests, conversation))
-            try:
+            with (
+                contextlib.closing(conversation),
+                core.call(conversation.drain),
+                _Reading(requests, conversation, call),
+            ):
                 while (turn := await conversation.next_turn()) is not None:
                     if isinstance(turn, DrainNotice):
                         yield processor_pb2.ChatResponse(
@@ -56,18 +57,21 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                         )
                         continue
                     generation = await core.answer(conversation, turn, rpc_caller)
-                    started: responses.Started = responses.started_to_proto(generation)
                     try:
+                        messages = TurnMessages(
+                            generation,
+                            call,
+                            functools.partial(processor_pb2.ChatResponse, turn=conversation.number),
+                            conversation.notice_due,
+                        )
                         while not generation.complete:
-                            deltas = await generation.deltas()
-                            for part in responses.parts_to_proto(deltas, generation):
-                                yield _response(conversation, part, started)
-                                started = None
+                            for message in messages.of(await generation.deltas()):
+                                if conversation.take_notice():
+                                    message.draining.SetInParent()
+                                yield message
                     finally:
                         core.end(generation)
                     conversation.ended(generation.first_text(), generation.workers)
-            finally:
-                reading.cancel()
 
     async def Complete(
         self, request: processor_pb2.CompleteRequest, call: Call
@@ -77,13 +81,11 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         with core.call():
             completion = convert.completion_from_proto(request)
             generation = await core.complete(completion, _caller(call))
-            started: responses.Started = responses.started_to_proto(generation)
             try:
+                messages = TurnMessages(generation, call, processor_pb2.CompleteResponse)
                 while not generation.complete:
-                    deltas = await generation.deltas()
-                    for part in responses.parts_to_proto(deltas, generation):
-                        yield processor_pb2.CompleteResponse(started=started, **part)
-                        started = None
+                    for message in messages.of(await generation.deltas()):
+                        yield message
             finally:
                 core.end(generation)
 
@@ -102,7 +104,8 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                 convert.tools_from_proto(request.conversation.tools, paths.tools),
                 paths,
             )
-            response = processor_pb2.TokenizeResponse(token_ids=ids, rendered_prompt=prompt)
+            response = processor_pb2.TokenizeResponse(rendered_prompt=prompt)
+            await responses.add_token_ids(response.token_ids, ids)
             responses.check_size(response, "conversation")
             return response
         if kind != "text":
@@ -110,7 +113,8 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         ids = await models.tokenize(
             text, request.text, special_tokens=not request.no_special_tokens
         )
-        response = processor_pb2.TokenizeResponse(token_ids=ids)
+        response = processor_pb2.TokenizeResponse()
+        await responses.add_token_ids(response.token_ids, ids)
         responses.check_size(response, "text")
         return response
 
@@ -119,14 +123,9 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
     ) -> processor_pb2.DetokenizeResponse:
         """Turn token ids into text."""
         _, text = self._core.models.text(request.model)
-        ids = request.token_ids[:]
+        ids = request.token_ids
         if len(ids) > MAX_DETOKENIZE_IDS:
             raise InvalidRequestError.of("token_ids", f"at most {MAX_DETOKENIZE_IDS}")
-        if ids and max(ids) >= text.vocab_size:
-            at = next(i for i, token in enumerate(ids) if token >= text.vocab_size)
-            raise InvalidRequestError.of(
-                f"token_ids[{at}]", f"must be below the vocabulary's size, {text.vocab_size}"
-            )
         answer = await self._core.models.detokenize(
             text, ids, special_tokens=request.include_special_tokens
         )
@@ -140,16 +139,6 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         """List the served models."""
         models = [model_to_proto(model) for model in self._core.models.status()]
         return processor_pb2.ListModelsResponse(models=models)
-
-
-def _response(
-    conversation: Conversation, part: responses.Fields, started: responses.Started
-) -> processor_pb2.ChatResponse:
-    """Make a message of a turn; a drain that the client doesn't know of yet is told with it."""
-    response = processor_pb2.ChatResponse(turn=conversation.number, started=started, **part)
-    if conversation.take_notice():
-        response.draining.SetInParent()
-    return response
 
 
 def _caller(call: Call) -> Caller:
@@ -173,6 +162,36 @@ async def _start(
             break
         convert.take_chunk(uploads, request.media_chunk)
     raise InvalidRequestError.of("start", "the first message must be `start`")
+
+
+class _Reading:
+    """Reads the client's later messages during a ``with`` block."""
+
+    __slots__ = ("_call", "_conversation", "_requests", "_task")
+
+    def __init__(
+        self,
+        requests: AsyncIterator[processor_pb2.ChatRequest],
+        conversation: Conversation,
+        call: Call,
+    ) -> None:
+        self._requests = requests
+        self._conversation = conversation
+        self._call = call
+        self._task: asyncio.Future[None] | None = None
+
+    def __enter__(self) -> None:
+        """Start to read, unless the client closed its side with its first message, as most do."""
+        if self._call.all_read:
+            self._conversation.close_input()
+        else:
+            # It runs when this task first waits: by then a short turn has been sent to a worker.
+            self._task = asyncio.ensure_future(_read(self._requests, self._conversation))
+
+    def __exit__(self, *_: object) -> None:
+        """Stop."""
+        if self._task:
+            self._task.cancel()
 
 
 async def _read(

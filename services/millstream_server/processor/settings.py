@@ -9,7 +9,8 @@ from millstream_server.routing.handoff import DEFAULT_MIN_TOKENS, HandoffMode
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.prefix.index import DEFAULT_MAX_BLOCKS
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
-from millstream_server.runtime.settings import SettingsError, setting
+from millstream_server.runtime.settings import SettingsError, group, setting
+from millstream_server.runtime.transport.settings import TransportSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +50,24 @@ class ProcessorSettings(ServiceSettings):
         help="hex key, 32 bytes or more, that signs hand-off tickets; needed with prefill workers",
         secret=True,
     )
+    clients: TransportSettings = group(TransportSettings)
     max_receive_bytes: int = setting(
         4 << 20, help="largest message taken from a client, in bytes (4 MiB)"
     )
     max_pace_s: float = setting(
         0.05, help="longest time tokens are gathered into one message when the process is full"
     )
-    text_threads: int = setting(2, help="threads for templates and tokenization")
+    text_threads: int = setting(
+        2, help="threads for templates and tokenization, 2 or more: long texts leave one free"
+    )
+    max_text_wait_s: float = setting(
+        120.0,
+        help="most seconds of text work that wait, by estimate; the largest texts take 2 s each. "
+        "Above, the last text of the caller with most of them is refused",
+    )
+    max_caller_text_wait_s: float = setting(
+        30.0, help="most seconds of one caller's text work that wait, by estimate"
+    )
     # ---- who may call, and the workers' TLS
     api_keys_file: Path | None = setting(
         None,
@@ -111,7 +123,7 @@ class ProcessorSettings(ServiceSettings):
     max_open_bytes: int = setting(
         512 << 20,
         help="most bytes of messages that open RPCs hold, of requests on streams of images, "
-        "videos and vectors, and of output there that clients have not read, each (512 MiB)",
+        "videos and vectors, and of all output that clients have not read, each (512 MiB)",
     )
 
     def model_directories(self) -> dict[str, Path | None]:

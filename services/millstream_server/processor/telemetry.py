@@ -19,7 +19,7 @@ from opentelemetry.trace import Span, SpanKind, set_span_in_context
 from millstream_server.engines.base import Role
 from millstream_server.generation.output import Finish, FinishReason
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.generation.sampling import KNOBS
+from millstream_server.generation.sampling import given_knobs
 from millstream_server.generation.span import (
     NO_SPAN,
     RequestSpan,
@@ -221,9 +221,8 @@ class _RecordedTurn(TurnTelemetry):
             "millstream.turn": self._number,
             "gen_ai.request.max_tokens": sampling.max_new_tokens,
         }
-        for knob in KNOBS:
-            value = getattr(sampling, knob.name)
-            if knob.attribute and value != knob.neutral:
+        for knob, value in given_knobs(sampling):
+            if knob.attribute:
                 attributes[knob.attribute] = value
         if n != 1:
             attributes["gen_ai.request.choice.count"] = n

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from millstream.v1 import generation_pb2, kv_transfer_pb2, sampling_pb2
+from millstream_server.generation.logprobs import LogprobColumns
 from millstream_server.generation.output import Finish, FinishReason, TokenLogprob
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import (
@@ -16,6 +16,7 @@ from millstream_server.generation.sampling import (
     Constraint,
     ConstraintKind,
     Sampling,
+    given_knobs,
 )
 from millstream_server.media.items import MAX_MEDIA_ITEMS, MediaInput
 from millstream_server.protobuf.common import context_of, deadline_of
@@ -31,10 +32,7 @@ _FINISH_TO_PROTO = {
 }
 _FINISH_FROM_PROTO = {v: k for k, v in _FINISH_TO_PROTO.items()}
 
-_KNOBS = tuple(knob.name for knob in KNOBS)
-_KNOB_NAMES = frozenset(_KNOBS)
-_NEUTRAL = tuple(knob.neutral for knob in KNOBS)
-_read_knobs = operator.attrgetter(*_KNOBS)
+_KNOB_NAMES = frozenset(knob.name for knob in KNOBS)
 
 
 def finish_reason_to_proto(reason: FinishReason) -> generation_pb2.FinishReason.ValueType:
@@ -91,9 +89,8 @@ def _constraint_from_proto(message: sampling_pb2.Constraint, path: str) -> Const
 def write_sampling(message: sampling_pb2.SamplingParams, sampling: Sampling) -> None:
     """Write every knob that isn't neutral into an empty message."""
     message.max_new_tokens = sampling.max_new_tokens
-    for name, value, neutral in zip(_KNOBS, _read_knobs(sampling), _NEUTRAL, strict=True):
-        if value != neutral:
-            setattr(message, name, value)
+    for knob, value in given_knobs(sampling):
+        setattr(message, knob.name, value)
     if sampling.stop_token_ids:
         message.stop_token_ids.extend(sampling.stop_token_ids)
     if sampling.logit_bias:
@@ -262,7 +259,7 @@ def finish_from_proto(message: generation_pb2.SlotFinish) -> Finish:
         cached_tokens=usage.cached_tokens,
         media_tokens=usage.media_tokens,
         matched_token_id=message.matched_token_id if message.HasField("matched_token_id") else None,
-        prompt_logprobs=tuple(logprobs_from_proto(message.prompt_logprobs))
+        prompt_logprobs=logprobs_from_proto(message.prompt_logprobs)
         if message.HasField("prompt_logprobs")
         else (),
         weight_version=message.weight_version,
@@ -274,6 +271,8 @@ def finish_from_proto(message: generation_pb2.SlotFinish) -> Finish:
 
 def logprobs_to_proto(entries: Sequence[TokenLogprob]) -> generation_pb2.TokenLogprobs:
     """Write logprobs as columns."""
+    if isinstance(entries, LogprobColumns):
+        return _columns_to_proto(entries)
     message = generation_pb2.TokenLogprobs(
         token_ids=[e.token_id for e in entries],
         logprobs=[e.logprob for e in entries],
@@ -286,12 +285,32 @@ def logprobs_to_proto(entries: Sequence[TokenLogprob]) -> generation_pb2.TokenLo
     return message
 
 
-def logprobs_from_proto(message: generation_pb2.TokenLogprobs) -> list[TokenLogprob]:
-    """Read logprobs from columns."""
-    tops = list(zip(message.top_token_ids, message.top_logprobs, strict=True))
-    counts = message.top_counts or [0] * len(message.token_ids)
-    entries, at = [], 0
-    for token, logprob, count in zip(message.token_ids, message.logprobs, counts, strict=True):
-        entries.append(TokenLogprob(token, logprob, tuple(tops[at : at + count])))
-        at += count
-    return entries
+def _columns_to_proto(columns: LogprobColumns) -> generation_pb2.TokenLogprobs:
+    message = generation_pb2.TokenLogprobs(token_ids=columns.token_ids, logprobs=columns.logprobs)
+    if columns.top_token_ids:
+        message.top_counts.extend(columns.top_counts)
+        message.top_token_ids.extend(columns.top_token_ids)
+        message.top_logprobs.extend(columns.top_logprobs)
+    return message
+
+
+def logprobs_from_proto(message: generation_pb2.TokenLogprobs) -> LogprobColumns:
+    """Read logprobs from columns.
+
+    Raises:
+        ValueError: the columns don't fit together.
+    """
+    columns = LogprobColumns()
+    columns.token_ids.extend(message.token_ids[:])
+    columns.logprobs.extend(message.logprobs[:])
+    tokens = len(columns.token_ids)
+    columns.top_counts.extend(message.top_counts[:] or [0] * tokens)
+    columns.top_token_ids.extend(message.top_token_ids[:])
+    columns.top_logprobs.extend(message.top_logprobs[:])
+    tops = len(columns.top_token_ids)
+    if (
+        not len(columns.logprobs) == len(columns.top_counts) == tokens
+        or not sum(columns.top_counts) == len(columns.top_logprobs) == tops
+    ):
+        raise ValueError("columns of logprobs that don't fit together")
+    return columns

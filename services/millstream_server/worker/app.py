@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Generic
 
-import grpc
-
 from millstream_server.runtime.errors import ServingError
 from millstream_server.runtime.lifecycle.admin import AdminService
 from millstream_server.runtime.lifecycle.service import Service, ServicePlan, peers_policy
 from millstream_server.runtime.lifecycle.signals import DRAINED, FAILED, Signals, until_signal
+from millstream_server.runtime.rpc.methods import ServicerTable
 from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.worker.canary import CanaryTimes
@@ -69,7 +68,7 @@ class _Process(Generic[InfoT]):
                 ),
             )
         )
-        self._host.attach(self._server.grpc, self._server.conditions)
+        self._host.attach(self._server.methods, self._server.conditions)
 
     async def run(self) -> int:
         """Serve until a signal comes or the engine fails."""
@@ -126,7 +125,7 @@ class _Process(Generic[InfoT]):
             clean = await self._control.until_done(end_s - loop.time()) and clean
         return clean
 
-    def _add_control(self, server: grpc.aio.Server) -> None:
+    def _add_control(self, server: ServicerTable) -> None:
         self._control = ControlCore(
             self._host, self._service.server.conditions, self._settings.propagation_s
         )

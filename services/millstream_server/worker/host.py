@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
-import grpc
-
 from millstream.v1 import worker_pb2_grpc
 from millstream_server.engines.base import Engine, EngineInfo, Probeable, Role, WorkerDescription
 from millstream_server.engines.load_progress import LoadStage
@@ -25,6 +23,7 @@ from millstream_server.runtime.lifecycle.conditions import (
     HealthConditions,
 )
 from millstream_server.runtime.lifecycle.drain import OpenWork
+from millstream_server.runtime.rpc.methods import ServicerTable
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.worker.control.plan import ControlPlan
@@ -78,7 +77,7 @@ class WorkerPlan(Generic[InfoT]):
     """The operation, as in `gen_ai.operation.name`; spans are named after it."""
     services: tuple[str, ...]
     """Full proto names of the ability's services, without WorkerService."""
-    add: Callable[[WorkerHost[InfoT], grpc.aio.Server], None]
+    add: Callable[[WorkerHost[InfoT], ServicerTable], None]
     """Adds the ability's servicers to the server."""
     describe: Describe = info_to_proto
     """Makes the worker's info message; an ability with further fields replaces it."""
@@ -137,7 +136,7 @@ class WorkerHost(Generic[InfoT]):
         self.loading = Loading(plan.engine)
         """How far the model is loaded."""
 
-    def attach(self, server: grpc.aio.Server, conditions: HealthConditions) -> None:
+    def attach(self, server: ServicerTable, conditions: HealthConditions) -> None:
         """Add the servicers, and add the condition `LOADING`."""
         self._loads = conditions.own(LOADING, holds=True)
         info = InfoWatch(self._description, self.plan.describe, self.work)

@@ -1,4 +1,4 @@
-"""A hundred chats with an image of 10 MB each: memory stays within the settings; real processes."""
+"""Sixty chats with an image of 10 MB each: memory stays within the settings; real processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.suite import ServiceProcess
 from tests.support.vision_models import make_vision_model
 from tests.support.waiting import until
 
-CHATS = 100
+CHATS = 60
 CHANNELS = 4
 SIZE = (1900, 1750)
 TOKENS = 68 * 63
@@ -97,7 +97,7 @@ async def peaks(services: dict[str, ServiceProcess]) -> AsyncIterator[dict[str, 
         looking.cancel()
 
 
-async def test_a_hundred_chats_with_large_images_stay_within_the_settings(
+async def test_sixty_chats_with_large_images_stay_within_the_settings(
     suite: MediaProcesses,
 ) -> None:
     encode, processor = suite.services["encode"], suite.services["processor"]

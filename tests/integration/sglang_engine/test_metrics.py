@@ -61,6 +61,8 @@ def _check_values(scrapes: dict[str, Scrape], seen: dict[str, Any]) -> None:
     assert after.value("sglang:generation_tokens_total", **tiny) == tokens
     assert after.value("sglang:num_requests_total", **tiny) == REQUESTS + 1
     assert after.value("sglang:time_to_first_token_seconds_count", **tiny) == REQUESTS + 1
+    waits = tokens - (REQUESTS + 1)  # all but the first token of each
+    assert after.value("sglang:inter_token_latency_seconds_count", model_name="tiny") == waits
     assert after.families["sglang:time_to_first_token_seconds"].type == "histogram"
     # From the scheduler's process.
     assert busy.value("sglang:num_running_reqs", model_name="tiny", tp_rank="0") == 1

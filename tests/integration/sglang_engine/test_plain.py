@@ -84,6 +84,18 @@ class TestPlain:
             await result(sink)
         assert [sink.token_ids for sink in sinks] == expected * 4
 
+    async def test_a_request_that_is_not_ours_passes_through(
+        self, plain: EngineProcess, expected: list[list[int]]
+    ) -> None:
+        ours = generation(prompt(40), LONG, ignore_eos=True)
+        sink = plain.submit(ours)
+        await sink.first_token()
+        assert await plain.bare(PROMPTS[1], NEW_TOKENS) == expected[1]
+        # Ours had a part in each of those batches, and none of it took SGLang's way.
+        assert (await plain.inspect())["tokens_through_sglang"] == 0
+        assert len(sink.token_ids) >= NEW_TOKENS
+        await aborted(plain, ours, sink)
+
     async def test_usage(self, plain: EngineProcess) -> None:
         ids = prompt(64, start=500)
         first = await result(plain.submit(generation(ids)))

@@ -22,6 +22,9 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]
 
+_BATCH_HANDLER = "75a0538d10930b8697e046797c5bf950432dcd85674d1ec9fc129c6b86d8fc83"
+"""SHA-256 of the source that `requests.batches` was written against."""
+
 
 async def test_the_names_we_use_are_there() -> None:
     """Fails first, and by name, when SGLang moves on."""
@@ -66,6 +69,7 @@ async def test_the_names_we_use_are_there() -> None:
     assert all(f'"{name}"' in names["schedule_policy"] for name in dllm.ENVIRONMENT)
     assert names["fake_host"] == "2.2.2.2"
     _check_control_names(names)
+    _check_batch_names(names)
     assert set(names["environment"]) >= {
         "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT",
         "SGLANG_DISAGGREGATION_WAITING_TIMEOUT",
@@ -112,6 +116,34 @@ def _check_control_names(names: dict[str, Any]) -> None:
     texts = names["control_texts"]
     for words in (*UNTOUCHED, _IN_PROGRESS, _NOT_IN_PROGRESS):
         assert words in texts, words
+
+
+def _check_batch_names(names: dict[str, Any]) -> None:
+    """Check what `engines.sglang.requests.batches` relies on."""
+    needed = {
+        "rids", "output_ids", "finished_reasons", "completion_tokens", "dp_ranks",
+        "input_token_logprobs_val", "output_token_logprobs_val", "output_token_logprobs_idx",
+        "output_top_logprobs_val", "output_top_logprobs_idx",
+    }  # fmt: skip
+    assert not {name: more for name, each in names["batches"].items() if (more := needed - {*each})}
+    assert set(names["request_state"]) >= {
+        "out_list", "obj", "time_stats", "ttft_observed", "last_completion_tokens", "output_ids",
+    }  # fmt: skip
+    assert set(names["times"]) >= {
+        "first_token_time", "last_time", "set_first_token_time", "set_last_time",
+        "set_response_sent_to_client_time",
+    }  # fmt: skip
+    assert names["collect_metrics"] == ["self", "state", "recv_obj", "i"]
+    assert names["observe"] == ["self", "labels", "internval", "num_new_tokens"]
+    assert "await self._handle_batch_output(recv_obj)" in names["handle_loop"]
+    for attribute in ("enable_metrics", "enable_priority_scheduling", "metrics_collector"):
+        assert f"self.{attribute}" in names["manager_source"], attribute
+    assert "if rid.startswith(HEALTH_CHECK_RID_PREFIX):" in names["manager_source"]
+    assert names["batch_handler"] == _BATCH_HANDLER, (
+        "SGLang's TokenizerManager._handle_batch_output has changed. Read it: what it does for a "
+        "request that goes on must also be done in engines/sglang/requests/batches.py; then "
+        "change the digest here."
+    )
 
 
 def _python(program: str) -> subprocess.CompletedProcess[str]:

@@ -8,6 +8,7 @@ import pytest
 
 from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
 from millstream_server.processor.text.model_files import UnusableModelError
+from millstream_server.processor.text.sandbox import compile_template
 from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from tests.support.models import CHATML
@@ -148,3 +149,20 @@ def test_a_broken_template_stops_the_start() -> None:
 def test_unchecked_messages_are_our_fault_not_the_templates() -> None:
     with pytest.raises(ValueError, match="not checked"):
         template(CHATML).render([ChatMessage(None, "Hello")])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}\n {% if loop.first %}{% continue %}{% endif %}{{ m }}{% endfor %}",
+        "{{ {'ä<': [1, true, none]} | tojson }}|{{ {'b': 1, 'a': 2} | tojson(indent=2) }}",
+        "{{ {'b': 1, 'a': 'ä'} | tojson(true, none, (',', ':'), true) }}",
+        "a {% generation %}\n{% set x = 1 %}{{ messages }}{% endgeneration %}\n{{ x is defined }}",
+        "{{ strftime_now('%Y') }} {{ messages.append(1) if messages is mapping }}",
+    ],
+)
+def test_templates_are_rendered_as_by_the_reference(source: str) -> None:
+    from transformers.utils.chat_template_utils import _compile_jinja_template  # noqa: PLC0415
+
+    values = {"messages": ["one", "two"]}
+    assert compile_template(source).render(values) == _compile_jinja_template(source).render(values)

@@ -1,53 +1,135 @@
-"""Chats get a text thread while batches are tokenized."""
+"""Text work in threads: chats get one beside long work, and work stops with its caller."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 
-from millstream_server.processor.text.threads import TextThreads
+from millstream_server.processor.text.fair_queue import TextLimits
+from millstream_server.processor.text.threads import TextThreads, stop_if_gone
+from millstream_server.runtime.errors import OverloadedError
+from millstream_server.runtime.rpc.caller_key import CURRENT_KEY
 
 
 @pytest.fixture
 def threads() -> Iterator[TextThreads]:
-    made = TextThreads(2)
+    made = TextThreads(TextLimits(max_caller_waiting_s=20.0))
     yield made
     made.close()
 
 
-async def test_a_chat_does_not_wait_for_batches(threads: TextThreads) -> None:
-    go = threading.Event()
-    batches = [asyncio.ensure_future(threads.in_turns([go.wait, go.wait])) for _ in range(8)]
+class Held:
+    """Work that runs until it may end."""
+
+    def __init__(self) -> None:
+        self.started = threading.Event()
+        self.go = threading.Event()
+        self.stopped = threading.Event()
+
+    def __call__(self) -> bool:
+        self.started.set()
+        self.go.wait()
+        try:
+            stop_if_gone()
+        except BaseException:
+            self.stopped.set()
+            raise
+        return True
+
+
+async def as_caller(
+    name: str, threads: TextThreads, work: Callable[[], object], seconds: float
+) -> object:
+    CURRENT_KEY.set(name)
+    return await threads.run(work, seconds)
+
+
+async def test_a_chat_is_served_beside_30_callers_with_large_texts(threads: TextThreads) -> None:
+    held = Held()
+    greedy = [asyncio.ensure_future(as_caller(f"{n}", threads, held, 2.0)) for n in range(30)]
+    await asyncio.to_thread(held.started.wait)
+    assert await as_caller("chat", threads, lambda: "chat", 0.01) == "chat"
+    assert not any(task.done() for task in greedy)
+    held.go.set()
+    assert await asyncio.gather(*greedy) == [True] * 30
+
+
+async def test_callers_take_turns(threads: TextThreads) -> None:
+    held, done = Held(), list[str]()
+    running = asyncio.ensure_future(threads.run(held, 2.0))
+    await asyncio.to_thread(held.started.wait)
+    works = [as_caller(caller, threads, partial(done.append, caller), 2.0) for caller in "aaaabbc"]
+    waiting = asyncio.gather(*works)
     await asyncio.sleep(0)
-    assert await threads.run(lambda: "chat") == "chat"
-    assert not any(batch.done() for batch in batches)
-    go.set()
-    assert await asyncio.gather(*batches) == [[True, True]] * 8
+    held.go.set()
+    await asyncio.gather(running, waiting)
+    assert done == ["a", "b", "c", "a", "b", "a", "a"]
+
+
+async def test_work_of_a_caller_who_left_is_not_begun(threads: TextThreads) -> None:
+    held, done = Held(), list[str]()
+    running = asyncio.ensure_future(threads.run(held, 2.0))
+    await asyncio.to_thread(held.started.wait)
+    leaving = asyncio.ensure_future(threads.run(lambda: done.append("left"), 2.0))
+    staying = asyncio.ensure_future(threads.run(lambda: done.append("stayed"), 2.0))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    held.go.set()
+    await asyncio.gather(running, staying)
+    assert done == ["stayed"]
+
+
+async def test_work_that_runs_stops_when_its_caller_has_left(threads: TextThreads) -> None:
+    held = Held()
+    running = asyncio.ensure_future(threads.run(held, 2.0))
+    await asyncio.to_thread(held.started.wait)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    held.go.set()
+    await asyncio.to_thread(held.stopped.wait)
+    assert await threads.run(lambda: 5, 2.0) == 5
+
+
+async def test_errors_of_work_reach_its_caller(threads: TextThreads) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await threads.run(lambda: 1 // 0, 0.01)
+
+
+async def test_work_that_others_displace_ends_with_an_error() -> None:
+    threads = TextThreads(TextLimits(max_waiting_s=10.0))
+    held = Held()
+    greedy = [asyncio.ensure_future(as_caller("a", threads, held, 4.0)) for _ in range(3)]
+    await asyncio.to_thread(held.started.wait)
+    other = asyncio.ensure_future(as_caller("b", threads, lambda: "b", 4.0))
+    with pytest.raises(OverloadedError, match="retry later"):
+        await greedy[2]
+    held.go.set()
+    assert await asyncio.gather(*greedy[:2], other) == [True, True, "b"]
+    threads.close()
 
 
 async def test_batches_take_turns_and_keep_their_order(threads: TextThreads) -> None:
     done: list[str] = []
-    works = {name: [lambda name=name: done.append(name)] * 3 for name in "ab"}
+    works = {name: [(partial(done.append, name), 0.01)] * 3 for name in "ab"}
     await asyncio.gather(*(threads.in_turns(pieces) for pieces in works.values()))
     assert done == ["a", "b"] * 3
 
 
 async def test_a_cancelled_batch_stops_after_its_piece(threads: TextThreads) -> None:
-    started, go = threading.Event(), threading.Event()
-    done: list[int] = []
-
-    def first() -> None:
-        started.set()
-        go.wait()
-
-    batch = asyncio.ensure_future(threads.in_turns([first, lambda: done.append(1)]))
-    await asyncio.to_thread(started.wait)
+    held, second = Held(), Held()
+    second.go.set()
+    batch = asyncio.ensure_future(threads.in_turns([(held, 0.01), (second, 0.01)]))
+    await asyncio.to_thread(held.started.wait)
     batch.cancel()
     with pytest.raises(asyncio.CancelledError):
         await batch
-    go.set()
-    assert await threads.in_turns([lambda: 5]) == [5]
-    assert not done
+    held.go.set()
+    assert await threads.in_turns([(lambda: 5, 0.01)]) == [5]
+    assert not second.started.is_set()

@@ -10,6 +10,7 @@ from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.diffusion.core import DiffusionCore
 from millstream_server.processor.diffusion.text import TextForwarder
+from millstream_server.processor.diffusion.text_output import CountedTexts
 from millstream_server.processor.forwarding import serve
 from millstream_server.protobuf.diffusion import (
     Content,
@@ -66,9 +67,11 @@ class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateTextRequest], call: Call
     ) -> AsyncIterator[diffusion_pb2.GenerateTextResponse]:
         """Generate one stream's texts of token ids; see generation.proto for the rules."""
-        session = WorkerSession(self._text, diffusion_pb2.GenerateTextResponse)
-        with session.reading(request_iterator):
+        texts = CountedTexts(self._text, self._text.unread, call.caller_key, call.fail)
+        session = WorkerSession(texts, diffusion_pb2.GenerateTextResponse)
+        with contextlib.closing(texts), session.reading(request_iterator):
             while (response := await session.next()) is not None:
+                texts.taken(session.held_bytes)
                 yield response
 
     async def GenerateImage(

@@ -15,6 +15,7 @@ from millstream_server.generation.output import Finish, FinishReason, OutputSink
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.span import NO_SPAN, RequestSpan
 from millstream_server.generation.validation import check_request
+from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.legs import Workers
 from millstream_server.processor.limits import RequestLimits, most_tokens, too_large
 from millstream_server.processor.models import Models, ServedModel
@@ -58,6 +59,7 @@ class TextParts:
     telemetry: GenerationTelemetry
     meter: LoadMeter
     work: OpenWork
+    unread: UnreadOutput
 
     def count(self, error: ServingError) -> None:
         """Count a failure in the load reports, as `ProcessorCore` does."""
@@ -75,6 +77,7 @@ class TextForwarder:
         self.work = parts.work
         self.streams = OpenWork()
         """Not awaited in a drain: the server ends streams without requests."""
+        self.unread = parts.unread
         self._parts = parts
         self._open: dict[str, _TextRequest] = {}
 

@@ -130,7 +130,8 @@ class Forwarder:
         else:
             self.parts.meter.finished()
         finally:
-            log.info(
+            write = log.info if telemetry.outcome == "OK" else log.caused
+            write(
                 "request ended",
                 request=request_id,
                 trace_id=telemetry.trace_id,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from millstream_server.generation.span import RequestSpan
@@ -46,15 +44,9 @@ class ProcessorMedia:
         self._budget = budget
         self._upload_idle_s = upload_idle_s
 
-    @contextlib.contextmanager
-    def uploads(self) -> Iterator[Uploads]:
-        """Yield the uploads of a new conversation; at the end the bytes of its media are free."""
-        hold = MediaHold(self._budget)
-        uploads = Uploads(hold, self.intake.max_item_bytes, self._upload_idle_s)
-        try:
-            yield uploads
-        finally:
-            uploads.close()
+    def uploads(self) -> Uploads:
+        """Make the uploads of a new conversation; `close` frees the bytes of all its media."""
+        return Uploads(MediaHold(self._budget), self.intake.max_item_bytes, self._upload_idle_s)
 
     def of_turn(
         self, conversation: Conversation, model: str, caller: Caller, telemetry: TurnTelemetry

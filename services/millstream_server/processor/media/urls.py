@@ -16,9 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
-import aiohttp
-from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from millstream_server.processor.media.addresses import is_public
@@ -29,6 +28,10 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.telemetry.log import get_log
+
+if TYPE_CHECKING:
+    import aiohttp
+    from aiohttp.abc import ResolveResult
 
 log = get_log(__name__)
 
@@ -124,6 +127,8 @@ class UrlFetcher:
         if scheme == SCHEME:
             return await self._decoded(url, field, take)
         self._check_scheme(scheme, field)
+        import aiohttp  # noqa: PLC0415 - takes 9 MB, and few servers fetch URLs
+
         async with self._slots:
             try:
                 async with asyncio.timeout(self._bounds.timeout_s):
@@ -134,7 +139,7 @@ class UrlFetcher:
             except (aiohttp.InvalidURL, UnicodeError) as error:
                 raise InvalidRequestError.of(field, _NOT_A_URL) from error
             except (aiohttp.ClientError, OSError) as error:
-                log.info("media not fetched", field=field, reason=str(error))
+                log.caused("media not fetched", field=field, reason=str(error))
                 raise MediaFetchError(f"{field}: its server did not deliver it") from error
 
     async def _decoded(self, url: str, field: str, take: Callable[[int], None]) -> bytes:
@@ -170,9 +175,11 @@ class UrlFetcher:
 
     async def _hop(self, url: URL, field: str, take: Callable[[int], None]) -> bytes | URL:
         """Return a URL's content, or where it is redirected to."""
+        import aiohttp  # noqa: PLC0415 - see `fetch`
+
         resolver = self._checked_host(url, field)
         connector = aiohttp.TCPConnector(
-            resolver=resolver,
+            resolver=resolver,  # type: ignore[arg-type]
             use_dns_cache=False,
             force_close=True,
             ssl=self._tls or True,
@@ -254,8 +261,8 @@ class UrlFetcher:
         return await asyncio.to_thread(b"".join, pieces)
 
 
-class _CheckedResolver(AbstractResolver):
-    """Looks a name up once; what it returns is what is connected to."""
+class _CheckedResolver:
+    """Looks a name up once; what it returns is what is connected to. An `AbstractResolver`."""
 
     def __init__(self, resolve: Resolve, field: str, *, allowed: bool) -> None:
         self._resolve = resolve
@@ -274,14 +281,14 @@ class _CheckedResolver(AbstractResolver):
         if not self._allowed and not all(map(is_public, addresses)):
             raise InvalidRequestError.of(self._field, _NOT_ALLOWED)
         return [
-            ResolveResult(
-                hostname=host,
-                host=address,
-                port=port,
-                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
-                proto=socket.IPPROTO_TCP,
-                flags=socket.AI_NUMERICHOST,
-            )
+            {
+                "hostname": host,
+                "host": address,
+                "port": port,
+                "family": socket.AF_INET6 if ":" in address else socket.AF_INET,
+                "proto": socket.IPPROTO_TCP,
+                "flags": socket.AI_NUMERICHOST,
+            }
             for address in addresses
         ]
 

@@ -104,14 +104,11 @@ class AdmissionQueue:
         self._arrivals = 0
         self.overtaken = 0
         """How often in a row a later request has run before an earlier one."""
+        self.queued = 0
+        """Requests that wait."""
         self._held = HeldTime()
         self._comeback: asyncio.TimerHandle | None = None
-        self._metrics = _Metrics(name)
-
-    @property
-    def queued(self) -> int:
-        """Requests that wait."""
-        return sum(len(lane.waiting) for lane in self._lanes.values())
+        self._metrics = _Metrics(name, self)
 
     @property
     def queued_tokens(self) -> int:
@@ -149,7 +146,7 @@ class AdmissionQueue:
         self._check_deadline(request)
         self._make_space(request)
         self._lanes[request.priority].add(admission)
-        self._metrics.queued(1, request.tokens)
+        self.queued += 1
         self.on_change()
         self.changed()  # the displaced request may have been the one ahead of it
         return admission
@@ -181,6 +178,8 @@ class AdmissionQueue:
 
     def _heads(self) -> list[Admission]:
         """Return each priority's first, highest priority first."""
+        if not self.queued:  # as for most requests
+            return []
         return [lane.first for lane in self._lanes.values() if lane.waiting]
 
     def _next(self) -> Admission | None:
@@ -217,13 +216,12 @@ class AdmissionQueue:
 
     def _count(self, units: int) -> None:
         self.running += units
-        self._metrics.running(units)
         self.on_change()
 
     def _forget(self, admission: Admission) -> None:
         """Remove it from its lane."""
         self._lanes[admission.request.priority].remove(admission)
-        self._metrics.queued(-1, -admission.request.tokens)
+        self.queued -= 1
         self.on_change()
 
     def _give_up(self) -> None:
@@ -294,18 +292,12 @@ class AdmissionQueue:
 class _Metrics:
     """One queue's metrics."""
 
-    def __init__(self, name: str) -> None:
-        self._running = metrics.ADMISSION_RUNNING.labels(name)
-        self._queued = metrics.ADMISSION_QUEUED.labels(name)
-        self._tokens = metrics.ADMISSION_QUEUED_TOKENS.labels(name)
+    def __init__(self, name: str, queue: AdmissionQueue) -> None:
+        # Read at each scrape, which is cheaper than to set gauges at every request.
+        metrics.ADMISSION_RUNNING.labels(name).set_function(lambda: queue.running)
+        metrics.ADMISSION_QUEUED.labels(name).set_function(lambda: queue.queued)
+        metrics.ADMISSION_QUEUED_TOKENS.labels(name).set_function(lambda: queue.queued_tokens)
         self._wait = {p: metrics.ADMISSION_WAIT.labels(name, p.name.lower()) for p in Priority}
-
-    def queued(self, requests: int, tokens: int) -> None:
-        self._queued.inc(requests)
-        self._tokens.inc(tokens)
-
-    def running(self, units: int) -> None:
-        self._running.inc(units)
 
     def waited(self, admission: Admission) -> None:
         self._wait[admission.request.priority].observe(admission.waited_s)

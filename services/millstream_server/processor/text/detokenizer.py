@@ -39,7 +39,7 @@ class IncrementalDetokenizer:
     every such run would have to be held back, and scripts written in bytes would not stream at all.
     """
 
-    __slots__ = ("_text",)
+    __slots__ = ("_text", "push")
 
     def __init__(
         self,
@@ -59,10 +59,8 @@ class IncrementalDetokenizer:
             self._text = _PieceText(pieces, pieces if continuation else model.pieces.opening)
         else:
             self._text = _LibraryText(model.tokenizer, skip_special_tokens=skip_special_tokens)
-
-    def push(self, ids: Sequence[int]) -> str:
-        """Return the new text that ``ids`` complete; unknown ids have no text."""
-        return self._text.push(ids)
+        self.push = self._text.push
+        """Returns the new text that the given ids complete; unknown ids have no text."""
 
     def flush(self) -> str:
         """Return the remaining text at the end; an incomplete character becomes U+FFFD."""

@@ -25,7 +25,7 @@ class TextDelta:
 class ChoiceText:
     """Detokenizes one choice and ends it at its stop strings."""
 
-    __slots__ = ("_detokenizer", "_matched", "_matcher")
+    __slots__ = ("_detokenizer", "_matched", "_matcher", "push_all", "stops")
 
     def __init__(
         self,
@@ -41,6 +41,10 @@ class ChoiceText:
         )
         self._matcher = StopMatcher(stops) if stops else None
         self._matched: str | None = None
+        self.stops = bool(stops)
+        """Whether the text may end at a stop string."""
+        self.push_all = self._detokenizer.push
+        """`push` without stops: takes new tokens, returns their text."""
 
     @property
     def matched(self) -> str | None:

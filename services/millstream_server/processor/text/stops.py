@@ -17,6 +17,8 @@ MAX_STOP_CHARS = 256
 
 def check_stops(stops: Sequence[str]) -> tuple[FieldViolation, ...]:
     """Return the violations in a request's stop strings."""
+    if not stops:
+        return ()
     if len(stops) > MAX_STOPS:
         return (FieldViolation("stop", f"at most {MAX_STOPS} stop strings, not {len(stops)}"),)
     return tuple(

@@ -1,4 +1,4 @@
-"""A model's chat template, rendered in the library's immutable sandbox."""
+"""A model's chat template, rendered in an immutable sandbox."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import jinja2
 from jinja2.exceptions import TemplateError
 
-# Private, but the only access to the library's environment (immutable sandbox, `tojson`,
-# `generation` blocks, `raise_exception`) with which the output can be read in pieces and limited.
-from transformers.utils.chat_template_utils import _compile_jinja_template
-
 from millstream_server.processor.text.messages import (
     ChatMessage,
     Tool,
@@ -18,6 +14,8 @@ from millstream_server.processor.text.messages import (
     tool_for_template,
 )
 from millstream_server.processor.text.model_files import UnusableModelError
+from millstream_server.processor.text.sandbox import compile_template
+from millstream_server.processor.text.threads import stop_if_gone
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 
 DEFAULT_MAX_PROMPT_CHARS = 4 * 1024 * 1024
@@ -110,6 +108,7 @@ class ChatTemplate:
         pieces: list[str] = []
         chars_left = self._max_prompt_chars
         for piece in _generate(template, variables):
+            stop_if_gone()
             chars_left -= len(piece)
             if chars_left < 0:
                 sentence = f"the prompt would exceed {self._max_prompt_chars} characters"
@@ -121,19 +120,20 @@ class ChatTemplate:
 def _generate(template: jinja2.Template, variables: dict[str, object]) -> Iterator[str]:
     """Do the same as `Template.generate`, without its copies and checks per call.
 
-    Saves a fifth of the time for a short chat. ``variables`` include the environment's globals.
+    Saves a third of the time for a short chat. ``variables`` include the environment's globals.
     """
-    return template.root_render_func(template.new_context(variables, shared=True))
+    environment = template.environment
+    context = environment.context_class(environment, variables, template.name, template.blocks)
+    return template.root_render_func(context)
 
 
 def _compile(name: str, source: str) -> jinja2.Template:
     try:
-        compiled: jinja2.Template = _compile_jinja_template(source)
+        return compile_template(source)
     except TemplateError as exc:
         raise UnusableModelError(
             f"the model's chat template {name!r} is not valid Jinja: {exc}"
         ) from exc
-    return compiled
 
 
 def _sentence_of(exc: Exception) -> str:

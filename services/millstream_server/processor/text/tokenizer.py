@@ -1,7 +1,7 @@
 """A model's tokenizer and chat template, from a local directory.
 
-Neither torch nor an engine is imported: a Processor's container has none. So the library's
-`AutoTokenizer` isn't used, which imports torch if it is installed.
+Neither torch nor an engine is imported: a Processor's container has none. Nor is transformers,
+which takes much memory (`tokenizer_files`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 from millstream_server.media.families.family import Family
 from millstream_server.media.families.loading import load as load_family
@@ -19,15 +18,19 @@ from millstream_server.media.families.model_config import UnusableFamilyError
 from millstream_server.processor.text.detokenizer import IncrementalDetokenizer
 from millstream_server.processor.text.model_files import (
     GenerationDefaults,
-    UnusableModelError,
     read_model_facts,
 )
 from millstream_server.processor.text.pieces import PieceTable, build_piece_table
 from millstream_server.processor.text.template import DEFAULT_MAX_PROMPT_CHARS, ChatTemplate
+from millstream_server.processor.text.threads import stop_if_gone
+from millstream_server.processor.text.tokenizer_files import read_tokenizer
 from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
 
+SECONDS_PER_CHAR = 0.5e-6
+"""About what tokenizing takes; long texts of one kind of character up to twice as much."""
+_DECODED_AT_ONCE = 1 << 14
 _SHORT_CHARS = 1024
 """Up to this length tokenizing takes half a millisecond, as long as a thread may keep the GIL."""
 
@@ -64,26 +67,21 @@ class TextModel:
             UnusableModelError: a file is missing or wrong.
         """
         facts = read_model_facts(path)
-        fast = _load_fast_tokenizer(path)
-        tokenizer = fast.backend_tokenizer
+        files = read_tokenizer(path)
+        tokenizer = Tokenizer.from_str(files.tokenizer)
         # A tokenizer.json may contain truncation from training, which would silently cut prompts.
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        special_tokens = {
-            name: str(token)
-            for name, token in fast.special_tokens_map.items()
-            if not isinstance(token, list)
-        }
-        eos = fast.eos_token_id
+        eos, bos = files.eos_token_id, files.bos_token_id
         return cls(
             tokenizer=tokenizer,
             pieces=build_piece_table(tokenizer),
             chat_template=ChatTemplate(
-                _template_sources(fast), special_tokens, max_prompt_chars=max_prompt_chars
+                files.templates, files.special_tokens, max_prompt_chars=max_prompt_chars
             ),
             vocab_size=max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1,
             eos_token_ids=facts.eos_token_ids or (() if eos is None else (eos,)),
-            bos_token_id=fast.bos_token_id if facts.bos_token_id is None else facts.bos_token_id,
+            bos_token_id=bos if facts.bos_token_id is None else facts.bos_token_id,
             context_length=facts.context_length,
             generation_defaults=facts.generation_defaults,
             family=_load_family(path),
@@ -112,7 +110,15 @@ class TextModel:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of all ids, as an `IncrementalDetokenizer` returns it in parts."""
         detokenizer = IncrementalDetokenizer(self, skip_special_tokens=skip_special_tokens)
-        return detokenizer.push(ids) + detokenizer.flush()
+        parts = []
+        for start in range(0, len(ids), _DECODED_AT_ONCE):
+            stop_if_gone()
+            parts.append(detokenizer.push(ids[start : start + _DECODED_AT_ONCE]))
+        return "".join(parts) + detokenizer.flush()
+
+    def decode_seconds(self, count: int) -> float:
+        """Estimate how long `decode` of so many ids takes."""
+        return count * (3e-6 if self.pieces is None else 0.1e-6)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's bytes inside a text, a special token's name; b"" if unknown.
@@ -126,10 +132,6 @@ class TextModel:
             return self.tokenizer.decode([token_id], skip_special_tokens=False).encode()
         return self.pieces.every[token_id]
 
-    def token_text(self, token_id: int) -> str:
-        """Return `token_bytes` as text, with U+FFFD for an incomplete character."""
-        return self.token_bytes(token_id).decode("utf-8", "replace")
-
 
 def _load_family(path: Path) -> Family | None:
     try:
@@ -137,22 +139,3 @@ def _load_family(path: Path) -> Family | None:
     except UnusableFamilyError as exc:
         log.warning("the model is served for text only", reason=str(exc))
         return None
-
-
-def _load_fast_tokenizer(path: Path) -> PreTrainedTokenizerFast:
-    if not (path / "tokenizer.json").is_file():
-        # Checked here because the library would take the path for the name of a model on a hub.
-        raise UnusableModelError(f"{path} has no tokenizer.json")
-    try:
-        return PreTrainedTokenizerFast.from_pretrained(path, local_files_only=True)
-    except Exception as exc:
-        # The tokenizers binding raises no narrower class.
-        raise UnusableModelError(f"the tokenizer in {path} cannot be loaded: {exc}") from exc
-
-
-def _template_sources(fast: PreTrainedTokenizerFast) -> dict[str, str]:
-    """Return the templates by name; the library reads all the places where models keep them."""
-    template = fast.chat_template
-    if template is None:
-        return {}
-    return {"default": template} if isinstance(template, str) else dict(template)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from millstream_server.runtime.rpc.slot_session import Output
 
 _WORKERS_FIELD = re.compile(r"(inputs|pairs)\[(\d+)\](?:\.token_ids)?")
+_SECONDS_PER_ID = 30e-9
 _MANY_IDS = 16 << 10
 """More are checked in a thread."""
 _ANY_IDS = (0,)
@@ -197,10 +198,12 @@ class VectorsCore:
             InvalidRequestError: none of the workers can take them.
         """
         engines = forwarded.engines()
-        if sum(map(len, ids)) <= _MANY_IDS:
+        count = sum(map(len, ids))
+        if count <= _MANY_IDS:
             fit.require(engines)
         else:
-            await self._models.threads.run(lambda: fit.require(engines))
+            seconds = count * _SECONDS_PER_ID
+            await self._models.threads.run(lambda: fit.require(engines), seconds, batch=True)
 
 
 def _nbytes(request: EmbedRequest) -> int:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from millstream_server.processor.text.threads import stop_if_gone
+from millstream_server.processor.text.tokenizer import SECONDS_PER_CHAR
 from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
 
 if TYPE_CHECKING:
@@ -79,7 +81,10 @@ class BatchTokenizer:
 
         def run(start: int, stop: int) -> list[Ids]:
             nonlocal tokens
-            found = [work() for work in works[start:stop]]
+            found = []
+            for work in works[start:stop]:
+                stop_if_gone()
+                found.append(work())
             tokens += sum(map(len, found))
             if tokens > self._max_tokens:
                 raise InvalidRequestError.of(
@@ -91,7 +96,10 @@ class BatchTokenizer:
 
         if sum(sizes) <= _SMALL_CHARS:
             return run(0, len(works))
-        pieces = [partial(run, *piece) for piece in _pieces(sizes)]
+        pieces = [
+            (partial(run, start, stop), sum(sizes[start:stop]) * SECONDS_PER_CHAR)
+            for start, stop in _pieces(sizes)
+        ]
         return [ids for piece in await self._threads.in_turns(pieces) for ids in piece]
 
 

@@ -23,6 +23,7 @@ from millstream_server.runtime.rpc import health, reflection
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.channel import bind, server_options
 from millstream_server.runtime.rpc.interceptor import RpcInterceptor
+from millstream_server.runtime.rpc.methods import ServicerTable
 from millstream_server.runtime.settings import describe
 from millstream_server.runtime.telemetry.log import get_log
 
@@ -62,7 +63,7 @@ class AdminService:
 
     name: str
     """Its full proto name."""
-    add: Callable[[grpc.aio.Server], None]
+    add: Callable[[ServicerTable], None]
     """Adds its servicer."""
     max_receive_bytes: int = _MAX_RECEIVE_BYTES
     """Largest message of its callers."""

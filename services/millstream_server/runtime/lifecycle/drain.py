@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from millstream_server.runtime.errors import WorkerPausedError
 
@@ -50,14 +50,9 @@ class OpenWork:
         if not self.count:
             self._idle.set()
 
-    @contextlib.contextmanager
-    def track(self) -> Iterator[None]:
-        """Count the ``with`` block as one piece of work."""
-        self.begin()
-        try:
-            yield
-        finally:
-            self.end()
+    def track(self, on_leaving: Callable[[], None] | None = None) -> OpenPiece:
+        """Count a ``with`` block as one piece of work; for ``on_leaving`` see `when_leaving`."""
+        return OpenPiece(self, on_leaving)
 
     def check_in_service(self) -> None:
         """Check that no operator has taken the process out of service.
@@ -97,3 +92,27 @@ class OpenWork:
                 while self.count:  # work may begin in the loop iteration in which the last ended
                     await self._idle.wait()
         return not self.count
+
+
+class OpenPiece:
+    """One piece of open work: a ``with`` block."""
+
+    __slots__ = ("_forget", "_on_leaving", "_work")
+
+    def __init__(self, work: OpenWork, on_leaving: Callable[[], None] | None) -> None:
+        """Use `OpenWork.track` to make one."""
+        self._work = work
+        self._on_leaving = on_leaving
+        self._forget: Callable[[], None] | None = None
+
+    def __enter__(self) -> None:
+        """Count it."""
+        if self._on_leaving:
+            self._forget = self._work.when_leaving(self._on_leaving)
+        self._work.begin()
+
+    def __exit__(self, *_: object) -> None:
+        """Count it no more."""
+        self._work.end()
+        if self._forget:
+            self._forget()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import sys
 from collections.abc import Callable, Coroutine
@@ -12,7 +13,9 @@ import uvloop
 from millstream_server.runtime import settings
 from millstream_server.runtime.lifecycle.memory import give_back_freed_memory
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
+from millstream_server.runtime.rpc.grpc_log import plain_grpc_log
 from millstream_server.runtime.telemetry import log
+from millstream_server.runtime.telemetry.uncaught import log_uncaught
 
 _log = log.get_log(__name__)
 S = TypeVar("S", bound=ServiceSettings)
@@ -36,8 +39,9 @@ def main(
     give_back_freed_memory()
     loaded = settings.load(settings_cls, prog=prog, description=description)
     log.configure(loaded.log_level, loaded.log_format)
+    plain_grpc_log()
     try:
-        code = uvloop.run(app(loaded))
+        code = uvloop.run(_logged(app(loaded)))
     except settings.SettingsError as error:
         sys.stderr.write(f"{prog}: {error}\n")
         code = 2
@@ -45,3 +49,8 @@ def main(
         _log.error("the service failed", reason=error)
         code = 1
     raise SystemExit(code)
+
+
+async def _logged(app: Coroutine[Any, Any, int]) -> int:
+    log_uncaught(asyncio.get_running_loop())
+    return await app

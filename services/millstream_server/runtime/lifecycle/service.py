@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-import grpc
 from grpc_health.v1 import health_pb2_grpc
 from prometheus_client.registry import Collector
 
@@ -20,11 +19,12 @@ from millstream_server.runtime.lifecycle.admin import (
     Subject,
 )
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
-from millstream_server.runtime.rpc.channel import bind, is_loopback, server_options
+from millstream_server.runtime.rpc.channel import is_loopback
 from millstream_server.runtime.rpc.health import SERVICE_NAME, HealthServicer
 from millstream_server.runtime.rpc.interceptor import RpcInterceptor
 from millstream_server.runtime.rpc.limits import RpcLimits
 from millstream_server.runtime.rpc.server import Server, ServerOptions
+from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.security.auth import AuthPolicy, PeerIdentities
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_server.runtime.settings import SettingsError
@@ -33,8 +33,14 @@ from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.metrics import CERTIFICATE_EXPIRY
 from millstream_server.runtime.telemetry.metrics_endpoint import MetricsEndpoint
 from millstream_server.runtime.telemetry.tracing import Tracing
+from millstream_server.runtime.transport.options import TransportOptions
+from millstream_server.runtime.transport.server import H2Server
+from millstream_server.runtime.transport.settings import TransportName, TransportSettings
 
 log = get_log(__name__)
+
+_MOST_PROBES = 1024
+"""Connections of probes: several times what the load balancers of one process open."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +58,9 @@ class ServicePlan:
     """The services' names have a health, but nothing serves them."""
     ages: bool = False
     """Whether connections end at a maximum age: for the Processor, not for workers."""
+    transport: TransportName = "grpc"
+    clients: TransportSettings = field(default_factory=TransportSettings)
+    """Bounds of the transport h2."""
     auth: AuthPolicy = field(default_factory=AuthPolicy)
     admin_services: tuple[AdminService, ...] = ()
     """On the admin address only."""
@@ -62,7 +71,7 @@ class ServicePlan:
 
 
 class Service:
-    """Order of calls: constructor, `prepare`, add servicers to `server.grpc`, `listen`, `close`."""
+    """Order of calls: constructor, `prepare`, adding of servicers, `listen`, `close`."""
 
     def __init__(
         self, settings: ServiceSettings, name: str, attributes: Mapping[str, str] | None = None
@@ -79,7 +88,7 @@ class Service:
         self._name = name
         self._tls = _server_tls(settings)
         self._admin: AdminServer | None = None
-        self._probes: grpc.aio.Server | None = None
+        self._probes: H2Server | None = None
         self._metrics: MetricsEndpoint | None = None
         self._plan: ServicePlan | None = None
         self.tracing = Tracing.from_settings(
@@ -101,6 +110,8 @@ class Service:
             plan.services,
             ServerOptions(
                 max_receive_bytes=plan.max_receive_bytes,
+                transport=plan.transport,
+                clients=plan.clients,
                 max_connection_age_s=settings.max_connection_age_s if plan.ages else 0.0,
                 max_connection_age_grace_s=settings.max_connection_age_grace_s,
                 tls=self._tls,
@@ -116,7 +127,6 @@ class Service:
             self._admin = self._make_admin(plan)
         if settings.health_listen:
             self._probes = _health_only(self.server.health)
-            self.server.dies_with(self._probes)
         return self.server
 
     async def listen(self) -> int:
@@ -134,7 +144,7 @@ class Service:
             port = await self._admin.listen(settings.admin_listen)
             log.info("listening", on="admin", port=port)
         if self._probes is not None:
-            port = bind(self._probes, settings.health_listen)
+            port = self._probes.bind(settings.health_listen)
             await self._probes.start()
             log.info("listening", on="health", port=port)
         port = await self.server.listen(settings.listen)
@@ -179,11 +189,12 @@ class Service:
         )
 
 
-def _health_only(health: HealthServicer) -> grpc.aio.Server:
+def _health_only(health: HealthServicer) -> H2Server:
     """Make a plaintext server that serves health only, for probes without TLS."""
-    server = grpc.aio.server(
-        interceptors=[RpcInterceptor(services=(SERVICE_NAME,))],
-        options=server_options(max_receive_bytes=4096),
+    server = H2Server(
+        Rpcs(services=(SERVICE_NAME,)),
+        TransportOptions(max_receive_bytes=4096, max_connections=_MOST_PROBES),
+        lambda: health.states,
     )
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     return server

@@ -8,11 +8,18 @@ generator of responses, or a coroutine that returns the one response. It fails b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
+
+from millstream_server.runtime.errors import ServingError
+from millstream_server.runtime.security.certificate_names import CertificateName
 
 
 class Call(Protocol):
     """One RPC. All calls come from the task that serves it, or from its event loop."""
+
+    caller_key: str
+    """Whom bounds by caller count: "ipv4:10.0.0.7", "ipv6:::1" or "unix:"; once the caller is
+    authenticated "api_key:alice" or "certificate:spiffe://…", which that layer sets."""
 
     @property
     def method(self) -> str:
@@ -27,15 +34,35 @@ class Call(Protocol):
         """The caller's address, as the transport writes it: `ipv4:127.0.0.1:4711`."""
 
     @property
-    def certificate_names(self) -> Sequence[str] | None:
+    def certificate_names(self) -> Sequence[CertificateName] | None:
         """URI and DNS names of the caller's TLS certificate; None: there is no certificate."""
 
     @property
     def time_left_s(self) -> float | None:
         """Seconds until the caller's deadline, at least 0; None: there is no deadline."""
 
+    @property
+    def all_read(self) -> bool:
+        """Whether the caller has closed its side and its last message was read.
+
+        A transport that can't tell before the next read returns False.
+        """
+
     def add_trailer(self, key: str, value: str | bytes) -> None:
         """Send metadata with the status, also an error's; bytes need a key that ends in -bin."""
 
     def cancel(self) -> None:
         """Cancel the handler, end the RPC with CANCELLED; no effect once the handler has ended."""
+
+    def fail(self, failure: ServingError) -> None:
+        """Cancel the handler, end the RPC with this failure; no effect once it has ended.
+
+        What was not sent by then is dropped.
+        """
+
+    def send_now(self, response: Any) -> bool:
+        """Send a response without waiting; on False nothing was sent: yield it instead.
+
+        It is sent before all that is sent or yielded later. Only from the event loop's thread. It
+        is serialized before this returns.
+        """

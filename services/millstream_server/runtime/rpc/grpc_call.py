@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import grpc
 
-from millstream_server.runtime.errors import RequestCancelledError, ServingError
-from millstream_server.runtime.rpc.layer import Visit
-from millstream_server.runtime.rpc.parsing import Malformed
+from millstream_server.runtime.errors import Code
+from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall, Trailers
+from millstream_server.runtime.rpc.status import GRPC_CODES
+from millstream_server.runtime.security.certificate_names import CertificateName
 
 Context = Any
 """grpc.aio.ServicerContext; its generic form exists in the stubs only."""
 
-_EOF = grpc.aio.EOF  # type: ignore[attr-defined]
+_TOO_LATE = (grpc.aio.InternalError, grpc.aio.UsageError)
+"""What grpc.aio raises when something is sent on an RPC that has ended."""
+
+_NAMES: tuple[tuple[str, Literal["uri", "dns"]], ...] = (("peer_uri", "uri"), ("peer_dns", "dns"))
+"""Where grpc.aio has a certificate's names."""
 
 
-class GrpcCall:
+class GrpcCall(ServedCall):
     """A `Call` on a grpc.aio servicer context."""
 
-    __slots__ = ("_ending", "_metadata", "_task", "context", "failure", "method", "trailers")
+    __slots__ = ("_metadata", "aborted", "context", "read", "response", "write")
 
-    def __init__(self, method: str, context: Context) -> None:
-        """Call it in the task that serves the RPC."""
-        self.method = method
-        self.trailers: tuple[tuple[str, str | bytes], ...] = ()
-        self.failure: ServingError | None = None
-        """The failure for which `fail` cancelled the handler."""
+    END: ClassVar[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
+
+    def __init__(self, method: str, context: Context, *, streaming: bool) -> None:
+        """Call it in the task that serves the RPC; ``streaming``: there are many responses."""
+        super().__init__(method)
         self.context = context
         """grpc.aio's context; for this package only."""
+        self.response: Any = None
+        """The response of a method that returns one: grpc.aio sends it."""
+        self.aborted: grpc.aio.AbortError | None = None
+        """What `abort` raised in grpc.aio: it wants to see it again."""
+        # Its own functions, not ours around them: a coroutine less per message.
+        self.read = context.read
+        self.write = context.write if streaming else self._keep
         self._metadata: Sequence[tuple[str, str | bytes]] | None = None
         self._task = asyncio.current_task()
-        self._ending = False
 
     @property
     def metadata(self) -> Sequence[tuple[str, str | bytes]]:
@@ -48,14 +58,14 @@ class GrpcCall:
         return self.context.peer()  # type: ignore[no-any-return]
 
     @property
-    def certificate_names(self) -> Sequence[str] | None:
+    def certificate_names(self) -> Sequence[CertificateName] | None:
         """See `Call`."""
         facts: Mapping[str, Sequence[bytes]] = self.context.auth_context()
         if "x509_pem_cert" not in facts:
             return None
         return [
-            name.decode(errors="replace")
-            for key in ("peer_uri", "peer_dns")
+            CertificateName(kind, name.decode(errors="replace"))
+            for key, kind in _NAMES
             for name in facts.get(key, ())
         ]
 
@@ -64,63 +74,27 @@ class GrpcCall:
         """See `Call`."""
         return self.context.time_remaining()  # type: ignore[no-any-return]
 
-    def add_trailer(self, key: str, value: str | bytes) -> None:
-        """See `Call`."""
-        self.trailers = (*self.trailers, (key, value))
+    def send_now(self, response: Any) -> bool:
+        """See `Call`: grpc.aio always waits."""
+        return False
 
-    def cancel(self) -> None:
-        """See `Call`."""
-        self.fail(RequestCancelledError("the server cancelled this call"))
+    async def _keep(self, response: Any) -> None:
+        self.response = response
 
-    def fail(self, failure: ServingError) -> None:
-        """Cancel the handler; the RPC ends with the status of ``failure``."""
-        if not self._ending and self.failure is None and self._task is not None:
-            self.failure = failure
-            self._task.cancel()
+    def complete(self) -> None:
+        """See `ServedCall`: grpc.aio sends the status when the handler returns."""
+        if self.trailers:
+            self.context.set_trailing_metadata(self.trailers)
 
-    def end(self) -> None:
-        """Note that the servicer has ended: `fail` then has no effect."""
-        self._ending = True
+    async def abort(self, code: Code, message: str, trailers: Trailers) -> None:
+        """See `ServedCall`."""
+        try:
+            await self.context.abort(GRPC_CODES[code], message, trailers)
+        except grpc.aio.AbortError as aborted:
+            self.aborted = aborted
+        except (*_TOO_LATE, asyncio.InvalidStateError) as error:
+            raise CallOverError from error
 
-    def was_cancelled(self) -> bool:
-        """Return whether the RPC itself was cancelled: by its caller, its deadline or a stop."""
-        return self._task is not None and self._task.cancelling() > 0
-
-    def take_failure(self) -> ServingError | None:
-        """Return the failure given to `fail`, and undo the cancellation so that it can be sent."""
-        if self.failure is not None and self._task is not None:
-            self._task.uncancel()
-        return self.failure
-
-
-class Requests(AsyncIterator[Any]):
-    """The messages of a call, each read on demand.
-
-    Unlike grpc.aio's iterator it is no generator: one coroutine less per message.
-    """
-
-    __slots__ = ("_ended", "_read", "_visits")
-
-    def __init__(self, read: Callable[[], Awaitable[Any]], visits: Sequence[Visit]) -> None:
-        """Call `Visit.received` of all ``visits`` with each message."""
-        self._read = read
-        self._visits = visits
-        self._ended = False
-
-    async def __anext__(self) -> Any:
-        """Read a message.
-
-        Raises:
-            ServingError: it does not parse, or a layer refuses it.
-        """
-        if self._ended:
-            raise StopAsyncIteration
-        message = await self._read()
-        if message is _EOF:
-            self._ended = True
-            raise StopAsyncIteration
-        if message.__class__ is Malformed:
-            raise message.error
-        for visit in self._visits:
-            visit.received(message)
-        return message
+    def is_late(self, error: BaseException) -> bool:
+        """See `ServedCall`."""
+        return isinstance(error, _TOO_LATE)

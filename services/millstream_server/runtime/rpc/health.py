@@ -18,11 +18,12 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from millstream_server.runtime.errors import (
     Code,
     InvalidRequestError,
-    OverloadedError,
     StatusError,
     UnavailableError,
 )
 from millstream_server.runtime.rpc.call import Call
+from millstream_server.runtime.rpc.request_size import SMALL_REQUEST_BYTES, max_request_bytes
+from millstream_server.runtime.rpc.shares import Shares
 
 SERVICE_NAME = "grpc.health.v1.Health"
 LIVENESS = "liveness"
@@ -33,7 +34,8 @@ server that can't serve for another reason, such as a Processor without workers,
 error of a call; a client that leaves the server out would only see its own deadline pass."""
 MAX_NAME = 256
 """Longest name in a request. Callers aren't authenticated."""
-MAX_WATCHES = 16_384
+MAX_WATCHES = 4096
+"""Of all callers: one per client channel. An open one takes 8 KB, 27 KB on grpc.aio."""
 MAX_LISTED = 100
 """Most names that `List` returns; above, the protocol requires RESOURCE_EXHAUSTED."""
 
@@ -50,6 +52,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         """Start with ``names``, the whole server (""), `liveness` and `accepting`."""
         self._serving = {"": False, **dict.fromkeys(names, False), LIVENESS: True, ACCEPTING: True}
         self._watches: dict[str, set[asyncio.Event]] = {}
+        self._shares = Shares(MAX_WATCHES, "health watches")
         self._draining = False
         self._closed = False
 
@@ -91,12 +94,13 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     @property
     def watch_count(self) -> int:
         """How many Watches are open."""
-        return sum(map(len, self._watches.values()))
+        return self._shares.used
 
     def _wake(self, name: str) -> None:
         for changed in self._watches.get(name, ()):
             changed.set()
 
+    @max_request_bytes(SMALL_REQUEST_BYTES)
     async def Check(self, request: Any, call: Call) -> Any:  # noqa: N802 - the proto's names
         """Return a name's health.
 
@@ -113,6 +117,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             )
         return _Status(status=self._status(request.service))
 
+    @max_request_bytes(SMALL_REQUEST_BYTES)
     async def List(self, request: Any, call: Call) -> Any:  # noqa: N802
         """Return the health of every name.
 
@@ -128,6 +133,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             statuses={name: _Status(status=self._status(name)) for name in self._serving}
         )
 
+    @max_request_bytes(SMALL_REQUEST_BYTES)
     async def Watch(self, request: Any, call: Call) -> AsyncIterator[Any]:  # noqa: N802
         """Send a name's health at once and after every change; a slow reader gets the latest only.
 
@@ -135,13 +141,11 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
         Raises:
             InvalidRequestError: the name is too long.
-            OverloadedError: too many Watches are open already.
+            OverloadedError: too many Watches are open already, of this caller or in sum.
             UnavailableError: the servicer was closed.
         """
         _check_name(request.service)
-        if self.watch_count >= MAX_WATCHES:
-            raise OverloadedError("too many watch this server's health", retry_delay_s=10.0)
-        with self._watching(request.service) as changed:
+        with self._shares.take(call.caller_key), self._watching(request.service) as changed:
             last, ended = None, self._closed
             while not ended:
                 changed.clear()

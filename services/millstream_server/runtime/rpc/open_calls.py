@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from millstream_server.runtime.errors import UnavailableError
 from millstream_server.runtime.lifecycle.drain import OpenWork
-from millstream_server.runtime.rpc.grpc_call import GrpcCall
+from millstream_server.runtime.rpc.served_call import ServedCall
 
 
 class OpenCalls(OpenWork):
@@ -13,14 +13,14 @@ class OpenCalls(OpenWork):
     def __init__(self) -> None:
         """Start with no RPC."""
         super().__init__()
-        self._calls: set[GrpcCall] = set()
+        self._calls: set[ServedCall] = set()
 
-    def add(self, call: GrpcCall) -> None:
+    def add(self, call: ServedCall) -> None:
         """Add an RPC whose handler begins."""
         self.begin()
         self._calls.add(call)
 
-    def remove(self, call: GrpcCall) -> None:
+    def remove(self, call: ServedCall) -> None:
         """Remove an RPC whose handler has ended."""
         self._calls.discard(call)
         self.end()

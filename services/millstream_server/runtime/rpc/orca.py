@@ -17,9 +17,11 @@ from collections.abc import AsyncIterator, Collection
 from typing import Any
 
 from millstream.orca import load_report_pb2, service_pb2, service_pb2_grpc
-from millstream_server.runtime.errors import OverloadedError, UnavailableError
+from millstream_server.runtime.errors import UnavailableError
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.layer import Visit, service_of
+from millstream_server.runtime.rpc.request_size import SMALL_REQUEST_BYTES, max_request_bytes
+from millstream_server.runtime.rpc.shares import Shares
 from millstream_server.runtime.telemetry.load import LoadSnapshot, LoadSource
 from millstream_server.runtime.telemetry.log import get_log
 
@@ -29,8 +31,8 @@ TRAILER = "endpoint-load-metrics-bin"
 """Trailer that carries a serialized OrcaLoadReport, as every gRPC library expects it."""
 SERVICE = service_pb2.DESCRIPTOR.services_by_name["OpenRcaService"].full_name
 """For reflection; `OrcaLayer` doesn't report for this service."""
-MAX_STREAMS = 16_384
-"""Most open streams: one per client, open to unauthenticated callers."""
+MAX_STREAMS = 4096
+"""Open streams of all callers: one per client channel, open to callers without a key."""
 
 # The report is made at most ten times a second, since every RPC carries it.
 _REPORT_LIFE_S = 0.1
@@ -108,9 +110,10 @@ class OrcaServicer(service_pb2_grpc.OpenRcaServiceServicer):
     def __init__(self, source: LoadSource) -> None:
         """Report the load that ``source`` returns."""
         self._report = _Report(source)
-        self._streams = 0
+        self._shares = Shares(MAX_STREAMS, "load report streams")
         self._closed = asyncio.Event()
 
+    @max_request_bytes(SMALL_REQUEST_BYTES)
     async def StreamCoreMetrics(  # noqa: N802 - the RPC's name
         self, request: service_pb2.OrcaLoadReportRequest, call: Call
     ) -> AsyncIterator[load_report_pb2.OrcaLoadReport]:
@@ -118,20 +121,13 @@ class OrcaServicer(service_pb2_grpc.OpenRcaServiceServicer):
         if self._closed.is_set():
             # UNAVAILABLE: after a report or OK gRPC's client would retry at once, again and again.
             raise UnavailableError("the server is shutting down and reports its load no longer")
-        if self._streams >= MAX_STREAMS:
-            raise OverloadedError(
-                "too many load report streams are open on this server", retry_delay_s=10.0
-            )
         interval_s = _interval_s(request)
-        self._streams += 1
-        try:
+        with self._shares.take(call.caller_key):
             while not self._closed.is_set():
                 yield self._report.message()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(interval_s):
                         await self._closed.wait()
-        finally:
-            self._streams -= 1
 
     def close(self) -> None:
         """End all streams and refuse new ones: an open one would delay the server's stop."""

@@ -16,7 +16,7 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from millstream_server.runtime.errors import InvalidRequestError
+from millstream_server.runtime.errors import Code, InvalidRequestError, StatusError
 
 _LENGTH_DELIMITED = 2
 _MAX_DEPTH = 16
@@ -28,25 +28,38 @@ _MAX_EXPLAINED_BYTES = 64 << 10
 class Malformed:
     """Takes the place of a request that didn't parse."""
 
-    error: InvalidRequestError
+    error: InvalidRequestError | StatusError
 
 
-def tolerant(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
-    """Wrap a generated deserializer: it returns `Malformed` for a message that doesn't parse.
+def tolerant(
+    deserialize: Callable[[bytes], Any] | None, max_bytes: int | None = None
+) -> Callable[[bytes], Any]:
+    """Wrap a generated deserializer: it returns `Malformed` for a message that it can't take.
 
-    Without a deserializer requests stay bytes, as in gRPC.
+    That is one that doesn't parse, or has more than ``max_bytes``. Without a deserializer requests
+    stay bytes, as in gRPC.
     """
     if deserialize is None:
         return bytes
     descriptor = getattr(getattr(deserialize, "__self__", None), "DESCRIPTOR", None)
 
     def parse(data: bytes) -> Any:
+        if max_bytes is not None and len(data) > max_bytes:
+            return Malformed(_too_large(len(data), max_bytes))
         try:
             return deserialize(data)
         except DecodeError:
             return Malformed(_explain(descriptor, data))
 
     return parse
+
+
+def _too_large(nbytes: int, most: int) -> StatusError:
+    """Make the failure that gRPC's own limits have."""
+    return StatusError(
+        Code.RESOURCE_EXHAUSTED,
+        f"the message has {nbytes} bytes; this method takes {most} at most",
+    )
 
 
 def _explain(descriptor: Descriptor | None, data: bytes) -> InvalidRequestError:

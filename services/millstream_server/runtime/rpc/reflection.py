@@ -19,17 +19,29 @@ from google.protobuf.descriptor_pool import Default, DescriptorPool
 from google.rpc import error_details_pb2, status_pb2
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha._async import ReflectionServicer
+from grpc_reflection.v1alpha._base import _file_descriptor_response, _not_found_error
 
-from millstream_server.runtime.errors import UnavailableError
+from millstream_server.runtime.errors import OverloadedError, UnavailableError
 from millstream_server.runtime.rpc.call import Call
+from millstream_server.runtime.rpc.methods import ServicerTable
+from millstream_server.runtime.rpc.request_size import SMALL_REQUEST_BYTES, max_request_bytes
+from millstream_server.runtime.rpc.shares import Shares
 
 V1 = "grpc.reflection.v1.ServerReflection"
 V1ALPHA = "grpc.reflection.v1alpha.ServerReflection"
+MAX_STREAMS = 256
+"""Of all callers: a tool has one, for a moment. One takes 27 KB, and one response of 25 KB."""
+MAX_REQUESTS = 1000
+"""Of one stream: several times what our protos have files and messages."""
+IDLE_S = 60.0
+"""Longest wait for a stream's next request. Tools open another one then; an open one counts."""
+UNREAD_S = 60.0
+"""Longest wait until a response was sent: a tool reads it at once."""
 # Clients that print our errors look up Status, ErrorInfo, BadRequest and RetryInfo.
 _ERRORS = (status_pb2.DESCRIPTOR, error_details_pb2.DESCRIPTOR)
 
 
-def add_reflection(server: grpc.aio.Server, service_names: Iterable[str]) -> Reflection:
+def add_reflection(server: ServicerTable, service_names: Iterable[str]) -> Reflection:
     """Serve both versions on ``server`` for ``service_names`` and for reflection itself.
 
     Call `Reflection.close` before the server is stopped.
@@ -59,29 +71,45 @@ class Reflection(ReflectionServicer):  # type: ignore[misc]
         """Describe these services, reflection and the details of our errors."""
         names = {*service_names, V1ALPHA}
         super().__init__({*names, V1}, _pool_of(names))
+        self._made: dict[str, Any] = {}
         self._closing = asyncio.Event()
+        self._shares = Shares(MAX_STREAMS, "reflection streams")
 
     def close(self) -> None:
         """End open streams, idle ones too; new ones end at once."""
         self._closing.set()
 
+    @max_request_bytes(SMALL_REQUEST_BYTES)  # the protocol has every request in its response
     async def ServerReflectionInfo(  # noqa: N802 - the proto's name
         self, request_iterator: AsyncIterator[Any], call: Call
     ) -> AsyncIterator[Any]:
         """Yield a response to each request; an error response where nothing is found.
 
         Raises:
-            UnavailableError: the servicer was closed.
+            OverloadedError: too many streams are open, or this one had too many requests.
+            UnavailableError: the servicer was closed, or the caller sends nothing.
         """
-        async with (
-            contextlib.aclosing(_until(self._closing, aiter(request_iterator))) as requests,
-            contextlib.aclosing(super().ServerReflectionInfo(requests, None)) as responses,
-        ):
-            async for response in responses:
-                response.valid_host = response.original_request.host
-                yield response
+        loop = asyncio.get_running_loop()
+        with self._shares.take(call.caller_key):
+            async with (
+                contextlib.aclosing(_until(self._closing, aiter(request_iterator))) as requests,
+                contextlib.aclosing(super().ServerReflectionInfo(requests, None)) as responses,
+            ):
+                async for response in responses:
+                    response.valid_host = response.original_request.host
+                    unread = loop.call_later(UNREAD_S, call.cancel)
+                    try:
+                        yield response
+                    finally:
+                        unread.cancel()
         if self._closing.is_set():
             raise UnavailableError("this server is shutting down")
+
+    def _file_by_filename(self, request: Any, filename: str) -> Any:
+        try:
+            return self._response(request, self._pool.FindFileByName(filename))
+        except KeyError:
+            return _not_found_error(request)
 
     def _file_containing_symbol(self, request: Any, fully_qualified_name: str) -> Any:
         """Also find methods, which the protocol includes: the pool finds only their service."""
@@ -89,7 +117,21 @@ class Reflection(ReflectionServicer):  # type: ignore[misc]
         with contextlib.suppress(KeyError):
             if method in self._pool.FindServiceByName(service).methods_by_name:
                 fully_qualified_name = service
-        return super()._file_containing_symbol(request, fully_qualified_name)
+        try:
+            file = self._pool.FindFileContainingSymbol(fully_qualified_name)
+        except KeyError:
+            return _not_found_error(request)
+        return self._response(request, file)
+
+    def _response(self, request: Any, file: Any) -> Any:
+        """Describe a file and all that it imports; made once, since it takes 300 µs."""
+        made = self._made.get(file.name)
+        if made is None:
+            made = _file_descriptor_response(file, None).file_descriptor_response
+            self._made[file.name] = made
+        return reflection_pb2.ServerReflectionResponse(
+            file_descriptor_response=made, original_request=request
+        )
 
 
 def methods_of(service: str) -> list[str]:
@@ -127,19 +169,33 @@ def _v1_file() -> bytes:
 
 
 async def _until(closing: asyncio.Event, requests: Any) -> AsyncGenerator[Any]:
-    """Pass requests on until there are no more or ``closing`` is set."""
+    """Pass requests on until there are no more or ``closing`` is set.
+
+    Raises:
+        OverloadedError: there are too many.
+        UnavailableError: none came in time.
+    """
     closed = asyncio.ensure_future(closing.wait())
     following: asyncio.Future[Any] | None = None
     try:
-        while not closing.is_set():
-            following = asyncio.ensure_future(anext(requests, None))
-            await asyncio.wait({closed, following}, return_when=asyncio.FIRST_COMPLETED)
-            if not following.done():
+        for _ in range(MAX_REQUESTS):
+            if closing.is_set():
                 return
+            following = asyncio.ensure_future(anext(requests, None))
+            await asyncio.wait(
+                {closed, following}, timeout=IDLE_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not following.done():
+                if closing.is_set():
+                    return
+                raise UnavailableError(f"no request came for {IDLE_S:g} s; open another stream")
             request = following.result()
             if request is None:
                 return
             yield request
+        raise OverloadedError(
+            f"a reflection stream takes {MAX_REQUESTS} requests; open another", retry_delay_s=1.0
+        )
     finally:
         closed.cancel()
         if following is not None:

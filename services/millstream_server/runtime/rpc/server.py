@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-import grpc
 from grpc_health.v1 import health_pb2_grpc
 
 from millstream_server.runtime.lifecycle import conditions
 from millstream_server.runtime.rpc import health, orca, reflection
-from millstream_server.runtime.rpc.channel import bind, server_options
+from millstream_server.runtime.rpc.channel import server_options
+from millstream_server.runtime.rpc.grpc_server import GrpcServer
 from millstream_server.runtime.rpc.interceptor import RpcInterceptor
 from millstream_server.runtime.rpc.layer import Layer
 from millstream_server.runtime.rpc.limits import LimitsLayer, RpcLimits
+from millstream_server.runtime.rpc.methods import ServicerTable
 from millstream_server.runtime.rpc.open_calls import OpenCalls
+from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.security.tls import ServerTls
 from millstream_server.runtime.telemetry.load_meter import LoadMeter
@@ -24,12 +25,13 @@ from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.metrics import DRAINING, SERVING
 from millstream_server.runtime.telemetry.server_rpcs import TelemetryLayer
 from millstream_server.runtime.telemetry.tracing import Tracing
+from millstream_server.runtime.transport.server import H2Server
+from millstream_server.runtime.transport.settings import TransportName, TransportSettings
 
 log = get_log(__name__)
 
 _LAST_WORDS_S = 1.0
-"""Longest wait until statuses are sent; then gRPC cuts callers that don't read."""
-_WATCH_S = 0.5
+"""Longest wait until statuses are sent; then the transport cuts callers that don't read."""
 _HANDLERS_S = 5.0
 """Longest wait until cut handlers have cleaned up."""
 
@@ -40,6 +42,9 @@ class ServerOptions:
 
     max_receive_bytes: int
     """Largest message accepted; a larger one ends its RPC with RESOURCE_EXHAUSTED."""
+    transport: TransportName = "grpc"
+    clients: TransportSettings = field(default_factory=TransportSettings)
+    """Bounds of the transport h2."""
     max_connection_age_s: float = 0.0
     max_connection_age_grace_s: float = 0.0
     tls: ServerTls | None = None
@@ -56,33 +61,27 @@ class ServerOptions:
 
 
 class Server:
-    """A grpc.aio server with health (NOT_SERVING at first), reflection and typed errors.
+    """A gRPC server with health (NOT_SERVING at first), reflection and typed errors.
 
-    An RPC passes the layers of its `RpcInterceptor`, where failures become statuses, in this order:
-    telemetry, which sees the final status; authentication; load reports, in the trailers; limits.
-    A single request message is read after them.
+    An RPC passes layers, after which failures become statuses, in this order: telemetry, which
+    sees the final status; authentication; load reports, in the trailers; limits. A single request
+    message is read after them.
     """
 
     def __init__(self, services: Sequence[str], options: ServerOptions) -> None:
-        """``services`` are the full proto names it will serve; add the servicers to ``grpc``."""
+        """``services`` are the full proto names it will serve; add the servicers to ``methods``."""
         self._services = tuple(services)
         self._tls = options.tls
         self.died = asyncio.Event()
-        """Set when gRPC accepts no more calls; only a new process helps."""
-        self._watched: list[grpc.aio.Server] = []
-        self._watching: asyncio.Task[None] | None = None
+        """Set when the transport accepts no more calls; only a new process helps."""
         self._open_calls = OpenCalls()
-        self.grpc = grpc.aio.server(
-            interceptors=[self._interceptor(options)],
-            options=server_options(
-                max_receive_bytes=options.max_receive_bytes,
-                max_connection_age_s=options.max_connection_age_s,
-                max_connection_age_grace_s=options.max_connection_age_grace_s,
-            ),
-        )
-        self._watched.append(self.grpc)
+        self._transport = self._make_transport(options)
+        self.methods: ServicerTable = self._transport
+        """Takes servicers, as a grpc.aio server does."""
+        if isinstance(self._transport, GrpcServer):
+            self.died = self._transport.died
         self.health = health.HealthServicer(services)
-        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.grpc)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, self.methods)
         self.conditions = conditions.HealthConditions(
             lambda serving: self.set_serving(serving=serving)
         )
@@ -93,11 +92,33 @@ class Server:
             names = [*services, *names]
         self._reports: orca.OrcaServicer | None = None
         if options.load is not None:
-            self._reports = orca.add_orca(self.grpc, options.load.read)
+            self._reports = orca.add_orca(self.methods, options.load.read)
             names.append(orca.SERVICE)
-        self._reflection = reflection.add_reflection(self.grpc, names)
+        self._reflection = reflection.add_reflection(self.methods, names)
 
-    def _interceptor(self, options: ServerOptions) -> RpcInterceptor:
+    def _make_transport(self, options: ServerOptions) -> H2Server | GrpcServer:
+        layers = self._layers(options)
+        if options.transport == "h2":
+            return H2Server(
+                Rpcs(layers, self._services, self._open_calls),
+                options.clients.options(
+                    max_receive_bytes=options.max_receive_bytes,
+                    max_open_streams=(options.limits or RpcLimits()).max_open_streams,
+                    max_connection_age_s=options.max_connection_age_s,
+                    max_connection_age_grace_s=options.max_connection_age_grace_s,
+                ),
+                lambda: self.health.states,
+            )
+        return GrpcServer(
+            RpcInterceptor(*layers, services=self._services, open_calls=self._open_calls),
+            server_options(
+                max_receive_bytes=options.max_receive_bytes,
+                max_connection_age_s=options.max_connection_age_s,
+                max_connection_age_grace_s=options.max_connection_age_grace_s,
+            ),
+        )
+
+    def _layers(self, options: ServerOptions) -> list[Layer]:
         served = [m for name in self._services for m in reflection.methods_of(name)]
         layers: list[Layer] = [
             TelemetryLayer(options.tracing, without_spans=options.without_spans, served=served),
@@ -107,7 +128,7 @@ class Server:
             layers.append(orca.OrcaLayer(options.load.read, self._services))
         if options.limits is not None:
             layers.append(LimitsLayer(self._services, options.limits))
-        return RpcInterceptor(*layers, services=self._services, open_calls=self._open_calls)
+        return layers
 
     async def listen(self, address: str) -> int:
         """Bind and start, NOT_SERVING; return the port.
@@ -116,29 +137,9 @@ class Server:
             OSError: the address can't be bound.
         """
         self.set_serving(serving=False)
-        port = bind(self.grpc, address, self._tls.credentials() if self._tls else None)
-        await self.grpc.start()
-        self._watching = asyncio.ensure_future(self._watch())
+        port = self._transport.bind(address, self._tls)
+        await self._transport.start()
         return port
-
-    def dies_with(self, other: grpc.aio.Server) -> None:
-        """Also set `died` when ``other``, started before this one, stops serving."""
-        self._watched.append(other)
-
-    async def _watch(self) -> None:
-        """Detect that gRPC serves no more: a `:path` that isn't UTF-8 ends grpcio 1.85's own loop.
-
-        It happens before any code of ours runs. Open streams go on, new connections are refused,
-        and gRPC reports nothing.
-        """
-        cores: list[Any] = [
-            server._server  # type: ignore[attr-defined]  # noqa: SLF001 - no public way
-            for server in self._watched
-        ]
-        while all(core.is_running() for core in cores):  # noqa: ASYNC110 - they set no event
-            await asyncio.sleep(_WATCH_S)
-        log.error("gRPC's serving loop died; this process finishes its work and exits")
-        self.died.set()
 
     def set_serving(self, *, serving: bool) -> None:
         """Set what health checks report; `liveness` is SERVING as long as the process responds."""
@@ -155,16 +156,14 @@ class Server:
 
     async def stop(self, grace_s: float) -> None:
         """Stop listening; RPCs still open after ``grace_s`` are cut and their handlers awaited."""
-        if self._watching is not None:
-            self._watching.cancel()
         self.health.close()
         self._reflection.close()
         if self._reports is not None:
             self._reports.close()
-        stopping = asyncio.ensure_future(self.grpc.stop(grace_s + _LAST_WORDS_S))
+        stopping = asyncio.ensure_future(self._transport.stop(grace_s + _LAST_WORDS_S))
         if not await self._open_calls.until_idle(grace_s):
             self._open_calls.cut()
         await stopping
-        # gRPC's stop may return before the cancelled handlers have cleaned up.
+        # grpc.aio's stop may return before the cancelled handlers have cleaned up.
         if not await self._open_calls.until_idle(_HANDLERS_S):
             log.warning("handlers still clean up", open=self._open_calls.count)

@@ -17,6 +17,7 @@ from functools import cache, partial
 from millstream_server.runtime.errors import PermissionDeniedError, UnauthenticatedError
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.security.api_keys import ApiKeys
+from millstream_server.runtime.security.certificate_names import CertificateName
 from millstream_server.runtime.settings import SettingsError
 
 _HEALTH = frozenset(f"/grpc.health.v1.Health/{name}" for name in ("Check", "Watch", "List"))
@@ -39,6 +40,11 @@ class CallerIdentity:
     name: str
     kind: CallerKind
 
+    @property
+    def key(self) -> str:
+        """`Call.caller_key` of a caller that is known."""
+        return f"{self.kind.value}:{self.name}"
+
 
 ANONYMOUS = CallerIdentity("anonymous", CallerKind.ANONYMOUS)
 _CALLER: ContextVar[CallerIdentity] = ContextVar("millstream_caller", default=ANONYMOUS)
@@ -53,8 +59,9 @@ class PeerIdentities:
     """Which names in client certificates may call.
 
     Names are the DNS and URI entries of the certificate's Subject Alternative Name; the common name
-    doesn't count. A pattern is such a name; a URI may end in `/*` for all below it; `*` alone is
-    any name. Without patterns no certificate may call.
+    doesn't count. A pattern is such a name; one with ":" is a URI and may end in `/*` for all
+    below it; `*` alone is any name. URIs are compared with URI entries only, other patterns with
+    DNS entries only. Without patterns no certificate may call.
     """
 
     def __init__(self, patterns: Iterable[str], setting: str = "--allowed-peers") -> None:
@@ -73,16 +80,20 @@ class PeerIdentities:
                     "a URI such as spiffe://cluster.local/ns/millstream/*"
                 )
 
-    def allowed(self, names: Iterable[str]) -> str | None:
+    def allowed(self, names: Iterable[CertificateName]) -> str | None:
         """Return the first name that may call, or None."""
-        return next((name for name in names if any(map(_matcher(name), self._patterns))), None)
+        return next((n.value for n in names if any(map(_matcher(n), self._patterns))), None)
 
 
-def _matcher(name: str) -> Callable[[str], bool]:
-    is_uri = "://" in name
-    plain = name if is_uri else name.lower()
+def _matcher(name: CertificateName) -> Callable[[str], bool]:
+    is_uri = name.kind == "uri"
+    plain = name.value if is_uri else name.value.lower()
 
     def matches(pattern: str) -> bool:
+        if pattern == "*":
+            return plain != ""
+        if is_uri != (":" in pattern):
+            return False
         if pattern.endswith("*"):
             stem = pattern[:-1]
             return plain.startswith(stem) and plain != stem
@@ -124,7 +135,9 @@ class AuthLayer:
 
     def enter(self, call: Call) -> None:
         """Authenticate the caller, or raise; see `Layer.enter`."""
-        _CALLER.set(self._recognize(call))  # each RPC is a task with its own context
+        known = self._recognize(call)
+        _CALLER.set(known)  # each RPC is a task with its own context
+        call.caller_key = known.key
 
 
 @cache

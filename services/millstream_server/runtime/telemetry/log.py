@@ -17,7 +17,13 @@ from typing import Any, Literal
 
 from opentelemetry import trace
 
-_plain = re.compile(r'[^\s"=]+').fullmatch
+from millstream_server.runtime.telemetry.repeats import Repeats, traceback_of
+
+# Not plain either: characters that look like a blank, '=' or '"' to a reader.
+_plain = re.compile(r'[^\s"=\u115f\u1160\u2800\u3164\uffa0\ufe66\uff1d\uff02]+').fullmatch
+_blank = re.compile(r"\s").search
+_LONGEST = 4096
+"""Characters of a value or a message: some quote a caller's whole request."""
 _RESERVED = frozenset({"time", "level", "logger", "message", "exception"})
 """Keys of every JSON line; an underscore is added to a field with the same name."""
 _STDERR = 2
@@ -60,10 +66,15 @@ class Log:
         if self._logger.isEnabledFor(logging.ERROR):
             self._write(logging.ERROR, event, fields, error)
 
+    def caused(self, event: str, **fields: Any) -> None:
+        """Log normal operation that callers can cause at will: bounded in rate, as warnings are."""
+        if self._logger.isEnabledFor(logging.INFO):
+            self._write(logging.INFO, event, fields, None, bounded=True)
+
     def action(self, event: str, **fields: Any) -> None:
         """Log what an operator did: a warning that is never dropped, however often it comes."""
         if self._logger.isEnabledFor(logging.WARNING):
-            self._write(logging.WARNING, event, fields, None, may_be_dropped=False)
+            self._write(logging.WARNING, event, fields, None, bounded=False)
 
     def phase(self, phase: str, **fields: Any) -> None:
         """Log the phase of a start or a stop; `millstream up` reads it."""
@@ -76,19 +87,19 @@ class Log:
         fields: Mapping[str, Any],
         error: BaseException | None,
         *,
-        may_be_dropped: bool = True,
+        bounded: bool | None = None,
     ) -> None:
         # Made here: `Logger.log` would walk the stack for a file and a line, which we don't show.
         record = _Event(self._logger.name, level, event, fields, error)
-        record.may_be_dropped = may_be_dropped
+        record.bounded = level >= logging.WARNING if bounded is None else bounded
         self._logger.handle(record)
 
 
 class _Event(logging.LogRecord):
     """A record without the fields that we don't show, which take most of the library's time."""
 
-    may_be_dropped: bool
-    """Whether it may be left out when its event repeats too often."""
+    bounded: bool
+    """Whether it is dropped when its event repeats too often."""
 
     def __init__(
         self,
@@ -119,7 +130,7 @@ def configure(level: str, line_format: Literal["text", "json"] = "text") -> None
     """Set up the process's logging."""
     handler = _Stderr()
     handler.setFormatter(_Json() if line_format == "json" else _Text())
-    handler.addFilter(_Repeats())
+    handler.addFilter(Repeats(handler.emit))
     number = getattr(logging, level.upper(), logging.INFO)
     logging.basicConfig(level=number, handlers=[handler], force=True)
 
@@ -139,43 +150,6 @@ class _Stderr(logging.Handler):
             pass  # stderr is closed
         except Exception:  # noqa: BLE001 - a field whose `str` fails, for instance
             self.handleError(record)
-
-
-class _Repeats(logging.Filter):
-    """Drops warnings and errors that repeat too often, so that callers can't fill the disk.
-
-    Each event is logged a limited number of times per minute. The last of these lines has a field
-    that announces the drop, the first line of a later minute the number dropped.
-    """
-
-    _MOST = 60
-    _WINDOW_S = 60.0
-    _MOST_EVENTS = 1000
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self._clock = clock
-        self._seen: dict[tuple[str, str], tuple[float, int]] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if record.levelno < logging.WARNING or not getattr(record, "may_be_dropped", True):
-            return True
-        event, now = (record.name, str(record.msg)), self._clock()
-        since, count = self._seen.get(event, (now, 0))
-        if now - since >= self._WINDOW_S:
-            if count > self._MOST:
-                _add(record, dropped_before=count - self._MOST)
-            since, count = now, 0
-        if len(self._seen) >= self._MOST_EVENTS:
-            self._seen.clear()
-        self._seen[event] = since, count + 1
-        if count + 1 == self._MOST:
-            _add(record, repeats="dropped for a minute")
-        return count < self._MOST
-
-
-def _add(record: logging.LogRecord, **fields: object) -> None:
-    record.__dict__["fields"] = {**record.__dict__.get("fields", {}), **fields}
 
 
 def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
@@ -213,14 +187,13 @@ class _Text(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         at = f"{self._seconds(record.created)},{int(record.msecs):03d}"
-        line = f"{at} {record.levelname} {record.name}: {record.getMessage()}"
+        line = f"{at} {record.levelname} {record.name}: {_cut(record.getMessage())}"
         for name, value in _fields(record).items():
             line += f" {name}={_value(value)}"
         # May contain text from clients: keep it on one line.
         line = _printable(line)
-        if record.exc_info:
-            for part in self.formatException(record.exc_info).splitlines():
-                line += f"\n  {_printable(part)}".rstrip(" ")  # indented, unlike an event's line
+        for part in traceback_of(record).splitlines():
+            line += f"\n  {_printable(part)}".rstrip(" ")  # indented, unlike an event's line
         return line
 
 
@@ -231,8 +204,18 @@ def _value(value: Any) -> str:
     kind = value.__class__
     if kind is int or kind is float:
         return str(value)
-    text = str(value).lower() if kind is bool else str(value)
-    return text if _plain(text) else _quoted(text)
+    text = _cut(str(value).lower() if kind is bool else str(value))
+    if _plain(text):
+        return text
+    quoted: str = _quoted(text)
+    # So that a reader who looks for ` name=` finds our fields only, whatever a value holds.
+    return quoted.replace("=", r"\u003d") if "=" in text and _blank(text) else quoted
+
+
+def _cut(text: str) -> str:
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[:_LONGEST]}… ({len(text) - _LONGEST} more)"
 
 
 def _printable(line: str) -> str:
@@ -257,10 +240,11 @@ class _Json(logging.Formatter):
             "time": f"{self._seconds(record.created)}.{int(record.msecs):03d}Z",
             "level": record.levelname,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _cut(record.getMessage()),
         }
         for name, value in _fields(record).items():
-            line[f"{name}_" if name in _RESERVED else name] = value
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            kept = _cut(value) if value.__class__ is str else value
+            line[f"{name}_" if name in _RESERVED else name] = kept
+        if exception := traceback_of(record):
+            line["exception"] = exception
         return self._encode(line)

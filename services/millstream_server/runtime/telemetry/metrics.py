@@ -13,31 +13,13 @@ Recording takes about a microsecond and is done per request, frame or event, nev
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    GCCollector,
-    Histogram,
-    PlatformCollector,
-    ProcessCollector,
-    disable_created_metrics,
+from millstream_server.runtime.telemetry.registry import (
+    ScrapedGauge,
+    counter,
+    gauge,
+    histogram,
 )
-from prometheus_client.core import GaugeMetricFamily
-
-# No `_created` series per counter and histogram: Prometheus doesn't need them. This holds for the
-# whole process, so for SGLang's metrics too, which have none when SGLang serves them.
-disable_created_metrics()  # type: ignore[no-untyped-call]
-
-REGISTRY = CollectorRegistry(auto_describe=True)
-"""Our own registry: in a worker SGLang uses the library's default one."""
-
-ProcessCollector(registry=REGISTRY)
-PlatformCollector(registry=REGISTRY)
-GCCollector(registry=REGISTRY)
 
 _RPC = ("rpc_system_name", "rpc_method", "rpc_response_status_code")
 _RPC_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 60, 600)
@@ -60,69 +42,43 @@ _TTFT_BUCKETS = (
 _PER_TOKEN_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 
 
-def _counter(name: str, text: str, labels: Sequence[str] = ()) -> Counter:
-    return Counter(name, text, labels, registry=REGISTRY)
-
-
-def _gauge(name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
-    return Gauge(name, text, labels, registry=REGISTRY)
-
-
-def _histogram(name: str, text: str, labels: Sequence[str], buckets: Sequence[float]) -> Histogram:
-    return Histogram(name, text, labels, buckets=buckets, registry=REGISTRY)
-
-
-class ScrapedGauge(NamedTuple):
-    """A gauge whose collector gets the value at each scrape."""
-
-    name: str
-    text: str
-    labels: tuple[str, ...]
-
-    def family(self, value: float, labels: Sequence[str]) -> GaugeMetricFamily:
-        """Make a family of one series, for a collector to yield."""
-        family = GaugeMetricFamily(self.name, self.text, labels=self.labels)
-        family.add_metric(labels, value)
-        return family
-
-
 # ---- RPCs ----------------------------------------------------------------------------------------
 
-RPC_SERVER_DURATION = _histogram(
+RPC_SERVER_DURATION = histogram(
     "rpc_server_call_duration_seconds",
     "From an RPC's arrival to its status; a stream counts when it ends",
     _RPC,
     _RPC_BUCKETS,
 )
-RPC_CLIENT_DURATION = _histogram(
+RPC_CLIENT_DURATION = histogram(
     "rpc_client_call_duration_seconds",
     "From an RPC's start to its status, of RPCs this process sends to workers",
     _RPC,
     _RPC_BUCKETS,
 )
-RPC_SERVER_OPEN = _gauge("millstream_rpc_server_open", "RPCs being handled", ["rpc_method"])
+RPC_SERVER_OPEN = gauge("millstream_rpc_server_open", "RPCs being handled", ["rpc_method"])
 
 # ---- generations ---------------------------------------------------------------------------------
 
-REQUEST_DURATION = _histogram(
+REQUEST_DURATION = histogram(
     "gen_ai_server_request_duration_seconds",
     "From a turn's arrival at the Processor to its end",
     _GEN_AI,
     _DURATION_BUCKETS,
 )
-TIME_TO_FIRST_TOKEN = _histogram(
+TIME_TO_FIRST_TOKEN = histogram(
     "gen_ai_server_time_to_first_token_seconds",
     "From a turn's arrival at the Processor to its first token",
     _GEN_AI[:4],
     _TTFT_BUCKETS,
 )
-TIME_PER_OUTPUT_TOKEN = _histogram(
+TIME_PER_OUTPUT_TOKEN = histogram(
     "gen_ai_server_time_per_output_token_seconds",
     "Of turns that ended well: time after the first token, divided by the tokens after it",
     _GEN_AI[:4],
     _PER_TOKEN_BUCKETS,
 )
-TOKENS = _counter(
+TOKENS = counter(
     "millstream_tokens",
     "Tokens of ended turns: input (prompts), cached (of those, found in the KV cache), output",
     ["gen_ai_request_model", "gen_ai_token_type"],
@@ -130,47 +86,71 @@ TOKENS = _counter(
 
 # ---- admission -----------------------------------------------------------------------------------
 
-ADMISSION_RUNNING = _gauge(
+ADMISSION_RUNNING = gauge(
     "millstream_admission_running_requests",
     "Requests let through and not yet ended; one for n answers counts n times",
     ["model"],
 )
-ADMISSION_QUEUED = _gauge(
+ADMISSION_QUEUED = gauge(
     "millstream_admission_queued_requests", "Requests that wait to be let through", ["model"]
 )
-ADMISSION_QUEUED_TOKENS = _gauge(
+ADMISSION_QUEUED_TOKENS = gauge(
     "millstream_admission_queued_tokens", "Tokens that waiting requests may take", ["model"]
 )
-ADMISSION_OPEN_BYTES = _gauge(
+ADMISSION_OPEN_BYTES = gauge(
     "millstream_admission_open_bytes", "Bytes of messages held by open RPCs"
 )
-MEDIA_BYTES = _gauge(
+TRANSPORT_STREAMS = gauge("millstream_transport_streams", "Open RPCs of clients, of every method")
+TRANSPORT_RECEIVED_BYTES = gauge(
+    "millstream_transport_received_bytes",
+    "Bytes of requests, whole or not, that no handler has read yet",
+)
+TRANSPORT_UNSENT_BYTES = gauge(
+    "millstream_transport_unsent_bytes", "Bytes of responses that wait for clients to read"
+)
+TEXT_WAITING = gauge(
+    "millstream_text_waiting_seconds",
+    "Thread time that templates and tokenization that wait will take, by estimate",
+)
+MEDIA_BYTES = gauge(
     "millstream_media_bytes", "Bytes of clients' images and videos held by open conversations"
 )
-ADMISSION_WAIT = _histogram(
+ADMISSION_WAIT = histogram(
     "millstream_admission_wait_seconds",
     "How long a request waited to be let through",
     ["model", "priority"],
     _DURATION_BUCKETS,
 )
-ADMISSION_REFUSED = _counter(
+ADMISSION_REFUSED = counter(
     "millstream_admission_refused",
     "Requests refused for want of room: "
-    "requests, tokens, pixel_steps, bytes, media, streams, deadline, displaced",
+    "requests, tokens, pixel_steps, bytes, received_bytes, unsent_bytes, media, streams, text, "
+    "deadline, displaced",
     ["cause"],
 )
-for _cause in ("requests", "tokens", "bytes", "media", "streams", "deadline", "displaced"):
+for _cause in (
+    "requests",
+    "tokens",
+    "bytes",
+    "received_bytes",
+    "unsent_bytes",
+    "media",
+    "streams",
+    "text",
+    "deadline",
+    "displaced",
+):
     # 0 from the start: else the first refusal is not seen as an increase.
     ADMISSION_REFUSED.labels(_cause)
 
 # ---- routing -------------------------------------------------------------------------------------
 
-PREFIX_INDEX_BLOCKS = _gauge(
+PREFIX_INDEX_BLOCKS = gauge(
     "millstream_prefix_index_blocks",
     "Cached KV blocks of workers that routing knows of, each counted once per worker that holds it",
     ["model"],
 )
-ROUTING_CACHED_TOKENS = _counter(
+ROUTING_CACHED_TOKENS = counter(
     "millstream_routing_cached_tokens",
     "Prompt tokens that routing expected in the KV cache of the worker it chose",
     ["model"],
@@ -178,56 +158,56 @@ ROUTING_CACHED_TOKENS = _counter(
 
 # ---- the stream between Processor and worker -----------------------------------------------------
 
-WORKERS_CONNECTED = _gauge(
+WORKERS_CONNECTED = gauge(
     "millstream_workers_connected", "Workers that take requests", ["model", "role"]
 )
-WORKERS_LOST = _counter(
+WORKERS_LOST = counter(
     "millstream_workers_lost", "Streams to workers that broke without a drain", ["role"]
 )
-STREAM_REQUESTS_OPEN = _gauge(
+STREAM_REQUESTS_OPEN = gauge(
     "millstream_worker_stream_open_requests", "Requests open on worker streams", ["role"]
 )
-STREAM_REQUESTS = _counter(
+STREAM_REQUESTS = counter(
     "millstream_worker_stream_requests",
     "Requests ended on worker streams, by finish reason or reason of failure",
     ["role", "outcome"],
 )
-STREAM_FRAMES = _counter(
+STREAM_FRAMES = counter(
     "millstream_worker_stream_frames",
     "Step frames: sent by a worker, received by a Processor",
     ["role"],
 )
-STREAM_TOKENS = _counter("millstream_worker_stream_tokens", "Tokens in those frames", ["role"])
+STREAM_TOKENS = counter("millstream_worker_stream_tokens", "Tokens in those frames", ["role"])
 
 # ---- KV hand-off ---------------------------------------------------------------------------------
 
-KV_HANDOFF_DURATION = _histogram(
+KV_HANDOFF_DURATION = histogram(
     "millstream_kv_handoff_duration_seconds",
     "From the start of both legs to the prefill leg's end: prefill and transfer",
     ["model"],
     _DURATION_BUCKETS,
 )
-KV_HANDOFFS = _counter(
+KV_HANDOFFS = counter(
     "millstream_kv_handoffs",
     "Hand-offs by outcome: ok, or the reason of failure",
     ["model", "outcome"],
 )
-TICKETS_REFUSED = _counter(
+TICKETS_REFUSED = counter(
     "millstream_tickets_refused", "Tickets of hand-offs and embeddings a worker refused"
 )
 
 # ---- embeddings ----------------------------------------------------------------------------------
 
-EMBEDDING_TRANSFERS = _counter(
+EMBEDDING_TRANSFERS = counter(
     "millstream_embedding_transfers",
     "Embeddings fetched by a worker (side receiver) and handed out (side sender); outcome done, "
     "failed (the way didn't work; the receiver tries inline once) or broken",
     ["side", "way", "outcome"],
 )
-EMBEDDING_BYTES = _counter(
+EMBEDDING_BYTES = counter(
     "millstream_embedding_transfer_bytes", "Bytes of embeddings that arrived", ["side", "way"]
 )
-EMBEDDING_DURATION = _histogram(
+EMBEDDING_DURATION = histogram(
     "millstream_embedding_fetch_duration_seconds",
     "From the need of an embedding to its bytes, by the way that they went in the end",
     ["way"],
@@ -236,16 +216,16 @@ EMBEDDING_DURATION = _histogram(
 
 # ---- encoding of images and videos ---------------------------------------------------------------
 
-ENCODE_STAGE_DURATION = _histogram(
+ENCODE_STAGE_DURATION = histogram(
     "millstream_encode_stage_duration_seconds",
     "How long an item spent in a stage: upload, queue (waits to be decoded), decode, prepare (the "
     "model's own processor), batch_queue (waits for the vision tower), forward (its batch's time)",
     ["stage"],
     _TTFT_BUCKETS,
 )
-ENCODE_BATCHES = _counter("millstream_encode_batches", "Batches that went to the vision tower")
-ENCODE_BATCHED_ITEMS = _counter("millstream_encode_batched_items", "Items in those batches")
-ENCODE_LOOKUPS = _counter(
+ENCODE_BATCHES = counter("millstream_encode_batches", "Batches that went to the vision tower")
+ENCODE_BATCHED_ITEMS = counter("millstream_encode_batched_items", "Items in those batches")
+ENCODE_LOOKUPS = counter(
     "millstream_encode_lookups",
     "Items by where their result was: hit (in the store), joined (being made for another request) "
     "or miss",
@@ -253,49 +233,49 @@ ENCODE_LOOKUPS = _counter(
 )
 for _result in ("hit", "joined", "miss"):
     ENCODE_LOOKUPS.labels(_result)
-ENCODE_UPLOAD_BYTES = _gauge(
+ENCODE_UPLOAD_BYTES = gauge(
     "millstream_encode_upload_bytes", "Bytes of files that an encode worker holds"
 )
-ENCODE_STORE_BYTES = _gauge(
+ENCODE_STORE_BYTES = gauge(
     "millstream_encode_store_bytes", "Bytes of results in an encode worker's store"
 )
-ENCODE_LEASES = _gauge("millstream_encode_leases", "Results leased to Processors")
+ENCODE_LEASES = gauge("millstream_encode_leases", "Results leased to Processors")
 
 # ---- vectors -------------------------------------------------------------------------------------
 
-EMBED_BATCHES = _counter(
+EMBED_BATCHES = counter(
     "millstream_vector_batches", "Batches that an embedding worker's engine was given"
 )
-EMBED_BATCHED_INPUTS = _counter(
+EMBED_BATCHED_INPUTS = counter(
     "millstream_vector_batched_inputs", "Inputs and pairs in those batches"
 )
-EMBED_TOKENS = _counter(
+EMBED_TOKENS = counter(
     "millstream_vector_tokens", "Tokens of the requests that got all their vectors or scores"
 )
 
 # ---- images and videos by diffusion --------------------------------------------------------------
 
-DIFFUSION_QUEUED = _gauge(
+DIFFUSION_QUEUED = gauge(
     "millstream_diffusion_queued_requests", "Requests that wait for a diffusion worker's device"
 )
-DIFFUSION_STAGE_DURATION = _histogram(
+DIFFUSION_STAGE_DURATION = histogram(
     "millstream_diffusion_stage_duration_seconds",
     "How long a request spent in a stage: queue, run (all outputs), write (an output's file), "
     "deliver (the file is sent or stored)",
     ["stage"],
     _DURATION_BUCKETS,
 )
-DIFFUSION_STEPS = _counter("millstream_diffusion_steps", "Denoising steps that were run")
-DIFFUSION_STEP_DURATION = _histogram(
+DIFFUSION_STEPS = counter("millstream_diffusion_steps", "Denoising steps that were run")
+DIFFUSION_STEP_DURATION = histogram(
     "millstream_diffusion_step_duration_seconds",
     "From one denoising step's end to the next",
     [],
     _TTFT_BUCKETS,
 )
-DIFFUSION_FILES = _counter(
+DIFFUSION_FILES = counter(
     "millstream_diffusion_files", "Outputs that were delivered", ["media_type"]
 )
-DIFFUSION_FILE_BYTES = _counter(
+DIFFUSION_FILE_BYTES = counter(
     "millstream_diffusion_file_bytes", "Bytes of those outputs' files", ["media_type"]
 )
 
@@ -335,29 +315,29 @@ SCRAPED = (
     ENGINE_LOAD_AGE,
 )
 
-CANARY_DURATION = _histogram(
+CANARY_DURATION = histogram(
     "millstream_canary_duration_seconds",
     "How long a canary generation took; one is run when the engine was silent for a while",
     ["dp_rank"],
     _TTFT_BUCKETS,
 )
-CANARY_FAILURES = _counter(
+CANARY_FAILURES = counter(
     "millstream_canary_failures", "Canary generations that failed or were late", ["dp_rank"]
 )
 
 # ---- KV events -----------------------------------------------------------------------------------
 
-KV_EVENTS = _counter(
+KV_EVENTS = counter(
     "millstream_kv_events",
     "Changes of the prefix cache that the engine told: stored, removed, cleared",
     ["event"],
 )
-KV_CACHED_BLOCKS = _gauge(
+KV_CACHED_BLOCKS = gauge(
     "millstream_kv_cached_blocks",
     "KV cache blocks that the prefix cache holds, in any medium, as the engine told",
     ["dp_rank"],
 )
-KV_SNAPSHOTS = _counter(
+KV_SNAPSHOTS = counter(
     "millstream_kv_snapshots",
     "Whole sets of blocks sent to readers of KV events, by cause: new (a reader without a "
     "position), restarted (its position is of another process), slow (the events after its "
@@ -371,18 +351,18 @@ for _cause in ("new", "restarted", "slow"):
 
 # ---- process -------------------------------------------------------------------------------------
 
-BUILD_INFO = _gauge(
+BUILD_INFO = gauge(
     "millstream_build_info", "1; its labels say what this process is", ["version", "service"]
 )
 
-SERVING = _gauge(
+SERVING = gauge(
     "millstream_serving", "1 while the service's health is SERVING, else 0", ["service"]
 )
-DRAINING = _gauge("millstream_draining", "1 from SIGTERM on")
-PACING_INTERVAL = _gauge(
+DRAINING = gauge("millstream_draining", "1 from SIGTERM on")
+PACING_INTERVAL = gauge(
     "millstream_pacing_interval_seconds", "How long the Processor gathers tokens into one message"
 )
-CERTIFICATE_EXPIRY = _gauge(
+CERTIFICATE_EXPIRY = gauge(
     "millstream_certificate_expiry_timestamp_seconds",
     "When the server's certificate expires, seconds since 1970; NaN without TLS",
 )

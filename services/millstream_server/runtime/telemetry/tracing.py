@@ -17,7 +17,6 @@ from typing import Any
 from opentelemetry import trace
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context, get_current
-from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.propagators.composite import CompositePropagator
 from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
@@ -104,6 +103,11 @@ class Tracing:
             raise SettingsError(f"--trace-sample-ratio: {sample_ratio:g} is not from 0 to 1")
         if not endpoint:
             return None
+        # Here, since it takes 3 MB: most processes have no collector.
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (  # noqa: PLC0415
+            OTLPSpanExporter,
+        )
+
         for name in _EXPORT_LOGGERS:
             _quieten(logging.getLogger(name))
         own = Resource({SERVICE_NAME: service_name, **(attributes or {})})

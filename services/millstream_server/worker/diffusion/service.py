@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import grpc
-
 from millstream.v1 import diffusion_pb2_grpc
 from millstream_server.engines.base import Role
 from millstream_server.protobuf.worker import description_to_proto
 from millstream_server.runtime.rpc.channel import MAX_WORKER_MESSAGE_BYTES
+from millstream_server.runtime.rpc.methods import ServicerTable
 from millstream_server.synthesis.diffuser import DiffuserInfo
 from millstream_server.worker.diffusion.core import DiffusionWorker
 from millstream_server.worker.diffusion.engine import HostedDiffuser
@@ -29,7 +28,7 @@ def make_plan(
     ``max_open_pixel_steps`` 0: as many as 64 requests have that set nothing.
     """
 
-    def add(host: WorkerHost[DiffuserInfo], server: grpc.aio.Server) -> None:
+    def add(host: WorkerHost[DiffuserInfo], server: ServicerTable) -> None:
         worker = DiffusionWorker(engine, host.requests, host.streams, model)
         servicer = DiffusionServicer(worker, engine.options.kind)
         diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(servicer, server)

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Generic
 
-import grpc
 from prometheus_client.core import Metric
 
 from millstream.v1 import worker_pb2
 from millstream_server.engines.base import EngineLoad, Role, WorkerDescription
 from millstream_server.runtime.errors import ServingError
+from millstream_server.runtime.rpc.methods import ServicerTable
 from millstream_server.transfer.embeddings.leases import Leases
 from millstream_server.worker.encoding.engine import HostedEncoder
 from millstream_server.worker.encoding.service import Serving, add_service
@@ -39,7 +39,7 @@ def with_encoding(
     """
     engines = _Engines(plan.engine, encoder)
 
-    def add(host: WorkerHost[InfoT], server: grpc.aio.Server) -> None:
+    def add(host: WorkerHost[InfoT], server: ServicerTable) -> None:
         telemetry = RequestTelemetry("encode", Role.ENCODE, plan.model, host.tracing)
         requests = OpenRequests(host.work, telemetry, lambda: 0.0)
         engines.requests = requests

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import grpc
-
 from millstream.v1 import encode_pb2_grpc
 from millstream_server.encoding.encoder import EncoderInfo
 from millstream_server.engines.base import Role
 from millstream_server.protobuf.worker import description_to_proto
 from millstream_server.runtime.lifecycle.drain import OpenWork
+from millstream_server.runtime.rpc.methods import ServicerTable
 from millstream_server.transfer.embeddings.sender import Sender
 from millstream_server.transfer.embeddings.settings import Transfer
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
@@ -35,7 +34,7 @@ class Serving:
 def make_plan(engine: HostedEncoder, model: str, serving: Serving) -> WorkerPlan[EncoderInfo]:
     """Make the plan of a worker of the role ENCODE."""
 
-    def add(host: WorkerHost[EncoderInfo], server: grpc.aio.Server) -> None:
+    def add(host: WorkerHost[EncoderInfo], server: ServicerTable) -> None:
         add_service(server, engine, host.requests, host.streams, serving)
 
     return WorkerPlan(
@@ -51,7 +50,7 @@ def make_plan(engine: HostedEncoder, model: str, serving: Serving) -> WorkerPlan
 
 
 def add_service(
-    server: grpc.aio.Server,
+    server: ServicerTable,
     engine: HostedEncoder,
     requests: OpenRequests,
     streams: OpenWork,

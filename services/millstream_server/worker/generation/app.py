@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-import grpc
-
 from millstream_server.control.abilities import NO_CONTROLS, Controlled
 from millstream_server.control.adapters import LoraAdapter
 from millstream_server.engines.base import Role
@@ -15,6 +13,7 @@ from millstream_server.engines.settings import DllmSettings
 from millstream_server.generation.generator import GeneratorEngine, GeneratorInfo
 from millstream_server.kv_cache.events import KvEventSource
 from millstream_server.protobuf.worker import description_to_proto
+from millstream_server.runtime.rpc.methods import ServicerTable
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.transfer.ticket import TicketGate, TicketKey
@@ -49,7 +48,7 @@ class GenerationService:
     """Full proto name."""
     stream: str
     """Name of its method."""
-    add: Callable[[GenerationWorker, grpc.aio.Server], None]
+    add: Callable[[GenerationWorker, ServicerTable], None]
     """Adds its servicer."""
 
 
@@ -114,7 +113,7 @@ def make_plan(
     unless it is a decode worker, which needs none.
     """
 
-    def add(host: WorkerHost[GeneratorInfo], server: grpc.aio.Server) -> None:
+    def add(host: WorkerHost[GeneratorInfo], server: ServicerTable) -> None:
         fetcher = open_fetcher(host.tracing) if open_fetcher else None
         service.add(GenerationWorker(host, engine, gate, fetcher), server)
 

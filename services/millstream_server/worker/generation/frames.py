@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from millstream.v1 import generation_pb2
+from millstream_server.generation.logprobs import logprob_bytes, output_bytes
 from millstream_server.generation.output import Finish, TokenLogprob
 from millstream_server.generation.stream_metrics import StreamMetrics
-from millstream_server.protobuf import generation as convert
-from millstream_server.protobuf.errors import error_to_proto
 from millstream_server.runtime.errors import ServingError
+from millstream_server.worker.generation.frame_content import FrameContent
 
 _MAX_ENDS = 1024
 """While more ends are waiting to be sent, no further control of the caller is obeyed."""
@@ -21,8 +20,7 @@ class FrameBuilder:
     """Collects what slots report; `take` returns it as a response and starts the next frame.
 
     Everything reported in one iteration of the event loop is in one frame. Tokens collect while a
-    write is in progress: a slow reader gets fewer, larger frames. Their size is bounded by the
-    max_new_tokens of the stream's requests.
+    write is in progress: a slow reader gets fewer, larger frames, of a bounded size each.
     """
 
     __slots__ = (
@@ -59,6 +57,7 @@ class FrameBuilder:
         self._counts: list[int] = []
         self._token_ids: list[int] = []
         self._logprobs: list[tuple[int, Sequence[TokenLogprob]]] = []
+        """With the index of their entry."""
         self._finishes: list[tuple[int, Finish]] = []
         self._errors: list[tuple[int, ServingError]] = []
 
@@ -77,7 +76,7 @@ class FrameBuilder:
         self._counts.append(len(token_ids))
         self._token_ids += token_ids
         if logprobs:
-            self._logprobs.append((slot, logprobs))
+            self._logprobs.append((len(self._slots) - 1, logprobs))
 
     def finish(self, slot: int, finish: Finish) -> None:
         """Add a slot's finish."""
@@ -100,29 +99,40 @@ class FrameBuilder:
             self._taken.clear()
             await self._taken.wait()
 
+    @property
+    def held_bytes(self) -> int:
+        """About what waits to be sent."""
+        return (
+            output_bytes(self._token_ids, ())
+            + sum(logprob_bytes(found) for _, found in self._logprobs)
+            + sum(logprob_bytes(finish.prompt_logprobs) for _, finish in self._finishes)
+        )
+
     def take(self) -> Any:
-        """Return the response, and start the next frame."""
+        """Return the response, and start the next frame with what had no room in it."""
         response = self._response_type()
         self._sequence += 1
-        self._write(response.frame)
-        self._metrics.frame(len(self._token_ids))
+        response.frame.sequence = self._sequence
+        if self._draining:
+            response.frame.draining = True
+        content = FrameContent(
+            slots=self._slots,
+            counts=self._counts,
+            token_ids=self._token_ids,
+            logprobs=self._logprobs,
+            finishes=self._finishes,
+            errors=self._errors,
+        )
+        rest = content.split()
+        content.write(response.frame)
+        self._metrics.frame(len(content.token_ids))
         self._begin()
+        if rest is not None:
+            self._resume(rest)
         self._taken.set()
         return response
 
-    def _write(self, frame: generation_pb2.StepFrame) -> None:
-        """Fill ``frame`` in place: setting a message field copies the message."""
-        frame.sequence = self._sequence
-        if self._slots:
-            frame.slots.extend(self._slots)
-            frame.token_ids.extend(self._token_ids)
-            if len(self._slots) != len(self._token_ids):
-                frame.token_counts.extend(self._counts)
-        for slot, logprobs in self._logprobs:
-            frame.logprobs.add(slot=slot, tokens=convert.logprobs_to_proto(logprobs))
-        for slot, finish in self._finishes:
-            convert.write_finish(frame.finishes.add(slot=slot), finish)
-        for slot, error in self._errors:
-            frame.errors.add(slot=slot, error=error_to_proto(error))
-        if self._draining:
-            frame.draining = True
+    def _resume(self, rest: FrameContent) -> None:
+        self._slots, self._counts, self._token_ids = rest.slots, rest.counts, rest.token_ids
+        self._logprobs, self._finishes, self._errors = rest.logprobs, rest.finishes, rest.errors
+        self._fill()

@@ -69,6 +69,11 @@ class WorkerSession:
             for slot in list(self._slots.values()):
                 slot.abandon()
 
+    @property
+    def held_bytes(self) -> int:
+        """About what waits to be sent, in memory."""
+        return self._frames.held_bytes if self._frames.filled else 0
+
     async def next(self) -> Any | None:
         """Wait for the next response; None when the caller has closed and every slot has ended.
 

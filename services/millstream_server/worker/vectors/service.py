@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-import grpc
-
 from millstream.v1 import embedding_pb2_grpc
 from millstream_server.engines.base import Role
 from millstream_server.protobuf.worker import description_to_proto
 from millstream_server.runtime.rpc.channel import MAX_WORKER_MESSAGE_BYTES
+from millstream_server.runtime.rpc.methods import ServicerTable
 from millstream_server.vectors.embedder import Embedder, EmbedderInfo
 from millstream_server.worker.host import WorkerHost, WorkerPlan
 from millstream_server.worker.vectors.core import VectorWorker
@@ -25,7 +24,7 @@ def make_plan(
     """Make a worker's plan."""
     chosen = settings or VectorSettings()
 
-    def add(host: WorkerHost[EmbedderInfo], server: grpc.aio.Server) -> None:
+    def add(host: WorkerHost[EmbedderInfo], server: ServicerTable) -> None:
         worker = VectorWorker(engine, model, host.requests, host.loaded, chosen.max_batch_tokens)
         servicer = EmbeddingServicer(worker, host.work, host.streams)
         embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(servicer, server)

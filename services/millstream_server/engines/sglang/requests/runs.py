@@ -1,16 +1,20 @@
-"""Requests on their way through SGLang: one task for each drives `async_generate`."""
+"""Requests on their way through SGLang: one task for each drives `async_generate`.
+
+The task gets the end, and what `requests.batches` leaves; other tokens come from there.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from millstream_server.engines.base import Role
 from millstream_server.engines.sglang.dllm import BlockBudget
 from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.engines.sglang.progress import RankProgress
+from millstream_server.engines.sglang.requests.batches import BatchReader
 from millstream_server.engines.sglang.requests.gate import Gate, Hold
 from millstream_server.engines.sglang.requests.media import media_arguments
 from millstream_server.engines.sglang.requests.translate import (
@@ -20,7 +24,7 @@ from millstream_server.engines.sglang.requests.translate import (
     read_chunk,
     translate_exception,
 )
-from millstream_server.generation.output import Finish, FinishReason, OutputSink
+from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.runtime.errors import (
     AdapterNotFoundError,
@@ -54,6 +58,21 @@ class Run:
     over: bool = False
     taken: int = 0
     """Tokens SGLang has handed over."""
+    emits: bool = True
+    """Its tokens are for the sink."""
+
+    def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
+        """See `batches.Taker`."""
+        self.taken += len(token_ids)
+        if token_ids and self.emits and not self.over:
+            self.sink.emit(token_ids, logprobs)
+
+    def give_up(self, error: Exception) -> None:
+        """See `batches.Taker`."""
+        log.error("a request's output was refused", engine_id=self.request.engine_id, error=error)
+        self.end(InternalError("The worker failed to pass on the request's output."))
+        if self.task is not None:
+            self.task.cancel()
 
     def end(self, result: Finish | ServingError) -> None:
         """Report the end, unless it was reported."""
@@ -83,11 +102,13 @@ class Runs:
         self._role = role
         self._progress = progress
         self._built: BuiltEngine | None = None
+        self._batches: BatchReader | None = None
         self._runs: dict[str, Run] = {}
 
     def start(self, built: BuiltEngine) -> None:
         """Use this engine from now on."""
         self._built = built
+        self._batches = BatchReader(built.engine.tokenizer_manager, self._runs, self._progress)
 
     def __contains__(self, engine_id: str) -> bool:
         """Return whether a request of this id is open."""
@@ -107,6 +128,7 @@ class Runs:
 
     def launch(self, run: Run) -> None:
         """Start a request, whose id is new."""
+        run.emits = self._role is not Role.PREFILL  # else its one token is the decode engine's
         self._runs[run.request.engine_id] = run
         run.task = asyncio.create_task(self._drive(run), name=f"sglang-{run.request.engine_id}")
 
@@ -144,10 +166,8 @@ class Runs:
         async with contextlib.aclosing(stream):
             async for raw in stream:
                 chunk = read_chunk(raw)
-                run.taken += len(chunk.token_ids)
+                run.take(chunk.token_ids, chunk.logprobs)
                 self._progress.note(raw)
-                if chunk.token_ids and self._role is not Role.PREFILL and not run.over:
-                    run.sink.emit(chunk.token_ids, chunk.logprobs)
                 if chunk.finish_reason is not None:
                     self._conclude(run, chunk)
         run.end(InternalError("The engine ended the request without a reason."))

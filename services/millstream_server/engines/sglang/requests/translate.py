@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -170,13 +170,27 @@ def _logprobs(meta: Mapping[str, Any], side: str) -> tuple[TokenLogprob, ...]:
     chosen: Sequence[Any] = meta.get(f"{side}_token_logprobs") or ()
     top: Sequence[Any] = meta.get(f"{side}_top_logprobs") or (None,) * len(chosen)
     return tuple(
-        TokenLogprob(
-            token_id=entry[1],
-            logprob=math.nan if entry[0] is None else entry[0],
-            top=tuple((likely[1], likely[0]) for likely in likeliest or ()),
-        )
+        _logprob(entry[0], entry[1], ((likely[1], likely[0]) for likely in likeliest or ()))
         for entry, likeliest in zip(chosen, top, strict=False)
     )
+
+
+def read_logprobs(batch: Any, i: int, *, top: bool) -> tuple[TokenLogprob, ...]:
+    """Read those of the new tokens of one request of a batch; ``top``: their alternatives, too."""
+    values: Sequence[float | None] = batch.output_token_logprobs_val[i] or ()
+    nothing: Sequence[None] = (None,) * len(values)
+    likely = batch.output_top_logprobs_val[i] if top else nothing
+    likely_ids = batch.output_top_logprobs_idx[i] if top else nothing
+    return tuple(
+        _logprob(value, token_id, zip(others or (), other_values or (), strict=True))
+        for value, token_id, other_values, others in zip(
+            values, batch.output_token_logprobs_idx[i] or (), likely, likely_ids, strict=False
+        )
+    )
+
+
+def _logprob(value: float | None, token_id: int, top: Iterable[tuple[int, float]]) -> TokenLogprob:
+    return TokenLogprob(token_id, math.nan if value is None else value, tuple(top))
 
 
 def conclude(

@@ -1,0 +1,301 @@
+"""Serves RPCs: layers, then servicer; the one place where a failure becomes a status.
+
+It knows no transport: that hands it a `ServedCall`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from millstream_server.runtime.errors import (
+    Code,
+    InternalError,
+    InvalidRequestError,
+    ServingError,
+    StatusError,
+    UnknownMethodError,
+)
+from millstream_server.runtime.rpc.caller_key import CURRENT_KEY
+from millstream_server.runtime.rpc.layer import Layer, Outcome, Visit
+from millstream_server.runtime.rpc.open_calls import OpenCalls
+from millstream_server.runtime.rpc.parsing import Malformed, tolerant
+from millstream_server.runtime.rpc.request_size import request_limit
+from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall
+from millstream_server.runtime.rpc.status import to_trailers
+from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.telemetry.tracing import trace_id
+
+log = get_log(__name__)
+
+Handler = Any
+"""grpc.RpcMethodHandler; its generic form exists in the stubs only."""
+
+_FIRST_MESSAGE_S = 30.0
+_LONGEST_NAME = 200
+_OK = Outcome(Code.OK)
+
+
+class Method:
+    """Serves every call of one method."""
+
+    __slots__ = (
+        "_layers",
+        "_lone",
+        "_open",
+        "_servicer",
+        "first_message_s",
+        "max_request_bytes",
+        "name",
+        "parse",
+        "response_streaming",
+        "serialize",
+    )
+
+    def __init__(
+        self, name: str, handler: Handler, layers: Sequence[Layer], open_calls: OpenCalls
+    ) -> None:
+        """Serve ``handler``'s servicer behind ``layers``."""
+        self.name = name
+        self._servicer = _servicer(handler)
+        self.max_request_bytes = request_limit(self._servicer)
+        """Its own limit on a request message; None: it has the server's."""
+        self.parse: Callable[[bytes], Any] = tolerant(
+            handler.request_deserializer, self.max_request_bytes
+        )
+        """Parses a request; returns `Malformed` for what can't be parsed."""
+        self.serialize: Callable[[Any], bytes] = handler.response_serializer or bytes
+        self.response_streaming: bool = handler.response_streaming
+        self._layers = layers
+        self._open = open_calls
+        self._lone = not handler.request_streaming
+        self.first_message_s = _FIRST_MESSAGE_S if self._lone else None
+        """Longest wait for the first request, if it isn't the server's to say."""
+
+    async def serve(self, call: ServedCall) -> None:
+        """Serve one call; a failure, wherever it is raised, ends it with a status.
+
+        Only failures after which no status can be sent are raised: the RPC was cancelled, or the
+        process ends.
+        """
+        visits: list[Visit] = []
+        self._open.add(call)
+        try:
+            try:
+                for layer in self._layers:
+                    visit = layer.enter(call)
+                    if visit is not None:
+                        visits.append(visit)
+                CURRENT_KEY.set(call.caller_key)
+                requests = Requests(call, visits)
+                request = await _only(requests) if self._lone else requests
+                if self.response_streaming:
+                    await self._send(request, call)
+                else:
+                    await call.write(await self._servicer(request, call))
+            except BaseException as error:
+                try:
+                    sent = await _fail(call, visits, _leave_layers(visits, error))
+                finally:
+                    # A transport may keep the error until the next garbage collection, and with it
+                    # what the handler had at hand: megabytes of an image.
+                    traceback.clear_frames(error.__traceback__)
+                if not sent:
+                    raise
+                return
+            call.end()
+            failed = _leave_layers(visits, None)
+            if failed is not None and await _fail(call, visits, failed):
+                return
+            call.complete()
+            _report_outcome(visits, _OK)
+        finally:
+            self._open.remove(call)
+
+    async def _send(self, request: Any, call: ServedCall) -> None:
+        responses = self._servicer(request, call)
+        write = call.write
+        try:
+            async for response in responses:
+                await write(response)
+        except BaseException:
+            # Closed here, not later by the garbage collector.
+            await responses.aclose()
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class Rpcs:
+    """What all RPCs of a server share."""
+
+    layers: Sequence[Layer] = ()
+    """In this order, the first outermost."""
+    services: Sequence[str] = ()
+    """Named in the error of an unknown method."""
+    open_calls: OpenCalls = field(default_factory=OpenCalls)
+    """RPCs whose handlers run; a server that stops cuts and awaits them."""
+
+    def method(self, name: str, handler: Handler | None) -> Method:
+        """Make what serves a method; without a handler its calls end with UNIMPLEMENTED.
+
+        Unknown methods pass through the layers too, so that unauthenticated callers can't find out
+        which methods exist.
+        """
+        found = _Unknown(name, self.services) if handler is None else handler
+        layers = [layer for layer in self.layers if layer.covers(name)]
+        return Method(name, found, layers, self.open_calls)
+
+
+class _Unknown:
+    """The handler of a method that the server doesn't have; as a stream it fits every call."""
+
+    request_streaming = True
+    response_streaming = True
+    request_deserializer = None
+    response_serializer = None
+
+    def __init__(self, name: str, services: Sequence[str]) -> None:
+        served = f"; it serves {', '.join(services)}" if services else ""
+        self._message = f"this server has no method {name[1:_LONGEST_NAME]}{served}"
+
+    async def stream_stream(self, _requests: object, _call: object) -> AsyncIterator[NoReturn]:
+        raise UnknownMethodError(self._message)
+        yield
+
+
+def _servicer(handler: Handler) -> Callable[..., Any]:
+    sent = "stream" if handler.request_streaming else "unary"
+    returned = "stream" if handler.response_streaming else "unary"
+    servicer: Callable[..., Any] = getattr(handler, f"{sent}_{returned}")
+    if handler.response_streaming and not inspect.isasyncgenfunction(servicer):
+        raise TypeError(f"{servicer} must be an async generator of its responses")
+    return servicer
+
+
+class Requests(AsyncIterator[Any]):
+    """The messages of a call, each read on demand. No generator: one coroutine less per message."""
+
+    __slots__ = ("_call", "_end", "_ended", "_read", "_visits")
+
+    def __init__(self, call: ServedCall, visits: Sequence[Visit]) -> None:
+        """Call `Visit.received` of all ``visits`` with each message."""
+        self._call = call
+        self._read: Callable[[], Awaitable[Any]] = call.read
+        self._end = call.END
+        self._visits = visits
+        self._ended = False
+
+    @property
+    def ready(self) -> bool:
+        """Whether a message can be read without waiting."""
+        return self._call.has_request
+
+    async def __anext__(self) -> Any:
+        """Read a message.
+
+        Raises:
+            ServingError: it does not parse, or a layer refuses it.
+        """
+        if self._ended:
+            raise StopAsyncIteration
+        message = await self._read()
+        if message is self._end:
+            self._ended = True
+            raise StopAsyncIteration
+        if message.__class__ is Malformed:
+            raise message.error
+        for visit in self._visits:
+            visit.received(message)
+        return message
+
+
+async def _only(requests: Requests) -> Any:
+    """Read the one message of a call.
+
+    Raises:
+        InvalidRequestError: there is none, or none in time.
+    """
+    try:
+        if requests.ready:
+            return await anext(requests)
+        async with asyncio.timeout(_FIRST_MESSAGE_S):
+            return await anext(requests)
+    except TimeoutError:
+        raise no_first_message(_FIRST_MESSAGE_S) from None
+    except StopAsyncIteration:
+        raise InvalidRequestError("the request message is missing") from None
+
+
+def no_first_message(limit_s: float) -> InvalidRequestError:
+    """Make the error of an RPC whose first message doesn't come."""
+    return InvalidRequestError(f"the request message did not come within {limit_s:g} s")
+
+
+def _leave_layers(visits: Sequence[Visit], error: BaseException | None) -> BaseException | None:
+    """Leave the layers, innermost first; return the failure, which a layer may replace."""
+    for visit in reversed(visits):
+        try:
+            visit.leave()
+        except Exception as failed:  # noqa: BLE001 - it becomes the status
+            error = failed
+    return error
+
+
+async def _fail(call: ServedCall, visits: Sequence[Visit], error: BaseException | None) -> bool:
+    """End the RPC with the status of ``error``; return False if none can be sent."""
+    call.end()
+    if isinstance(error, asyncio.CancelledError):
+        # If neither holds, something the handler awaited was cancelled, and the caller still waits.
+        failure = call.take_failure()
+        if failure is None and call.was_cancelled():
+            _report_outcome(visits, _cancelled(call))
+            return False
+        error = failure or error
+    elif not isinstance(error, Exception):  # the process ends
+        _report_outcome(visits, Outcome(Code.UNKNOWN))
+        return False
+    reported = error if isinstance(error, (ServingError, StatusError)) else InternalError.with_id()
+    # Either the caller has gone, or the transport was misused: the abort below shows which.
+    late = call.is_late(error)
+    if not late:
+        _log(call, error, reported)
+    try:
+        await call.abort(reported.code, reported.message, (*call.trailers, *to_trailers(reported)))
+    except CallOverError:
+        log.debug("RPC ended before its status could be sent", method=call.method)
+        _report_outcome(visits, _cancelled(call))
+        raise asyncio.CancelledError from error
+    if late:
+        _log(call, error, reported)
+    _report_outcome(visits, Outcome(reported.code, reported.message, error))
+    return True
+
+
+def _cancelled(call: ServedCall) -> Outcome:
+    """Return the outcome of an RPC that its caller cancelled or whose deadline passed."""
+    if call.time_left_s == 0:
+        return Outcome(Code.DEADLINE_EXCEEDED, "the caller's deadline passed")
+    return Outcome(Code.CANCELLED, "cancelled by the client")
+
+
+def _report_outcome(visits: Sequence[Visit], outcome: Outcome) -> None:
+    for visit in visits:
+        visit.ended(outcome)
+
+
+def _log(call: ServedCall, error: BaseException, reported: ServingError | StatusError) -> None:
+    if reported is error:
+        reason = reported.reason if isinstance(reported, ServingError) else "-"
+        log.debug("RPC refused", method=call.method, code=reported.code.name, reason=reason)
+        return
+    log.error(
+        "uncaught failure",
+        error=error,
+        method=call.method,
+        error_id=reported.error_id if isinstance(reported, ServingError) else "-",
+        trace_id=trace_id(call.metadata) or "-",
+    )

@@ -1,0 +1,164 @@
+"""gRPC's HTTP/2 headers: requests' to a `RequestHead`, statuses' from code and message.
+
+The rules are those of gRPC's PROTOCOL-HTTP2.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+from hpack import NeverIndexedHeaderTuple
+
+from millstream_server.runtime.errors import Code
+
+Header = tuple[bytes, bytes]
+
+ACCEPTED_ENCODINGS = b"identity,gzip,deflate"
+RESPONSE = (
+    (b":status", b"200"),
+    (b"content-type", b"application/grpc"),
+    (b"grpc-accept-encoding", ACCEPTED_ENCODINGS),
+)
+_GRPC = b"application/grpc"
+_TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])\Z")
+_UNITS_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_AS_IT_IS = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+"""What a grpc-message may contain as it is."""
+
+
+class BadHeadersError(Exception):
+    """The headers are no gRPC request; the text says why."""
+
+    def __init__(self, message: str, *, status: Code = Code.INVALID_ARGUMENT) -> None:
+        """Answer with this status."""
+        super().__init__(message)
+        self.message = message
+        self.status = status
+
+
+class NotGrpcError(Exception):
+    """The request is HTTP/2, but not gRPC: answered with an HTTP status."""
+
+    def __init__(self, http_status: int, message: str, method: str, path: str) -> None:
+        """Answer with this HTTP status."""
+        super().__init__(message)
+        self.http_status = http_status
+        self.method = method
+        self.path = path
+
+    @property
+    def reads(self) -> bool:
+        """Whether it is a GET or HEAD, as HTTP probes send."""
+        return self.method in ("GET", "HEAD")
+
+
+@dataclass(slots=True)
+class RequestHead:
+    """The headers of an RPC."""
+
+    path: str
+    """`/package.Service/Method`."""
+    timeout_s: float | None = None
+    encoding: bytes = b"identity"
+    """How messages are compressed whose flag says so."""
+    metadata: list[tuple[str, str | bytes]] = field(default_factory=list)
+
+
+def read_head(headers: Sequence[Header], max_bytes: int) -> RequestHead:
+    """Read the headers of a request, of up to ``max_bytes`` as HTTP/2 counts them.
+
+    Raises:
+        NotGrpcError: it is no gRPC request.
+        BadHeadersError: a value breaks gRPC's rules.
+    """
+    nbytes = sum([len(name) + len(value) + _FIELD_BYTES for name, value in headers])
+    if nbytes > max_bytes:
+        why = f"metadata of {nbytes} bytes, more than the {max_bytes} that this server takes"
+        raise BadHeadersError(why, status=Code.RESOURCE_EXHAUSTED)
+    head = RequestHead("")
+    method = content_type = b""
+    for name, value in headers:
+        if name == b":path":
+            head.path = _text(":path", value)
+        elif name == b":method":
+            method = value
+        elif name == b"content-type":
+            content_type = value
+        elif name == b"grpc-timeout":
+            head.timeout_s = _timeout_s(value)
+        elif name == b"grpc-encoding":
+            head.encoding = value
+        elif name not in _OURS:
+            _add(head.metadata, name.decode("ascii", "replace"), value)
+    _check_is_grpc(method, content_type, head.path)
+    return head
+
+
+def _check_is_grpc(method: bytes, content_type: bytes, path: str) -> None:
+    name = method.decode("ascii", "replace")
+    if method != b"POST":
+        raise NotGrpcError(405, "gRPC requests are POST", name, path)
+    if not _is_grpc(content_type):
+        why = "gRPC requests have a content-type of application/grpc"
+        raise NotGrpcError(415, why, name, path)
+
+
+_FIELD_BYTES = 32
+"""What HTTP/2 counts for a field beside its name and value."""
+_OURS = frozenset(
+    {b":scheme", b":authority", b"te", b"grpc-accept-encoding", b"host", b"content-length"}
+)
+"""Headers that are no metadata."""
+
+
+def _is_grpc(content_type: bytes) -> bool:
+    return content_type.startswith(_GRPC) and content_type[len(_GRPC) :][:1] in (b"", b"+", b";")
+
+
+def _add(metadata: list[tuple[str, str | bytes]], name: str, value: bytes) -> None:
+    if not name.endswith("-bin"):
+        metadata.append((name, _text(name, value)))
+        return
+    for part in value.split(b","):
+        part = part.strip()  # noqa: PLW2901
+        try:
+            decoded = base64.b64decode(part + b"=" * (-len(part) % 4), validate=True)
+        except binascii.Error:
+            raise BadHeadersError(f"the value of the metadata {name!r} is not base64") from None
+        metadata.append((name, decoded))
+
+
+def _text(name: str, value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise BadHeadersError(
+            f"the value of {name!r} is not text; a key of binary values ends in -bin"
+        ) from None
+
+
+def _timeout_s(value: bytes) -> float:
+    found = _TIMEOUT.match(value)
+    if found is None:
+        raise BadHeadersError("grpc-timeout must be up to eight digits and one of H, M, S, m, u, n")
+    return int(found[1]) * _UNITS_S[found[2]]
+
+
+def status_headers(
+    code: Code, message: str, trailers: Sequence[tuple[str, str | bytes]]
+) -> list[Header]:
+    """Make the headers that end an RPC."""
+    headers: list[Header] = [(b"grpc-status", b"%d" % code)]
+    if message:
+        text = quote(message, safe=_AS_IT_IS).encode()
+        headers.append(NeverIndexedHeaderTuple(b"grpc-message", text))
+    for key, value in trailers:
+        sent = value.encode() if isinstance(value, str) else base64.b64encode(value).rstrip(b"=")
+        # They differ from RPC to RPC: the compression's table is for what comes again.
+        headers.append(NeverIndexedHeaderTuple(key.encode(), sent))
+    return headers

@@ -1,0 +1,100 @@
+"""A connection that speaks HTTP/1.1: one request, for a probe or to say what this port is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import h11
+
+from millstream_server.runtime.transport.fair_bound import Place
+from millstream_server.runtime.transport.probes import (
+    ProbeResponse,
+    States,
+    refusal,
+    respond,
+)
+
+_MAX_HEAD_BYTES = 8 << 10
+"""Request line and headers: those of probes have some hundred bytes."""
+_HEAD_S = 10.0
+"""Longest wait for them."""
+_LINGER_S = 1.0
+"""How long the rest of a request is read and dropped: closing with unread bytes resets the
+connection, and a client may lose the response."""
+
+
+class Http1Connection(asyncio.Protocol):
+    """Answers one request, then closes."""
+
+    def __init__(self, states: States, place: Place) -> None:
+        """Answer with the health that ``states`` returns."""
+        self._states = states
+        self._place = place
+        self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD_BYTES)
+        self._timer: asyncio.TimerHandle | None = None
+        self._transport: Any = None
+        self._answered = False
+
+    def connection_made(self, transport: Any) -> None:
+        """Wait for a request."""
+        self._transport = transport
+        self._end_after(_HEAD_S)
+
+    def data_received(self, data: bytes) -> None:
+        """Answer once the headers are there; what follows is dropped."""
+        if self._answered:
+            return
+        if data.startswith(b"PRI * HTTP/2"):
+            why = "HTTP/2 over TLS needs the ALPN protocol h2"
+            self._send(refusal(400, why), linger=True)
+            return
+        try:
+            self._http.receive_data(data)
+            event = self._http.next_event()
+        except h11.RemoteProtocolError as error:
+            why = "the request isn't HTTP/1.1 as it should be"
+            self._send(refusal(error.error_status_hint, why), linger=True)
+            return
+        if isinstance(event, h11.Request):
+            self._respond(event)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give the place back."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._place.free()
+
+    def _respond(self, request: h11.Request) -> None:
+        method = request.method.decode("ascii")
+        headers = {name: value.decode("latin-1") for name, value in request.headers}
+        kind = headers.get(b"content-type", "")
+        answer = respond(method, request.target.decode("ascii"), kind, self._states)
+        try:
+            ended = isinstance(self._http.next_event(), h11.EndOfMessage)
+        except h11.RemoteProtocolError:  # in the body, which isn't read
+            ended = False
+        self._send(answer, body=method != "HEAD", linger=not ended)
+
+    def _send(self, answer: ProbeResponse, *, linger: bool, body: bool = True) -> None:
+        self._answered = True
+        length = ("content-length", str(len(answer.body)))
+        headers = [*answer.headers, length, ("connection", "close")]
+        parts = [h11.Response(status_code=answer.status, headers=headers)]
+        out = b"".join(
+            self._http.send(event) or b""
+            for event in (*parts, *((h11.Data(answer.body),) if body else ()), h11.EndOfMessage())
+        )
+        self._transport.write(out)
+        if linger:
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
+            self._end_after(_LINGER_S)
+        else:
+            self._transport.close()
+
+    def _end_after(self, limit_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(limit_s, self._transport.abort)

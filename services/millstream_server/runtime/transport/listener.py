@@ -1,0 +1,175 @@
+"""The sockets of a server: who is let in, the TLS handshake, and what is spoken."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from typing import Any
+
+from millstream_server.runtime.lifecycle.memory import trim_in_background
+from millstream_server.runtime.rpc.caller_key import key_of_address
+from millstream_server.runtime.security.tls import ServerTls
+from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.transport.acceptor import Acceptor
+from millstream_server.runtime.transport.fair_bound import FairBound, Place
+from millstream_server.runtime.transport.http1 import Http1Connection
+from millstream_server.runtime.transport.opening import Opening, Speaker
+from millstream_server.runtime.transport.options import TransportOptions
+from millstream_server.runtime.transport.peer import peer_name
+from millstream_server.runtime.transport.probes import States
+from millstream_server.runtime.transport.sockets import Listening, listen_on
+
+log = get_log(__name__)
+
+_SHUTDOWN_S = 2.0
+"""Longest wait for a caller's part in the end of TLS."""
+_PATIENCE_S = 0.25
+"""A handshake may be ended for another one after this: a sound one takes two round trips. With it
+a caller that begins handshakes and says nothing has to begin 4,000 a second to hold others up."""
+_SAY_AGAIN_S = 60.0
+_MANY = 256
+_OWN_DESCRIPTORS = 128
+"""Kept for files, workers and ports; or a quarter of all, if that is more."""
+
+
+class Listener:
+    """Accepts connections on addresses. Order of calls: `bind`, `start`, `close`, `closed`.
+
+    Above its bounds the caller with most connections loses the one that is unused for longest.
+    """
+
+    def __init__(self, http2: Speaker, states: States, options: TransportOptions) -> None:
+        """Serve HTTP/2 with what ``http2`` makes, and probes of HTTP/1.1 the health in ``states``.
+
+        What ``http2`` makes says by its place when it is used.
+        """
+        self._options = options
+        self._http2 = http2
+        self._states = states
+        most = min(options.max_connections, _most_descriptors())
+        self._empty = asyncio.Event()
+        self._places = FairBound(
+            most, min(options.max_connections_per_address, most), emptied=self._empty.set
+        )
+        self._handshakes = FairBound(
+            options.max_handshakes, options.max_handshakes, patience_s=_PATIENCE_S
+        )
+        self._bound: list[tuple[Listening, ServerTls | None]] = []
+        self._acceptors: list[Acceptor] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._refused_at_s = -_SAY_AGAIN_S
+
+    def bind(self, address: str, tls: ServerTls | None = None) -> int:
+        """Listen on HOST:PORT, [IPv6]:PORT or unix:/path; return the port, 0 for a Unix socket.
+
+        Connections wait until `start`.
+
+        Raises:
+            OSError: the address can't be bound.
+            SettingsError: OpenSSL refuses the files of ``tls``.
+        """
+        if tls is not None:
+            tls.context()
+        listening = listen_on(address, backlog=self._options.backlog)
+        self._bound.append((listening, tls))
+        return listening.port
+
+    def start(self) -> None:
+        """Accept connections."""
+        for listening, tls in self._bound:
+
+            def take(accepted: socket.socket, address: Any, tls: ServerTls | None = tls) -> bool:
+                return self._take(accepted, address, tls)
+
+            self._acceptors.append(Acceptor(listening.sockets, take, self._places.shed))
+
+    def close(self) -> None:
+        """Listen no more. Connections of HTTP/2 go on, all others are cut."""
+        for acceptor in self._acceptors:
+            acceptor.close()
+        for listening, _ in self._bound:
+            listening.close()
+        self._bound, self._acceptors = [], []
+        for place in self._places.all():
+            if not place.opened:
+                place.give_up()
+
+    def give_memory_back(self) -> None:
+        """Give back what many connections had: glibc keeps small blocks, 50 KB of each."""
+        if self._places.peak > _MANY and self._places.count < self._places.peak // 8:
+            self._places.peak = self._places.count
+            trim_in_background()
+
+    async def closed(self) -> None:
+        """Wait until no connection is open."""
+        while self._places.count:
+            self._empty.clear()
+            await self._empty.wait()
+
+    def _take(self, accepted: socket.socket, address: Any, tls: ServerTls | None) -> bool:
+        """Open an accepted connection; return whether there is room for one more handshake."""
+        key = key_of_address(peer_name(address))
+        if not self._places.has_room(key):
+            accepted.close()
+            self._say_refused(key)
+            return True
+        if accepted.family != socket.AF_UNIX:
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        place = self._places.take(key, accepted.close)
+        task = asyncio.ensure_future(self._open(accepted, place, tls))
+        handshake = None if tls is None else self._handshakes.take(key, place.close)
+        task.add_done_callback(lambda task: self._opened(task, place, handshake))
+        self._tasks.add(task)
+        return tls is None or self._handshakes.has_room(key)
+
+    async def _open(self, accepted: socket.socket, place: Place, tls: ServerTls | None) -> None:
+        if accepted.fileno() < 0:  # given up before this task's first step
+            place.free()
+            return
+        if (task := asyncio.current_task()) is not None:
+            place.give_up = task.cancel
+        secured: dict[str, Any] = {}
+        if tls is not None:
+            secured["ssl"] = tls.context()
+            secured["ssl_handshake_timeout"] = self._options.handshake_s
+            secured["ssl_shutdown_timeout"] = _SHUTDOWN_S
+        loop = asyncio.get_running_loop()
+        await loop.connect_accepted_socket(lambda: self._opening(place), accepted, **secured)
+
+    def _opening(self, place: Place) -> Opening:
+        return Opening(place, self._speak_http2, self._speak_http1, self._options.preface_s)
+
+    def _opened(self, task: asyncio.Task[None], place: Place, handshake: Place | None) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            write = log.debug if isinstance(error, OSError) else log.error
+            write("a connection failed", caller=place.key, reason=error)
+        if error is not None or task.cancelled():
+            place.free()
+        if handshake is not None:
+            handshake.free()
+            for acceptor in self._acceptors:
+                acceptor.resume()
+
+    def _speak_http2(self, place: Place) -> asyncio.Protocol:
+        place.opened = True
+        return self._http2(place)
+
+    def _speak_http1(self, place: Place) -> asyncio.Protocol:
+        return Http1Connection(self._states, place)
+
+    def _say_refused(self, key: str) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._refused_at_s >= _SAY_AGAIN_S:
+            self._refused_at_s = now_s
+            log.warning("connections refused: too many are in use", by=key, open=self._places.count)
+
+
+def _most_descriptors() -> int:
+    """Return how many connections the limit of open files allows."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return 1 << 30
+    return max(1, soft - max(_OWN_DESCRIPTORS, soft // 4))

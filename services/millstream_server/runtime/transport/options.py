@@ -1,0 +1,65 @@
+"""Limits of the transport: each number with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from millstream_server.runtime.rpc.channel import (
+    MAX_CONCURRENT_STREAMS,
+    MAX_METADATA_BYTES,
+    MIN_PING_INTERVAL_S,
+    SERVER_KEEPALIVE_S,
+    SERVER_KEEPALIVE_TIMEOUT_S,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransportOptions:
+    """What a server accepts from its callers."""
+
+    max_receive_bytes: int
+    """Largest message accepted, unpacked; a larger one ends its RPC with RESOURCE_EXHAUSTED."""
+    max_metadata_bytes: int = MAX_METADATA_BYTES
+    """Of one RPC's headers, as HTTP/2 counts them; more ends it with RESOURCE_EXHAUSTED, four times
+    as much its connection."""
+    max_streams: int = MAX_CONCURRENT_STREAMS
+    """Open RPCs of one connection; further ones are refused, and clients retry them."""
+    max_open_streams: int = 10_000
+    """Open RPCs of all connections. Above it, and above the two bounds below, the caller that holds
+    most loses RPCs, of its connection that holds most: those without a message first."""
+    max_silent_streams: int = 1000
+    """Of these without a message yet. Clients send one with the headers: it is under way for
+    milliseconds, unless somebody wants to take room from others."""
+    max_received_bytes: int = 256 << 20
+    """Of requests that no handler has read yet, whole or not, of all connections."""
+    max_unsent_bytes: int = 256 << 20
+    """Of responses that callers don't read, of all connections."""
+    max_resets: int = 1000
+    """Requests of a connection that its caller may reset while they are served, before it is
+    ended; `resets_per_s` are forgiven. A client that is stopped may reset all it has."""
+    resets_per_s: float = 100.0
+    loop_share: float = 0.5
+    """Of the event loop's time, for the frames of connections that take more than others."""
+    first_message_s: float | None = None
+    """Longest wait for the first message of an RPC; None: for single requests only."""
+    max_connection_age_s: float = 0.0
+    """After this a connection is asked to end; 0: never."""
+    max_connection_age_grace_s: float = 0.0
+    """How long an aged connection's RPCs may go on; 0: for ever."""
+    keepalive_s: float = SERVER_KEEPALIVE_S
+    keepalive_timeout_s: float = SERVER_KEEPALIVE_TIMEOUT_S
+    min_ping_interval_s: float = MIN_PING_INTERVAL_S
+    """Callers that send pings more often, three times, lose their connection."""
+    max_connections: int = 8192
+    """Open at once; fewer if the limit of open files is lower. With TLS 50 KB each: 400 MB. Above
+    it the caller with most connections loses the one that has no RPCs for longest."""
+    max_connections_per_address: int = 4096
+    """Of one IP address, or one IPv6 network of 64 bits: a load balancer has few addresses."""
+    backlog: int = 1024
+    """Connections that the kernel holds until they are accepted; it may have a lower limit."""
+    max_handshakes: int = 1024
+    """TLS handshakes at once: 50 KB each, and a second of one core for all."""
+    handshake_s: float = 10.0
+    """Longest TLS handshake: three lost packets are repeated within it."""
+    preface_s: float = 10.0
+    """Longest wait for a new connection's first bytes after it; clients send them at once."""

@@ -1,0 +1,388 @@
+"""One RPC on an HTTP/2 stream: its requests, its responses, its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from struct import Struct
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from h2.errors import ErrorCodes
+
+from millstream_server.runtime.errors import (
+    Code,
+    DeadlinePassedError,
+    InvalidRequestError,
+    ServingError,
+    StatusError,
+)
+from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall, Trailers
+from millstream_server.runtime.rpc.status import to_trailers
+from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.transport.framing import PREFIX_BYTES, MessageReader, prefix
+from millstream_server.runtime.transport.h2_state import WINDOW_BYTES
+from millstream_server.runtime.transport.headers import RESPONSE, RequestHead, status_headers
+from millstream_server.runtime.transport.inbox import Inbox
+
+if TYPE_CHECKING:
+    from millstream_server.runtime.rpc.serving import Method
+    from millstream_server.runtime.transport.connection import Connection
+
+log = get_log(__name__)
+
+_DATA = Struct(">HBBBIBI").pack
+"""A DATA frame's head with a message's prefix: length (24 bits), type 0, flags 0, stream; flag 0,
+length."""
+
+
+_MOST_FRAME_BYTES = 64 << 10
+"""Callers may allow frames of 16 MiB: one of those would fill the socket's buffer alone."""
+
+
+class Stream(ServedCall):
+    """A `Call` on an HTTP/2 stream. All calls come from the event loop's thread."""
+
+    __slots__ = (
+        "_connection",
+        "_deadline_s",
+        "_headers_sent",
+        "_inbox",
+        "_method",
+        "_reading",
+        "_sent",
+        "_timer",
+        "_uncredited",
+        "_unsent_counted",
+        "_window",
+        "begun_s",
+        "caller_key",
+        "client_done",
+        "got_message",
+        "head",
+        "id",
+        "over",
+        "queued",
+        "unsent",
+    )
+
+    END: ClassVar[Any] = object()
+
+    def __init__(
+        self, connection: Connection, stream_id: int, head: RequestHead, method: Method
+    ) -> None:
+        """Serve an RPC of ``method``; `start` it when its first frames have been taken."""
+        super().__init__(head.path)
+        self.id = stream_id
+        self.head = head
+        self.caller_key = connection.caller_key
+        self.begun_s = connection.loop.time()
+        self.client_done = False
+        """The caller has closed its side."""
+        self.got_message = False
+        self.over = False
+        """The status was sent or the stream was reset: nothing can be sent any more."""
+        self.unsent: memoryview | None = None
+        """The rest of a response that waits for the windows."""
+        self.queued = False
+        """It is in the connection's queue of streams that can send."""
+        self._connection = connection
+        self._window = connection.h2.streams[stream_id]
+        """h2's stream, which keeps the window of what may be sent."""
+        self._method = method
+        most = method.max_request_bytes or connection.options.max_receive_bytes
+        self._inbox = Inbox(connection, MessageReader(head.encoding, most))
+        self._unsent_counted = 0
+        """Of the bound of all unsent bytes."""
+        self._uncredited = 0
+        """Bytes received for which the caller got no credit yet."""
+        self._reading: asyncio.Future[None] | None = None
+        self._sent: asyncio.Future[None] | None = None
+        self._headers_sent = False
+        self._deadline_s: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    # ---- `Call` ----------------------------------------------------------------------------------
+
+    @property
+    def metadata(self) -> Sequence[tuple[str, str | bytes]]:
+        """See `Call`."""
+        return self.head.metadata
+
+    @property
+    def peer(self) -> str:
+        """See `Call`."""
+        return self._connection.peer
+
+    @property
+    def certificate_names(self) -> Any:
+        """See `Call`."""
+        return self._connection.certificate_names
+
+    @property
+    def time_left_s(self) -> float | None:
+        """See `Call`."""
+        if self._deadline_s is None:
+            return None
+        return max(0.0, self._deadline_s - self._connection.loop.time())
+
+    @property
+    def all_read(self) -> bool:
+        """See `Call`."""
+        return self.client_done and not self._inbox
+
+    @property
+    def limit_s(self) -> float | None:
+        """Longest wait for its first message; None: for ever."""
+        return self._method.first_message_s or self._connection.options.first_message_s
+
+    # ---- its life --------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to serve it."""
+        loop = self._connection.loop
+        if (timeout_s := self.head.timeout_s) is not None:
+            self._deadline_s = self.begun_s + timeout_s
+            self._timer = loop.call_later(timeout_s, self._deadline_passed)
+        self._task = loop.create_task(self._method.serve(self))
+        self._task.add_done_callback(self._served)
+        if not (self.got_message or self.client_done) and self.limit_s is not None:
+            self._connection.awaits_message(self)
+
+    def _deadline_passed(self) -> None:
+        self._deadline_s = 0.0
+        error = DeadlinePassedError("the caller's deadline passed")
+        if not self.over:
+            self._send_status(error.code, error.message, self.trailers)
+        self._cancel()
+
+    def lost(self) -> None:
+        """Handle that the caller reset the stream, or that the connection was lost."""
+        self.over = True
+        self._release()
+        self._cancel()
+
+    def end_with(self, error: ServingError | StatusError) -> None:
+        """End it with a status, whatever its handler does."""
+        self._inbox.drop()
+        self._drop_unsent()
+        if self._task is not None:
+            self.fail(error)
+        elif not self.over:
+            self._send_status(error.code, error.message, to_trailers(error))
+
+    def _cancel(self) -> None:
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+
+    def _served(self, task: asyncio.Task[Any]) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        # The task knows this object: without the cycle both go now, not at a garbage collection.
+        self._task = self._timer = self._reading = None
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("an RPC's handler failed after its end", error=error, method=self.method)
+        if self.over:
+            return
+        if (failure := self.failure) is not None:  # it was cancelled before its first step
+            self._send_status(failure.code, failure.message, to_trailers(failure))
+            return
+        self.over = True
+        self._release()
+        self._connection.reset(self, ErrorCodes.INTERNAL_ERROR)
+
+    def _release(self) -> None:
+        """Forget what was received and not read, and what was not sent."""
+        self._inbox.drop()
+        self._drop_unsent()
+        self._connection.over(self)
+
+    # ---- requests --------------------------------------------------------------------------------
+
+    @property
+    def has_request(self) -> bool:
+        """See `ServedCall`."""
+        return bool(self._inbox)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes received and not read."""
+        return self._inbox.held_bytes
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of a response that waits."""
+        return 0 if self.unsent is None else len(self.unsent)
+
+    def received(self, data: bytes, nbytes: int) -> None:
+        """Take a DATA frame that used ``nbytes`` of the window."""
+        if self.client_done or self.over:
+            return
+        self._uncredited += nbytes
+        try:
+            completed = self._inbox.feed(data)
+        except (ServingError, StatusError) as error:
+            self.client_done = True  # nothing after it can be understood
+            self.end_with(error)
+            return
+        if completed:
+            if not self.got_message:
+                self.got_message = True
+                self._connection.heard(self)
+            self._wake()
+        self._inbox.count()
+        self._credit()
+
+    def closed_by_client(self) -> None:
+        """Take the end of the caller's side."""
+        if not self.client_done:
+            self._inbox.end(InvalidRequestError("the request ends in the middle of a message"))
+        self.client_done = True
+        self._connection.heard(self)
+        self._wake()
+
+    def _credit(self) -> None:
+        """Let the caller send the rest of the message begun, or more if all was read."""
+        if self._inbox or self.client_done:
+            return  # later, when the handler has read it
+        credit = self._uncredited
+        if credit >= WINDOW_BYTES // 2 or self._inbox.missing:
+            self._uncredited = 0
+            self._connection.credit(self, credit)
+
+    def _wake(self) -> None:
+        if self._reading is not None and not self._reading.done():
+            self._reading.set_result(None)
+
+    async def read(self) -> Any:
+        """See `ServedCall`."""
+        while not self._inbox:
+            if self.client_done:
+                return self.END
+            if self.over:
+                raise CallOverError
+            self._reading = self._connection.loop.create_future()
+            await self._reading
+        message = self._inbox.take()
+        self._credit()
+        return self._method.parse(message)
+
+    # ---- responses -------------------------------------------------------------------------------
+
+    def send_now(self, response: Any) -> bool:
+        """See `Call`."""
+        if self.over or self.unsent is not None:
+            return False
+        return self._send_whole(self._method.serialize(response))
+
+    async def write(self, response: Any) -> None:
+        """See `ServedCall`."""
+        data = self._method.serialize(response)
+        if self.over:
+            raise CallOverError
+        if not self._send_whole(data):
+            await self._send_parts(data)
+
+    def _send_whole(self, data: bytes) -> bool:
+        """Send a message as one frame if the windows allow."""
+        nbytes = len(data) + PREFIX_BYTES
+        connection, h2, window = self._connection, self._connection.h2, self._window
+        if (
+            connection.out.blocked
+            or nbytes > window.outbound_flow_control_window
+            or nbytes > h2.outbound_flow_control_window
+            or nbytes > h2.max_outbound_frame_size
+            or nbytes > _MOST_FRAME_BYTES
+        ):
+            return False
+        if not self._headers_sent:
+            self._send_headers()
+        window.outbound_flow_control_window -= nbytes
+        h2.outbound_flow_control_window -= nbytes
+        connection.keepalive.strikes = 0
+        head = _DATA(nbytes >> 8, nbytes & 0xFF, 0, 0, self.id, 0, nbytes - PREFIX_BYTES)
+        connection.out.send(head + data)
+        return True
+
+    async def _send_parts(self, data: bytes) -> None:
+        if not self._headers_sent:
+            self._send_headers()
+        self.unsent = memoryview(prefix(0, len(data)) + data)
+        self._sent = self._connection.loop.create_future()
+        self._unsent_counted = len(data)
+        self._connection.bounds.unsent.add(self._connection, len(data))
+        self._connection.out.enqueue(self)
+        try:
+            await self._sent
+        finally:
+            self._sent = None
+            self._drop_unsent()
+        if self.over:
+            raise CallOverError
+
+    def _drop_unsent(self) -> None:
+        """Forget what waits: at once, since who looks for bytes to free counts on it."""
+        self.unsent = None
+        counted, self._unsent_counted = self._unsent_counted, 0
+        if counted:
+            self._connection.bounds.unsent.remove(self._connection, counted)
+
+    def send_part(self) -> bool:
+        """Send a frame of `unsent`; return whether there is more that the stream's window allows.
+
+        The connection calls it when its own window and the socket have room.
+        """
+        window, h2 = self._window, self._connection.h2
+        rest = self.unsent
+        if rest is None or self.over:
+            return False
+        nbytes = min(
+            len(rest),
+            window.outbound_flow_control_window,
+            h2.outbound_flow_control_window,
+            h2.max_outbound_frame_size,
+            _MOST_FRAME_BYTES,
+        )
+        if nbytes <= 0:
+            return False
+        window.outbound_flow_control_window -= nbytes
+        h2.outbound_flow_control_window -= nbytes
+        self._connection.keepalive.strikes = 0
+        head = nbytes.to_bytes(3, "big") + b"\0\0" + self.id.to_bytes(4, "big")
+        self._connection.out.send(head + rest[:nbytes])
+        self.unsent = rest[nbytes:]
+        if self.unsent:
+            return window.outbound_flow_control_window > 0
+        self.unsent = None
+        if self._sent is not None and not self._sent.done():
+            self._sent.set_result(None)
+        return False
+
+    def _send_headers(self) -> None:
+        self._headers_sent = True
+        self._connection.send_headers(self, RESPONSE, end=False)
+
+    # ---- the end ---------------------------------------------------------------------------------
+
+    def complete(self) -> None:
+        """See `ServedCall`."""
+        if not self.over:
+            self._send_status(Code.OK, "", self.trailers)
+
+    async def abort(self, code: Code, message: str, trailers: Trailers) -> None:
+        """See `ServedCall`."""
+        if self.over:
+            raise CallOverError
+        self._send_status(code, message, trailers)
+
+    def _send_status(self, code: Code, message: str, trailers: Trailers) -> None:
+        headers = status_headers(code, message, trailers)
+        if not self._headers_sent:
+            headers = [*RESPONSE[:2], *headers]
+        self.over = True
+        self._connection.send_headers(self, headers, end=True)
+        self._release()
+
+    def is_late(self, error: BaseException) -> bool:
+        """See `ServedCall`."""
+        return isinstance(error, CallOverError)

@@ -1,0 +1,1 @@
+"""Hostile and greedy callers beside a sound client, on the simulated suite."""

@@ -1,0 +1,223 @@
+"""What do hostile and greedy callers do to a sound client's chats, and to the Processor's memory?
+
+    python -m tests.benchmarks.hostile                               # all rows, about ten minutes
+    python -m tests.benchmarks.hostile --only silent-streams,ping
+    python -m tests.benchmarks.hostile --transport grpc --json
+
+Each row has a Processor and a worker (simulated engine, steps of 10 ms) of its own, a sound client
+that begins a chat every half second, and an attacker, each a process. The attacker comes from
+another loopback address than the sound client; with --same-address from the same.
+
+Must hold: no sound chat fails; their p99 is at most 5 times that of idle, or of the same attacker
+when its bytes go to a process that discards them ("alone": what it costs the machine); the
+Processor takes no more memory than the row allows and half a minute later at most 10 % more than
+before; it writes at most 100 log lines besides one a turn; it lives. Exit code 1 if a point
+doesn't.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tests.benchmarks.hostile.attacker import Order
+from tests.benchmarks.hostile.credentials import Files
+from tests.benchmarks.hostile.results import Result, failed, percentile_ms, table
+from tests.benchmarks.hostile.rows import ROWS, Row
+from tests.benchmarks.hostile.sound import Chat
+from tests.benchmarks.hostile.trial import Trial, alone, finish_attacker, start_attacker
+from tests.support import forked
+from tests.support.ports import free_port
+from tests.support.processes import rss_mb
+from tests.support.verdict import folder_for, parser_of, progress
+
+_LAST_CHATS_S = 1.0
+
+
+@dataclass
+class Bench:
+    """All rows of a run."""
+
+    arguments: argparse.Namespace
+    folder: Path
+    results: list[tuple[Result, Order]] = field(default_factory=list)
+    idle: list[Chat] = field(default_factory=list)
+    _recoveries: list[threading.Thread] = field(default_factory=list)
+
+    def run(self, rows: list[Row]) -> None:
+        """Attack with all rows; then see what the attackers cost alone."""
+        files = Files(self.folder / "files")
+        files.make()
+        for row in rows:
+            self._row(row, files)
+            progress(f"{row.name}: {_said(self.results[-1][0])}")
+        for thread in self._recoveries:
+            thread.join()
+        if self.arguments.alone_s:
+            self._alone(files)
+
+    def _trial(self, row: Row, files: Files, name: str) -> Trial:
+        chosen = self.arguments.transport
+        flags = {"transport": chosen} if chosen else {}
+        return Trial(row, self.folder / name, flags, self._source, files)
+
+    @property
+    def _source(self) -> str:
+        return "127.0.0.1" if self.arguments.same_address else "127.0.0.2"
+
+    def _row(self, row: Row, files: Files) -> None:
+        trial = self._trial(row, files, row.name)
+        try:
+            result, order, ended = self._attacked(trial)
+        except BaseException as error:
+            trial.stop()
+            if not isinstance(error, AssertionError):
+                raise
+            self.results.append((failed(row, error), trial.order(0.0)))
+            return
+        self.idle += [chat for chat in result.idle if chat.code == "OK"]
+        self.results.append((result, order))
+        until = ended + self.arguments.after_s
+        recovery = threading.Thread(target=_recover, args=(trial, result, until))
+        recovery.start()
+        self._recoveries.append(recovery)
+        trial.until_quiet()
+
+    def _attacked(self, trial: Trial) -> tuple[Result, Order, float]:
+        trial.start()
+        with trial.sound() as sound:
+            known = len(sound.chats)
+            time.sleep(self.arguments.idle_s)
+            idle = sound.chats[known:]
+            order = trial.order(self.arguments.seconds)
+            seen = trial.attack(order)
+            time.sleep(_LAST_CHATS_S)
+            sound.finish()
+        during = [chat for chat in sound.chats if chat.began >= seen.began]
+        result = Result(
+            trial.row, seen.ended - seen.began, idle, during, seen.idle_mb, seen.peak_mb,
+            seen.processor_cores, seen.worker_cores, asdict(seen.report), seen.stopped,
+        )  # fmt: skip
+        return result, order, seen.ended
+
+    def _alone(self, files: Files) -> None:
+        """Run every attack once more against a process that discards, beside a quiet Processor."""
+        trial = self._trial(Row(name="alone", attack=""), files, "alone")
+        trial.start()
+        try:
+            with trial.sound() as sound:
+                for result, order in self.results:
+                    if result.row.control or not result.report["sent_bytes"]:
+                        continue
+                    began = _discarded(order, result, self.arguments.alone_s)
+                    time.sleep(0.3)
+                    result.alone = [chat for chat in sound.chats if chat.began >= began]
+        finally:
+            trial.stop()
+
+    def report(self) -> int:
+        """Print; answers the exit code."""
+        idle = {"p50": percentile_ms(self.idle, 0.5), "p99": percentile_ms(self.idle, 0.99)}
+        rows = [result.as_json(idle["p99"]) for result, _ in self.results]
+        if self.arguments.json:
+            print(json.dumps({"idle_ms": idle, "rows": rows}))  # noqa: T201
+        else:
+            print(table(rows, idle))  # noqa: T201
+        return int(any(row["broken"] for row in rows))
+
+
+def _discarded(order: Order, result: Result, seconds: float) -> float:
+    """Attack a process that discards; returns when the attack began."""
+    port = free_port()
+    discard = subprocess.Popen(
+        [sys.executable, "-m", "tests.benchmarks.hostile.discard", str(port)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert discard.stdout is not None
+        discard.stdout.readline()
+        process = start_attacker(alone(order, result.report, port, seconds))
+        return finish_attacker(process, time.monotonic()).began
+    finally:
+        discard.kill()
+        discard.communicate()
+
+
+def _recover(trial: Trial, result: Result, until: float) -> None:
+    """See what is left of an attack at a later time, and stop the services."""
+    try:
+        while time.monotonic() < until and trial.processor.alive:
+            time.sleep(0.25)
+        result.alive, result.worker_alive = trial.processor.alive, trial.worker.alive
+        if result.alive:
+            result.after_mb = rss_mb(trial.processor.pid)
+        result.log_lines, result.log_bytes, result.forged = trial.logged()
+    finally:
+        trial.stop()
+
+
+def _said(result: Result) -> str:
+    p50, p99 = (percentile_ms(result.during, share) for share in (0.5, 0.99))
+    return (
+        f"{dict(result.codes)}, p50 {p50:.0f} ms, p99 {p99:.0f} ms, {result.idle_mb:.0f} -> "
+        f"{result.peak_mb:.0f} MB; {result.report['sent_bytes'] / 1e6:.1f} MB sent, "
+        f"{result.report['calls']} calls, {result.report['answers']}"
+    )
+
+
+def _rows(names: str) -> list[Row]:
+    if unknown := {*names.split(",")} - {*ROWS}:
+        message = f"{', '.join(sorted(unknown))}: not one of {', '.join(ROWS)}"
+        raise argparse.ArgumentTypeError(message)
+    return [ROWS[name] for name in names.split(",")]
+
+
+def main() -> int:
+    """Parse arguments, attack, report."""
+    parser = parser_of("hostile", __doc__)
+    parser.add_argument("--only", type=_rows, help="rows, comma-separated (all)")
+    parser.add_argument(
+        "--transport", choices=("h2", "grpc"), help="of the Processor (its own default)"
+    )
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each attack, at least (5)")
+    parser.add_argument(
+        "--after-s", type=float, default=30.0, help="until memory has to be given back (30)"
+    )
+    parser.add_argument(
+        "--alone-s", type=float, default=3.0, help="of each attack against nobody; 0: none (3)"
+    )
+    parser.add_argument("--idle-s", type=float, default=2.0, help="before each attack (2)")
+    parser.add_argument(
+        "--same-address", action="store_true", help="attackers come from the sound client's address"
+    )
+    arguments = parser.parse_args()
+    with _quick_starts(), folder_for(arguments) as folder:
+        bench = Bench(arguments, folder)
+        bench.run(arguments.only or [*ROWS.values()])
+        return bench.report()
+
+
+@contextlib.contextmanager
+def _quick_starts() -> Iterator[None]:
+    """Fork the services, which are many; a test session has a server for that already."""
+    if forked.begun("services"):
+        yield
+        return
+    forked.begin("services")
+    try:
+        yield
+    finally:
+        forked.end()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,134 @@
+"""The rows: each an attack, how the Processor is set up against it, and what it may cost.
+
+Numbers are those of the issue's table; rows without one are relatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tests.benchmarks.hostile.attacks import methods
+
+_SMALL_MB = 150
+"""Memory that an attack may take which holds no messages."""
+_HELD_MB = 700
+"""The same of one that does: --max-open-bytes is 512 MiB, and buffers and objects come on top."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One attack beside a sound client."""
+
+    name: str
+    attack: str
+    number: str = ""
+    """In the issue's table."""
+    knobs: Mapping[str, object] = field(default_factory=dict)
+    keys: bool = False
+    """The Processor wants API keys; the sound client has one."""
+    attacker: Literal["nobody", "known", "wrong"] = "nobody"
+    """Whether the attacker has a key too, or a wrong one."""
+    tls: Literal["", "tls", "mtls"] = ""
+    to_health: bool = False
+    """Against the plaintext port for probes."""
+    sources: int = 1
+    """Addresses that the attacker comes from."""
+    fresh: bool = False
+    """The sound client makes a connection for each chat."""
+    seconds: float = 0.0
+    """At least; 0: as all others."""
+    memory_mb: float = _SMALL_MB
+    """What the Processor may take beyond idle."""
+    control: bool = False
+    """Not an attack: it has to be served, and latency beside it isn't judged."""
+
+
+def _known(number: str, name: str, attack: str, **rest: object) -> Row:
+    """Make a row whose attacker has a key of its own."""
+    return Row(number=number, name=name, attack=attack, keys=True, attacker="known", **rest)  # type: ignore[arg-type]
+
+
+_CHAT = {"path": methods.CHAT}
+_OF_THE_ISSUE = [
+    _known("1", "tool-patterns", "calls.tool_patterns"),
+    _known("2", "unread-completes", "readers.completes", seconds=15.0, memory_mb=_HELD_MB),
+    Row(number="3", name="metadata-not-utf8", attack="calls.not_utf8", keys=True,
+        knobs={"times": 110, "per_s": 500.0}),
+    _known("4", "upload-but-a-byte", "uploads.but_a_byte", knobs={**_CHAT, "streams": 400},
+           memory_mb=_HELD_MB),
+    Row(number="4", name="upload-to-health", attack="uploads.but_a_byte", keys=True,
+        knobs={"path": methods.CHECK, "streams": 400}, memory_mb=_HELD_MB),
+    _known("4", "silent-chat-ends", "uploads.silent_ends", knobs={**_CHAT, "within_s": 35.0},
+           seconds=36.0),
+    Row(number="5", name="path-not-utf8", attack="calls.path_not_utf8", fresh=True),
+    Row(number="5", name="path-to-health", attack="calls.path_not_utf8", tls="mtls",
+        to_health=True, fresh=True),
+    _known("6", "silent-streams", "uploads.silent",
+           knobs={**_CHAT, "streams": 10_000, "connections": 5}),
+    _known("7", "tokenize-texts", "calls.tokenize_texts", seconds=8.0, memory_mb=_HELD_MB),
+    _known("8", "reflection-echoes", "readers.reflection_echoes", knobs={"size": 1 << 20},
+           memory_mb=_HELD_MB),
+    _known("8", "reflection-streams", "uploads.silent",
+           knobs={"path": methods.REFLECTION, "streams": 20_000, "connections": 5}),
+    _known("9", "start-and-reset", "floods.start_and_reset", knobs={"per_s": 9_000.0}),
+    _known("10", "forged-fields", "calls.request_ids"),
+    Row(number="11", name="certificate-name", attack="connections.certificate", tls="mtls"),
+    _known("12", "leave-midway", "calls.leave_midway", knobs={"per_s": 300.0}),
+]  # fmt: skip
+
+_RELATIVES = [
+    _known("", "byte-by-byte", "uploads.byte_by_byte", knobs={"streams": 400, "every_s": 0.2}),
+    _known("", "gzip-bombs", "uploads.gzip_bombs", knobs={"expanded_mb": 512}, memory_mb=_HELD_MB),
+    _known("", "silent-embeds", "uploads.silent",
+           knobs={"path": "/millstream.v1.EmbeddingService/Embed", "streams": 5_000,
+                  "connections": 5}),
+    _known("", "silent-images", "uploads.silent",
+           knobs={"path": "/millstream.v1.DiffusionService/GenerateImage", "streams": 5_000,
+                  "connections": 5}),
+    Row(name="silent-watches", attack="uploads.silent", keys=True,
+        knobs={"path": "/grpc.health.v1.Health/Watch", "streams": 10_000, "connections": 5}),
+    Row(name="silent-from-many", attack="uploads.silent", sources=250,
+        knobs={**_CHAT, "streams": 10_000, "connections": 250}),
+    Row(name="uploads-from-many", attack="uploads.but_a_byte", sources=100,
+        knobs={**_CHAT, "streams": 400, "connections": 100}, memory_mb=_HELD_MB),
+    Row(name="connections-from-many", attack="connections.idle", sources=250,
+        knobs={"count": 8_000}, fresh=True),
+    Row(name="connections", attack="connections.idle", knobs={"count": 8_000}, fresh=True),
+    Row(name="connection-churn", attack="connections.churn", knobs={"per_s": 1_000.0}, fresh=True),
+    Row(name="garbage", attack="connections.garbage", knobs={"per_s": 500.0}, fresh=True),
+    Row(name="tls-begun", attack="connections.handshakes", knobs={"count": 4_000}, tls="tls",
+        fresh=True),
+    Row(name="tls-half-done", attack="connections.whole_hellos", knobs={"count": 4_000},
+        tls="tls", fresh=True),
+    Row(name="ping", attack="floods.ping"),
+    Row(name="ping-unread", attack="floods.ping", knobs={"reads": False}),
+    Row(name="settings", attack="floods.settings"),
+    Row(name="settings-unread", attack="floods.settings", knobs={"reads": False}),
+    Row(name="continuation", attack="floods.continuation"),
+    Row(name="empty-data", attack="floods.empty_data"),
+    Row(name="window-update", attack="floods.window_update"),
+    Row(name="priority", attack="floods.priority"),
+    Row(name="unknown-frames", attack="floods.unknown_frames"),
+    _known("", "made-to-reset", "floods.made_to_reset", knobs={"per_s": 2_000.0}),
+    _known("", "unread-chats", "readers.chats", seconds=8.0),
+    _known("", "unread-answers", "readers.big_answers", seconds=8.0, memory_mb=_HELD_MB),
+    _known("", "byte-a-second", "readers.byte_a_second"),
+    Row(name="header-bomb", attack="calls.header_bomb", keys=True,
+        knobs={"size": 3_900, "times": 4_000, "per_s": 500.0}),
+    Row(name="huge-metadata", attack="calls.huge_metadata", keys=True, knobs={"size": 1_000_000}),
+    Row(name="unknown-methods", attack="calls.unknown_methods", keys=True),
+    Row(name="bad-keys", attack="calls.list_models", keys=True, attacker="wrong"),
+    Row(name="health-checks", attack="calls.health_checks", keys=True),
+    _known("", "list-models", "calls.list_models"),
+]  # fmt: skip
+
+_CONTROLS = [
+    _known("", "slow-reader", "readers.slow_but_sound", knobs={"tokens": 300}, seconds=12.0,
+           control=True),
+    _known("", "2000-chats", "controls.many_chats", knobs={"count": 2_000, "tokens": 40},
+           seconds=45.0, control=True, memory_mb=_HELD_MB),
+]  # fmt: skip
+
+ROWS = {row.name: row for row in (*_OF_THE_ISSUE, *_RELATIVES, *_CONTROLS)}

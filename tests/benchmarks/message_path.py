@@ -1,0 +1,189 @@
+"""What a message costs the Processor by itself: CPU from a worker's frame to a message's bytes.
+
+No sockets and no transport: frames are parsed as they come from a worker, and messages are
+serialized as a transport does it. `stream.py` measures whole processes.
+
+    python -m tests.benchmarks.message_path
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import uvloop
+
+from millstream.v1 import decode_pb2, generation_pb2, processor_pb2, sampling_pb2, usage_pb2
+from millstream_server.engines.base import Role, WorkerDescription
+from millstream_server.generation.output import OutputSink
+from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
+from millstream_server.generation.sampling import Sampling
+from millstream_server.links.generation_stream import GenerationStream
+from millstream_server.links.link import Connection
+from millstream_server.processor.generation import Generation
+from millstream_server.processor.launch import GenerationParts
+from millstream_server.processor.options import Options
+from millstream_server.processor.pacing import Pacer
+from millstream_server.processor.servicer import ProcessorServicer
+from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.routing.plan import Plan, PlannedLeg
+from millstream_server.routing.workers import WorkerView
+from tests.support.models import byte_level_model
+
+_TOKENS = (35, 36, 37, 38)
+_DONE = generation_pb2.FINISH_REASON_LENGTH
+
+
+class _Call:
+    """A `Call` whose transport takes every message at once, or none but by the generator."""
+
+    metadata: tuple[tuple[str, str], ...] = ()
+    time_left_s = None
+    caller_key = "bench"
+
+    def __init__(self, *, direct: bool) -> None:
+        self._direct = direct
+        self.messages = 0
+
+    def fail(self, failure: Exception) -> None:
+        raise failure
+
+    def send_now(self, response: Any) -> bool:
+        if self._direct:
+            self.take(response)
+        return self._direct
+
+    def take(self, response: Any) -> None:
+        response.SerializeToString()
+        self.messages += 1
+
+
+class _Admitted:
+    def leave(self) -> None:
+        pass
+
+
+class _Core:
+    """Starts completions on one worker stream, without queue and routing."""
+
+    def __init__(self, model: TextModel, view: WorkerView, stream: GenerationStream) -> None:
+        self._model = model
+        self._plan = Plan((PlannedLeg(Role.AGGREGATED, view),))
+        self._stream = stream
+        self._parts = GenerationParts(pacer=Pacer(0.05), workers=self)
+
+    def generate(
+        self, _address: str, request: GenerationRequest, sink: OutputSink
+    ) -> Callable[[], None]:
+        return self._stream.start(request, sink)
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        yield
+
+    async def complete(self, completion: Any, _caller: object) -> Generation:
+        asked: Options = completion.options
+        request = GenerationRequest(
+            request_id="r",
+            model="m",
+            prompt=Prompt([1, 2]),
+            sampling=Sampling(max_new_tokens=9),
+            logprobs=LogprobOptions(top=asked.logprobs.top) if asked.logprobs else None,
+        )
+        generation = Generation(
+            request, asked, self._model, cast("Any", _Admitted()), self._parts, continuation=True
+        )
+        generation.start(self._plan)
+        return generation
+
+    def end(self, generation: Generation) -> None:
+        generation.close()
+
+
+def _frame(slots: int, step: int, *, top: int, last: bool) -> bytes:
+    frame = generation_pb2.StepFrame(
+        sequence=step + 1, slots=range(slots), token_ids=[_TOKENS[step % len(_TOKENS)]] * slots
+    )
+    for slot in range(slots) if top else ():
+        tokens = generation_pb2.TokenLogprobs(
+            token_ids=[35],
+            logprobs=[-0.5],
+            top_counts=[top],
+            top_token_ids=range(top),
+            top_logprobs=[-1.0] * top,
+        )
+        frame.logprobs.add(slot=slot, tokens=tokens)
+    for slot in range(slots) if last else ():
+        usage = usage_pb2.GenerationUsage(prompt_tokens=2, completion_tokens=step + 1)
+        frame.finishes.add(slot=slot, reason=_DONE, usage=usage)
+    return decode_pb2.DecodeResponse(frame=frame).SerializeToString()
+
+
+async def _serve(servicer: ProcessorServicer, request: Any, call: _Call) -> None:
+    """Do what a transport does."""
+    async for response in servicer.Complete(request, cast("Any", call)):
+        call.take(response)
+
+
+async def _measure(
+    model: TextModel, streams: int, n: int, steps: int, *, top: int, direct: bool
+) -> float:
+    """Return CPU microseconds per message."""
+    slots = streams * n
+    frames = [_frame(slots, step, top=top, last=step == steps - 1) for step in range(steps)]
+    description = WorkerDescription(role=Role.AGGREGATED, model="m", engine=cast("Any", None))
+    view = WorkerView("worker", description)
+    stream = GenerationStream(Connection(cast("Any", None), description, view, lambda: None))
+    core = _Core(model, view, stream)
+    servicer = ProcessorServicer(cast("Any", core))
+    asked = processor_pb2.GenerationOptions(
+        n=n,
+        sampling=sampling_pb2.SamplingParams(max_new_tokens=steps),
+        logprobs=sampling_pb2.LogprobOptions(top=top) if top else None,
+    )
+    request = processor_pb2.CompleteRequest(text="hi", options=asked)
+    calls = [_Call(direct=direct) for _ in range(streams)]
+    tasks = [asyncio.ensure_future(_serve(servicer, request, call)) for call in calls]
+    while view.in_flight < slots:
+        await asyncio.sleep(0)
+    began = time.process_time()
+    for number, frame in enumerate(frames, start=1):
+        stream._dispatch(decode_pb2.DecodeResponse.FromString(frame).frame)
+        while any(call.messages < number for call in calls):
+            await asyncio.sleep(0)
+    took_s = time.process_time() - began
+    await asyncio.gather(*tasks)
+    return took_s / sum(call.messages for call in calls) * 1e6
+
+
+def main() -> None:
+    """Print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        model = TextModel.load(byte_level_model(Path(directory)))
+        sys.stdout.write("us of CPU per message, median (least): at once | by the task\n")
+        for streams, n, top in ((64, 1, 0), (256, 1, 0), (16, 4, 0), (64, 1, 5), (8, 16, 20)):
+            row = []
+            for direct in (True, False):
+                steps = args.steps if not top else args.steps // 5
+                found = [
+                    uvloop.run(_measure(model, streams, n, steps, top=top, direct=direct))
+                    for _ in range(args.rounds)
+                ]
+                row.append(f"{statistics.median(found):6.1f} ({min(found):5.1f})")
+            sys.stdout.write(f"{streams:4} streams, n = {n:2}, top = {top:2}:  {' | '.join(row)}\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""One server of the interop service on the transport of our own, and raw connections to it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+import pytest_asyncio
+
+from tests.support.interop_service import SERVICE, Interop, ask
+from tests.support.raw_http2 import Wire, connected
+from tests.support.transports import serving
+
+UNARY = f"/{SERVICE}/Unary"
+LIMIT = 1 << 20
+STREAMS = 20
+
+
+@dataclass(frozen=True)
+class InteropServer:
+    """A running server."""
+
+    port: int
+    interop: Interop
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served() -> AsyncIterator[InteropServer]:
+    interop = Interop()
+    services = {SERVICE: interop.handlers()}
+    async with serving("h2", services, max_receive_bytes=LIMIT, max_streams=STREAMS) as server:
+        yield InteropServer(server.port, interop)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def wire(served: InteropServer, caplog: pytest.LogCaptureFixture) -> AsyncIterator[Wire]:
+    """Check after each test that the same connection serves on, and that no error was logged."""
+    async with connected(served.port) as opened:
+        yield opened
+        rpc = opened.rpc(UNARY)
+        rpc.send(ask(3), end=True)
+        assert await rpc.code() == 0, str(opened)
+        assert rpc.messages == [bytes(3)]
+    assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == []

@@ -1,0 +1,267 @@
+"""How connections end: drained, old, with dead peers, with those that do too much or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+
+from millstream_server.runtime.errors import Code
+from millstream_server.runtime.rpc.serving import Rpcs
+from millstream_server.runtime.security.tls import ServerTls, TlsFiles
+from millstream_server.runtime.telemetry import metrics
+from millstream_server.runtime.transport import connection
+from millstream_server.runtime.transport import server as transport
+from millstream_server.runtime.transport.options import TransportOptions
+from millstream_server.runtime.transport.server import H2Server
+from tests.support.certificates import Authority, SecretMount
+from tests.support.listening import trusting
+from tests.support.raw_http2 import (
+    ErrorCode,
+    Kind,
+    Rpc,
+    Wire,
+    connected,
+    data,
+    message,
+    ping,
+    request_fields,
+)
+from tests.support.rpc_kinds import SERVICE, Kinds
+
+CHAT, UNARY = f"/{SERVICE}/Chat", f"/{SERVICE}/Unary"
+_LAST_STREAM = (1 << 31) - 1
+
+
+@pytest.fixture(autouse=True)
+def _fast_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check times every 10 ms."""
+    monkeypatch.setattr(transport, "_TICK_S", 0.01)
+
+
+@contextlib.asynccontextmanager
+async def _running(**options: Any) -> AsyncIterator[tuple[H2Server, Wire]]:
+    """Serve `Kinds`, and connect."""
+    server = H2Server(Rpcs(), TransportOptions(max_receive_bytes=1 << 20, **options))
+    server.add_registered_method_handlers(SERVICE, Kinds().by_name())
+    port = server.bind("127.0.0.1:0")
+    await server.start()
+    try:
+        async with connected(port) as wire:
+            yield server, wire
+    finally:
+        await server.stop(None)
+
+
+def _goaways(wire: Wire) -> list[tuple[int, str, bytes]]:
+    """Return last stream, code and text of each GOAWAY."""
+    return [
+        (struct.unpack_from(">L", one.payload)[0], one.error_code.name, one.payload[8:])
+        for one in wire.of(Kind.GOAWAY)
+    ]
+
+
+@pytest.mark.parametrize("on", ["tls", "unix"])
+async def test_an_rpc_over_another_kind_of_socket(on: str, tmp_path: Path) -> None:
+    mount = SecretMount(tmp_path / "server")
+    mount.put(Authority().issue("localhost"))
+    tls = ServerTls(TlsFiles(mount.cert, mount.key)) if on == "tls" else None
+    server = H2Server(Rpcs(), TransportOptions(max_receive_bytes=1 << 20))
+    server.add_registered_method_handlers(SERVICE, Kinds().by_name())
+    address = f"unix:{tmp_path}/socket" if on == "unix" else "127.0.0.1:0"
+    target: int | str = server.bind(address, tls) or f"{tmp_path}/socket"
+    await server.start()
+    try:
+        async with connected(target, tls=trusting(mount, "h2") if tls else None) as wire:
+            rpc = wire.rpc(CHAT)
+            for size in (0, 16_000, 5, 16_000):
+                rpc.send(bytes(size))
+                assert await rpc.next() == bytes(size)
+    finally:
+        await server.stop(None)
+
+
+async def test_a_drain_loses_no_rpc_that_is_under_way() -> None:
+    async with _running() as (server, wire):
+        wire.answers = False
+        rpc = wire.rpc(CHAT)
+        rpc.send(b"one")
+        assert await rpc.next() == b"one"
+        stopping = asyncio.ensure_future(server.stop(10))
+        drain_ping = await wire.first(Kind.PING)
+        assert _goaways(wire) == [(_LAST_STREAM, "NO_ERROR", b"")]
+        crossed = wire.rpc(UNARY)  # sent before the client knows
+        crossed.send(b"", end=True)
+        assert await crossed.code() == Code.OK
+        wire.send(ping(drain_ping.payload, ack=True))
+        await wire.until(lambda: len(wire.of(Kind.GOAWAY)) == 2)
+        assert _goaways(wire)[1] == (crossed.stream, "NO_ERROR", b"")
+        late = wire.rpc(UNARY)
+        assert await late.end() == {"reset": "REFUSED_STREAM"}
+        rpc.send(b"two", end=True)
+        assert await rpc.next() == b"two"
+        assert await rpc.code() == Code.OK
+        await wire.until_closed()
+        await stopping
+
+
+async def test_a_drain_serves_what_comes_after_the_last_open_rpc_has_ended() -> None:
+    async with _running() as (server, wire):
+        wire.answers = False
+        rpc = wire.rpc(CHAT)
+        rpc.send(b"one")
+        await rpc.next()
+        stopping = asyncio.ensure_future(server.stop(10))
+        drain_ping = await wire.first(Kind.PING)
+        rpc.send(b"two", end=True)
+        assert await rpc.code() == Code.OK
+        await wire.answered()
+        crossed = wire.rpc(UNARY)  # sent before the client knows
+        crossed.send(b"", end=True)
+        assert await crossed.code() == Code.OK
+        wire.send(ping(drain_ping.payload, ack=True))
+        await wire.until_closed()
+        await stopping
+
+
+async def test_a_drain_ends_although_its_ping_is_never_acknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "_DRAIN_ACK_S", 0.05)
+    async with _running(max_connection_age_s=0.05) as (_, wire):
+        wire.answers = False
+        await wire.until_closed()
+        assert len(_goaways(wire)) == 2
+
+
+async def test_a_drain_cuts_what_is_left_after_its_grace() -> None:
+    async with _running() as (server, wire):
+        rpc = wire.rpc(CHAT)
+        rpc.send(b"one")
+        await rpc.next()
+        await server.stop(0.05)
+        await wire.until_closed()
+        assert not rpc.over
+
+
+async def test_an_old_connection_is_asked_to_end() -> None:
+    options = {"max_connection_age_s": 0.05, "max_connection_age_grace_s": 0.1}
+    async with _running(**options) as (_, wire):
+        rpc = wire.rpc(CHAT)
+        rpc.send(b"one")
+        await wire.until(lambda: len(wire.of(Kind.GOAWAY)) == 2)
+        assert _goaways(wire)[1] == (rpc.stream, "NO_ERROR", b"")
+        await wire.until_closed()  # the RPC doesn't end by itself
+        assert rpc.messages == [b"one"]
+
+
+async def test_a_silent_peer_is_pinged_and_cut() -> None:
+    async with _running(keepalive_s=0.05, keepalive_timeout_s=0.05) as (_, wire):
+        await wire.until(lambda: len(wire.of(Kind.PING)) == 3)  # it is answered twice
+        wire.answers = False
+        await wire.until_closed()
+        assert wire.of(Kind.GOAWAY) == []
+
+
+async def test_a_peer_that_sends_is_not_dead_while_its_ack_is_behind_other_bytes() -> None:
+    async with _running(keepalive_s=0.05, keepalive_timeout_s=2.0) as (_, wire):
+        wire.answers = False
+        rpc = wire.rpc(CHAT)
+        for had in range(0, 100, 10):
+            await wire.until(lambda had=had: len(wire.of(Kind.PING)) > had // 50)  # type: ignore[misc]
+            rpc.send(b"hi")
+            await rpc.next()
+        assert not wire.closed
+
+
+async def test_too_many_pings_end_a_connection() -> None:
+    async with _running() as (_, wire):
+        for _ in range(4):
+            wire.send(ping())
+        await wire.until_closed()
+        assert len(wire.of(Kind.PING)) >= 3
+        assert _goaways(wire) == [(0, "ENHANCE_YOUR_CALM", b"too_many_pings")]
+
+
+async def test_pings_between_responses_are_fine() -> None:
+    async with _running() as (_, wire):
+        rpc = wire.rpc(CHAT)
+        for _ in range(10):
+            rpc.send(b"hi")
+            assert await rpc.next() == b"hi"
+            await wire.answered()
+
+
+async def test_too_many_resets_end_a_connection() -> None:
+    async with _running(max_resets=10, resets_per_s=0.001) as (_, wire):
+        for _ in range(11):
+            rpc = wire.rpc(CHAT)
+            rpc.send(b"hi")
+            await wire.until(lambda rpc=rpc: rpc.messages or wire.closed)  # type: ignore[misc]
+            rpc.reset()
+        await wire.until_closed()
+        (ended,) = _goaways(wire)
+        assert ended[1] == ErrorCode.ENHANCE_YOUR_CALM.name
+        assert b"reset" in ended[2]
+
+
+async def test_a_stream_without_a_message_ends_in_time() -> None:
+    async with _running(first_message_s=0.05) as (_, wire):
+        wire.rpc(UNARY)  # a single request has longer
+        heard = wire.rpc(CHAT)
+        heard.send(b"hi")
+        silent, half = wire.rpc(CHAT), wire.rpc(CHAT)
+        half.send_raw(b"\0\0\0")
+        for rpc in (silent, half):
+            ended = await rpc.end()
+            assert ended["grpc-status"] == str(int(Code.INVALID_ARGUMENT)), ended
+            assert "0.05 s" in unquote(ended["grpc-message"])
+        heard.send(b"still")
+        assert [await heard.next(), await heard.next()] == [b"hi", b"still"]
+
+
+async def test_an_rpc_that_fails_before_its_handlers_first_step_has_a_status() -> None:
+    async with _running() as (server, wire):
+        await wire.first(Kind.SETTINGS)
+        (connection,) = server._connections
+        connection.data_received(wire.headers(1, request_fields(UNARY)))
+        connection.data_received(data(1, message(b"", length=1 << 30)))
+        ended = await Rpc(wire, 1).end()
+        assert ended["grpc-status"] == str(int(Code.RESOURCE_EXHAUSTED)), ended
+
+
+async def test_silent_rpcs_above_their_number_end_the_oldest_first() -> None:
+    async with _running(first_message_s=60.0, max_silent_streams=20) as (_, wire):
+        heard = wire.rpc(CHAT)
+        heard.send(b"hi")
+        assert await heard.next() == b"hi"
+        silent = [wire.rpc(CHAT) for _ in range(21)]
+        ended = await silent[0].end()
+        assert ended["grpc-status"] == str(int(Code.RESOURCE_EXHAUSTED)), ended
+        assert "without a message" in unquote(ended["grpc-message"])
+        silent[-1].send(b"late")
+        assert await silent[-1].next() == b"late"
+        heard.send(b"still")
+        assert await heard.next() == b"still"
+
+
+async def test_what_clients_hold_is_shown() -> None:
+    def shown() -> tuple[float, float]:
+        gauges = (metrics.TRANSPORT_STREAMS, metrics.TRANSPORT_RECEIVED_BYTES)
+        return tuple(next(iter(gauge.collect())).samples[0].value for gauge in gauges)  # type: ignore[return-value]
+
+    async with _running() as (_, wire):
+        rpc = wire.rpc(CHAT)
+        rpc.send_raw(b"\0" + (50_000).to_bytes(4, "big") + bytes(10_000))
+        rpc.send_raw(bytes(10_000))
+        await wire.answered()
+        assert shown() == (1, 20_000)
+        rpc.reset()
+        await wire.answered()
+        assert shown() == (0, 0)

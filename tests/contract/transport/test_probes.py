@@ -1,0 +1,128 @@
+"""What an HTTP request is answered, and how a connection's first bytes decide."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.support.listening import (
+    OPTIONS,
+    PREFACE,
+    exchange,
+    get,
+    listening,
+    parsed,
+    serving_health,
+)
+from tests.support.raw_http2 import connected, request_fields
+
+
+async def test_the_first_bytes_decide_however_they_are_cut() -> None:
+    async with listening() as server:
+        reader, writer = await server.connect()
+        for part in (PREFACE[:1], PREFACE[1:2], PREFACE[2:]):
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0)
+        assert await reader.readexactly(len(PREFACE)) == PREFACE
+        writer.close()
+        reader, writer = await server.connect()
+        writer.write(b"P")
+        assert (
+            parsed(
+                await exchange(
+                    (reader, writer),
+                    get("/livez")[:0] + b"OST / HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n",
+                )
+            )[0]
+            == 404
+        )
+    assert len(server.made) == 1
+
+
+@pytest.mark.parametrize("sent", [b"", b"P", b"GET /livez HTTP/1.1\r\nX: y"])
+async def test_who_says_nothing_whole_is_cut(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("millstream_server.runtime.transport.http1._HEAD_S", 0.05)
+    async with listening(replace(OPTIONS, preface_s=0.05)) as server:
+        connection = await server.connect()
+        with contextlib.suppress(ConnectionResetError):
+            assert await exchange(connection, sent) == b""
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "says"),
+    [
+        ("/livez", 200, {"service": "liveness", "status": "SERVING"}),
+        ("/readyz", 200, {"service": "", "status": "SERVING"}),
+        ("/healthz?verbose", 200, {"service": "", "status": "SERVING"}),
+        ("/readyz?service=a.Service", 503, {"service": "a.Service", "status": "NOT_SERVING"}),
+    ],
+)
+async def test_a_probe_gets_the_health_of_a_name(path: str, status: int, says: Any) -> None:
+    async with listening() as server:
+        got, headers, body = parsed(await exchange(await server.connect(), get(path)))
+        assert (got, json.loads(body)) == (status, says)
+        assert headers["content-length"] == str(len(body))
+        assert headers["connection"] == "close"
+        head = get(path, method="HEAD")
+        assert parsed(await exchange(await server.connect(), head)) == (status, headers, "")
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status", "says"),
+    [
+        (get("/"), 404, "this port serves gRPC, which needs HTTP/2"),
+        (get("/readyz?service=none"), 404, "knows no service of that name"),
+        (get("/livez", method="POST", headers="Content-Length: 0\r\n"), 405, "this port serves"),
+        (
+            get(
+                "/a.B/C",
+                method="POST",
+                headers="Content-Type: application/grpc+proto\r\nContent-Length: 100000\r\n",
+            )
+            + bytes(100_000),
+            426,
+            "this port serves gRPC",
+        ),
+        (b"GET /livez HTTP/1.1\r\n\r\n", 400, "isn't HTTP/1.1"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400, "isn't HTTP/1.1"),
+        (get("/livez", headers="X: " + "y" * 9000)[:-4], 431, "isn't HTTP/1.1"),
+        (b"GET /livez HTTP/1.0\r\n\r\n", 200, "SERVING"),
+        (
+            get("/livez", headers="Transfer-Encoding: chunked\r\n") + b"no length\r\n",
+            200,
+            "SERVING",
+        ),
+    ],
+)
+async def test_whatever_else_is_asked_is_told_what_this_port_is(
+    request_bytes: bytes, status: int, says: str
+) -> None:
+    async with listening() as server:
+        got, _, body = parsed(await exchange(await server.connect(), request_bytes))
+    assert got == status
+    assert says in body
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "body"),
+    [
+        ("GET", "/livez", 200, b'{"service": "liveness", "status": "SERVING"}\n'),
+        ("HEAD", "/livez", 200, b""),
+        ("GET", "/readyz?service=a.Service", 503, b'{"service": "a.Service", "status": "NOT_'),
+        ("GET", "/a.B/C", 404, b"this port serves gRPC"),
+    ],
+)
+async def test_probes_may_speak_http2(method: str, path: str, status: int, body: bytes) -> None:
+    """As kubelet's do over TLS, and curl: both offer h2."""
+    async with serving_health("127.0.0.1:0") as port, connected(port) as wire:
+        rpc = wire.rpc(fields=request_fields(path, method=method, content_type=None), end=True)
+        assert (await rpc.headers())[":status"] == str(status)
+        await wire.until(lambda: rpc.over)
+        assert rpc.received.startswith(body)
+        assert bool(rpc.received) is bool(body)
