@@ -19,6 +19,7 @@ from millstream_server.processor.text.message_checks import ConversationPaths
 from millstream_server.processor.turn_messages import TurnMessages
 from millstream_server.runtime.errors import InvalidRequestError, ServingError
 from millstream_server.runtime.rpc.call import Call
+from millstream_server.runtime.rpc.first_message import after_first_message
 from millstream_server.runtime.security.auth import caller
 from millstream_server.runtime.telemetry.tracing import incoming
 
@@ -33,6 +34,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         """Serve with ``core``."""
         self._core = core
 
+    @after_first_message
     async def Chat(
         self,
         requests: AsyncIterator[processor_pb2.ChatRequest],

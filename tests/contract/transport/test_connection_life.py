@@ -12,7 +12,9 @@ from urllib.parse import unquote
 
 import pytest
 
-from millstream_server.runtime.errors import Code
+from millstream_server.runtime.errors import Code, UnauthenticatedError
+from millstream_server.runtime.rpc.first_message import after_first_message
+from millstream_server.runtime.rpc.open_calls import OpenCalls
 from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_server.runtime.telemetry import metrics
@@ -32,6 +34,7 @@ from tests.support.raw_http2 import (
     message,
     ping,
     request_fields,
+    reset,
 )
 from tests.support.rpc_kinds import SERVICE, Kinds
 
@@ -46,10 +49,12 @@ def _fast_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _running(**options: Any) -> AsyncIterator[tuple[H2Server, Wire]]:
+async def _running(
+    rpcs: Rpcs | None = None, kinds: Kinds | None = None, **options: Any
+) -> AsyncIterator[tuple[H2Server, Wire]]:
     """Serve `Kinds`, and connect."""
-    server = H2Server(Rpcs(), TransportOptions(max_receive_bytes=1 << 20, **options))
-    server.add_registered_method_handlers(SERVICE, Kinds().by_name())
+    server = H2Server(rpcs or Rpcs(), TransportOptions(max_receive_bytes=1 << 20, **options))
+    server.add_registered_method_handlers(SERVICE, (kinds or Kinds()).by_name())
     port = server.bind("127.0.0.1:0")
     await server.start()
     try:
@@ -249,6 +254,74 @@ async def test_silent_rpcs_above_their_number_end_the_oldest_first() -> None:
         assert await silent[-1].next() == b"late"
         heard.send(b"still")
         assert await heard.next() == b"still"
+
+
+class _Waits(Kinds):
+    """`Chat` has nothing to do before the first message."""
+
+    @after_first_message
+    async def chat(self, requests: Any, call: Any) -> AsyncIterator[bytes]:
+        async for request in requests:
+            yield request
+
+
+async def test_a_method_may_wait_for_the_first_message_without_a_task() -> None:
+    open_calls = OpenCalls()
+    async with _running(Rpcs(open_calls=open_calls), _Waits(), first_message_s=60.0) as (_, wire):
+        await wire.first(Kind.SETTINGS)
+        tasks = len(asyncio.all_tasks())
+        silent = [wire.rpc(CHAT) for _ in range(5)]
+        await wire.answered()
+        assert (open_calls.count, len(asyncio.all_tasks())) == (5, tasks)
+        silent[0].send(b"hi")
+        assert await silent[0].next() == b"hi"
+        silent[1].send(b"", end=True)
+        assert await silent[1].code() == Code.OK
+        wire.send(reset(silent[2].stream))
+        await wire.answered()
+        assert open_calls.count == 3
+        late = wire.rpc(CHAT, [(b"grpc-timeout", b"1m")])
+        assert await late.code() == Code.DEADLINE_EXCEEDED
+        open_calls.cut()
+        assert await silent[3].code() == Code.UNAVAILABLE
+        assert await silent[4].code() == Code.UNAVAILABLE
+        assert await silent[0].code() == Code.UNAVAILABLE
+        await wire.until(lambda: not open_calls.count)
+
+
+class _Refuses:
+    """A layer that lets nobody in."""
+
+    def covers(self, method: str) -> bool:
+        return True
+
+    def enter(self, call: Any) -> None:
+        raise UnauthenticatedError("no")
+
+
+async def test_layers_do_not_wait_for_the_first_message() -> None:
+    open_calls = OpenCalls()
+    async with _running(Rpcs([_Refuses()], open_calls=open_calls), _Waits()) as (_, wire):
+        assert await wire.rpc(CHAT).code() == Code.UNAUTHENTICATED
+        assert open_calls.count == 0
+
+
+async def test_bytes_of_connections_whose_rpcs_stay_silent_go_last() -> None:
+    async with _running(first_message_s=60.0) as (server, wire):
+        await wire.first(Kind.SETTINGS)
+        (connection,) = server._connections
+        assert connection._goes_last(), "it has not said anything"
+        rpc = wire.rpc(CHAT)
+        rpc.send(b"hi")
+        await rpc.next()
+        assert not connection._goes_last()
+        silent = [wire.rpc(CHAT) for _ in range(2)]
+        await wire.answered()
+        assert connection._goes_last()
+        for one in silent:
+            one.send(b"late")
+            await one.next()
+        assert not connection._goes_last()
 
 
 async def test_what_clients_hold_is_shown() -> None:

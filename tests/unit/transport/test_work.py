@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from millstream_server.runtime.transport.rate_limit import RateLimit
-from millstream_server.runtime.transport.work import Work, WorkShare
+from millstream_server.runtime.transport.work import TURN_S, Work, WorkShare
 
 
 def test_what_is_saved_up_costs_no_pause() -> None:
     work = Work(WorkShare(), 0.0)
     assert work.took(0.004, 0, 0.0) == 0
-    assert work.took(0.09, 0, 10.0) == 0  # 0.1 s at most is saved up in ten seconds
+    assert work.took(0.0, 450, 10.0) == 0  # 0.1 s at most is saved up in ten seconds
 
 
 def _with_a_neighbour() -> WorkShare:
@@ -24,15 +26,15 @@ def _with_a_neighbour() -> WorkShare:
 def test_without_neighbours_there_is_no_pause() -> None:
     share = _with_a_neighbour()
     work = Work(share, 0.0)
-    assert work.took(0.2, 0, 0.5) > 0
-    assert work.took(0.2, 0, 1.6) == 0  # the neighbour was served more than a second ago
+    assert work.took(0.0, 1000, 0.5) > 0
+    assert work.took(0.0, 1000, 1.6) == 0  # the neighbour was served more than a second ago
     assert share.greedy == 1
 
 
 def test_above_the_share_the_pause_brings_it_back() -> None:
     share = _with_a_neighbour()
     work = Work(share, 0.0)
-    pause_s = work.took(0.025, 0, 0.0)  # 0.02 s too much, at half of the loop's time
+    pause_s = work.took(0.0, 125, 0.0)  # 0.02 s too much, at half of the loop's time
     assert pause_s == pytest.approx(0.04)
     assert share.greedy == 1
     assert work.took(0.0, 0, pause_s + 0.001) == 0
@@ -42,8 +44,8 @@ def test_above_the_share_the_pause_brings_it_back() -> None:
 def test_those_above_their_share_divide_it() -> None:
     share = _with_a_neighbour()
     first, second = Work(share, 0.0), Work(share, 0.0)
-    first.took(0.025, 0, 0.0)
-    second.took(0.025, 0, 0.0)
+    first.took(0.0, 125, 0.0)
+    second.took(0.0, 125, 0.0)
     # The rate of the next turn is that of two: a quarter of the loop's time each.
     assert first.took(0.0, 0, 0.0) == pytest.approx(0.02 / 0.25)
     second.close()
@@ -55,6 +57,53 @@ def test_requests_cost_something_whatever_their_frames_do() -> None:
     work = Work(_with_a_neighbour(), 0.0)
     assert work.took(0.0, 20, 0.0) == 0
     assert work.took(0.0, 200, 0.0) > 0
+
+
+def test_a_garbage_collection_meanwhile_is_nobodys_fault() -> None:
+    work = Work(_with_a_neighbour(), 0.0)
+    assert work.took(0.0, 0, 1.0) == 0
+    assert work.took(3.0, 1, 2.0) == 0
+
+
+def test_many_that_take_much_leave_something_to_everybody() -> None:
+    share = _with_a_neighbour()
+    for _ in range(250):
+        Work(share, 0.0).took(0.0, 500, 0.0)
+    assert share.greedy == 250
+    modest = Work(share, 0.0)
+    pauses_s = [modest.took(0.001, 1, at_s) for at_s in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)]
+    assert pauses_s == [0] * 7
+
+
+class Waiter:
+    """A connection with some pieces of bytes that wait."""
+
+    def __init__(self, name: str, share: WorkShare, ran: list[str], *, last: bool) -> None:
+        self.last = last
+        self.pieces = 2
+        self._name, self._share, self._ran = name, share, ran
+
+    def go_on(self) -> None:
+        self._ran.append(self._name)
+        self._share.used(TURN_S)
+        self.pieces -= 1
+        if self.pieces:
+            self._share.wait(self)
+
+
+async def test_who_waits_goes_on_in_turns_and_those_that_go_last_are_not_forgotten() -> None:
+    share, ran = WorkShare(), list[str]()
+    share.used(2 * TURN_S)
+    assert share.turn_s < 0
+    share.wait(Waiter("late", share, ran, last=True))
+    share.wait(Waiter("early", share, ran, last=False))
+    share.wait(Waiter("next", share, ran, last=False))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    # Each turn has time for one, and one of the last in any case.
+    assert ran == ["early", "late", "next", "late", "early", "next"]
+    await asyncio.sleep(0)
+    assert share.turn_s == TURN_S
 
 
 def test_a_rate_allows_a_burst_and_then_its_rate() -> None:

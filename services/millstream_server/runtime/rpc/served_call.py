@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from millstream_server.runtime.errors import Code, RequestCancelledError, ServingError, StatusError
 from millstream_server.runtime.rpc.caller_key import key_of_address
+from millstream_server.runtime.rpc.layer import Visit
 from millstream_server.runtime.security.certificate_names import CertificateName
 
 Trailers = tuple[tuple[str, str | bytes], ...]
@@ -24,7 +25,7 @@ class ServedCall(ABC):
     A transport adds how messages and statuses are read and sent, and the rest of `Call`.
     """
 
-    __slots__ = ("_caller_key", "_ending", "_task", "failure", "method", "trailers")
+    __slots__ = ("_caller_key", "_ending", "_task", "failure", "method", "trailers", "visits")
 
     END: ClassVar[Any]
     """What `read` returns when the caller has closed its side."""
@@ -38,6 +39,8 @@ class ServedCall(ABC):
         """Make a call of ``method``, its full name."""
         self.method = method
         self.trailers: Trailers = ()
+        self.visits: list[Visit] = []
+        """Of the layers that were entered."""
         self.failure: ServingError | StatusError | None = None
         """The failure for which `fail` cancelled the handler."""
         self._task: asyncio.Task[Any] | None = None

@@ -21,11 +21,12 @@ from millstream_server.runtime.errors import (
     UnknownMethodError,
 )
 from millstream_server.runtime.rpc.caller_key import CURRENT_KEY
+from millstream_server.runtime.rpc.first_message import waits_for_first_message
 from millstream_server.runtime.rpc.layer import Layer, Outcome, Visit
 from millstream_server.runtime.rpc.open_calls import OpenCalls
 from millstream_server.runtime.rpc.parsing import Malformed, tolerant
 from millstream_server.runtime.rpc.request_size import request_limit
-from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall
+from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall, Trailers
 from millstream_server.runtime.rpc.status import to_trailers
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.tracing import trace_id
@@ -34,6 +35,9 @@ log = get_log(__name__)
 
 Handler = Any
 """grpc.RpcMethodHandler; its generic form exists in the stubs only."""
+
+Refuse = Callable[[Code, str, Trailers], None]
+"""Sends a status."""
 
 _FIRST_MESSAGE_S = 30.0
 _LONGEST_NAME = 200
@@ -54,6 +58,7 @@ class Method:
         "parse",
         "response_streaming",
         "serialize",
+        "waits",
     )
 
     def __init__(
@@ -73,24 +78,54 @@ class Method:
         self._layers = layers
         self._open = open_calls
         self._lone = not handler.request_streaming
+        self.waits = self._lone or waits_for_first_message(self._servicer)
+        """Whether its servicer has nothing to do before the first request."""
         self.first_message_s = _FIRST_MESSAGE_S if self._lone else None
         """Longest wait for the first request, if it isn't the server's to say."""
 
-    async def serve(self, call: ServedCall) -> None:
+    def begin(self, call: ServedCall) -> None:
+        """Begin a call: enter the layers. `serve` or `give_up` must follow, also after an error.
+
+        Raises:
+            ServingError: a layer refuses it; or another exception.
+        """
+        self._open.add(call)
+        for layer in self._layers:
+            visit = layer.enter(call)
+            if visit is not None:
+                call.visits.append(visit)
+        CURRENT_KEY.set(call.caller_key)
+
+    def give_up(self, call: ServedCall, error: BaseException, refuse: Refuse) -> None:
+        """End a call that has begun and isn't served: ``refuse`` sends the status of ``error``.
+
+        A `CancelledError` has none.
+        """
+        call.end()
+        failed = _leave_layers(call.visits, error)
+        if isinstance(failed, Exception):
+            reported = _reported(failed)
+            _log(call, failed, reported)
+            refuse(reported.code, reported.message, (*call.trailers, *to_trailers(reported)))
+            outcome = Outcome(reported.code, reported.message, failed)
+        else:
+            outcome = _cancelled(call)
+        _report_outcome(call.visits, outcome)
+        self._open.remove(call)
+
+    async def serve(self, call: ServedCall, *, begun: bool = False) -> None:
         """Serve one call; a failure, wherever it is raised, ends it with a status.
+
+        ``begun`` says that `begin` was called and raised nothing.
 
         Only failures after which no status can be sent are raised: the RPC was cancelled, or the
         process ends.
         """
-        visits: list[Visit] = []
-        self._open.add(call)
+        visits = call.visits
         try:
             try:
-                for layer in self._layers:
-                    visit = layer.enter(call)
-                    if visit is not None:
-                        visits.append(visit)
-                CURRENT_KEY.set(call.caller_key)
+                if not begun:
+                    self.begin(call)
                 requests = Requests(call, visits)
                 request = await _only(requests) if self._lone else requests
                 if self.response_streaming:
@@ -258,7 +293,7 @@ async def _fail(call: ServedCall, visits: Sequence[Visit], error: BaseException 
     elif not isinstance(error, Exception):  # the process ends
         _report_outcome(visits, Outcome(Code.UNKNOWN))
         return False
-    reported = error if isinstance(error, (ServingError, StatusError)) else InternalError.with_id()
+    reported = _reported(error)
     # Either the caller has gone, or the transport was misused: the abort below shows which.
     late = call.is_late(error)
     if not late:
@@ -273,6 +308,11 @@ async def _fail(call: ServedCall, visits: Sequence[Visit], error: BaseException 
         _log(call, error, reported)
     _report_outcome(visits, Outcome(reported.code, reported.message, error))
     return True
+
+
+def _reported(error: BaseException | None) -> ServingError | StatusError:
+    """Return what the caller is told of a failure."""
+    return error if isinstance(error, (ServingError, StatusError)) else InternalError.with_id()
 
 
 def _cancelled(call: ServedCall) -> Outcome:

@@ -37,6 +37,8 @@ class Bound(Generic[H]):
         self._most = most
         self._shed = shed
         self._held: dict[str, dict[H, int]] = {}
+        self._by_caller: dict[str, int] = {}
+        """What each caller's connections hold together."""
         self._relieving = False
 
     def of(self, holder: H) -> int:
@@ -45,8 +47,10 @@ class Bound(Generic[H]):
 
     def add(self, holder: H, amount: int) -> None:
         """Count more as held; parts may be shed, maybe also of this holder's."""
-        mine = self._held.setdefault(holder.caller_key, {})
+        key = holder.caller_key
+        mine = self._held.setdefault(key, {})
         mine[holder] = mine.get(holder, 0) + amount
+        self._by_caller[key] = self._by_caller.get(key, 0) + amount
         self.used += amount
         if self.used > self._most and not self._relieving:
             self._relieve()
@@ -54,22 +58,24 @@ class Bound(Generic[H]):
     def remove(self, holder: H, amount: int) -> None:
         """Count less as held."""
         self.used -= amount
-        mine = self._held.get(holder.caller_key)
+        key = holder.caller_key
+        mine = self._held.get(key)
         if mine is None:
             return
+        self._by_caller[key] -= amount
         left = mine.get(holder, 0) - amount
         if left > 0:
             mine[holder] = left
             return
         mine.pop(holder, None)
         if not mine:
-            del self._held[holder.caller_key]
+            del self._held[key], self._by_caller[key]
 
     def _relieve(self) -> None:
         self._relieving = True
         try:
             while self.used > self._kept and self._held:
-                most = max(self._held.values(), key=lambda mine: sum(mine.values()))
+                most = self._held[max(self._by_caller, key=self._by_caller.__getitem__)]
                 if not self._shed(max(most, key=most.__getitem__)):
                     return
         finally:

@@ -33,10 +33,11 @@ class Bounds:
 
     def __init__(self, options: TransportOptions) -> None:
         """Allow what ``options`` say."""
-        # Who opens one too many loses that one: ending more would end work that is under way.
+        # Who opens one too many loses that one: ending more would end work that is under way, or
+        # take long at once.
         self.streams: Bound[Connection] = Bound(options.max_open_streams, shed_stream, relief=1.0)
         """Open RPCs."""
-        self.silent: Bound[Connection] = Bound(options.max_silent_streams, shed_silent)
+        self.silent: Bound[Connection] = Bound(options.max_silent_streams, shed_silent, relief=1.0)
         """Those whose first message has not come."""
         self.received: Bound[Connection] = Bound(options.max_received_bytes, shed_received)
         """Bytes of requests, whole or not, that no handler has read yet."""

@@ -62,10 +62,13 @@ class Connection(asyncio.Protocol):
         self.keepalive = Keepalive(options, now_s)
         self.bounds = parts.bounds
         self.out = Outbox(self.h2, self.loop)
-        self._intake = Intake(self.loop, Work(parts.bounds.work, now_s), self._handle, self._start)
         self._resets = RateLimit(options.max_resets, options.resets_per_s, now_s)
         self.silent: dict[int, Stream] = {}
         """RPCs whose first message has not come, the oldest first."""
+        work = Work(parts.bounds.work, now_s)
+        self._intake = Intake(self.loop, work, self._handle, self._start, self._goes_last)
+        self.speaks = False
+        """The last that was heard of its RPCs is a message, not that one ended without."""
         age_s = options.max_connection_age_s * random.uniform(0.9, 1.1)  # noqa: S311 - to spread
         self._leaves_s = now_s + age_s if age_s else math.inf
         self._cut_s = self._refuses_s = math.inf
@@ -296,8 +299,13 @@ class Connection(asyncio.Protocol):
 
     def heard(self, stream: Stream) -> None:
         """Note that an RPC's first message has come, or that it is over."""
+        self.speaks = stream.got_message
         if self.silent.pop(stream.id, None) is not None:
             self.bounds.silent.remove(self, 1)
+
+    def _goes_last(self) -> bool:
+        # One may be silent: its message is often among the bytes that wait.
+        return len(self.silent) > 1 or not self.speaks
 
     def _end_silent(self, now_s: float) -> None:
         for stream in list(self.silent.values()):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Sequence
 from struct import Struct
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -44,6 +45,7 @@ class Stream(ServedCall):
 
     __slots__ = (
         "_connection",
+        "_context",
         "_deadline_s",
         "_headers_sent",
         "_inbox",
@@ -53,6 +55,7 @@ class Stream(ServedCall):
         "_timer",
         "_uncredited",
         "_unsent_counted",
+        "_waiting",
         "_window",
         "begun_s",
         "caller_key",
@@ -100,6 +103,10 @@ class Stream(ServedCall):
         self._headers_sent = False
         self._deadline_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._context = contextvars.copy_context()
+        """What layers set is for this RPC only."""
+        self._waiting = False
+        """It has begun, and gets a task when its first message or the end of its requests comes."""
 
     # ---- `Call` ----------------------------------------------------------------------------------
 
@@ -138,47 +145,84 @@ class Stream(ServedCall):
     # ---- its life --------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to serve it."""
-        loop = self._connection.loop
+        """Begin it; serve it, but see `Method.waits`."""
         if (timeout_s := self.head.timeout_s) is not None:
             self._deadline_s = self.begun_s + timeout_s
+            loop = self._connection.loop
             self._timer = loop.call_later(timeout_s, self._deadline_passed)
-        self._task = loop.create_task(self._method.serve(self))
-        self._task.add_done_callback(self._served)
-        if not (self.got_message or self.client_done) and self.limit_s is not None:
+        self._waiting = True
+        try:
+            self._context.run(self._method.begin, self)
+        except Exception as error:  # noqa: BLE001 - it becomes the status
+            self._give_up(error)
+            return
+        heard = self.got_message or self.client_done
+        if heard or not self._method.waits:
+            self._serve()
+        if not heard and self.limit_s is not None:
             self._connection.awaits_message(self)
+
+    def _serve(self) -> None:
+        self._waiting = False
+        serving = self._method.serve(self, begun=True)
+        self._task = self._connection.loop.create_task(serving, context=self._context)
+        self._task.add_done_callback(self._served)
+
+    def _give_up(self, error: BaseException) -> None:
+        """End it without having served it."""
+        if self._waiting:
+            self._waiting = False
+            self._context.run(self._method.give_up, self, error, self._refuse)
+            self._stop_timer()
+        elif isinstance(error, (ServingError, StatusError)):  # it hasn't begun
+            self._refuse(error.code, error.message, to_trailers(error))
+
+    def _refuse(self, code: Code, message: str, trailers: Trailers) -> None:
+        if not self.over:
+            self._send_status(code, message, trailers)
 
     def _deadline_passed(self) -> None:
         self._deadline_s = 0.0
         error = DeadlinePassedError("the caller's deadline passed")
-        if not self.over:
-            self._send_status(error.code, error.message, self.trailers)
+        if self._waiting:
+            self._give_up(error)
+            return
+        self._refuse(error.code, error.message, self.trailers)
         self._cancel()
 
     def lost(self) -> None:
         """Handle that the caller reset the stream, or that the connection was lost."""
         self.over = True
         self._release()
+        self._give_up(asyncio.CancelledError())
         self._cancel()
+
+    def fail(self, failure: ServingError | StatusError) -> None:
+        """See `ServedCall`; without a handler its status is sent now."""
+        if self._task is None:
+            self._give_up(failure)
+        else:
+            super().fail(failure)
 
     def end_with(self, error: ServingError | StatusError) -> None:
         """End it with a status, whatever its handler does."""
         self._inbox.drop()
         self._drop_unsent()
-        if self._task is not None:
-            self.fail(error)
-        elif not self.over:
-            self._send_status(error.code, error.message, to_trailers(error))
+        self.fail(error)
 
     def _cancel(self) -> None:
         if self._task is not None and not self._task.done():
             self._task.cancel()
 
-    def _served(self, task: asyncio.Task[Any]) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
+
+    def _served(self, task: asyncio.Task[Any]) -> None:
+        self._stop_timer()
         # The task knows this object: without the cycle both go now, not at a garbage collection.
-        self._task = self._timer = self._reading = None
+        self._task = self._reading = None
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("an RPC's handler failed after its end", error=error, method=self.method)
@@ -251,7 +295,10 @@ class Stream(ServedCall):
             self._connection.credit(self, credit)
 
     def _wake(self) -> None:
-        if self._reading is not None and not self._reading.done():
+        """Let the handler read."""
+        if self._waiting:
+            self._serve()
+        elif self._reading is not None and not self._reading.done():
             self._reading.set_result(None)
 
     async def read(self) -> Any:

@@ -1,36 +1,87 @@
-"""How much of the event loop's time one connection's frames may take."""
+"""How much of the event loop's time connections' frames may take, and who is next."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+from typing import Protocol
+
 TURN_S = 0.002
-"""Of one turn of the loop, for the bytes of all connections together: above it each has one piece
-of bytes handled, and the rest waits. A message for somebody else waits for a few turns, however
-many connections have much to say."""
+"""Of one turn of the loop, for the bytes of all connections together; the rest waits for the next.
+What the loop does for others waits for a few such turns, however many connections have much to
+say."""
 _SAVED_S = 0.1
 """Most time that a connection saves up: some 400 requests at once are served without a pause."""
 _FIRST_S = 0.005
 """What a new connection has, a dozen requests: else a caller would get more by connecting anew."""
 _REQUEST_S = 0.0002
 """What a request costs besides its frames, whatever its handler does."""
+_LEAST = 0.02
+"""Of the loop's time, for any connection: twenty requests a second are held up by no number of
+others. Those are held up by the turns."""
+_MOST_S = 0.01
+"""What bytes taken at once count for at most: a garbage collection meanwhile is nobody's fault."""
 _NEIGHBOUR_S = 1.0
 """So long after others were served, connections that take much are held back for them."""
 
 
+class Waiting(Protocol):
+    """A connection whose bytes wait for a turn."""
+
+    @property
+    def last(self) -> bool:
+        """Whether others go first."""
+
+    def go_on(self) -> None:
+        """Take some of the bytes; calls `WorkShare.used`, maybe `WorkShare.wait` again."""
+
+
 class WorkShare:
-    """How many connections take more than their share; one per server."""
+    """What a server's connections share of the loop's time; one per server."""
 
     def __init__(self, of_loop: float = 0.5) -> None:
-        """Give all of them together this share of the loop's time."""
+        """Give all connections above their share together this part of the loop's time."""
         self.of_loop = of_loop
         self.greedy = 0
+        """How many connections take more than their share."""
         self.modest_s = -_NEIGHBOUR_S
         """When a connection within its share was served last."""
         self.turn_s = TURN_S
         """What is left of this turn of the loop."""
+        self._first: deque[Waiting] = deque()
+        self._last: deque[Waiting] = deque()
+        self._next_turn: asyncio.Handle | None = None
 
-    def new_turn(self) -> None:
-        """Begin the next turn of the loop."""
+    def wait(self, connection: Waiting) -> None:
+        """Let a connection go on in a later turn of the loop."""
+        (self._last if connection.last else self._first).append(connection)
+        self._expect_turn()
+
+    def used(self, seconds: float) -> None:
+        """Count what a connection's bytes took of this turn."""
+        self.turn_s -= seconds
+        self._expect_turn()
+
+    def _expect_turn(self) -> None:
+        if self._next_turn is None:
+            self._next_turn = asyncio.get_running_loop().call_soon(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        """Begin the next turn: those that wait go on while there is time.
+
+        One of the last does in every turn, so that they too end at some time.
+        """
+        self._next_turn = None
         self.turn_s = TURN_S
+        waiting = self._last.popleft() if self._last else None
+        while self._first and self.turn_s > 0:
+            self._first.popleft().go_on()
+        if waiting is not None:
+            waiting.go_on()
+        while self._last and self.turn_s > 0:
+            self._last.popleft().go_on()
+        if self._first or self._last:
+            self._expect_turn()
 
 
 class Work:
@@ -53,9 +104,9 @@ class Work:
 
     def took(self, seconds: float, requests: int, now_s: float) -> float:
         """Count work; return how long to read nothing from this connection, mostly 0."""
-        rate = self.share.of_loop / max(1, self.share.greedy)
+        rate = max(_LEAST, self.share.of_loop / max(1, self.share.greedy))
         self._left_s = min(_SAVED_S, self._left_s + (now_s - self._at_s) * rate)
-        self._left_s -= seconds + requests * _REQUEST_S
+        self._left_s -= min(seconds, _MOST_S) + requests * _REQUEST_S
         self._at_s = now_s
         self._set_greedy(self._left_s < 0)
         if not self._greedy:
