@@ -39,6 +39,9 @@ $(DEPLOY_READY): requirements/deploy.lock requirements/deploy-files.in requireme
 up: setup ## start the whole suite here, on real SGLang with the demo model; ARGS=--multimodal: for pictures too
 	@$(BIN)/millstream up $(ARGS)
 
+# Tests start some 200 interpreters: the first one keeps the bytecode for the others.
+test: export PYTHONDONTWRITEBYTECODE =
+
 test: setup setup-deploy ## all tests, real SGLang among them (some 25 minutes on two cores)
 	@$(BIN)/python -m pytest $(TESTS)
 

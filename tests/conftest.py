@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 
 import pytest
@@ -64,6 +65,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Let the servers that fork test processes import beside the first tests."""
     if session.config.option.collectonly:
         return
+    # Thousands of tests and all libraries: collections in the middle of tests leave them alone.
+    gc.collect()
+    gc.freeze()
     kinds: list[forked.Kind] = []
     folders = {part for item in session.items for part in item.path.parts}
     if folders & {"clients", "deploy", "e2e", "integration"}:

@@ -95,7 +95,7 @@ async def test_with_the_recommended_config_any_grpc_client_survives_a_processors
                 await _leave(first)
                 after = len(answers)
                 await until(lambda: len(answers) > after + 2 * ASKERS)
-                assert second.core.work.count > 0
+                await until(lambda: second.core.work.count > 0)
         assert set(answers) == {"ABCDEFGHIJ"}
 
 

@@ -22,7 +22,7 @@ from tests.support.waiting import until
 
 SOON_S = 10.0
 MANY = 500
-"""More messages than the client reads ahead."""
+"""More messages than the client reads ahead, and gRPC's windows on a fast loopback."""
 
 sync = Kind(SyncClient)
 
@@ -192,7 +192,7 @@ class _Counting(Scripted):
         async for request in request_iterator:
             self.asked.append(request)
             for number in range(MANY):
-                delta = processor_pb2.ChoiceDelta(text=f"{number} {'x' * 20_000}\n", token_count=1)
+                delta = processor_pb2.ChoiceDelta(text=f"{number} {'x' * 100_000}\n", token_count=1)
                 yield processor_pb2.ChatResponse(turn=1, choices=[delta])
                 self.sent += 1
             yield processor_pb2.ChatResponse(turn=1, finished=processor_pb2.TurnFinished())

@@ -187,9 +187,9 @@ MOST_BYTES = 4 << 20
 async def test_a_long_prompts_logprobs_come_in_messages_that_clients_take(
     text_model: TextModel,
 ) -> None:
-    prompt = [A + at % 20 for at in range(400_000)]
+    prompt = [A + at % 20 for at in range(300_000)]
     asked = sampling_pb2.LogprobOptions(prompt=True)
-    roomy = replace(ALPHABET, context_length=500_000)
+    roomy = replace(ALPHABET, context_length=400_000)
     async with suite(text_model, roomy) as (front, _):
         call = front.stub.Complete(completion(prompt, options(1, logprobs=asked)))
         messages = [message async for message in call]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.runtime import settings
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
 from millstream_server.worker.settings import WorkerSettings
+from tests.support import forked
 from tests.support.deploy_tools import Manifest, values_files
 from tests.support.rendered_pools import RenderedPool, pool_of, rendered_pools
 
@@ -85,15 +84,8 @@ def test_sglang_knows_the_engines_arguments(render: Render, tmp_path: Path) -> N
     assert "tp_size" in arguments
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump({"engine_args": arguments}), encoding="utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "millstream_server.decode",
-        "--config",
-        str(file),
-        "--print-config",
-    ]
-    read = subprocess.run(command, capture_output=True, text=True, check=False)
+    asked = ("--config", str(file), "--print-config")
+    read = forked.run("sglang", "millstream_server.decode", *asked)
     assert read.returncode == 0, read.stderr
     printed = yaml.safe_load(read.stdout)["engine_args"]
     assert printed == arguments

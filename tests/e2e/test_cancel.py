@@ -124,10 +124,7 @@ class Front:
         self.chat = Conversation(stub, timeout=timeout(spelling, deadline_s))
 
     async def begin(self, text: str, opts: Any) -> None:
-        # On a slow machine the deadline may pass before the message is written.
-        late = [asyncio.InvalidStateError] if self.spelling == "deadline" else []
-        with contextlib.suppress(*late):
-            await self.chat.say(start(opts=opts, messages=[message(text)]))
+        await self.chat.say(start(opts=opts, messages=[message(text)]))
 
     async def end(self) -> None:
         if self.spelling == "message":

@@ -14,6 +14,7 @@ from millstream.v1 import (
     sampling_pb2,
     usage_pb2,
 )
+from millstream_client import writing
 from tests.support.waiting import EOF
 
 
@@ -129,8 +130,9 @@ class Conversation:
         """A notice came between two turns."""
 
     async def say(self, *requests: processor_pb2.ChatRequest) -> None:
+        """Send messages; if the server ends the call meanwhile, reading tells why."""
         for request in requests:
-            await self.call.write(request)
+            await writing.write(self.call, request)
 
     async def read(self) -> bool:
         """Take in one message; False at the end of the stream."""
@@ -158,7 +160,7 @@ class Conversation:
 
     async def end(self) -> list[Answer]:
         """Half-close and read to the end."""
-        await self.call.done_writing()
+        await writing.half_close(self.call)
         while await self.read():
             pass
         return self.answers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 
 from millstream.v1 import processor_pb2, processor_pb2_grpc, worker_pb2, worker_pb2_grpc
-from millstream_client import writing
 from tests.support.chats import Conversation, options, start
 from tests.support.media_suite import chunk
 from tests.support.ports import free_port
@@ -153,16 +152,6 @@ def upload(upload_id: str, data: bytes, tail: bytes = b"") -> Iterator[processor
         yield chunk(upload_id, data[begin : begin + CHUNK_BYTES], total)
     if tail:
         yield chunk(upload_id, tail, total)
-
-
-async def say_unless_ended(
-    chat: Conversation, requests: Iterable[processor_pb2.ChatRequest]
-) -> None:
-    """Send messages and half-close; if the server ends the call meanwhile, reading tells why."""
-    for request in requests:
-        if not await writing.write(chat.call, request):
-            return
-    await writing.half_close(chat.call)
 
 
 async def text_chat(stub: Any, tokens: int) -> Conversation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 import urllib.request
 from collections import Counter
@@ -29,7 +30,7 @@ class Scrape:
     content_type: str
     text: str
 
-    @property
+    @functools.cached_property
     def families(self) -> dict[str, Metric]:
         """Parse it; checks that no family and no series is there twice."""
         parse = (

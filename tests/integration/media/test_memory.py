@@ -19,7 +19,6 @@ from tests.support.media_processes import (
     CHUNK_BYTES,
     MediaProcesses,
     metric,
-    say_unless_ended,
     upload,
 )
 from tests.support.media_suite import image, user
@@ -70,10 +69,10 @@ async def _attempt(stub: Any, picture: bytes, number: int) -> Answer | Failure:
     message = user("What is this? ", image(upload_id="picture"))
     chunks = upload("picture", picture, comment(str(number)))
     question = start(messages=[message], opts=options(4, ignore_eos=True))
-    await say_unless_ended(chat, itertools.chain(chunks, [question]))
+    for request in itertools.chain(chunks, [question]):
+        await chat.say(request)
     try:
-        while await chat.read():
-            pass
+        await chat.end()
     except grpc.aio.AioRpcError as error:
         return failure(error)
     return chat.answers[0]
