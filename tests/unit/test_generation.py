@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -230,6 +233,37 @@ async def test_a_backlog_comes_in_messages_that_a_client_takes(
     assert [delta.finish_reason for delta in given] == [None, None, DONE.reason]
     assert it.generation.usage().completion_tokens == count
     it.generation.close()
+
+
+def _outlet(generation: Generation) -> Callable[[Sequence[Delta]], bool]:
+    """Make one that knows its generation, as those of clients do."""
+    return lambda _: not generation.complete
+
+
+@pytest.mark.parametrize("read", [True, False], ids=["read", "abandoned"])
+@pytest.mark.parametrize("plan", [ALONE, PAIR], ids=["alone", "pair"])
+async def test_it_is_freed_at_its_end_and_not_by_the_garbage_collector(
+    text_model: TextModel, plan: Plan, *, read: bool
+) -> None:
+    it = _started(text_model, plan, n=2)
+    sinks = cast("list[legs.Leg]", [s for of_one in it.workers.sinks.values() for s in of_one])
+    it.workers.sinks.clear()
+    for sink in sinks:  # as a worker's stream does
+        sink._cancel = functools.partial(setattr, sink, "error", None)
+    generation = it.generation
+    generation.send_through(_outlet(generation), "payer", lambda _: None)
+    gc.disable()
+    try:
+        while sinks:
+            sinks.pop().finish(DONE)
+        while read and not generation.complete:
+            await asyncio.wait_for(generation.deltas(), 5)
+        generation.close()
+        alive = weakref.ref(generation), weakref.ref(generation.delivery)
+        del it, generation
+        assert [ref() for ref in alive] == [None, None]
+    finally:
+        gc.enable()
 
 
 async def test_a_client_that_does_not_read_holds_no_capacity(text_model: TextModel) -> None:

@@ -42,7 +42,6 @@ class Choice:
     """
 
     __slots__ = (
-        "_events",
         "_later",
         "_shares",
         "_show_matched_token",
@@ -72,7 +71,6 @@ class Choice:
         self.index = index
         self._shares = shares
         self.answer = Leg(events)
-        self._events = events
         self._later: tuple[Launch, GenerationRequest] | None = None
         """How to start the answering leg, in a plan whose legs run in sequence."""
         self.prompt = self.answer
@@ -96,7 +94,7 @@ class Choice:
         if not launch.hands_off:
             launch.start(self.answer, 0, request)
             return
-        self.prompt = Leg(self._events)
+        self.prompt = Leg(self.answer.events)
         request = replace(request, ticket=launch.mint())
         launch.start(self.prompt, 0, request)
         logprobs = request.logprobs

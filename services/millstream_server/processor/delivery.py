@@ -79,7 +79,8 @@ class Delivery:
         self.held.close()
 
     def close(self) -> None:
-        """Nobody asks for output any more."""
+        """Nobody asks for output any more, and nobody is to be sent any."""
+        self._outlet = None
         self.paced.close()
         self.held.close()
 

@@ -49,13 +49,15 @@ class HeldOutput:
     def close(self) -> None:
         """Count nothing any more: all was read, or nobody is to read it."""
         self._closed = True
+        self._on_overflow = lambda: None  # it knows the generation, which knows this
         self._clear()
 
     def overflowed(self) -> None:
         """See `Gathering.overflowed`."""
+        on_overflow = self._on_overflow
         self._drop()
         self.close()
-        self._on_overflow()
+        on_overflow()
 
     def _clear(self) -> None:
         if self._nbytes:

@@ -37,8 +37,25 @@ class LegEvents(Protocol):
         """Called when the leg has a `result` or an `error`."""
 
 
+class _Nobody:
+    """The `LegEvents` of a leg that is over."""
+
+    def progressed(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> None:
+        pass
+
+    def leg_ended(self, leg: Leg) -> None:
+        pass
+
+
+_NOBODY = _Nobody()
+
+
 class Leg:
-    """One worker's part of a choice: receives and keeps the worker's output."""
+    """One worker's part of a choice: receives and keeps the worker's output.
+
+    When it is over, it forgets whom it reports to and its worker's request, which both know it:
+    else all that the request holds would stay until the next garbage collection.
+    """
 
     __slots__ = (
         "_cancel",
@@ -84,7 +101,7 @@ class Leg:
 
     def cancel(self) -> None:
         """Cancel at the worker; may be called at any time."""
-        if self._cancel is not None and not self.over:
+        if self._cancel is not None:
             self._cancel()
 
     @property
@@ -125,11 +142,17 @@ class Leg:
     def finish(self, finish: Finish) -> None:
         """Keep the worker's terminal report."""
         self.result = finish
-        self.events.leg_ended(self)
+        self._ended()
         self.span.finished(finish)
 
     def fail(self, error: ServingError) -> None:
         """Keep the worker's failure."""
         self.error = error
-        self.events.leg_ended(self)
+        self._ended()
         self.span.failed(error)
+
+    def _ended(self) -> None:
+        events, self.events = self.events, _NOBODY
+        self._progressed = _NOBODY.progressed
+        self._cancel = None
+        events.leg_ended(self)

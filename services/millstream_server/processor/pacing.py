@@ -199,10 +199,14 @@ class PacedStream:
         self._scheduled = False
         self._last_s = now_s
         if self._starting:
-            self.close()
+            self._count_started()
 
     def close(self) -> None:
-        """Count it as started, also when it ended without having written anything."""
+        """Forget the outlet; count it as started, also when it has written nothing."""
+        self._outlet = None
+        self._count_started()
+
+    def _count_started(self) -> None:
         if self._starting:
             self._starting = False
             self._pacer.starting -= 1
