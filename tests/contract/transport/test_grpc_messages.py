@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import tracemalloc
 from urllib.parse import unquote
@@ -152,6 +153,22 @@ async def test_a_gzip_bomb_is_not_unpacked(wire: Wire) -> None:
         assert tracemalloc.get_traced_memory()[1] < 8 << 20
     finally:
         tracemalloc.stop()
+
+
+async def test_what_was_unpacked_of_gzip_bombs_waits_for_no_collector(wire: Wire) -> None:
+    bomb = message(gzip.compress(bytes(32 << 20)), compressed=1)
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for _ in range(4):
+            rpc = wire.rpc(BIDI, [("grpc-encoding", "gzip")])
+            wire.send(*(data(rpc.stream, part) for part in _parts(bomb)))
+            assert await rpc.code() == Code.RESOURCE_EXHAUSTED
+        await wire.answered()
+        assert tracemalloc.get_traced_memory()[0] < LIMIT
+    finally:
+        tracemalloc.stop()
+        gc.enable()
 
 
 async def test_a_flood_of_empty_frames(served: InteropServer) -> None:

@@ -17,8 +17,8 @@ from millstream_server.runtime.telemetry import metrics
 T = TypeVar("T")
 
 _MUCH_S = 0.25
-"""Work of more seconds leaves its memory in the heaps: the largest text takes 600 MB, in small
-blocks, and 400 MB of them would stay."""
+"""Work of more seconds leaves its memory in the heaps: a large text that can't be cut takes 700 MB,
+in small blocks, and 400 MB of them would stay."""
 
 _current = threading.local()
 

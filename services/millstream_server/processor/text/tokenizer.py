@@ -16,6 +16,7 @@ from millstream_server.media.families.family import Family
 from millstream_server.media.families.loading import load as load_family
 from millstream_server.media.families.model_config import UnusableFamilyError
 from millstream_server.processor.text.detokenizer import IncrementalDetokenizer
+from millstream_server.processor.text.long_texts import PART_CHARS, Frame, frame_of, parts_of
 from millstream_server.processor.text.model_files import (
     GenerationDefaults,
     read_model_facts,
@@ -50,6 +51,8 @@ class TextModel:
     context_length: int | None
     """The model's context length in tokens; an engine's may be set lower."""
     generation_defaults: GenerationDefaults
+    frame: Frame | None = None
+    """What the tokenizer sets around each text; None: long texts can't be tokenized in parts."""
     family: Family | None = None
     """How the model places images and videos in its prompts; None: it takes text only."""
 
@@ -84,6 +87,7 @@ class TextModel:
             bos_token_id=bos if facts.bos_token_id is None else facts.bos_token_id,
             context_length=facts.context_length,
             generation_defaults=facts.generation_defaults,
+            frame=frame_of(tokenizer),
             family=_load_family(path),
         )
 
@@ -95,6 +99,17 @@ class TextModel:
         if len(text) < _SHORT_CHARS:
             # Faster than releasing the GIL and waiting for it while the event loop is busy.
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) <= PART_CHARS or self.frame is None:
+            return self._encode(text, add_special_tokens=add_special_tokens)
+        ids = [*self.frame.before] if add_special_tokens else []
+        for part in parts_of(text):
+            stop_if_gone()
+            ids += self._encode(part, add_special_tokens=False)
+        if add_special_tokens:
+            ids += self.frame.behind
+        return ids
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # The library's `encode` keeps the GIL, its batch calls release it.
         batch = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return batch[0].ids

@@ -267,7 +267,8 @@ class Stream(ServedCall):
             completed = self._inbox.feed(data)
         except (ServingError, StatusError) as error:
             self.client_done = True  # nothing after it can be understood
-            self.end_with(error)
+            # Its traceback knows this object and the message, of megabytes: a cycle.
+            self.end_with(error.with_traceback(None))
             return
         if completed:
             if not self.got_message:
