@@ -16,7 +16,7 @@ from millstream_server.runtime.errors import Code
 from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_server.runtime.telemetry import metrics
-from millstream_server.runtime.transport import connection
+from millstream_server.runtime.transport import ending
 from millstream_server.runtime.transport import server as transport
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.server import H2Server
@@ -133,7 +133,7 @@ async def test_a_drain_serves_what_comes_after_the_last_open_rpc_has_ended() -> 
 async def test_a_drain_ends_although_its_ping_is_never_acknowledged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connection, "_DRAIN_ACK_S", 0.05)
+    monkeypatch.setattr(ending, "_DRAIN_ACK_S", 0.05)
     async with _running(max_connection_age_s=0.05) as (_, wire):
         wire.answers = False
         await wire.until_closed()
