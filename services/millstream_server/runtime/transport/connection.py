@@ -156,14 +156,14 @@ class Connection(asyncio.Protocol):
 
     # ---- for streams -----------------------------------------------------------------------------
 
-    def send_headers(self, stream: Stream, headers: Sequence[Header], *, end: bool) -> None:
+    def send_headers(self, stream_id: int, headers: Sequence[Header], *, end: bool) -> None:
         """Send headers or, with ``end``, trailers; then the stream is over on both sides."""
-        if not self.h2.can_send(stream.id):
+        if not self.h2.can_send(stream_id):
             return  # `lost` comes with the next event
         self.keepalive.strikes = 0
-        self.h2.send_headers(stream.id, headers, end_stream=end)
+        self.h2.send_headers(stream_id, headers, end_stream=end)
         if end:
-            self.h2.ask_for_no_more(stream.id)
+            self.h2.ask_for_no_more(stream_id)
         self.out.collect()
 
     def reset(self, stream: Stream, code: ErrorCodes) -> None:

@@ -75,15 +75,14 @@ def _window(connection: Connection, event: events.WindowUpdated) -> None:
         connection.out.pump()
         return
     stream = connection.streams.get(event.stream_id)
-    if stream is not None and stream.unsent is not None:
-        connection.out.enqueue(stream)
+    if stream is not None:
+        stream.sender.window_grew()
 
 
 def _settings(connection: Connection, event: events.RemoteSettingsChanged) -> None:
     if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
         for stream in list(connection.streams.values()):
-            if stream.unsent is not None:
-                connection.out.enqueue(stream)
+            stream.sender.window_grew()
 
 
 def _ping(connection: Connection, _: events.PingReceived) -> None:
