@@ -18,7 +18,7 @@ from millstream_server.runtime.rpc.open_calls import OpenCalls
 from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_server.runtime.telemetry import metrics
-from millstream_server.runtime.transport import connection
+from millstream_server.runtime.transport import ending
 from millstream_server.runtime.transport import server as transport
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.server import H2Server
@@ -138,7 +138,7 @@ async def test_a_drain_serves_what_comes_after_the_last_open_rpc_has_ended() -> 
 async def test_a_drain_ends_although_its_ping_is_never_acknowledged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connection, "_DRAIN_ACK_S", 0.05)
+    monkeypatch.setattr(ending, "_DRAIN_ACK_S", 0.05)
     async with _running(max_connection_age_s=0.05) as (_, wire):
         wire.answers = False
         await wire.until_closed()
@@ -157,7 +157,7 @@ async def test_a_drain_cuts_what_is_left_after_its_grace() -> None:
 
 async def test_an_old_connection_is_asked_to_end() -> None:
     options = {"max_connection_age_s": 0.05, "max_connection_age_grace_s": 0.1}
-    async with _running(**options) as (_, wire):
+    async with _running(None, None, **options) as (_, wire):
         rpc = wire.rpc(CHAT)
         rpc.send(b"one")
         await wire.until(lambda: len(wire.of(Kind.GOAWAY)) == 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ssl
 import warnings
 from collections.abc import Callable
@@ -110,13 +111,14 @@ def test_a_handshake_that_doesnt_end_is_cut_and_leaves_nothing(
         async with listening(replace(OPTIONS, handshake_s=0.1), tls) as server:
             with contextlib.suppress(ConnectionResetError):
                 assert await exchange(await server.connect(), b"\x16\x03\x01") == b""
+        gc.collect()  # what other tests left behind
         before = open_files()  # only now: uvloop keeps one for itself
         async with listening(OPTIONS, tls) as server:
             connections = [await server.connect() for _ in range(3)]
             server.listener.close()
             await asyncio.gather(*map(closes, connections))
             await asyncio.wait_for(server.listener.closed(), 5)
-        await until(lambda: open_files() == before)
+        await until(lambda: open_files() <= before)
 
     run(silent())
 

@@ -64,6 +64,8 @@ class ServerState(H2Connection):
                 SettingCodes.ENABLE_CONNECT_PROTOCOL: 0,
             },
         )
+        self._consumed = 0
+        """Bytes received since the connection's window was last opened."""
         self._most_block_bytes = _HARD_LIMIT * options.max_metadata_bytes
         self.decoder.max_header_list_size = self._most_block_bytes
 
@@ -90,6 +92,23 @@ class ServerState(H2Connection):
             self._terminate_connection(ErrorCodes.ENHANCE_YOUR_CALM)
             raise DenialOfServiceError("a header block in too many frames")
         return found
+
+    def open_window(self) -> None:
+        """Let the caller send as much as a connection may; HTTP/2 begins with less."""
+        self.increment_flow_control_window(CONNECTION_WINDOW_BYTES - (64 << 10) + 1)
+
+    def consumed(self, nbytes: int) -> None:
+        """Let the caller send as many bytes more, in all streams; told when there are many."""
+        self._consumed += nbytes
+        if self._consumed >= CONNECTION_WINDOW_BYTES // 2:
+            self.increment_flow_control_window(self._consumed)
+            self._consumed = 0
+
+    def ask_for_no_more(self, stream_id: int) -> None:
+        """Close a stream whose last frame was sent and whose caller hasn't closed it."""
+        stream = self.streams.get(stream_id)
+        if stream is not None and not stream.closed:
+            self.reset_stream(stream_id, ErrorCodes.NO_ERROR)
 
     def can_send(self, stream_id: int) -> bool:
         """Return whether a stream is open on our side: bytes read already may have reset it."""

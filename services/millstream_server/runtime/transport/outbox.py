@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from millstream_server.runtime.transport.h2_state import ServerState
 
 if TYPE_CHECKING:
-    from millstream_server.runtime.transport.stream import Stream
+    from millstream_server.runtime.transport.sender import Sender
 
 _FULL_BYTES = 256 << 10
 """Responses wait when so much is to be written in one loop turn."""
@@ -41,8 +41,8 @@ class Outbox:
         self._scheduled = False
         self._paused = False
         """The socket's buffer is full."""
-        self._waiting: deque[Stream] = deque()
-        """Streams that have something to send and whose own windows have room."""
+        self._waiting: deque[Sender] = deque()
+        """Those that have something to send and whose own windows have room."""
 
     def open(self, transport: Any) -> None:
         """Write to ``transport``."""
@@ -88,11 +88,11 @@ class Outbox:
         self._paused = False
         self.pump()
 
-    def enqueue(self, stream: Stream) -> None:
+    def enqueue(self, sender: Sender) -> None:
         """Send a stream's `unsent` when the windows and the socket allow."""
-        if not stream.queued:
-            stream.queued = True
-            self._waiting.append(stream)
+        if not sender.queued:
+            sender.queued = True
+            self._waiting.append(sender)
             self.pump()
 
     def pump(self) -> None:
@@ -101,11 +101,11 @@ class Outbox:
         while waiting and not self._paused and self._bytes <= _FULL_BYTES:
             if self._h2.outbound_flow_control_window <= 0:
                 return
-            stream = waiting.popleft()
-            if stream.send_part():
-                waiting.append(stream)
+            sender = waiting.popleft()
+            if sender.send_part():
+                waiting.append(sender)
             else:
-                stream.queued = False
+                sender.queued = False
 
     def close(self) -> None:
         """Forget what waits."""

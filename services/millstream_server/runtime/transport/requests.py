@@ -96,7 +96,7 @@ def _check_blanks(headers: Sequence[Header]) -> None:
 
 def _refuse(connection: Connection, stream_id: int, headers: Sequence[Header]) -> None:
     connection.h2.send_headers(stream_id, [*RESPONSE[:2], *headers], end_stream=True)
-    connection.ask_for_no_more(stream_id)
+    connection.h2.ask_for_no_more(stream_id)
 
 
 def _answer_http(connection: Connection, stream_id: int, error: NotGrpcError) -> None:
@@ -111,4 +111,4 @@ def _answer_http(connection: Connection, stream_id: int, error: NotGrpcError) ->
     h2.send_headers(stream_id, headers, end_stream=not fits)
     if fits:
         h2.send_data(stream_id, body, end_stream=True)
-    connection.ask_for_no_more(stream_id)
+    connection.h2.ask_for_no_more(stream_id)

@@ -55,8 +55,8 @@ def shed_unsent(connection: Connection) -> bool:
 
     Return False if nothing waits.
     """
-    stream = max(connection.streams.values(), key=lambda s: s.unsent_bytes, default=None)
-    if stream is None or not stream.unsent_bytes:
+    stream = max(connection.streams.values(), key=lambda s: s.sender.unsent_bytes, default=None)
+    if stream is None or not stream.sender.unsent_bytes:
         if not connection.is_stuck:
             return False
         connection.abort()

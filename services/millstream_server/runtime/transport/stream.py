@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Sequence
-from struct import Struct
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from h2.errors import ErrorCodes
@@ -20,24 +19,17 @@ from millstream_server.runtime.errors import (
 from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall, Trailers
 from millstream_server.runtime.rpc.status import to_trailers
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.runtime.transport.framing import PREFIX_BYTES, MessageReader, prefix
+from millstream_server.runtime.transport.framing import MessageReader
 from millstream_server.runtime.transport.h2_state import WINDOW_BYTES
-from millstream_server.runtime.transport.headers import RESPONSE, RequestHead, status_headers
+from millstream_server.runtime.transport.headers import RequestHead, status_headers
 from millstream_server.runtime.transport.inbox import Inbox
+from millstream_server.runtime.transport.sender import Sender
 
 if TYPE_CHECKING:
     from millstream_server.runtime.rpc.serving import Method
     from millstream_server.runtime.transport.connection import Connection
 
 log = get_log(__name__)
-
-_DATA = Struct(">HBBBIBI").pack
-"""A DATA frame's head with a message's prefix: length (24 bits), type 0, flags 0, stream; flag 0,
-length."""
-
-
-_MOST_FRAME_BYTES = 64 << 10
-"""Callers may allow frames of 16 MiB: one of those would fill the socket's buffer alone."""
 
 
 class Stream(ServedCall):
@@ -47,16 +39,12 @@ class Stream(ServedCall):
         "_connection",
         "_context",
         "_deadline_s",
-        "_headers_sent",
         "_inbox",
         "_method",
         "_reading",
-        "_sent",
         "_timer",
         "_uncredited",
-        "_unsent_counted",
         "_waiting",
-        "_window",
         "begun_s",
         "caller_key",
         "client_done",
@@ -64,8 +52,7 @@ class Stream(ServedCall):
         "head",
         "id",
         "over",
-        "queued",
-        "unsent",
+        "sender",
     )
 
     END: ClassVar[Any] = object()
@@ -84,23 +71,14 @@ class Stream(ServedCall):
         self.got_message = False
         self.over = False
         """The status was sent or the stream was reset: nothing can be sent any more."""
-        self.unsent: memoryview | None = None
-        """The rest of a response that waits for the windows."""
-        self.queued = False
-        """It is in the connection's queue of streams that can send."""
+        self.sender = Sender(connection, stream_id)
         self._connection = connection
-        self._window = connection.h2.streams[stream_id]
-        """h2's stream, which keeps the window of what may be sent."""
         self._method = method
         most = method.max_request_bytes or connection.options.max_receive_bytes
         self._inbox = Inbox(connection, MessageReader(head.encoding, most))
-        self._unsent_counted = 0
-        """Of the bound of all unsent bytes."""
         self._uncredited = 0
         """Bytes received for which the caller got no credit yet."""
         self._reading: asyncio.Future[None] | None = None
-        self._sent: asyncio.Future[None] | None = None
-        self._headers_sent = False
         self._deadline_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._context = contextvars.copy_context()
@@ -207,7 +185,7 @@ class Stream(ServedCall):
     def end_with(self, error: ServingError | StatusError) -> None:
         """End it with a status, whatever its handler does."""
         self._inbox.drop()
-        self._drop_unsent()
+        self.sender.drop()
         self.fail(error)
 
     def _cancel(self) -> None:
@@ -238,7 +216,7 @@ class Stream(ServedCall):
     def _release(self) -> None:
         """Forget what was received and not read, and what was not sent."""
         self._inbox.drop()
-        self._drop_unsent()
+        self.sender.drop()
         self._connection.over(self)
 
     # ---- requests --------------------------------------------------------------------------------
@@ -252,11 +230,6 @@ class Stream(ServedCall):
     def held_bytes(self) -> int:
         """Bytes received and not read."""
         return self._inbox.held_bytes
-
-    @property
-    def unsent_bytes(self) -> int:
-        """Bytes of a response that waits."""
-        return 0 if self.unsent is None else len(self.unsent)
 
     def received(self, data: bytes, nbytes: int) -> None:
         """Take a DATA frame that used ``nbytes`` of the window."""
@@ -319,96 +292,19 @@ class Stream(ServedCall):
 
     def send_now(self, response: Any) -> bool:
         """See `Call`."""
-        if self.over or self.unsent is not None:
+        if self.over or self.sender.unsent is not None:
             return False
-        return self._send_whole(self._method.serialize(response))
+        return self.sender.send_whole(self._method.serialize(response))
 
     async def write(self, response: Any) -> None:
         """See `ServedCall`."""
         data = self._method.serialize(response)
         if self.over:
             raise CallOverError
-        if not self._send_whole(data):
-            await self._send_parts(data)
-
-    def _send_whole(self, data: bytes) -> bool:
-        """Send a message as one frame if the windows allow."""
-        nbytes = len(data) + PREFIX_BYTES
-        connection, h2, window = self._connection, self._connection.h2, self._window
-        if (
-            connection.out.blocked
-            or nbytes > window.outbound_flow_control_window
-            or nbytes > h2.outbound_flow_control_window
-            or nbytes > h2.max_outbound_frame_size
-            or nbytes > _MOST_FRAME_BYTES
-        ):
-            return False
-        if not self._headers_sent:
-            self._send_headers()
-        window.outbound_flow_control_window -= nbytes
-        h2.outbound_flow_control_window -= nbytes
-        connection.keepalive.strikes = 0
-        head = _DATA(nbytes >> 8, nbytes & 0xFF, 0, 0, self.id, 0, nbytes - PREFIX_BYTES)
-        connection.out.send(head + data)
-        return True
-
-    async def _send_parts(self, data: bytes) -> None:
-        if not self._headers_sent:
-            self._send_headers()
-        self.unsent = memoryview(prefix(0, len(data)) + data)
-        self._sent = self._connection.loop.create_future()
-        self._unsent_counted = len(data)
-        self._connection.bounds.unsent.add(self._connection, len(data))
-        self._connection.out.enqueue(self)
-        try:
-            await self._sent
-        finally:
-            self._sent = None
-            self._drop_unsent()
-        if self.over:
-            raise CallOverError
-
-    def _drop_unsent(self) -> None:
-        """Forget what waits: at once, since who looks for bytes to free counts on it."""
-        self.unsent = None
-        counted, self._unsent_counted = self._unsent_counted, 0
-        if counted:
-            self._connection.bounds.unsent.remove(self._connection, counted)
-
-    def send_part(self) -> bool:
-        """Send a frame of `unsent`; return whether there is more that the stream's window allows.
-
-        The connection calls it when its own window and the socket have room.
-        """
-        window, h2 = self._window, self._connection.h2
-        rest = self.unsent
-        if rest is None or self.over:
-            return False
-        nbytes = min(
-            len(rest),
-            window.outbound_flow_control_window,
-            h2.outbound_flow_control_window,
-            h2.max_outbound_frame_size,
-            _MOST_FRAME_BYTES,
-        )
-        if nbytes <= 0:
-            return False
-        window.outbound_flow_control_window -= nbytes
-        h2.outbound_flow_control_window -= nbytes
-        self._connection.keepalive.strikes = 0
-        head = nbytes.to_bytes(3, "big") + b"\0\0" + self.id.to_bytes(4, "big")
-        self._connection.out.send(head + rest[:nbytes])
-        self.unsent = rest[nbytes:]
-        if self.unsent:
-            return window.outbound_flow_control_window > 0
-        self.unsent = None
-        if self._sent is not None and not self._sent.done():
-            self._sent.set_result(None)
-        return False
-
-    def _send_headers(self) -> None:
-        self._headers_sent = True
-        self._connection.send_headers(self, RESPONSE, end=False)
+        if not self.sender.send_whole(data):
+            await self.sender.send_parts(data)
+            if self.over:
+                raise CallOverError
 
     # ---- the end ---------------------------------------------------------------------------------
 
@@ -424,11 +320,8 @@ class Stream(ServedCall):
         self._send_status(code, message, trailers)
 
     def _send_status(self, code: Code, message: str, trailers: Trailers) -> None:
-        headers = status_headers(code, message, trailers)
-        if not self._headers_sent:
-            headers = [*RESPONSE[:2], *headers]
         self.over = True
-        self._connection.send_headers(self, headers, end=True)
+        self.sender.send_trailers(status_headers(code, message, trailers))
         self._release()
 
     def is_late(self, error: BaseException) -> bool:

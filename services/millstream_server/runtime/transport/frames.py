@@ -1,0 +1,116 @@
+"""What the frames of a caller do to its connection and its RPCs; h2 reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from h2 import events
+from h2.errors import ErrorCodes
+from h2.exceptions import ProtocolError
+from h2.settings import SettingCodes
+
+from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.transport.ending import DRAIN_PING
+from millstream_server.runtime.transport.requests import are_sound, open_stream
+
+if TYPE_CHECKING:
+    from millstream_server.runtime.transport.connection import Connection
+
+log = get_log(__name__)
+
+
+def take_frames(connection: Connection, data: bytes) -> None:
+    """Let h2 read bytes, and act on what it found."""
+    try:
+        for event in connection.h2.receive_data(data):
+            act = _ACTIONS.get(event.__class__)
+            if act is not None:
+                act(connection, event)
+    except ProtocolError as error:
+        log.debug("HTTP/2 error", peer=connection.peer, why=str(error))
+        connection.end()
+    except Exception as error:  # noqa: BLE001 - a bug must end this connection only
+        log.error("a connection failed", error=error, peer=connection.peer)
+        connection.abort()
+
+
+def _request(connection: Connection, event: events.RequestReceived) -> None:
+    stream = open_stream(connection, event)
+    if stream is not None:
+        connection.add(stream)
+
+
+def _data(connection: Connection, event: events.DataReceived) -> None:
+    # At once: a stream whose handler doesn't read must not stop the others.
+    connection.h2.consumed(event.flow_controlled_length)
+    stream = connection.streams.get(event.stream_id)
+    if stream is not None:
+        stream.received(event.data, event.flow_controlled_length)
+
+
+def _trailers(connection: Connection, event: events.TrailersReceived) -> None:
+    stream = connection.streams.get(event.stream_id)
+    if stream is not None and not are_sound(event.headers, trailers=True):
+        connection.reset(stream, ErrorCodes.PROTOCOL_ERROR)
+        stream.lost()
+
+
+def _end(connection: Connection, event: events.StreamEnded) -> None:
+    stream = connection.streams.get(event.stream_id)
+    if stream is not None:
+        stream.closed_by_client()
+
+
+def _reset(connection: Connection, event: events.StreamReset) -> None:
+    stream = connection.streams.get(event.stream_id)
+    if stream is not None:
+        stream.lost()
+    if not connection.resets.take(connection.loop.time()):
+        connection.enhance_your_calm("too many requests were reset")
+
+
+def _window(connection: Connection, event: events.WindowUpdated) -> None:
+    if not event.stream_id:
+        connection.out.pump()
+        return
+    stream = connection.streams.get(event.stream_id)
+    if stream is not None:
+        stream.sender.window_grew()
+
+
+def _settings(connection: Connection, event: events.RemoteSettingsChanged) -> None:
+    if SettingCodes.INITIAL_WINDOW_SIZE in event.changed_settings:
+        for stream in list(connection.streams.values()):
+            stream.sender.window_grew()
+
+
+def _ping(connection: Connection, _: events.PingReceived) -> None:
+    if connection.keepalive.too_many_pings(connection.loop.time()):
+        connection.enhance_your_calm("too_many_pings")
+
+
+def _ping_ack(connection: Connection, event: events.PingAckReceived) -> None:
+    if event.ping_data == DRAIN_PING:
+        connection.ending.refuse_new()
+        connection.end_if_unused()
+
+
+def _goaway(connection: Connection, _: events.ConnectionTerminated) -> None:
+    connection.ending.caller_leaves = True
+    connection.end_if_unused()
+
+
+_ACTIONS: dict[type, Callable[[Connection, Any], None]] = {
+    events.RequestReceived: _request,
+    events.DataReceived: _data,
+    events.TrailersReceived: _trailers,
+    events.StreamEnded: _end,
+    events.StreamReset: _reset,
+    events.WindowUpdated: _window,
+    events.RemoteSettingsChanged: _settings,
+    events.PingReceived: _ping,
+    events.PingAckReceived: _ping_ack,
+    events.ConnectionTerminated: _goaway,
+}
+"""By the class of h2's event; the others need none."""
