@@ -299,6 +299,19 @@ class _Refuses:
         raise UnauthenticatedError("no")
 
 
+async def test_an_rpc_that_is_reset_before_its_handlers_first_step_leaves_nothing() -> None:
+    open_calls = OpenCalls()
+    async with _running(Rpcs(open_calls=open_calls), _Waits()) as (server, wire):
+        await wire.first(Kind.SETTINGS)
+        (connection,) = server._connections
+        for stream, path in ((1, CHAT), (3, UNARY)):
+            connection.data_received(wire.headers(stream, request_fields(path)))
+            connection.data_received(data(stream, message(b"hi")))
+            assert open_calls.count == 1
+            connection.data_received(reset(stream))
+            await wire.until(lambda: not open_calls.count)
+
+
 async def test_layers_do_not_wait_for_the_first_message() -> None:
     open_calls = OpenCalls()
     async with _running(Rpcs([_Refuses()], open_calls=open_calls), _Waits()) as (_, wire):

@@ -25,7 +25,7 @@ class ServedCall(ABC):
     A transport adds how messages and statuses are read and sent, and the rest of `Call`.
     """
 
-    __slots__ = ("_caller_key", "_ending", "_task", "failure", "method", "trailers", "visits")
+    __slots__ = ("_caller_key", "_task", "ending", "failure", "method", "trailers", "visits")
 
     END: ClassVar[Any]
     """What `read` returns when the caller has closed its side."""
@@ -45,7 +45,8 @@ class ServedCall(ABC):
         """The failure for which `fail` cancelled the handler."""
         self._task: asyncio.Task[Any] | None = None
         """The task that serves it; set by the transport."""
-        self._ending = False
+        self.ending = False
+        """The servicer has ended, or never ran: see `end`."""
         self._caller_key: str | None = None
 
     # ---- what servicers and layers use; see `Call` -----------------------------------------------
@@ -123,13 +124,13 @@ class ServedCall(ABC):
 
     def fail(self, failure: ServingError | StatusError) -> None:
         """Cancel the handler; the RPC ends with the status of ``failure``."""
-        if not self._ending and self.failure is None and self._task is not None:
+        if not self.ending and self.failure is None and self._task is not None:
             self.failure = failure
             self._task.cancel()
 
     def end(self) -> None:
         """Note that the servicer has ended: `fail` then has no effect."""
-        self._ending = True
+        self.ending = True
 
     def was_cancelled(self) -> bool:
         """Return whether the RPC itself was cancelled: by its caller, its deadline or a stop."""

@@ -149,6 +149,7 @@ class Method:
             call.complete()
             _report_outcome(visits, _OK)
         finally:
+            visits.clear()  # a transport may keep the call until the next garbage collection
             self._open.remove(call)
 
     async def _send(self, request: Any, call: ServedCall) -> None:

@@ -204,10 +204,10 @@ class Stream(ServedCall):
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("an RPC's handler failed after its end", error=error, method=self.method)
+        if not self.ending:  # it was cancelled before its first step
+            self._waiting = True
+            self._give_up(self.failure or asyncio.CancelledError())
         if self.over:
-            return
-        if (failure := self.failure) is not None:  # it was cancelled before its first step
-            self._send_status(failure.code, failure.message, to_trailers(failure))
             return
         self.over = True
         self._release()
