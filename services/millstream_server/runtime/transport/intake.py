@@ -79,6 +79,8 @@ class Intake:
 
     def take(self, data: bytes) -> None:
         """Take bytes from the socket."""
+        if self._stopped:
+            return
         if self._paused or self._work.share.turn_s <= 0:
             self._unread += data
             self._wait()
