@@ -46,7 +46,7 @@ class ServedCall(ABC):
         self._task: asyncio.Task[Any] | None = None
         """The task that serves it; set by the transport."""
         self.ending = False
-        """The servicer has ended, or never ran: see `end`."""
+        """`end` was called: the servicer has ended, or the RPC has without it."""
         self._caller_key: str | None = None
 
     # ---- what servicers and layers use; see `Call` -----------------------------------------------

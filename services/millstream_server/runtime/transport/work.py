@@ -69,7 +69,7 @@ class WorkShare:
     def _begin_turn(self) -> None:
         """Begin the next turn: those that wait go on while there is time.
 
-        One of the last does in every turn, so that they too end at some time.
+        In every turn one of those that go last does too, so that none waits for ever.
         """
         self._next_turn = None
         self.turn_s = TURN_S
