@@ -178,7 +178,13 @@ class _LoopThread:
             self._thread.join(_END_S)
 
     def is_current(self) -> bool:
-        return threading.current_thread() is self._thread
+        """Return whether the calling thread runs the loop.
+
+        Until the thread before has ended, it runs the coroutines of new clients too.
+        """
+        with contextlib.suppress(RuntimeError):  # this thread runs no loop
+            return asyncio.get_running_loop() is self.loop
+        return False
 
     def is_of_this_process(self) -> bool:
         """Return whether this process started it: a forked process doesn't have the thread."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import sys
 import textwrap
@@ -15,7 +16,7 @@ import grpc
 import pytest
 
 from millstream.v1 import processor_pb2
-from millstream_client import RequestCancelledError, SyncClient
+from millstream_client import RequestCancelledError, SyncClient, background
 from tests.support.clients import Kind
 from tests.support.scripted import Part, Scripted, hang, serving, text
 from tests.support.waiting import until
@@ -25,6 +26,11 @@ MANY = 500
 """More messages than the client reads ahead, and gRPC's windows on a fast loopback."""
 
 sync = Kind(SyncClient)
+
+
+def running() -> background._LoopThread | None:
+    """Return the thread that new clients join."""
+    return background._LoopThread.running
 
 
 @contextlib.asynccontextmanager
@@ -277,6 +283,22 @@ async def test_the_thread_ends_with_the_last_client() -> None:
         assert threads() == 1
         del dropped
         await until(lambda: threads() == 0)
+
+
+async def test_a_client_may_be_closed_in_the_thread_of_the_one_before() -> None:
+    """It mustn't wait for the thread that it is in."""
+    before, after = SyncClient("127.0.0.1:1"), SyncClient("127.0.0.1:1")
+    goes_on = asyncio.Event()
+    before._background.submit(goes_on.wait())
+    closing = asyncio.create_task(asyncio.to_thread(before.close))
+    await until(lambda: before._background._thread is None and running() is None)
+
+    async def close() -> None:
+        after.close()
+
+    await asyncio.wait_for(asyncio.wrap_future(after._background.submit(close())), 3)
+    background._LoopThread._loops[os.getpid()].call_soon_threadsafe(goes_on.set)
+    await closing
 
 
 async def test_the_channel_of_a_synchronous_client_is_synchronous() -> None:
