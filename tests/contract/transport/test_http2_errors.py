@@ -175,6 +175,20 @@ async def test_responses_follow_the_stream_window_to_the_byte(server: Served) ->
         assert await _settled(rpc) == 8
 
 
+async def test_new_settings_are_acknowledged_before_responses_use_them(server: Served) -> None:
+    """gRPC's C core counts with its old window until then, and ends the RPC."""
+    first = PREFACE + settings({Setting.INITIAL_WINDOW_SIZE: 0})
+    async with connected(server.port, first=first) as wire:
+        rpc = _flood(wire)
+        await _settled(rpc)
+        before = len(wire.frames)
+        # h2 reads both before the first has an effect.
+        wire.send(window_update(rpc.stream, 3), settings({Setting.INITIAL_WINDOW_SIZE: 5}))
+        await wire.until(lambda: len(rpc.received) == 8)
+        kinds = [f.kind for f in wire.frames[before:]]
+        assert kinds[0] == Kind.SETTINGS
+
+
 async def test_a_window_may_go_below_zero(server: Served) -> None:
     async with connected(server.port) as wire:
         wire.send(window_update(0, 1 << 20))

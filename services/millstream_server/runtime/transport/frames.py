@@ -23,7 +23,11 @@ log = get_log(__name__)
 def take_frames(connection: Connection, data: bytes) -> None:
     """Let h2 read bytes, and act on what it found."""
     try:
-        for event in connection.h2.receive_data(data):
+        found = connection.h2.receive_data(data)
+        # h2 has acknowledged and applied new settings: the acknowledgement goes before responses
+        # that make use of them.
+        connection.out.collect()
+        for event in found:
             act = _ACTIONS.get(event.__class__)
             if act is not None:
                 act(connection, event)
