@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import gc
+import os
 import sys
 
 import pytest
@@ -18,6 +20,10 @@ ALPHABET_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}:{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}@{% endif %}"
 )
+
+_HANGS_S = 600
+"""Longer than any test's time limit. That limit ends the test; nothing ends its cleanup."""
+_stderr = pytest.StashKey[int]()
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +59,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     others = [item for item in items if bool(item.get_closest_marker("vendor")) is not wanted]
     config.hook.pytest_deselected(items=others)
     items[:] = [item for item in items if bool(item.get_closest_marker("vendor")) is wanted]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep stderr as it is before pytest captures it."""
+    config.stash[_stderr] = os.dup(2)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """End the run, and say what each thread does, when a test hangs beyond all limits."""
+    faulthandler.dump_traceback_later(_HANGS_S, exit=True, file=item.config.stash[_stderr])
+
+
+pytest_runtest_teardown = pytest_runtest_setup
+"""Once more: pytest stops faulthandler's clock when a test has failed."""
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
