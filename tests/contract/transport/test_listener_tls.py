@@ -47,7 +47,7 @@ def mount(tmp_path: Path, authority: Authority) -> SecretMount:
 async def test_http2_over_tls_is_chosen_in_the_handshake(
     mount: SecretMount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream_server.runtime.transport.http1._LINGER_S", 0.05)
+    monkeypatch.setattr("millstream_server.runtime.transport.ports.http1._LINGER_S", 0.05)
     tls = ServerTls(TlsFiles(mount.cert, mount.key))
     async with listening(tls=tls) as server:
         reader, writer = await server.connect(trusting(mount, "http/1.1", "h2"))
@@ -152,7 +152,7 @@ def open_files() -> int:
 async def test_silent_handshakes_make_room_for_others(
     mount: SecretMount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream_server.runtime.transport.listener._PATIENCE_S", 0.05)
+    monkeypatch.setattr("millstream_server.runtime.transport.ports.listener._PATIENCE_S", 0.05)
     tls = ServerTls(TlsFiles(mount.cert, mount.key))
     async with listening(replace(OPTIONS, max_handshakes=2), tls) as server:
         silent = [await server.connect() for _ in range(5)]

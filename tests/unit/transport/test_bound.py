@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream_server.runtime.transport.bound import Bound
+from millstream_server.runtime.transport.limits.bound import Bound
 
 
 class Connection:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from millstream_server.runtime.transport import bounds as bounds_module
-from millstream_server.runtime.transport.bounds import Bounds
+from millstream_server.runtime.transport.limits import bounds as bounds_module
+from millstream_server.runtime.transport.limits.bounds import Bounds
 from millstream_server.runtime.transport.options import TransportOptions
 
 _MIB = 1 << 20

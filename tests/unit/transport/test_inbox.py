@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from millstream_server.runtime.transport.bound import Bound
 from millstream_server.runtime.transport.framing import MessageReader, prefix
 from millstream_server.runtime.transport.inbox import Inbox
+from millstream_server.runtime.transport.limits.bound import Bound
 
 
 @dataclass

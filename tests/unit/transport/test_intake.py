@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from millstream_server.runtime.transport.intake import Intake
-from millstream_server.runtime.transport.work import TURN_S, Work, WorkShare
+from millstream_server.runtime.transport.limits.work import TURN_S, Work, WorkShare
 
 
 async def test_bytes_that_come_after_the_end_are_not_kept() -> None:

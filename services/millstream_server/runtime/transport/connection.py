@@ -14,18 +14,18 @@ from millstream_server.runtime.rpc.serving import no_first_message
 from millstream_server.runtime.security.certificate_names import CertificateName
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.transport.ending import Ending
-from millstream_server.runtime.transport.fair_bound import Place
 from millstream_server.runtime.transport.frames import take_frames
 from millstream_server.runtime.transport.h2_state import ServerState
 from millstream_server.runtime.transport.headers import Header
 from millstream_server.runtime.transport.intake import Intake
 from millstream_server.runtime.transport.keepalive import Keepalive
+from millstream_server.runtime.transport.limits.fair_bound import Place
+from millstream_server.runtime.transport.limits.rate_limit import RateLimit
+from millstream_server.runtime.transport.limits.work import Work
 from millstream_server.runtime.transport.outbox import Outbox
 from millstream_server.runtime.transport.parts import ServerParts
-from millstream_server.runtime.transport.peer import certificate_names, peer_name
-from millstream_server.runtime.transport.rate_limit import RateLimit
+from millstream_server.runtime.transport.ports.peer import certificate_names, peer_name
 from millstream_server.runtime.transport.stream import Stream
-from millstream_server.runtime.transport.work import Work
 
 log = get_log(__name__)
 

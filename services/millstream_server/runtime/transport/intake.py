@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from millstream_server.runtime.transport.work import Work
+from millstream_server.runtime.transport.limits.work import Work
 
 _SMALLEST_PIECE, _FIRST_PIECE, _LARGEST_PIECE = 256, 512, 16 << 10
 _YIELD_S = 0.0003

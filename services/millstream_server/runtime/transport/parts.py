@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from millstream_server.runtime.rpc.serving import Method
-from millstream_server.runtime.transport.bounds import Bounds
+from millstream_server.runtime.transport.limits.bounds import Bounds
 from millstream_server.runtime.transport.options import TransportOptions
-from millstream_server.runtime.transport.probes import States
+from millstream_server.runtime.transport.ports.probes import States
 
 if TYPE_CHECKING:
     from millstream_server.runtime.transport.connection import Connection

@@ -22,7 +22,7 @@ from millstream_server.runtime.transport.headers import (
     read_head,
     status_headers,
 )
-from millstream_server.runtime.transport.probes import refusal, respond
+from millstream_server.runtime.transport.ports.probes import refusal, respond
 from millstream_server.runtime.transport.stream import Stream
 
 if TYPE_CHECKING:

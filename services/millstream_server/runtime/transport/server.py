@@ -10,13 +10,13 @@ from typing import Any
 from millstream_server.runtime.rpc.methods import MethodTable
 from millstream_server.runtime.rpc.serving import Handler, Rpcs
 from millstream_server.runtime.security.tls import ServerTls
-from millstream_server.runtime.transport.bounds import Bounds
 from millstream_server.runtime.transport.connection import Connection
-from millstream_server.runtime.transport.fair_bound import Place
-from millstream_server.runtime.transport.listener import Listener
+from millstream_server.runtime.transport.limits.bounds import Bounds
+from millstream_server.runtime.transport.limits.fair_bound import Place
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.parts import ServerParts
-from millstream_server.runtime.transport.probes import States
+from millstream_server.runtime.transport.ports.listener import Listener
+from millstream_server.runtime.transport.ports.probes import States
 
 _TICK_S = 1.0
 

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from millstream_server.runtime.lifecycle.memory import trim_in_background
 from millstream_server.runtime.telemetry import metrics
-from millstream_server.runtime.transport.bound import Bound
-from millstream_server.runtime.transport.options import TransportOptions
-from millstream_server.runtime.transport.shedding import (
+from millstream_server.runtime.transport.limits.bound import Bound
+from millstream_server.runtime.transport.limits.shedding import (
     shed_received,
     shed_silent,
     shed_stream,
     shed_unsent,
 )
-from millstream_server.runtime.transport.work import WorkShare
+from millstream_server.runtime.transport.limits.work import WorkShare
+from millstream_server.runtime.transport.options import TransportOptions
 
 if TYPE_CHECKING:
     from millstream_server.runtime.transport.connection import Connection

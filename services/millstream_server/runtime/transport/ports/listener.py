@@ -11,14 +11,14 @@ from millstream_server.runtime.lifecycle.memory import trim_in_background
 from millstream_server.runtime.rpc.caller_key import key_of_address
 from millstream_server.runtime.security.tls import ServerTls
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.runtime.transport.acceptor import Acceptor
-from millstream_server.runtime.transport.fair_bound import FairBound, Place
-from millstream_server.runtime.transport.http1 import Http1Connection
-from millstream_server.runtime.transport.opening import Opening, Speaker
+from millstream_server.runtime.transport.limits.fair_bound import FairBound, Place
 from millstream_server.runtime.transport.options import TransportOptions
-from millstream_server.runtime.transport.peer import peer_name
-from millstream_server.runtime.transport.probes import States
-from millstream_server.runtime.transport.sockets import Listening, listen_on
+from millstream_server.runtime.transport.ports.acceptor import Acceptor
+from millstream_server.runtime.transport.ports.http1 import Http1Connection
+from millstream_server.runtime.transport.ports.opening import Opening, Speaker
+from millstream_server.runtime.transport.ports.peer import peer_name
+from millstream_server.runtime.transport.ports.probes import States
+from millstream_server.runtime.transport.ports.sockets import Listening, listen_on
 
 log = get_log(__name__)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import h11
 
-from millstream_server.runtime.transport.fair_bound import Place
-from millstream_server.runtime.transport.probes import (
+from millstream_server.runtime.transport.limits.fair_bound import Place
+from millstream_server.runtime.transport.ports.probes import (
     ProbeResponse,
     States,
     refusal,
