@@ -48,6 +48,9 @@ class _Wire:
     def fall_silent(self) -> None:
         self._flows.clear()
 
+    def flow(self) -> None:
+        self._flows.set()
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._to)
         self._pumps += [
@@ -124,6 +127,22 @@ async def test_a_client_notices_a_server_that_vanished(options: ChannelArguments
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stream.read()
     assert failure(caught.value).code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_a_server_may_be_late_to_greet() -> None:
+    """Its event loop is busy, or it is far away: TLS has several round trips."""
+    async with (
+        echoing() as served,
+        _Wire(served.port).laid() as wire,
+        open_channel(
+            f"127.0.0.1:{wire.port}", None, options=channel_options(max_receive_bytes=_LIMIT)
+        ) as channel,
+    ):
+        wire.fall_silent()
+        asking = asyncio.ensure_future(answer(call(channel, "Unary")))
+        await asyncio.sleep(2.5 * arguments.RECONNECT_FIRST_S)
+        wire.flow()
+        assert await asking == "hi anonymous anonymous"
 
 
 @pytest.mark.parametrize(

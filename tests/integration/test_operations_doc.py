@@ -228,6 +228,7 @@ def test_probes_ask_for_names_that_servers_have() -> None:
         ("streams per connection", f"{channel.MAX_CONCURRENT_STREAMS}"),
         ("calls that came in", f"{channel.MAX_PENDING_RPCS:,}"),
         ("metadata per call", f"{channel.MAX_METADATA_BYTES >> 10} KiB"),
+        ("an attempt to connect", f"{channel.CONNECT_TIMEOUT_S:g} s"),
         (
             "lost worker",
             f"{channel.RECONNECT_FIRST_S:g} s, growing to {channel.RECONNECT_MOST_S:g} s",

@@ -41,6 +41,9 @@ MAX_WORKER_MESSAGE_BYTES = 64 << 20
 # Reconnect soon after a worker's restart. gRPC's default is 1 s to 120 s.
 RECONNECT_FIRST_S = 0.2
 RECONNECT_MOST_S = 2.0
+# For an attempt to connect: TCP, TLS and HTTP/2's first frame, which a busy event loop sends late.
+# gRPC calls it the least back-off. A worker that isn't there refuses at once.
+CONNECT_TIMEOUT_S = 5.0
 
 _SCHEME = re.compile(r"(dns:(//[^/]*/)?|ipv4:|ipv6:)")
 
@@ -59,7 +62,7 @@ def channel_options(
         # Also without open RPCs, so that a lost peer is detected before the next request.
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.initial_reconnect_backoff_ms", _ms(RECONNECT_FIRST_S)),
-        ("grpc.min_reconnect_backoff_ms", _ms(RECONNECT_FIRST_S)),
+        ("grpc.min_reconnect_backoff_ms", _ms(CONNECT_TIMEOUT_S)),
         ("grpc.max_reconnect_backoff_ms", _ms(RECONNECT_MOST_S)),
         # Channels with equal arguments would share a connection and its back-off.
         ("grpc.use_local_subchannel_pool", 1),
