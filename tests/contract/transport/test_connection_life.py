@@ -37,6 +37,7 @@ from tests.support.raw_http2 import (
     reset,
 )
 from tests.support.rpc_kinds import SERVICE, Kinds
+from tests.support.waiting import until
 
 CHAT, UNARY = f"/{SERVICE}/Chat", f"/{SERVICE}/Unary"
 _LAST_STREAM = (1 << 31) - 1
@@ -309,7 +310,7 @@ async def test_an_rpc_that_is_reset_before_its_handlers_first_step_leaves_nothin
             connection.data_received(data(stream, message(b"hi")))
             assert open_calls.count == 1
             connection.data_received(reset(stream))
-            await wire.until(lambda: not open_calls.count)
+            await until(lambda: not open_calls.count)
 
 
 async def test_layers_do_not_wait_for_the_first_message() -> None:
