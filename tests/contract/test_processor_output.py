@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import grpc
@@ -330,7 +331,7 @@ async def test_tokenize_and_detokenize_are_inverse(text_model: TextModel, text: 
 async def test_detokenize_special_tokens_and_halves(text_model: TextModel) -> None:
     async with suite(text_model) as (front, _):
 
-        async def text(ids: list[int], *, special: bool = False) -> str:
+        async def text(ids: Sequence[int], *, special: bool = False) -> str:
             request = processor_pb2.DetokenizeRequest(token_ids=ids, include_special_tokens=special)
             answer = await front.stub.Detokenize(request)
             return str(answer.text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableSequence, Sequence
 from dataclasses import dataclass
 
 from millstream_server.engines.base import EngineInfo, Role
@@ -171,7 +171,7 @@ class Models:
         messages: Sequence[ChatMessage],
         tools: Sequence[Tool],
         paths: ConversationPaths,
-    ) -> tuple[str, list[int]]:
+    ) -> tuple[str, MutableSequence[int]]:
         """Check a conversation, render the model's template, tokenize: prompt text and ids.
 
         A short conversation is done on the event loop, which is faster than a thread.
@@ -181,10 +181,10 @@ class Models:
             OverloadedError: too much text work waits.
         """
 
-        def encode(prompt: str) -> list[int]:
+        def encode(prompt: str) -> MutableSequence[int]:
             return text.encode(prompt, add_special_tokens=False)
 
-        def work() -> tuple[str, list[int]]:
+        def work() -> tuple[str, MutableSequence[int]]:
             prompt = _render(text, messages, tools, paths)
             return prompt, encode(prompt)
 
@@ -228,7 +228,7 @@ class Models:
         if family is None:
             raise UnsupportedFeatureError.of(field, "this model takes text only")
 
-        def tokenize(piece: str) -> list[int]:
+        def tokenize(piece: str) -> Sequence[int]:
             return text.encode(piece, add_special_tokens=False)
 
         return await self.threads.run(
@@ -236,7 +236,9 @@ class Models:
             len(rendered) * SECONDS_PER_CHAR,
         )
 
-    async def tokenize(self, text: TextModel, prompt: str, *, special_tokens: bool) -> list[int]:
+    async def tokenize(
+        self, text: TextModel, prompt: str, *, special_tokens: bool
+    ) -> MutableSequence[int]:
         """Tokenize a raw text."""
         if len(prompt) <= _SMALL_CHARS:
             return text.encode(prompt, add_special_tokens=special_tokens)

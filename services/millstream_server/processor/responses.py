@@ -52,7 +52,7 @@ def check_size(response: Message, field: str) -> None:
         )
 
 
-async def add_token_ids(field: MutableSequence[int], ids: list[int]) -> None:
+async def add_token_ids(field: MutableSequence[int], ids: MutableSequence[int]) -> None:
     """Move all of ``ids`` to ``field``, and let other RPCs have turns: a million takes 50 ms."""
     ids.reverse()
     while ids:

@@ -45,7 +45,7 @@ async def serving(
         yield await stack.enter_async_context(processor(models, addresses, **options))
 
 
-def ids_of(text_model: TextModel, text: str) -> list[int]:
+def ids_of(text_model: TextModel, text: str) -> Sequence[int]:
     return text_model.encode(text, add_special_tokens=True)
 
 

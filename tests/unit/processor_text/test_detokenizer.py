@@ -6,7 +6,7 @@ import itertools
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def byte_tokens(model: StandIn | TextModel, data: bytes) -> list[int]:
 
 
 def in_parts(
-    model: TextModel, ids: list[int], chance: random.Random, *, skip_special_tokens: bool = True
+    model: TextModel, ids: Sequence[int], chance: random.Random, *, skip_special_tokens: bool = True
 ) -> str:
     detokenizer = IncrementalDetokenizer(model, skip_special_tokens=skip_special_tokens)
     parts = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
@@ -25,7 +26,7 @@ def test_without_stops_all_is_consumed(model: TextModel) -> None:
 
 def test_a_stop_ends_the_choice_at_the_token_that_completed_it(model: TextModel) -> None:
     choice = ChoiceText(model, ["wor"])
-    before = model.encode("hello", add_special_tokens=False)
+    before = list(model.encode("hello", add_special_tokens=False))
     rest = [model.encode(char, add_special_tokens=False)[0] for char in " world"]
     delta = choice.push(before + rest)
     assert delta == TextDelta("hello ", len(before) + 4, "wor")
@@ -74,6 +75,6 @@ def test_counts_do_not_depend_on_how_tokens_arrive(model: TextModel) -> None:
             assert consumed == shortest
 
 
-def _has_stop(model: TextModel, ids: list[int], stops: list[str]) -> bool:
+def _has_stop(model: TextModel, ids: Sequence[int], stops: list[str]) -> bool:
     text = model.decode(ids)
     return any(stop in text for stop in stops)

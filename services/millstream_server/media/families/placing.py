@@ -38,7 +38,7 @@ def place(
     text: str,
     family: Family,
     items: Sequence[Placeable],
-    encode: Callable[[str], list[int]],
+    encode: Callable[[str], Sequence[int]],
     field: str,
 ) -> Placed:
     """Return the prompt's token ids, and the spans of each item in it.

@@ -16,7 +16,7 @@ def media_prompt(
     text: str,
     family: Family,
     encoded: Sequence[EncodedPart],
-    encode: Callable[[str], list[int]],
+    encode: Callable[[str], Sequence[int]],
     field: str,
 ) -> Prompt:
     """Replace the placeholders in ``text`` and tokenize it. Takes milliseconds: use a thread.
