@@ -230,7 +230,9 @@ async def buf_curl(to: str, sent: str, *options: str) -> Trailers:
     )
     answers, log = await process.communicate()
     text = log.decode()
-    *_, ours = re.findall(r"> \((#\d+)\) POST", text)  # those before ask for reflection
+    calls = re.findall(r"> \((#\d+)\) POST", text)
+    assert calls, text
+    ours = calls[-1]  # those before ask for reflection
     found: Trailers = {"answers": answers.decode().count('"A"')}
     for name, value in re.findall(rf"< \({ours}\) ([\w-]+): ?(.*)", text):
         assert name not in found, "a trailer twice"
