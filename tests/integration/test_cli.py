@@ -301,8 +301,10 @@ async def test_a_picture_goes_with_the_next_message(server: FakeServer, pictures
     args = ["chat", "--address", server.address, "--image", "cat.png"]
     async with Terminal(args, cwd=pictures) as terminal:
         await terminal.expect("[1 image] >")
-        terminal.type("/image my\t")  # completed by the directory's files
-        await terminal.expect("/image my dog.png")
+        terminal.type("/image my")
+        await terminal.expect("/image my")
+        terminal.type("\t")  # completed by the directory's files
+        await terminal.expect(" dog.png")
         terminal.type("\r")
         await terminal.expect("Attached: image my dog.png, 5 bytes. It goes with")
         await terminal.expect("[2 images] >")

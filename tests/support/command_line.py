@@ -20,6 +20,7 @@ MILLSTREAM = (
     "-c",
     "import sys; from millstream_server.cli.entry import main; sys.exit(main())",
 )
+_FORWARD = re.compile(r"\x1b\[(\d*)C")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
 _WAIT_S = 15.0
 
@@ -110,8 +111,13 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """All that was shown, without the escapes."""
-        return _ESCAPES.sub("", self._raw)
+        """All that was shown, without the escapes.
+
+        prompt_toolkit writes only what the screen doesn't show yet: instead of a blank on an empty
+        place it moves the cursor forward. So such a move reads as blanks.
+        """
+        blanks = _FORWARD.sub(lambda move: " " * int(move[1] or 1), self._raw)
+        return _ESCAPES.sub("", blanks)
 
     async def expect(self, text: str) -> None:
         """Wait until ``text`` is shown after what was expected last."""
