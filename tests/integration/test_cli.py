@@ -12,6 +12,7 @@ import pytest
 from tests.support.command_line import Terminal, millstream, without_reader
 from tests.support.fake_processor import FakeServer
 from tests.support.in_process import worker
+from tests.support.scripted_admin import control
 
 
 @pytest.fixture
@@ -173,6 +174,12 @@ async def test_a_workers_address_is_said_to_be_one() -> None:
 @pytest.mark.parametrize("command", [["models"], ["complete", "x"], ["chat", "--once", "x"]])
 async def test_a_reader_that_left_is_no_traceback(server: FakeServer, command: list[str]) -> None:
     done = await without_reader(*command, "--address", server.address)
+    assert (done.code, done.err) == (1, "")
+
+
+async def test_nor_is_it_for_operations_on_workers() -> None:
+    async with control(Undrain=[{}]) as served:
+        done = await without_reader("admin", "undrain", "--admin", served.address)
     assert (done.code, done.err) == (1, "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 _PLAIN = ("health", "check", "admin")
@@ -9,6 +10,22 @@ _PLAIN = ("health", "check", "admin")
 
 def main() -> int:
     """Run the command line; return the exit code."""
+    try:
+        code = _run()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return _reader_left()
+    return code
+
+
+def _reader_left() -> int:
+    """End quietly when the reader of our output has closed it, as `head` does."""
+    # Else Python flushes stdout at exit and reports an error.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+def _run() -> int:
     if sys.argv[1:2] and sys.argv[1] in _PLAIN:
         from millstream_server.cli.plain import main as run_plain  # noqa: PLC0415 - starts quickly
 

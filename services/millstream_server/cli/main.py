@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,8 +43,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(args)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        return _reader_left()
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -58,13 +55,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     args = make_parser().parse_args(words)
     args.engine_args = tuple(behind)
     return args
-
-
-def _reader_left() -> int:
-    """End quietly when the reader of our output has closed it, as `head` does."""
-    # Else Python flushes stdout at exit and reports an error.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1
 
 
 def make_parser() -> argparse.ArgumentParser:
