@@ -185,7 +185,7 @@ async def measure(arguments: argparse.Namespace, suite: MediaProcesses) -> list[
         cases = {name: (make, n) for name, (make, n) in cases.items() if n == 1}
     async with (
         suite.client(),
-        channels_to(suite.services["processor"].address, _CHANNELS) as stubs,
+        channels_to(suite.services["processor"], _CHANNELS) as stubs,
     ):
         bench = Bench(suite, stubs, arguments.seconds)
         return [await bench.measure(name, make(), n) for name, (make, n) in cases.items()]

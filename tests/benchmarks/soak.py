@@ -188,7 +188,7 @@ class Soak:
         ramp_s = min(chats / _RAMP_CHATS_PER_S, self.arguments.seconds / 4)
         self.ends_at = time.monotonic() + self.arguments.seconds
         restarts = asyncio.ensure_future(self.restarts())
-        async with channels_to(processor.address, -(-chats // _CHATS_PER_CHANNEL)) as stubs:
+        async with channels_to(processor, -(-chats // _CHATS_PER_CHANNEL)) as stubs:
             clients = [
                 asyncio.ensure_future(self.client(stubs[i % len(stubs)], i / chats * ramp_s))
                 for i in range(chats)

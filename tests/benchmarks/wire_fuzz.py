@@ -1,7 +1,7 @@
 """Ten minutes of connections that no HTTP/2 client should make, to a Processor's public port.
 
     python -m tests.benchmarks.wire_fuzz                           # ten minutes
-    python -m tests.benchmarks.wire_fuzz --seconds 60 --seed 7
+    python -m tests.benchmarks.wire_fuzz --seconds 60 --seed 7 --tls
     python -m tests.benchmarks.wire_fuzz --replay failures.jsonl   # connections that a run printed
 
 Each connection carries some sound RPCs, cut into frames; then bits are flipped, frames dropped,
@@ -21,6 +21,7 @@ import argparse
 import asyncio
 import itertools
 import random
+import ssl
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,10 +36,12 @@ from tests.benchmarks.fuzzing.frames import WireScript, make_wire_script
 from tests.benchmarks.fuzzing.seeds import seeds
 from tests.benchmarks.fuzzing.targets import discover
 from tests.benchmarks.outcomes import Plan, chat
+from tests.support.certificates import Authority, SecretMount
 from tests.support.ports import free_port
 from tests.support.processes import Sampler, kind_of
 from tests.support.scraping import scrape
 from tests.support.simulated_suite import SimulatedSuite, channels_to
+from tests.support.suite import ServiceProcess
 from tests.support.verdict import Verdict, folder_for, parser_of, progress
 from tests.support.waiting import until
 
@@ -64,23 +67,31 @@ class WireFuzz:
     problems: Counter[str] = field(default_factory=Counter)
     canaries: int = 0
     ends_at: float = 0.0
+    tls: ssl.SSLContext | None = None
+    """Of the connections; None: they have no TLS."""
+
+    def __post_init__(self) -> None:
+        """Trust the Processor's certificate, if it has one."""
+        if ca := self._processor.ca:
+            self.tls = ssl.create_default_context(cadata=ca.decode())
+            self.tls.set_alpn_protocols(["h2"])
 
     @property
-    def _port(self) -> int:
-        return self.suite.services["processor"].port
+    def _processor(self) -> ServiceProcess:
+        return self.suite.services["processor"]
 
     def _sound(self) -> Mapping[str, Sequence[bytes]]:
         """Return messages for each method of the Processor, by path."""
-        address = self.suite.services["processor"].address
-        return {t.path: seeds(t.method.full_name) or [b""] for t in discover("processor", address)}
+        found = discover("processor", self._processor.address, self._processor.channel())
+        return {target.path: seeds(target.method.full_name) or [b""] for target in found}
 
     def _over(self) -> bool:
         return time.monotonic() >= self.ends_at
 
     async def _play(self, script: WireScript, number: int) -> str:
         source = f"127.0.{number % 7 + 1}.{number % 200 + 1}"
-        problem = await play_wire(script, self._port, source, self.seen)
-        if not self.suite.services["processor"].alive:
+        problem = await play_wire(script, self._processor.port, source, self.seen, self.tls)
+        if not self._processor.alive:
             problem = "the Processor is dead"
         if problem:
             kind = kind_of(problem[:200])
@@ -100,7 +111,7 @@ class WireFuzz:
 
     async def _canary(self) -> None:
         """Chat as clients do, beside it all, on one connection."""
-        async with channels_to(self.suite.services["processor"].address, 1) as (stub,):
+        async with channels_to(self._processor, 1) as (stub,):
             while not self._over():
                 outcome = await chat(stub, Plan.FINISH, 5, guard_s=_CANARY_GUARD_S)
                 self.canaries += 1
@@ -143,7 +154,7 @@ class WireFuzz:
         suite, verdict = self.suite, self.verdict
         for name, service in suite.services.items():
             verdict.expect(service.alive, f"{name} died")
-        if suite.services["processor"].alive:
+        if self._processor.alive:
             try:
                 await until(self._none_open, 10)
             except AssertionError:
@@ -167,6 +178,14 @@ class WireFuzz:
                 self.verdict.expect(growth.flat, f"memory of {name} grows: {growth}")
 
 
+def _certificate(folder: Path) -> tuple[dict[str, object], bytes]:
+    """Make one; return the Processor's flags for it, and the CA as PEM."""
+    files = SecretMount(folder)
+    issued = Authority().issue("127.0.0.1", "localhost")
+    files.put(issued)
+    return {"tls_cert_file": files.cert, "tls_key_file": files.key}, issued.ca
+
+
 def run(arguments: argparse.Namespace) -> Verdict:
     """Start a Processor and its worker, fuzz the Processor."""
     replay = []
@@ -176,7 +195,11 @@ def run(arguments: argparse.Namespace) -> Verdict:
         suite = SimulatedSuite(folder, {"simulated_step_s": 0.001})
         suite.add_worker("worker")
         metrics_port = free_port()
-        suite.add_processor("processor", metrics_listen=f"127.0.0.1:{metrics_port}")
+        certificate, ca = _certificate(folder / "tls") if arguments.tls else ({}, b"")
+        processor = suite.add_processor(
+            "processor", metrics_listen=f"127.0.0.1:{metrics_port}", **certificate
+        )
+        processor.ca = ca
         with suite.running():
             verdict: Verdict = uvloop.run(WireFuzz(suite, metrics_port, arguments).run(replay))
         return verdict
@@ -187,6 +210,7 @@ def main() -> int:
     parser = parser_of("wire_fuzz", __doc__)
     parser.add_argument("--seconds", type=float, default=600, help="how long (600)")
     parser.add_argument("--seed", type=int, default=1, help="another one makes others (1)")
+    parser.add_argument("--tls", action="store_true", help="all of it inside TLS")
     parser.add_argument("--replay", type=Path, help="file of connections to make again, as JSON")
     arguments = parser.parse_args()
     return run(arguments).conclude(as_json=arguments.json)

@@ -143,8 +143,9 @@ async def test_fuzzing_finds_nothing() -> None:
     assert report["canaries"] > 4
 
 
-async def test_fuzzing_the_wire_finds_nothing() -> None:
-    report = await _run("wire_fuzz", "--seconds", "2", "--seed", str(os.getpid()))
+@pytest.mark.parametrize("flags", [(), ("--tls",)], ids=["plain", "TLS"])
+async def test_fuzzing_the_wire_finds_nothing(flags: tuple[str, ...]) -> None:
+    report = await _run("wire_fuzz", "--seconds", "2", "--seed", str(os.getpid()), *flags)
     assert report["connections"] > 50
     assert {"status 0", "GOAWAY PROTOCOL_ERROR"} <= {*report["ends"]}
     assert report["canaries"] > 3

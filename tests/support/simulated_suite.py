@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import grpc
-
 from millstream.v1 import processor_pb2, processor_pb2_grpc
 from tests.conftest import ALPHABET_TEMPLATE
 from tests.support.long_streams import load_of
@@ -138,7 +136,7 @@ class SimulatedSuite:
     async def until_connected(self) -> None:
         """Wait until every Processor has every worker."""
         for processor in self.processors.values():
-            async with grpc.aio.insecure_channel(processor.address) as channel:
+            async with processor.aio_channel() as channel:
                 stub: Any = processor_pb2_grpc.ProcessorServiceStub(channel)
                 await until(lambda stub=stub: self._connected(stub), 60)  # type: ignore[misc]
 
@@ -202,13 +200,13 @@ def aggregated(folder: Path, *, workers: int, processors: int, **flags: object) 
 
 
 @contextlib.asynccontextmanager
-async def channels_to(address: str, count: int) -> AsyncIterator[list[Any]]:
+async def channels_to(service: ServiceProcess, count: int) -> AsyncIterator[list[Any]]:
     """Open channels that share no connection and retry nothing; answers stubs."""
     async with contextlib.AsyncExitStack() as stack:
         stubs: list[Any] = []
         for _ in range(count):
-            channel = grpc.aio.insecure_channel(
-                address, options=[("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
+            channel = service.aio_channel(
+                [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
             )
             await stack.enter_async_context(channel)
             stubs.append(processor_pb2_grpc.ProcessorServiceStub(channel))

@@ -8,7 +8,7 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +36,8 @@ class ServiceProcess:
     log: Path
     port: int = field(default_factory=free_port)
     env: Mapping[str, str] = field(default_factory=dict)
+    ca: bytes = b""
+    """PEM of the CA whose certificate for 127.0.0.1 secures its port; empty: no TLS."""
     interpreter: bool = False
     """Start a new one, as a user's `python -m` does; else it may be forked (`support.forked`)."""
     process: forked.Process | None = None
@@ -44,6 +46,19 @@ class ServiceProcess:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    def channel(self) -> grpc.Channel:
+        """Make a channel to its port."""
+        if self.ca:
+            return grpc.secure_channel(self.address, grpc.ssl_channel_credentials(self.ca))
+        return grpc.insecure_channel(self.address)
+
+    def aio_channel(self, options: Sequence[tuple[str, object]] = ()) -> grpc.aio.Channel:
+        """Make a channel to its port, for asyncio."""
+        if self.ca:
+            trusted = grpc.ssl_channel_credentials(self.ca)
+            return grpc.aio.secure_channel(self.address, trusted, options=options)
+        return grpc.aio.insecure_channel(self.address, options=options)
 
     @property
     def pid(self) -> int:
@@ -83,7 +98,7 @@ class ServiceProcess:
     def wait_serving(self, timeout_s: float = 120) -> None:
         """Wait until health says SERVING; fails with the log when the process ends first."""
         deadline = time.monotonic() + timeout_s
-        with grpc.insecure_channel(self.address) as channel:
+        with self.channel() as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             while time.monotonic() < deadline:
                 assert self.process is not None
@@ -108,7 +123,7 @@ class ServiceProcess:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and self.alive and not await self._port_is_open():
             await asyncio.sleep(0.05)
-        async with grpc.aio.insecure_channel(self.address) as channel:
+        async with self.aio_channel() as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             while time.monotonic() < deadline and self.alive:
                 with contextlib.suppress(grpc.aio.AioRpcError):

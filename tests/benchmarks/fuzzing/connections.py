@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 from collections import Counter
 from urllib.parse import unquote
 
@@ -26,13 +27,19 @@ _EXCUSED = "a message has the compressed flag"
 """gRPC's compression.md wants INTERNAL for it, though it is the client's fault."""
 
 
-async def play_wire(script: WireScript, port: int, source: str, seen: Counter[str]) -> str:
+async def play_wire(
+    script: WireScript,
+    port: int,
+    source: str,
+    seen: Counter[str],
+    tls: ssl.SSLContext | None = None,
+) -> str:
     """Make a connection from an address; return the problem, if there is one.
 
     ``seen`` counts how streams and connections ended.
     """
     try:
-        async with connected(port, first=b"", source=source) as wire:
+        async with connected(port, tls=tls, first=b"", source=source) as wire:
             wire.decoder.max_allowed_table_size = 1 << 32  # the script may allow the server any
             if not script.reads:
                 wire.pause()

@@ -26,10 +26,13 @@ class Target:
     method: MethodDescriptor
 
 
-def discover(server: str, address: str) -> list[Target]:
-    """Ask a server for its services; those of reflection v1 are described by v1alpha's proto."""
-    with grpc.insecure_channel(address) as channel:
-        database = ProtoReflectionDescriptorDatabase(channel)
+def discover(server: str, address: str, channel: grpc.Channel | None = None) -> list[Target]:
+    """Ask a server for its services; those of reflection v1 are described by v1alpha's proto.
+
+    ``channel`` is one to the address, closed at the end; None makes one without TLS.
+    """
+    with channel or grpc.insecure_channel(address) as opened:
+        database = ProtoReflectionDescriptorDatabase(opened)
         pool = DescriptorPool(database)
         targets = []
         for name in database.get_services():

@@ -102,7 +102,7 @@ async def test_sixty_chats_with_large_images_stay_within_the_settings(
     encode, processor = suite.services["encode"], suite.services["processor"]
     picture = before_end(noise(SIZE))
     refused: Counter[str] = Counter()
-    async with suite.client() as stub, channels_to(processor.address, CHANNELS) as stubs:
+    async with suite.client() as stub, channels_to(processor, CHANNELS) as stubs:
         await ask(stub, picture, -1, refused)  # the first one takes what is kept for ever
         before = {name: rss_mb(s.pid) for name, s in suite.services.items()}
         async with peaks(suite.services) as most:
