@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -13,6 +15,7 @@ from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.threads import TextThreads, stop_if_gone
 from millstream_server.runtime.errors import OverloadedError
 from millstream_server.runtime.rpc.caller_key import CURRENT_KEY
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -100,6 +103,55 @@ async def test_work_that_runs_stops_when_its_caller_has_left(threads: TextThread
 async def test_errors_of_work_reach_its_caller(threads: TextThreads) -> None:
     with pytest.raises(ZeroDivisionError):
         await threads.run(lambda: 1 // 0, 0.01)
+
+
+class Text:
+    """What work holds: a large text, say."""
+
+    def tokenize(self, held: Held) -> object:
+        return held()
+
+    def refuse(self) -> object:
+        raise ValueError("too long")
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """Free only what no cycle holds: with few objects about, collections are hours apart."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_the_text_of_a_caller_who_left_is_freed_at_once(threads: TextThreads) -> None:
+    held, text = Held(), Text()
+    freed = weakref.ref(text)
+    running = asyncio.ensure_future(threads.run(partial(text.tokenize, held), 2.0))
+    del text
+    await asyncio.to_thread(held.started.wait)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    del running
+    held.go.set()
+    await until(lambda: freed() is None)
+
+
+@pytest.mark.usefixtures("no_collector")
+async def test_so_is_one_that_an_error_refused(threads: TextThreads) -> None:
+    async def asked(text: Text) -> str:
+        try:
+            await threads.run(text.refuse, 0.01)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    text = Text()
+    freed = weakref.ref(text)
+    assert await asked(text) == "too long"
+    del text
+    await until(lambda: freed() is None)
 
 
 async def test_work_that_others_displace_ends_with_an_error() -> None:

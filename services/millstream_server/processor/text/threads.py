@@ -7,6 +7,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 from millstream_server.processor.text.fair_queue import FairQueue, TextLimits, TextWork
@@ -66,8 +67,8 @@ class TextThreads:
         loop = asyncio.get_running_loop()
         result: asyncio.Future[T] = loop.create_future()
         queued = TextWork(
-            run=lambda: _run(work, loop, result),
-            refuse=lambda error: _settle(result, None, error),  # from this loop's `run`
+            run=partial(_run, work, loop, result),
+            refuse=partial(_settle, result, None),  # from this loop's `run`
             seconds=seconds,
             caller=CURRENT_KEY.get(),
             batch=batch,
@@ -87,6 +88,7 @@ class TextThreads:
             raise
         finally:
             metrics.TEXT_WAITING.set(self._queue.waiting_s)
+            del result, queued  # they hold the error, whose traceback holds this frame
 
     async def in_turns(self, pieces: Iterable[tuple[Callable[[], T], float]]) -> list[T]:
         """Run a batch's pieces one after another, each with its estimate in seconds.
@@ -148,6 +150,8 @@ def _run(work: Callable[[], T], loop: asyncio.AbstractEventLoop, result: asyncio
         error = raised
     with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
         loop.call_soon_threadsafe(_settle, result, value, error)
+    # The error's traceback holds this frame: texts of megabytes would stay until a collection.
+    del work, result, value, error
 
 
 def _settle(result: asyncio.Future[T], value: Any, error: BaseException | None) -> None:
