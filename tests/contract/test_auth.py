@@ -19,6 +19,7 @@ from millstream_server.runtime.security.api_keys import ApiKeys
 from millstream_server.runtime.security.auth import AuthPolicy, PeerIdentities
 from millstream_server.runtime.security.tls import ClientTls, ServerTls, TlsFiles
 from millstream_server.runtime.settings import SettingsError
+from millstream_server.runtime.telemetry import log
 from tests.support import transports
 from tests.support.certificates import Authority, Issued, SecretMount
 from tests.support.echo_service import SERVICE, SHAPES, answer, call, echoing, raw_call, start
@@ -86,6 +87,24 @@ async def test_without_a_right_key_nothing_is_reached(shape: str, metadata: Any)
     async with echoing(_with_keys()) as served, served.channel() as channel:
         _is_unauthenticated(await refusal(start(channel, shape, metadata=metadata)))
         assert served.echo.reached == 0
+
+
+@pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
+async def test_no_log_level_writes_a_key(level: str, capfd: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        log.configure(level)
+        async with echoing(_with_keys()) as served, served.channel() as channel:
+            for metadata in (_bearer(KEY), _bearer(OTHER_KEY), (("x-api-key", KEY),)):
+                with contextlib.suppress(grpc.aio.AioRpcError):
+                    await call(channel, "Unary", metadata=metadata)
+    finally:
+        root.handlers[:], root.level = before
+    said = capfd.readouterr().err
+    assert KEY not in said
+    assert OTHER_KEY not in said
+    assert bool(said) is (level in ("debug", "info"))
 
 
 async def test_an_empty_key_is_named_as_such() -> None:
@@ -230,7 +249,7 @@ async def test_an_unauthenticated_callers_bytes_are_not_parsed(kind: str, shape:
     async with echoing(_with_keys()) as served, served.channel() as channel:
         _is_unauthenticated(await refusal(raw_call(channel, *malformed)))
         known = await refusal(raw_call(channel, *malformed, _bearer(KEY)))
-    assert known.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert known.code is grpc.StatusCode.INTERNAL
     assert known.reason == "INVALID_REQUEST"
     assert known.fields == ("value",)
 

@@ -216,7 +216,8 @@ def test_a_failure_is_one_line(as_json: Written) -> None:
 
 
 def _repeats() -> Any:
-    (found,) = [f for handler in logging.getLogger().handlers for f in handler.filters]
+    filters = [f for handler in logging.getLogger().handlers for f in handler.filters]
+    (found,) = [f for f in filters if hasattr(f, "_clock")]
     return found
 
 
@@ -315,3 +316,41 @@ def test_tracebacks_are_bounded_in_lines(text: Written) -> None:
     first, second, third = (line for line in text.lines() if not line.startswith("  "))
     assert "error=" not in first
     assert all("error=" in line for line in (second, third))
+
+
+# ---- libraries
+
+
+KEY = "Bearer a-key-of-a-caller"
+
+
+def _library_lines() -> None:
+    """Write as hpack does: its lines hold every header."""
+    for name in ("hpack.hpack", "hpack.table", "some.library"):
+        logging.getLogger(name).debug("Decoded %s", KEY)
+        logging.getLogger(name).info("Decoded %s", KEY)
+
+
+@pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
+def test_no_level_shows_what_libraries_say_of_callers(
+    level: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    log.configure(level)
+    _library_lines()
+    events.error("ours")
+    logging.getLogger("some.library").error("it failed")
+    said = capfd.readouterr().err
+    assert "ours" in said
+    assert "it failed" in said
+    assert KEY not in said
+
+
+@pytest.mark.parametrize("named", ["hpack", "hpack.hpack"])
+def test_a_library_that_is_named_is_shown(named: str, capfd: pytest.CaptureFixture[str]) -> None:
+    log.configure("info")
+    logging.getLogger(named).setLevel(logging.DEBUG)
+    try:
+        _library_lines()
+    finally:
+        logging.getLogger(named).setLevel(logging.NOTSET)
+    assert "hpack.hpack: Decoded Bearer" in capfd.readouterr().err

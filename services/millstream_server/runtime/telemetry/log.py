@@ -126,13 +126,33 @@ def get_log(name: str) -> Log:
     return Log(logging.getLogger(name))
 
 
+_OURS = ("millstream_server", "millstream_client", "__main__")
+
+
 def configure(level: str, line_format: Literal["text", "json"] = "text") -> None:
-    """Set up the process's logging."""
+    """Set up the process's logging at ``level``; libraries' lines are shown from WARNING on.
+
+    Below it they may hold what callers sent: hpack's every header, API keys among them. Who wants
+    them sets the level of that library's logger.
+    """
     handler = _Stderr()
     handler.setFormatter(_Json() if line_format == "json" else _Text())
+    handler.addFilter(_may_be_shown)
     handler.addFilter(Repeats(handler.emit))
     number = getattr(logging, level.upper(), logging.INFO)
     logging.basicConfig(level=number, handlers=[handler], force=True)
+
+
+def _may_be_shown(record: logging.LogRecord) -> bool:
+    """Return whether a line is ours, a warning, or of a library whose logger has a level set."""
+    if record.levelno >= logging.WARNING or record.name.startswith(_OURS):
+        return True
+    logger = logging.getLogger(record.name)
+    while logger.parent is not None:
+        if logger.level:
+            return True
+        logger = logger.parent
+    return False
 
 
 class _Stderr(logging.Handler):
