@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import (
     decode_pb2_grpc,
     generation_pb2,
     prefill_pb2_grpc,
+    processor_pb2_grpc,
     worker_pb2,
     worker_pb2_grpc,
 )
@@ -22,6 +26,7 @@ from millstream_client import NO_RETRY, Client, UnavailableError
 from millstream_client.streams import AnswerStream
 from millstream_server.runtime.lifecycle.signals import CUT_OFF, DRAINED
 from millstream_server.transfer.ticket import TicketKey
+from tests.support.chats import options, start
 from tests.support.long_streams import (
     NOT_SERVING,
     SERVING,
@@ -81,6 +86,7 @@ def observed_flags() -> tuple[int, int, dict[str, Any]]:
     """A metrics port, an admin port, and the flags for them."""
     metrics, admin = free_port(), free_port()
     flags: dict[str, Any] = {
+        "health_listen": f"127.0.0.1:{free_port()}",
         "metrics_listen": f"127.0.0.1:{metrics}",
         "admin_listen": f"127.0.0.1:{admin}",
         "propagation_s": PROPAGATION_S,
@@ -149,13 +155,13 @@ async def test_a_processor_sees_its_chats_out(tmp_path: Path) -> None:
         assert time.monotonic() - terminated < PROPAGATION_S, "too slow to tell"
         await expect_draining(admin_channel, metrics, PROCESSOR, "streams", 1)
 
-        refusal = await _until_refused(client)
+        gone = await _until_refused(client)
         assert time.monotonic() - terminated > PROPAGATION_S * 0.9
-        assert refusal.reason == "UNAVAILABLE"
-        assert refusal.retryable
-        assert refusal.retry_delay_s == 0.1
-        assert "shutting down" in refusal.message
+        assert gone.code is grpc.StatusCode.UNAVAILABLE
+        assert "Connection refused" in gone.message, "GOAWAY came, and the port takes no more"
         await expect_draining(admin_channel, metrics, PROCESSOR, "streams", 1)
+        async with grpc.aio.insecure_channel(str(front.flags["health_listen"])) as probes:
+            assert await _health(probes) == NOT_SERVING
 
         answer = await running.answer()
         assert answer.text.startswith(ALPHABET)
@@ -176,6 +182,59 @@ async def _until_refused(client: Client) -> UnavailableError:
             assert (await client.chat("hi", max_new_tokens=1).answer()).text == "A"
         except UnavailableError as error:
             return error
+
+
+async def _health(channel: grpc.aio.Channel) -> int:
+    answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+    return int(answer.status)
+
+
+async def test_a_draining_processor_loses_no_request_of_a_client_that_never_retries(
+    tmp_path: Path,
+) -> None:
+    """A plain client with round_robin, and a long chat on the connection that drains."""
+    made = SimulatedSuite(tmp_path, {"simulated_step_s": STEP_S})
+    made.add_worker("worker")
+    front = made.add_processor("one", propagation_s=0.3)
+    other = made.add_processor("other")
+    config = '{"loadBalancingConfig": [{"round_robin": {}}]}'
+    with _started(made):
+        await made.until_connected()
+        async with grpc.aio.insecure_channel(
+            f"ipv4:{front.address},{other.address}",
+            options=[("grpc.service_config", config), ("grpc.enable_retries", 0)],
+        ) as channel:
+            chat = processor_pb2_grpc.ProcessorServiceStub(channel).Chat
+            drained, after, codes = asyncio.Event(), Counter[str](), Counter[str]()
+
+            async def chats() -> None:
+                while after.total() < AFTER_DRAIN:
+                    codes[await _chatted(chat, 1)] += 1
+                    after["chats"] += drained.is_set()
+
+            long = [asyncio.ensure_future(_chatted(chat, TOKENS // 2)) for _ in range(4)]
+            load = [asyncio.ensure_future(chats()) for _ in range(8)]
+            await until(lambda: codes.total() > AFTER_DRAIN)
+            front.terminate()
+            assert await exit_code(front, 5) == DRAINED
+            drained.set()
+            await asyncio.gather(*load)
+            assert await asyncio.gather(*long) == ["OK"] * 4
+    assert set(codes) == {"OK"}, codes
+
+
+AFTER_DRAIN = 200
+
+
+async def _chatted(chat: Any, tokens: int) -> str:
+    """Chat once; return the code, and the text if it isn't whole."""
+    call = chat(iter([start("hi", opts=options(tokens, ignore_eos=True))]))
+    count = 0
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        async for response in call:
+            count += sum(choice.token_count for choice in response.choices)
+    code: grpc.StatusCode = await call.code()
+    return code.name if count == tokens else f"{code.name}: {await call.details()}, {count} tokens"
 
 
 def _worker(folder: Path, service: str, flags: dict[str, Any]) -> ServiceProcess:

@@ -110,7 +110,9 @@ async def run(settings: ProcessorSettings) -> int:
         return await until_signal(
             server,
             signals,
-            lambda: core.work.drain(settings.propagation_s, settings.drain_s),
+            lambda: core.work.drain(
+                settings.propagation_s, settings.drain_s, server.stop_accepting
+            ),
             failed,
         )
 

@@ -4,9 +4,11 @@ The order on SIGTERM, the same for every service (`runtime.lifecycle.signals.unt
 
 1. health becomes NOT_SERVING, and peers with long streams are notified (`OpenWork.when_leaving`);
 2. new work is still accepted for ``propagation_s``, until load balancers and peers have noticed;
-3. new work is refused with UNAVAILABLE and RetryInfo (`OpenWork.refuse`);
-4. open work may finish, for at most ``limit_s``;
-5. the server stops; RPCs still open end with UNAVAILABLE (`OpenCalls.cut`).
+3. a Processor sends GOAWAY on all connections and takes no new ones; RPCs that are under way are
+   served (`Server.stop_accepting`);
+4. new work is refused with UNAVAILABLE and RetryInfo (`OpenWork.refusing`);
+5. open work may finish, for at most ``limit_s`` since 3;
+6. the server stops; RPCs still open end with UNAVAILABLE (`OpenCalls.cut`).
 
 Apart from that, an operator may stop new work for a while (`OpenWork.paused`): long streams aren't
 notified; open work and a shutdown go on as usual.
@@ -16,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from millstream_server.runtime.errors import WorkerPausedError
 
@@ -76,14 +78,28 @@ class OpenWork:
         self._told.add(callback)
         return lambda: self._told.discard(callback)
 
-    async def drain(self, propagation_s: float, limit_s: float) -> bool:
-        """Announce the shutdown, then wait; return whether all work ended in time."""
+    async def drain(
+        self,
+        propagation_s: float,
+        limit_s: float,
+        stop_accepting: Callable[[], Awaitable[None]] | None = None,
+    ) -> bool:
+        """Announce the shutdown, then wait; return whether all work ended in time.
+
+        ``stop_accepting`` returns when no caller sends new RPCs any more.
+        """
         self.leaving = True
         for callback in list(self._told):
             callback()
         await asyncio.sleep(propagation_s)
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + limit_s
+        if stop_accepting is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s):
+                    await stop_accepting()
         self.refusing = True
-        return await self.until_idle(limit_s)
+        return await self.until_idle(until_s - loop.time())
 
     async def until_idle(self, limit_s: float | None) -> bool:
         """Wait up to ``limit_s``, None: for ever, until no work is open; return whether none is."""

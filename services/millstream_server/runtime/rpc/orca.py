@@ -117,10 +117,11 @@ class OrcaServicer(service_pb2_grpc.OpenRcaServiceServicer):
     async def StreamCoreMetrics(  # noqa: N802 - the RPC's name
         self, request: service_pb2.OrcaLoadReportRequest, call: Call
     ) -> AsyncIterator[load_report_pb2.OrcaLoadReport]:
-        """Report at once, then every interval, until the client cancels or the server drains."""
-        if self._closed.is_set():
-            # UNAVAILABLE: after a report or OK gRPC's client would retry at once, again and again.
-            raise UnavailableError("the server is shutting down and reports its load no longer")
+        """Report at once, then every interval, until the client cancels or the server drains.
+
+        Raises:
+            UnavailableError: it drains. After OK gRPC's clients retry at once or log an error.
+        """
         interval_s = _interval_s(request)
         with self._shares.take(call.caller_key):
             while not self._closed.is_set():
@@ -128,6 +129,7 @@ class OrcaServicer(service_pb2_grpc.OpenRcaServiceServicer):
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(interval_s):
                         await self._closed.wait()
+        raise UnavailableError("the server is shutting down and reports its load no longer")
 
     def close(self) -> None:
         """End all streams and refuse new ones: an open one would delay the server's stop."""

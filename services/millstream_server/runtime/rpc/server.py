@@ -154,6 +154,15 @@ class Server:
         self.set_serving(serving=False)
         DRAINING.set(1)
 
+    async def stop_accepting(self) -> None:
+        """Send GOAWAY on all connections and take no new ones: callers go elsewhere by themselves.
+
+        Returns when all callers have seen it. What is open goes on. grpc.aio can't do that without
+        refusing RPCs that are under way: there nothing happens before `stop`.
+        """
+        if isinstance(self._transport, H2Server):
+            await self._transport.stop_accepting()
+
     async def stop(self, grace_s: float) -> None:
         """Stop listening; RPCs still open after ``grace_s`` are cut and their handlers awaited."""
         self.health.close()

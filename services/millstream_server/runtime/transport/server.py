@@ -19,6 +19,9 @@ from millstream_server.runtime.transport.ports.listener import Listener
 from millstream_server.runtime.transport.ports.probes import States
 
 _TICK_S = 1.0
+_SEEN_PAUSE_S = 0.01
+_AT_ONCE, _TICK_PAUSE_S = 64, 0.001
+"""Connections that are ticked in one turn of the loop, and the pause after them."""
 
 
 class H2Server:
@@ -70,11 +73,21 @@ class H2Server:
         self._listener.start()
         self._tick()
 
+    async def stop_accepting(self) -> None:
+        """Take no more connections, send GOAWAY on all; return when all callers have seen it.
+
+        What is open goes on, and RPCs that were sent before their callers saw it are served. Who
+        doesn't acknowledge it is waited for `Ending`'s time.
+        """
+        self._listener.close()
+        for connection in list(self._connections):
+            connection.drain()
+        while not all(each.ending.takes_no_more for each in self._connections):  # noqa: ASYNC110
+            await asyncio.sleep(_SEEN_PAUSE_S)
+
     async def stop(self, grace_s: float | None) -> None:
         """Take no more connections and RPCs; after ``grace_s`` cut what is open. None: at once."""
         self._listener.close()
-        if self._ticking is not None:
-            self._ticking.cancel()
         for connection in list(self._connections):
             connection.drain()
         with contextlib.suppress(TimeoutError):
@@ -87,6 +100,8 @@ class H2Server:
         while self._connections:
             self._empty.clear()
             await self._empty.wait()
+        if self._ticking is not None:
+            self._ticking.cancel()
         await self._listener.closed()
 
     def _make(self, place: Place) -> Connection:
@@ -98,10 +113,18 @@ class H2Server:
             self._empty.set()
 
     def _tick(self) -> None:
+        self._bounds.tick()
+        self._listener.give_memory_back()
+        self._tick_some(list(self._connections))
+
+    def _tick_some(self, left: list[Connection]) -> None:
+        """Tick some connections in each turn of the loop: thousands take tens of milliseconds."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
-        self._bounds.tick()
-        for connection in list(self._connections):
+        for connection in left[-_AT_ONCE:]:
             connection.tick(now_s)
-        self._listener.give_memory_back()
-        self._ticking = loop.call_later(_TICK_S, self._tick)
+        del left[-_AT_ONCE:]
+        if left:
+            self._ticking = loop.call_later(_TICK_PAUSE_S, self._tick_some, left)
+        else:
+            self._ticking = loop.call_later(_TICK_S, self._tick)
