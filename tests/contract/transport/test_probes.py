@@ -104,9 +104,19 @@ async def test_whatever_else_is_asked_is_told_what_this_port_is(
     request_bytes: bytes, status: int, says: str
 ) -> None:
     async with listening() as server:
-        got, _, body = parsed(await exchange(await server.connect(), request_bytes))
+        got, headers, body = parsed(await exchange(await server.connect(), request_bytes))
     assert got == status
     assert says in body
+    if status == 426:
+        assert (headers["upgrade"], headers["connection"]) == ("http/2.0", "close, upgrade")
+
+
+async def test_a_probe_over_http2_may_name_no_host() -> None:
+    """As HAProxy's do unless told otherwise."""
+    async with serving_health("127.0.0.1:0") as port, connected(port) as wire:
+        fields = request_fields("/livez", method="GET", content_type=None, authority=None)
+        rpc = wire.rpc(fields=fields, end=True)
+        assert (await rpc.headers())[":status"] == "200"
 
 
 @pytest.mark.parametrize(

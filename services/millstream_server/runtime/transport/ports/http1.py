@@ -79,7 +79,9 @@ class Http1Connection(asyncio.Protocol):
     def _send(self, answer: ProbeResponse, *, linger: bool, body: bool = True) -> None:
         self._answered = True
         length = ("content-length", str(len(answer.body)))
-        headers = [*answer.headers, length, ("connection", "close")]
+        # `upgrade` must be named here (RFC 9110, 7.8).
+        named = [name for name, _ in answer.headers if name == "upgrade"]
+        headers = [*answer.headers, length, ("connection", ", ".join(["close", *named]))]
         parts = [h11.Response(status_code=answer.status, headers=headers)]
         out = b"".join(
             self._http.send(event) or b""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+from collections import deque
 from typing import Any
 
 from millstream_server.runtime.lifecycle.memory import trim_in_background
@@ -58,6 +59,8 @@ class Listener:
         self._bound: list[tuple[Listening, ServerTls | None]] = []
         self._acceptors: list[Acceptor] = []
         self._tasks: set[asyncio.Task[None]] = set()
+        self._queued: dict[str, deque[tuple[socket.socket, Place, ServerTls, Place]]] = {}
+        """Connections whose TLS handshake hasn't begun, by caller."""
         self._refused_at_s = -_SAY_AGAIN_S
 
     def bind(self, address: str, tls: ServerTls | None = None) -> int:
@@ -117,11 +120,38 @@ class Listener:
         if accepted.family != socket.AF_UNIX:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         place = self._places.take(key, accepted.close)
+        if tls is None:
+            self._begin(accepted, place)
+            return True
+        handshake = self._handshakes.take(key, place.close)
+        if not self._queued:
+            asyncio.get_running_loop().call_soon(self._begin_next)
+        self._queued.setdefault(key, deque()).append((accepted, place, tls, handshake))
+        return self._handshakes.has_room(key)
+
+    def _begin_next(self) -> None:
+        """Begin one TLS handshake in each turn of the loop, of each caller in turn.
+
+        A handshake takes about a millisecond: a thousand of one caller would hold up all others.
+        """
+        key = next(iter(self._queued))
+        queue = self._queued.pop(key)
+        self._begin(*queue.popleft())
+        if queue:
+            self._queued[key] = queue  # at the end
+        if self._queued:
+            asyncio.get_running_loop().call_soon(self._begin_next)
+
+    def _begin(
+        self,
+        accepted: socket.socket,
+        place: Place,
+        tls: ServerTls | None = None,
+        handshake: Place | None = None,
+    ) -> None:
         task = asyncio.ensure_future(self._open(accepted, place, tls))
-        handshake = None if tls is None else self._handshakes.take(key, place.close)
         task.add_done_callback(lambda task: self._opened(task, place, handshake))
         self._tasks.add(task)
-        return tls is None or self._handshakes.has_room(key)
 
     async def _open(self, accepted: socket.socket, place: Place, tls: ServerTls | None) -> None:
         if accepted.fileno() < 0:  # given up before this task's first step
