@@ -168,6 +168,8 @@ class Wire(asyncio.Protocol):
         self.closed = False
         self.fault: Exception | None = None
         """Why what came isn't HTTP/2."""
+        self.port = 0
+        """Of the server, if whoever made this says so."""
         self.answers = True
         """Whether SETTINGS and PINGs are answered."""
         self.next_stream = 1

@@ -2,7 +2,8 @@
 
 ServingError
 ├── InvalidRequestError       INVALID_ARGUMENT     can never succeed as sent; names the fields
-│   └── UnsupportedFeatureError                    valid, but not with this worker's settings
+│   ├── UnsupportedFeatureError                    valid, but not with this worker's settings
+│   └── MalformedMessageError  INTERNAL            no message of gRPC's, or not of this method
 ├── UnauthenticatedError      UNAUTHENTICATED      no credentials this server accepts
 ├── PermissionDeniedError     PERMISSION_DENIED    the caller is known, but may not call this
 ├── UnknownMethodError        UNIMPLEMENTED        this server has no such method
@@ -133,6 +134,15 @@ class InvalidRequestError(ServingError):
         """Make one error of at least one violation."""
         sentences = "; ".join(f"{found.field}: {found.description}" for found in violations)
         return cls(sentences, violations=tuple(violations))
+
+
+class MalformedMessageError(InvalidRequestError):
+    """A message can't be unpacked or parsed, or is one too many.
+
+    INTERNAL since gRPC's table of codes has it so (doc/statuscodes.md), for servers, too.
+    """
+
+    code = Code.INTERNAL
 
 
 class UnsupportedFeatureError(InvalidRequestError):

@@ -6,7 +6,7 @@ Numbers are those of the issue's table; rows without one are relatives.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tests.benchmarks.hostile.attacks import methods
@@ -35,8 +35,8 @@ class Row:
     """Against the plaintext port for probes."""
     sources: int = 1
     """Addresses that the attacker comes from."""
-    fresh: bool = False
-    """The sound client makes a connection for each chat."""
+    times_idle: float = 5.0
+    """The most that p99 of sound chats may be, in times of idle."""
     seconds: float = 0.0
     """At least; 0: as all others."""
     memory_mb: float = _SMALL_MB
@@ -62,9 +62,9 @@ _OF_THE_ISSUE = [
         knobs={"path": methods.CHECK, "streams": 400}, memory_mb=_HELD_MB),
     _known("4", "silent-chat-ends", "uploads.silent_ends", knobs={**_CHAT, "within_s": 35.0},
            seconds=36.0),
-    Row(number="5", name="path-not-utf8", attack="calls.path_not_utf8", fresh=True),
+    Row(number="5", name="path-not-utf8", attack="calls.path_not_utf8"),
     Row(number="5", name="path-to-health", attack="calls.path_not_utf8", tls="mtls",
-        to_health=True, fresh=True),
+        to_health=True),
     _known("6", "silent-streams", "uploads.silent",
            knobs={**_CHAT, "streams": 10_000, "connections": 5}),
     _known("7", "tokenize-texts", "calls.tokenize_texts", seconds=8.0, memory_mb=_HELD_MB),
@@ -94,14 +94,13 @@ _RELATIVES = [
     Row(name="uploads-from-many", attack="uploads.but_a_byte", sources=100,
         knobs={**_CHAT, "streams": 400, "connections": 100}, memory_mb=_HELD_MB),
     Row(name="connections-from-many", attack="connections.idle", sources=250,
-        knobs={"count": 8_000}, fresh=True),
-    Row(name="connections", attack="connections.idle", knobs={"count": 8_000}, fresh=True),
-    Row(name="connection-churn", attack="connections.churn", knobs={"per_s": 1_000.0}, fresh=True),
-    Row(name="garbage", attack="connections.garbage", knobs={"per_s": 500.0}, fresh=True),
-    Row(name="tls-begun", attack="connections.handshakes", knobs={"count": 4_000}, tls="tls",
-        fresh=True),
+        knobs={"count": 8_000}),
+    Row(name="connections", attack="connections.idle", knobs={"count": 8_000}),
+    Row(name="connection-churn", attack="connections.churn", knobs={"per_s": 1_000.0}),
+    Row(name="garbage", attack="connections.garbage", knobs={"per_s": 500.0}),
+    Row(name="tls-begun", attack="connections.handshakes", knobs={"count": 4_000}, tls="tls"),
     Row(name="tls-half-done", attack="connections.whole_hellos", knobs={"count": 4_000},
-        tls="tls", fresh=True),
+        tls="tls"),
     Row(name="ping", attack="floods.ping"),
     Row(name="ping-unread", attack="floods.ping", knobs={"reads": False}),
     Row(name="settings", attack="floods.settings"),
@@ -124,6 +123,32 @@ _RELATIVES = [
     _known("", "list-models", "calls.list_models"),
 ]  # fmt: skip
 
+_OF_STRANGERS = [
+    Row(name="watches-and-settings", attack="floods.watches_and_settings", keys=True, seconds=8.0,
+        knobs={"connections": 3, "watches": 2_000}),
+    Row(name="header-names", attack="calls.header_names", keys=True,
+        knobs={"size": 4_000, "times": 15, "per_s": 0.0}),
+    Row(name="trailer-names", attack="calls.trailer_names", keys=True,
+        knobs={"size": 4_000, "times": 15}),
+    Row(name="settings-unknown-ids", attack="floods.unknown_settings", memory_mb=20,
+        knobs={"connections": 10, "frames": 24, "ids": 2_730}),
+    Row(name="settings-unknown-few", attack="floods.unknown_settings", memory_mb=20,
+        knobs={"connections": 10, "frames": 1_000, "ids": 32, "bytes_per_s": 500_000}),
+    Row(name="metadata-200k", attack="calls.huge_metadata", keys=True, knobs={"size": 200_000}),
+    Row(name="bad-trailers", attack="floods.bad_trailers", keys=True, knobs={"per_s": 5_000.0}),
+    _known("", "data-after-end", "floods.data_after_end", knobs={"per_s": 2_000.0}),
+    _known("", "start-and-reset-unpaced", "floods.start_and_reset", knobs={"per_s": 0.0}),
+    _known("", "turns-and-resets", "floods.turns_and_resets",
+           knobs={"connections": 20, "per_s": 2_000.0}),
+    Row(name="headers-begun", attack="connections.headers_begun", seconds=15.0,
+        knobs={"count": 1_000, "within_s": 12.0}),
+    Row(name="tls-begun-at-once", attack="connections.handshakes", tls="tls",
+        knobs={"count": 1_500, "per_s": 0.0}),
+    Row(name="tls-half-done-at-once", attack="connections.whole_hellos", tls="tls",
+        knobs={"count": 1_500, "per_s": 0.0}),
+]  # fmt: skip
+_OF_STRANGERS = [replace(row, times_idle=3.0) for row in _OF_STRANGERS]
+
 _CONTROLS = [
     _known("", "slow-reader", "readers.slow_but_sound", knobs={"tokens": 300}, seconds=12.0,
            control=True),
@@ -131,4 +156,4 @@ _CONTROLS = [
            seconds=45.0, control=True, memory_mb=_HELD_MB),
 ]  # fmt: skip
 
-ROWS = {row.name: row for row in (*_OF_THE_ISSUE, *_RELATIVES, *_CONTROLS)}
+ROWS = {row.name: row for row in (*_OF_THE_ISSUE, *_RELATIVES, *_OF_STRANGERS, *_CONTROLS)}

@@ -1,7 +1,7 @@
-"""A sound client: a chat every half second, whatever became of the one before.
+"""A sound client: every half second a chat on its connection and one on a new connection.
 
-256 chats at once come first. Every second of the later ones has a prompt that is long enough for
-the text threads; the others are rendered on the event loop.
+It waits for none of them. 256 chats at once come first. Every second of the later ones has a
+prompt that is long enough for the text threads; the others are rendered on the event loop.
 
 python -m tests.benchmarks.hostile.sound '{"address": "127.0.0.1:50051"}'
 
@@ -47,8 +47,6 @@ class SoundOptions:
     private_key: str | None = None
     name: str | None = None
     """In the server's certificate."""
-    fresh: bool = False
-    """Make a connection for each chat."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,8 @@ class Chat:
     took_s: float
     code: str
     details: str
+    new: bool = False
+    """On a connection of its own, made for it."""
 
 
 @dataclass
@@ -150,7 +150,7 @@ async def _one(options: SoundOptions, channel: grpc.aio.Channel | None, prompt: 
     else:
         async with _channel(options) as fresh:
             code, details = await _chat(fresh, options.key, prompt)
-    chat = Chat(began, time.monotonic() - began, code, details)
+    chat = Chat(began, time.monotonic() - began, code, details, new=channel is None)
     print(json.dumps(asdict(chat)), flush=True)  # noqa: T201
 
 
@@ -159,18 +159,16 @@ async def _serve(options: SoundOptions) -> None:
     # What is idle has served before: else memory that any load takes would count as the attack's.
     async with _channel(options) as first:
         await asyncio.gather(*(_chat(first, options.key, _LONG) for _ in range(_FIRST_CHATS)))
-    channel = None if options.fresh else _channel(options)
     chats: list[asyncio.Task[None]] = []
     due = time.monotonic()
-    while not closed.done():
-        prompt = _LONG if len(chats) % 2 else _SHORT
-        chats.append(asyncio.create_task(_one(options, channel, prompt)))
-        due += _EVERY_S
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(closed), max(0.0, due - time.monotonic()))
-    await asyncio.gather(*chats)
-    if channel is not None:
-        await channel.close(None)
+    async with _channel(options) as channel:
+        while not closed.done():
+            prompt = _LONG if len(chats) % 4 < 2 else _SHORT
+            chats += [asyncio.create_task(_one(options, on, prompt)) for on in (channel, None)]
+            due += _EVERY_S
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(closed), max(0.0, due - time.monotonic()))
+        await asyncio.gather(*chats)
 
 
 if __name__ == "__main__":

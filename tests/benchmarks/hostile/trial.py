@@ -32,7 +32,7 @@ TEMPLATE = "{% for message in messages %}{{ message.role }}:{{ message.content }
 MOST_RSS_MB = 2_500.0
 """An attack that makes the Processor larger is ended: the machine has other users."""
 _STEP_S = 0.01
-_WARM_CHATS = 3
+_WARM_CHATS = 6
 _SAMPLE_S = 0.05
 _START_S = 30.0
 _QUIET_S, _QUIET_CORES = 30.0, 0.2
@@ -110,7 +110,6 @@ class Trial:
         options = SoundOptions(
             address=self.processor.address,
             key=SOUND_KEY if self.row.keys else None,
-            fresh=self.row.fresh,
             **self.files.of_sound(self.row.tls),
         )
         with SoundClient(options) as client:

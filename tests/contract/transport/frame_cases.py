@@ -17,6 +17,7 @@ from tests.contract.transport.case import (
     connection_error,
     fine,
     open_stream,
+    stream_error,
 )
 from tests.support.raw_http2 import (
     ACK,
@@ -124,9 +125,10 @@ FRAMES = [
     connection_error(
         "6.9 WINDOW_UPDATE of 5 bytes", SIZE, lambda _: frame(Kind.WINDOW_UPDATE, 0, bytes(5))
     ),
-    # Stream errors (6.3), which h2 makes connection errors, as 5.4.1 allows.
-    connection_error("6.3 PRIORITY of 4 bytes", SIZE, lambda _: frame(Kind.PRIORITY, 1, bytes(4))),
-    connection_error("6.3 PRIORITY of 6 bytes", SIZE, lambda _: frame(Kind.PRIORITY, 1, bytes(6))),
+    stream_error("6.3 PRIORITY of 4 bytes", SIZE, lambda w: open_stream(w) + frame(2, 1, bytes(4))),
+    stream_error("6.3 PRIORITY of 6 bytes", SIZE, lambda w: open_stream(w) + frame(2, 1, bytes(6))),
+    # A stream that isn't open can't be reset (6.4).
+    fine("6.3 PRIORITY of 4 bytes on an idle stream", lambda _: frame(Kind.PRIORITY, 1, bytes(4))),
     connection_error("6.1 DATA on the connection", PROTOCOL, lambda _: data(0, b"x")),
     connection_error("6.2 HEADERS on the connection", PROTOCOL, lambda w: w.headers(0, [])),
     connection_error("6.3 PRIORITY on the connection", PROTOCOL, lambda _: frame(2, 0, bytes(5))),
@@ -212,12 +214,24 @@ CONTINUATIONS = [
     connection_error(
         "10.5.1 a header block without an end",
         ErrorCode.ENHANCE_YOUR_CALM,
-        lambda _: frame(Kind.HEADERS, 1) + frame(Kind.CONTINUATION, 1, bytes(MAX_FRAME)) * 6,
+        lambda _: frame(Kind.HEADERS, 1) + frame(Kind.CONTINUATION, 1, bytes(MAX_FRAME)) * 17,
     ),
     connection_error(
-        "10.5.1 headers of 80 KB",
+        "10.5.1 a header block in frames without a byte",
         ErrorCode.ENHANCE_YOUR_CALM,
-        lambda w: w.headers(1, [*request_fields(CHAT), *[("x", "y" * 8000)] * 10]),
+        lambda _: frame(Kind.HEADERS, 1) + frame(Kind.CONTINUATION, 1) * 64,
+    ),
+    connection_error(
+        "10.5.1 headers of 320 KB",
+        ErrorCode.ENHANCE_YOUR_CALM,
+        lambda w: w.headers(
+            1, [*request_fields(CHAT), *[(f"x-{i}", "y" * 8000) for i in range(40)]]
+        ),
+    ),
+    connection_error(
+        "10.5.1 80 KB of headers in 4 KB",
+        ErrorCode.ENHANCE_YOUR_CALM,
+        lambda w: w.headers(1, [*request_fields(CHAT), *[("x", "y" * 4000)] * 20]),
     ),
     fine("6.10 a header block in two frames", _split_headers),
     fine("6.10 an empty CONTINUATION", lambda w: _split_headers(w, frame(9, 1))),
@@ -259,6 +273,12 @@ CONTINUATIONS = [
 
 SETTINGS = [
     fine("6.5.2 an unknown setting", lambda _: settings({0xEE: 1})),
+    fine("6.5.2 as many settings as are taken", lambda _: settings({7 + n: 1 for n in range(32)})),
+    connection_error(
+        "6.5.2 more than any client has",
+        ErrorCode.ENHANCE_YOUR_CALM,
+        lambda _: settings({7 + n: 1 for n in range(33)}),
+    ),
     fine("6.5.2 the largest values", lambda _: settings({4: MAX_WINDOW, 5: (1 << 24) - 1})),
     fine("6.5 a setting given twice", lambda _: frame(4, 0, struct.pack(">HLHL", 3, 1, 3, 100))),
     # FRAME_SIZE_ERROR (6.5); h2 has another code.

@@ -25,12 +25,14 @@ from millstream_server.runtime.transport.server import H2Server
 from tests.support.certificates import Authority, SecretMount
 from tests.support.listening import trusting
 from tests.support.raw_http2 import (
+    END_HEADERS,
     ErrorCode,
     Kind,
     Rpc,
     Wire,
     connected,
     data,
+    frame,
     message,
     ping,
     request_fields,
@@ -60,6 +62,7 @@ async def _running(
     await server.start()
     try:
         async with connected(port) as wire:
+            wire.port = port
             yield server, wire
     finally:
         await server.stop(None)
@@ -215,6 +218,109 @@ async def test_too_many_resets_end_a_connection() -> None:
         (ended,) = _goaways(wire)
         assert ended[1] == ErrorCode.ENHANCE_YOUR_CALM.name
         assert b"reset" in ended[2]
+
+
+@pytest.mark.parametrize("how", ["trailers", "data"])
+async def test_streams_that_the_server_has_to_reset_count_as_resets(how: str) -> None:
+    async with _running(max_resets=10, resets_per_s=0.001) as (_, wire):
+        for stream in range(1, 100, 2):
+            if how == "trailers":
+                broken = wire.headers(stream, [("Bad", "")], end=True)
+            else:
+                broken = data(stream, message(b"hang"), end=True) + data(stream, b"x")
+            fields = request_fields(CHAT if how == "trailers" else UNARY)
+            wire.send(wire.headers(stream, fields) + broken)
+        await wire.until_closed()
+        resets = [f for f in wire.frames if f.kind == Kind.RST_STREAM]
+        assert len(resets) <= 11
+        assert _goaways(wire)[0][1:] == ("ENHANCE_YOUR_CALM", b"too many requests were reset")
+
+
+async def test_what_comes_for_a_stream_that_ended_early_is_no_fault() -> None:
+    """A caller that uploads sees the status later."""
+    async with _running(max_resets=0, resets_per_s=0.001) as (_, wire):
+        rpc = wire.rpc(UNARY)
+        rpc.send_raw(message(b"", length=1 << 30))
+        assert await rpc.code() == Code.RESOURCE_EXHAUSTED
+        start = len(wire.frames)
+        for _ in range(50):
+            rpc.send_raw(b"more")
+        await wire.answered()
+        assert {f.kind for f in wire.frames[start:]} == {Kind.PING}
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        frame(Kind.HEADERS, 1, b"\x83"),
+        frame(Kind.HEADERS, 1, b"\x83") + frame(Kind.CONTINUATION, 1, b"\x86"),
+        frame(Kind.HEADERS, 1, b"\x83", END_HEADERS, length=100),
+    ],
+)
+async def test_headers_that_begin_must_come_whole_in_time(begun: bytes) -> None:
+    async with _running(headers_s=0.05) as (_, wire):
+        await wire.first(Kind.SETTINGS)
+        await wire.answered()
+        wire.send(begun)
+        await wire.until_closed()
+        assert _goaways(wire)[0][1:] == (
+            "ENHANCE_YOUR_CALM",
+            b"a header block that doesn't come whole",
+        )
+
+
+async def test_headers_in_time_are_not_cut() -> None:
+    async with _running(headers_s=0.2) as (_, wire):
+        await wire.first(Kind.SETTINGS)
+        await wire.answered()
+        for stream in range(1, 40, 2):
+            whole = wire.headers(stream, request_fields(UNARY))
+            wire.send(whole[:-1])
+            await asyncio.sleep(0.02)
+            wire.send(whole[-1:] + data(stream, message(b""), end=True))
+            assert (await Rpc(wire, stream).end()).get("grpc-status") == "0", str(wire)
+
+
+async def test_headers_that_are_not_whole_are_bounded_in_sum() -> None:
+    """Who holds most of them loses them; they need no key."""
+    async with _running(max_received_bytes=256 << 10) as (server, wire):
+        big = frame(Kind.HEADERS, 1) + frame(Kind.CONTINUATION, 1, bytes(1 << 14)) * 12
+        port = wire.port
+        async with connected(port) as first, connected(port) as second:
+            for other in (first, second):
+                await other.first(Kind.SETTINGS)
+                await other.answered()
+            first.send(big)
+            await until(lambda: server._bounds.received.used > 100_000)
+            second.send(big)
+            await first.until(lambda: first.closed or second.closed)
+            ended = first if first.closed else second
+            assert b"haven't come whole" in _goaways(ended)[0][2]
+        await until(lambda: not server._bounds.received.used)
+        rpc = wire.rpc(UNARY)
+        rpc.send(b"", end=True)
+        assert await rpc.code() == Code.OK
+
+
+async def test_ticks_of_many_connections_are_many_turns_of_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transport, "_AT_ONCE", 2)
+    async with _running() as (server, wire), contextlib.AsyncExitStack() as others:
+        for _ in range(6):
+            await (await others.enter_async_context(connected(wire.port))).first(Kind.SETTINGS)
+        ticked: list[list[object]] = []
+
+        def count(connection: Any, _now_s: float) -> None:
+            if not ticked[-1:] or connection in {c for turn in ticked for c in turn}:
+                ticked.clear()
+            turn = asyncio.get_running_loop().time()
+            ticked.append([connection, turn])
+
+        monkeypatch.setattr(type(next(iter(server._connections))), "tick", count)
+        await until(lambda: len(ticked) == len(server._connections))
+        turns = [turn for _, turn in ticked]
+        assert max(turns.count(turn) for turn in turns) <= 2
 
 
 async def test_a_stream_without_a_message_ends_in_time() -> None:

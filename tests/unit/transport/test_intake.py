@@ -1,4 +1,4 @@
-"""Bytes of a connection that is over are forgotten, however busy the loop is."""
+"""Frames of a connection are taken in slices; bytes that come after its end are forgotten."""
 
 from __future__ import annotations
 
@@ -6,13 +6,85 @@ import asyncio
 
 from millstream_server.runtime.transport.intake import Intake
 from millstream_server.runtime.transport.limits.work import TURN_S, Work, WorkShare
+from tests.support.waiting import until
+
+
+class Taker:
+    """Takes bytes that are one frame each; stands for the socket, too."""
+
+    def __init__(self, share: WorkShare, *, last: bool) -> None:
+        self.unread = b""
+        self.taken = 0
+        loop = asyncio.get_running_loop()
+        work = Work(share, loop.time())
+        self.intake = Intake(loop, work, self._handle, lambda: 0.0, lambda: last)
+        self.intake.open(self)
+
+    def _handle(self, data: bytes) -> bool:
+        self.unread += data
+        self.taken += bool(self.unread)
+        self.unread = self.unread[1:]
+        return bool(self.unread)
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
 
 
 async def test_bytes_that_come_after_the_end_are_not_kept() -> None:
-    share, taken = WorkShare(), list[bytes]()
-    loop = asyncio.get_running_loop()
-    intake = Intake(loop, Work(share, loop.time()), taken.append, lambda: 0, lambda: False)
+    share = WorkShare()
+    taker = Taker(share, last=False)
     share.used(2 * TURN_S)  # nothing is taken in this turn of the loop
+    taker.intake.stop()
+    taker.intake.take(b"more")
+    assert (taker.taken, taker.intake._unread) == (0, b"")
+
+
+class Hog:
+    """A connection that takes more than a turn of the loop each time that it goes on."""
+
+    last = False
+
+    def __init__(self, share: WorkShare) -> None:
+        self._share = share
+        share.wait(self)
+
+    def go_on(self) -> None:
+        self._share.used(2 * TURN_S)
+        self._share.wait(self)
+
+
+async def test_a_new_connection_has_a_slice_however_much_others_take() -> None:
+    share = WorkShare()
+    hogs = [Hog(share) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert share.turn_s < 0, hogs
+    new = Taker(share, last=True)
+    new.intake.take(b"preface")
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert new.taken == len(b"preface")
+    new.intake.stop()
+
+
+async def test_a_slice_ends_when_its_time_is_over() -> None:
+    share = WorkShare()
+    taker = Taker(share, last=False)
+    taker.intake.take(bytes(1_000_000))
+    assert 0 < taker.taken < 1_000_000
+    taken = taker.taken
+    await until(lambda: taker.taken > taken)
+    taker.intake.stop()
+
+
+async def test_requests_count_for_the_turn_of_the_loop() -> None:
+    """Their work is done later, in tasks."""
+    share = WorkShare()
+    loop = asyncio.get_running_loop()
+    took: list[float] = [TURN_S]
+    intake = Intake(loop, Work(share, loop.time()), lambda _: False, took.pop, lambda: False)
+    intake.take(b"a request")
+    assert share.turn_s < 0
     intake.stop()
-    intake.take(b"more")
-    assert (taken, intake._unread) == ([], b"")

@@ -1,7 +1,6 @@
-"""Requests that don't parse end with INVALID_ARGUMENT, naming the field.
+"""Requests that don't parse: their error names the field.
 
-gRPC ends an RPC whose message doesn't parse with INTERNAL. The usual cause is a `string` that isn't
-UTF-8; the error then names the field.
+The usual cause is a `string` that isn't UTF-8.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from millstream_server.runtime.errors import Code, InvalidRequestError, StatusError
+from millstream_server.runtime.errors import Code, MalformedMessageError, StatusError
 
 _LENGTH_DELIMITED = 2
 _MAX_DEPTH = 16
@@ -28,7 +27,7 @@ _MAX_EXPLAINED_BYTES = 64 << 10
 class Malformed:
     """Takes the place of a request that didn't parse."""
 
-    error: InvalidRequestError | StatusError
+    error: MalformedMessageError | StatusError
 
 
 def tolerant(
@@ -62,13 +61,13 @@ def _too_large(nbytes: int, most: int) -> StatusError:
     )
 
 
-def _explain(descriptor: Descriptor | None, data: bytes) -> InvalidRequestError:
+def _explain(descriptor: Descriptor | None, data: bytes) -> MalformedMessageError:
     short = len(data) <= _MAX_EXPLAINED_BYTES
     path = _find_bad_text(descriptor, data, "", 0) if descriptor and short else None
     if path:
-        return InvalidRequestError.of(path, "is not valid UTF-8")
+        return MalformedMessageError.of(path, "is not valid UTF-8")
     name = descriptor.full_name if descriptor else "the method's request message"
-    return InvalidRequestError(f"the message is not a valid {name}; check the client's stubs")
+    return MalformedMessageError(f"the message is not a valid {name}; check the client's stubs")
 
 
 def _find_bad_text(descriptor: Descriptor, data: bytes, prefix: str, depth: int) -> str | None:

@@ -49,10 +49,10 @@ class Method:
 
     __slots__ = (
         "_layers",
-        "_lone",
         "_open",
         "_servicer",
         "first_message_s",
+        "lone",
         "max_request_bytes",
         "name",
         "parse",
@@ -77,10 +77,11 @@ class Method:
         self.response_streaming: bool = handler.response_streaming
         self._layers = layers
         self._open = open_calls
-        self._lone = not handler.request_streaming
-        self.waits = self._lone or waits_for_first_message(self._servicer)
+        self.lone = not handler.request_streaming
+        """Whether a call has one request."""
+        self.waits = self.lone or waits_for_first_message(self._servicer)
         """Whether its servicer has nothing to do before the first request."""
-        self.first_message_s = _FIRST_MESSAGE_S if self._lone else None
+        self.first_message_s = _FIRST_MESSAGE_S if self.lone else None
         """Longest wait for the first request, if it isn't the server's to say."""
 
     def begin(self, call: ServedCall) -> None:
@@ -127,7 +128,7 @@ class Method:
                 if not begun:
                     self.begin(call)
                 requests = Requests(call, visits)
-                request = await _only(requests) if self._lone else requests
+                request = await _only(requests) if self.lone else requests
                 if self.response_streaming:
                     await self._send(request, call)
                 else:
@@ -253,7 +254,8 @@ async def _only(requests: Requests) -> Any:
     """Read the one message of a call.
 
     Raises:
-        InvalidRequestError: there is none, or none in time.
+        StatusError: there is none.
+        InvalidRequestError: there is none in time.
     """
     try:
         if requests.ready:
@@ -263,7 +265,8 @@ async def _only(requests: Requests) -> Any:
     except TimeoutError:
         raise no_first_message(_FIRST_MESSAGE_S) from None
     except StopAsyncIteration:
-        raise InvalidRequestError("the request message is missing") from None
+        # The code is that of gRPC's table (doc/statuscodes.md).
+        raise StatusError(Code.UNIMPLEMENTED, "the request message is missing") from None
 
 
 def no_first_message(limit_s: float) -> InvalidRequestError:

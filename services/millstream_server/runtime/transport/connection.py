@@ -14,14 +14,14 @@ from millstream_server.runtime.rpc.serving import no_first_message
 from millstream_server.runtime.security.certificate_names import CertificateName
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.transport.ending import Ending
-from millstream_server.runtime.transport.frames import take_frames
+from millstream_server.runtime.transport.frames import take_frame
 from millstream_server.runtime.transport.h2_state import ServerState
 from millstream_server.runtime.transport.headers import Header
 from millstream_server.runtime.transport.intake import Intake
 from millstream_server.runtime.transport.keepalive import Keepalive
 from millstream_server.runtime.transport.limits.fair_bound import Place
 from millstream_server.runtime.transport.limits.rate_limit import RateLimit
-from millstream_server.runtime.transport.limits.work import Work
+from millstream_server.runtime.transport.limits.work import STREAM_S, Work
 from millstream_server.runtime.transport.outbox import Outbox
 from millstream_server.runtime.transport.parts import ServerParts
 from millstream_server.runtime.transport.ports.peer import certificate_names, peer_name
@@ -56,7 +56,7 @@ class Connection(asyncio.Protocol):
         """RPCs whose first message has not come, the oldest first."""
         self.speaks = False
         """The last that was heard of its RPCs is a message, not that one ended without."""
-        work, handle = Work(parts.bounds.work, now_s), partial(take_frames, self)
+        work, handle = Work(parts.bounds.work, now_s), partial(take_frame, self)
         self._intake = Intake(self.loop, work, handle, self._start, self._goes_last)
         self.resets = RateLimit(options.max_resets, options.resets_per_s, now_s)
         self.ending = Ending(options, self.h2, self.out, now_s)
@@ -66,6 +66,13 @@ class Connection(asyncio.Protocol):
         self._stuck_bytes = 0
         """In the socket's buffer while it is full."""
         self._begun: list[Stream] = []
+        self.work_begun_s = 0.0
+        """About what requests will take whose messages have come in this slice."""
+        self._block = 0
+        self._block_since_s = now_s
+        """The header block that has begun, by its number, and since when."""
+        self.block_bytes = 0
+        """What it holds, as counted among all that is received."""
         self._ended = False
 
     # ---- the socket ------------------------------------------------------------------------------
@@ -89,19 +96,19 @@ class Connection(asyncio.Protocol):
         self.bounds.taken_bytes += len(data)
         self._intake.take(data)
 
-    def _start(self) -> int:
-        """Start the RPCs that have begun; return their number.
+    def _start(self) -> float:
+        """Start the RPCs that have begun; return about how long, in seconds, their work takes.
 
         Only now: what was reset in the same bytes costs no task.
         """
         begun, self._begun = self._begun, []
-        started = 0
+        work_s, self.work_begun_s = self.work_begun_s, 0.0
         for stream in begun:
             if not stream.over:
                 stream.start()
-                started += 1
         self.out.collect()
-        return started
+        self._count_block()
+        return len(begun) * STREAM_S + work_s
 
     def pause_writing(self) -> None:
         """Note that the socket's buffer is full: it counts as unsent, like responses that wait."""
@@ -114,6 +121,15 @@ class Connection(asyncio.Protocol):
         self._unstuck()
         self.out.resume()
 
+    def _count_block(self) -> None:
+        more = self.h2.reader.block_bytes - self.block_bytes
+        if more:
+            self.block_bytes += more
+            if more > 0:
+                self.bounds.received.add(self, more)
+            else:
+                self.bounds.received.remove(self, -more)
+
     def _unstuck(self) -> None:
         stuck, self._stuck_bytes = self._stuck_bytes, 0
         self.bounds.unsent.remove(self, stuck)
@@ -124,6 +140,8 @@ class Connection(asyncio.Protocol):
         for stream in list(self.streams.values()):
             stream.lost()
         self._unstuck()
+        self.bounds.received.remove(self, self.block_bytes)
+        self.block_bytes = 0
         self.out.close()
         self._intake.stop()
         self.h2.release()
@@ -211,13 +229,23 @@ class Connection(asyncio.Protocol):
 
     def _give_up(self) -> None:
         """End it, since connections are short and it has no RPCs; one that comes now is retried."""
-        self.ending.refuse_new(why=b"too many connections")
+        self.ending.refuse_new(why="too many connections")
         self.end()
 
     def enhance_your_calm(self, why: str) -> None:
         """End it, since its caller sends too much."""
         log.debug("connection ended", peer=self.peer, why=why)
-        self.ending.refuse_new(ErrorCodes.ENHANCE_YOUR_CALM, why.encode())
+        self.fail(ErrorCodes.ENHANCE_YOUR_CALM, why)
+
+    def drop_block(self) -> None:
+        """End it for headers that haven't come whole, when all hold too much."""
+        self.bounds.received.remove(self, self.block_bytes)
+        self.block_bytes = 0
+        self.enhance_your_calm("too many headers of all callers haven't come whole")
+
+    def fail(self, code: ErrorCodes, why: str) -> None:
+        """End it with a GOAWAY that says why."""
+        self.ending.refuse_new(code, why)
         self.end()
 
     def tick(self, now_s: float) -> None:
@@ -231,7 +259,9 @@ class Connection(asyncio.Protocol):
             self.h2.ping(_KEEPALIVE_PING)
             self.out.collect()
         self._end_silent(now_s)
-        if self.ending.tick(now_s):
+        if self._block_is_late(now_s):
+            self.enhance_your_calm("a header block that doesn't come whole")
+        elif self.ending.tick(now_s):
             self.end()
         else:
             self.end_if_unused()
@@ -256,6 +286,13 @@ class Connection(asyncio.Protocol):
     def _goes_last(self) -> bool:
         # One may be silent: its message is often among the bytes that wait.
         return len(self.silent) > 1 or not self.speaks
+
+    def _block_is_late(self, now_s: float) -> bool:
+        """Return whether a header block has begun and not come whole in time."""
+        reader = self.h2.reader
+        if not reader.in_block or reader.blocks != self._block:
+            self._block, self._block_since_s = reader.blocks, now_s
+        return now_s - self._block_since_s > self.options.headers_s
 
     def _end_silent(self, now_s: float) -> None:
         for stream in list(self.silent.values()):

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import random
 
-from hyperframe.frame import GoAwayFrame
-
 from millstream_server.runtime.transport.h2_state import LAST_STREAM, ServerState
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.outbox import Outbox
@@ -67,7 +65,7 @@ class Ending:
         self._h2.ping(DRAIN_PING)
         self._out.collect()
 
-    def refuse_new(self, code: int = 0, why: bytes = b"") -> None:
+    def refuse_new(self, code: int = 0, why: str = "") -> None:
         """Take no new RPCs from here on."""
         self._refuses_s = math.inf
         self._goaway(self._h2.highest_inbound_stream_id, code, why)
@@ -82,6 +80,6 @@ class Ending:
             self.refuse_new()
         return now_s >= self._cut_s
 
-    def _goaway(self, last: int, code: int = 0, why: bytes = b"") -> None:
+    def _goaway(self, last: int, code: int = 0, why: str = "") -> None:
         self._last_stream = last
-        self._out.send(GoAwayFrame(0, last, code, why).serialize())
+        self._out.send(self._h2.goaway(last, code, why))

@@ -12,7 +12,8 @@ from h2.settings import SettingCodes
 
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.transport.ending import DRAIN_PING
-from millstream_server.runtime.transport.requests import are_sound, open_stream
+from millstream_server.runtime.transport.headers import MalformedError, check_trailers
+from millstream_server.runtime.transport.requests import open_stream
 
 if TYPE_CHECKING:
     from millstream_server.runtime.transport.connection import Connection
@@ -20,23 +21,38 @@ if TYPE_CHECKING:
 log = get_log(__name__)
 
 
-def take_frames(connection: Connection, data: bytes) -> None:
-    """Let h2 read bytes, and act on what it found."""
+def take_frame(connection: Connection, data: bytes) -> bool:
+    """Take bytes, and act on the next frame; return False if none has come whole."""
     try:
-        found = connection.h2.receive_data(data)
-        # h2 has acknowledged and applied new settings: the acknowledgement goes before responses
-        # that make use of them.
-        connection.out.collect()
-        for event in found:
-            act = _ACTIONS.get(event.__class__)
-            if act is not None:
-                act(connection, event)
+        if data:
+            connection.h2.reader.feed(data)
+        return _take_next(connection)
     except ProtocolError as error:
-        log.debug("HTTP/2 error", peer=connection.peer, why=str(error))
-        connection.end()
+        why = f"{error.__class__.__name__}: {error}"  # of some the text is a number alone
+        log.debug("HTTP/2 error", peer=connection.peer, why=why)
+        connection.fail(error.error_code, why)
     except Exception as error:  # noqa: BLE001 - a bug must end this connection only
         log.error("a connection failed", error=error, peer=connection.peer)
         connection.abort()
+    return False
+
+
+def _take_next(connection: Connection) -> bool:
+    h2 = connection.h2
+    found = h2.next_events()
+    if found is None:
+        return False
+    # h2 has acknowledged and applied new settings: the acknowledgement goes before responses that
+    # make use of them.
+    connection.out.collect()
+    for event in found:
+        act = _ACTIONS.get(event.__class__)
+        if act is not None:
+            act(connection, event)
+    while h2.provoked_resets:
+        h2.provoked_resets -= 1
+        _count_reset(connection)
+    return True
 
 
 def _request(connection: Connection, event: events.RequestReceived) -> None:
@@ -55,7 +71,11 @@ def _data(connection: Connection, event: events.DataReceived) -> None:
 
 def _trailers(connection: Connection, event: events.TrailersReceived) -> None:
     stream = connection.streams.get(event.stream_id)
-    if stream is not None and not are_sound(event.headers, trailers=True):
+    if stream is None:
+        return
+    try:
+        check_trailers(event.headers, connection.options.max_metadata_bytes)
+    except MalformedError:
         connection.reset(stream, ErrorCodes.PROTOCOL_ERROR)
         stream.lost()
 
@@ -70,6 +90,11 @@ def _reset(connection: Connection, event: events.StreamReset) -> None:
     stream = connection.streams.get(event.stream_id)
     if stream is not None:
         stream.lost()
+    if event.remote_reset:
+        _count_reset(connection)
+
+
+def _count_reset(connection: Connection) -> None:
     if not connection.resets.take(connection.loop.time()):
         connection.enhance_your_calm("too many requests were reset")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from millstream_server.runtime.errors import (
     Code,
-    InvalidRequestError,
+    MalformedMessageError,
     ServingError,
     StatusError,
 )
@@ -117,13 +117,13 @@ class MessageReader:
         try:
             found = unpacker.decompress(message, self._most + 1)
         except zlib.error:
-            raise InvalidRequestError("a compressed message can't be unpacked") from None
+            raise MalformedMessageError("a compressed message can't be unpacked") from None
         if len(found) > self._most:
             raise too_large("a compressed message", self._most)
         if not unpacker.eof:
-            raise InvalidRequestError("a compressed message is cut short")
+            raise MalformedMessageError("a compressed message is cut short")
         if unpacker.unused_data:
-            raise InvalidRequestError("a compressed message has more behind its end")
+            raise MalformedMessageError("a compressed message has more behind its end")
         return found
 
 

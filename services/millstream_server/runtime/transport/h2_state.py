@@ -7,23 +7,41 @@ from typing import Any
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
-from h2.events import ConnectionTerminated, Event
-from h2.exceptions import DenialOfServiceError, FrameTooLargeError, ProtocolError
+from h2.events import ConnectionTerminated, Event, StreamReset
+from h2.exceptions import (
+    DenialOfServiceError,
+    InvalidBodyLengthError,
+    ProtocolError,
+    StreamClosedError,
+)
 from h2.settings import SettingCodes, Settings
+from h2.stream import StreamClosedBy
 from hpack import Encoder, HPACKError
-from hyperframe.frame import GoAwayFrame, HeadersFrame
+from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame
 
+from millstream_server.runtime.transport.frame_reader import FrameReader, StreamFrameError
 from millstream_server.runtime.transport.options import TransportOptions
 
 WINDOW_BYTES = 64 << 10
 """What a caller may send ahead of its handler in each stream, beyond the message begun."""
 CONNECTION_WINDOW_BYTES = 1 << 20
 LAST_STREAM = 2**31 - 1
-_HARD_LIMIT = 4
-"""Headers above the announced size end their request; above so many times it, the connection, since
-they must be decoded to keep the compression's state."""
-_LENGTH_BYTES = 3
-"""A frame begins with its length."""
+_MOST_BLOCK_BYTES = 256 << 10
+"""Of a header block: up to it metadata above the announced size ends its RPC alone, and is read to
+keep the compression's state; above it the connection ends."""
+_LEAST_DECODED_BYTES = 64 << 10
+"""What a header block may always be when unpacked; a larger block may be twice its bytes."""
+_LONGEST_REASON = 200
+_PROVOKED = frozenset(
+    {
+        ErrorCodes.PROTOCOL_ERROR,
+        ErrorCodes.FLOW_CONTROL_ERROR,
+        ErrorCodes.STREAM_CLOSED,
+        ErrorCodes.FRAME_SIZE_ERROR,
+    }
+)
+"""Codes of resets that are the caller's fault."""
+_OF_ONE_STREAM = (ProtocolError, InvalidBodyLengthError)
 _CONFIG = H2Configuration(
     client_side=False,
     header_encoding=None,  # bytes: a value that isn't UTF-8 concerns its own request only
@@ -43,10 +61,10 @@ class _PlainEncoder(Encoder):
 class ServerState(H2Connection):
     """h2's state of one connection, on the server's side.
 
-    Other than h2: GOAWAY in either direction leaves open streams as they are, since they may end;
-    the number of streams is the caller's to check, so that one too many is refused alone; a frame
-    that is too long is refused by its head; and header blocks that can't be decoded have the error
-    code of RFC 9113 4.3.
+    Other than h2: frames come from `FrameReader`, one at a time; GOAWAY in either direction leaves
+    open streams as they are, since they may end; our own GOAWAYs say why; the number of streams is
+    the caller's to check, so that one too many is refused alone; what is wrong with one stream ends
+    that stream; and header blocks that can't be decoded have the error code of RFC 9113 4.3.
     """
 
     MAX_CLOSED_STREAMS = 4096
@@ -64,34 +82,32 @@ class ServerState(H2Connection):
                 SettingCodes.ENABLE_CONNECT_PROTOCOL: 0,
             },
         )
+        self.reader = FrameReader(self.max_inbound_frame_size, _MOST_BLOCK_BYTES)
+        self.provoked_resets = 0
+        """Streams that were reset for their caller's faults."""
         self._consumed = 0
         """Bytes received since the connection's window was last opened."""
-        self._most_block_bytes = _HARD_LIMIT * options.max_metadata_bytes
-        self.decoder.max_header_list_size = self._most_block_bytes
 
     def release(self) -> None:
         """Break h2's own cycle, so that its memory is free at once; receive nothing after it."""
         self._frame_dispatch_table = {}
 
-    def receive_data(self, data: Any) -> list[Event]:
-        """Take bytes; return what they mean.
+    def next_events(self) -> list[Event] | None:
+        """Return what the next frame of `reader` means; None: it has none.
 
         Raises:
-            ProtocolError: the connection must end; its GOAWAY is in `data_to_send`.
+            ProtocolError: the connection must end.
         """
-        found = super().receive_data(data)
-        # h2 looks only when it has the whole frame, or the whole header block.
-        buffer = self.incoming_buffer
-        rest, block = buffer._data, buffer._headers_buffer  # noqa: SLF001
-        if len(rest) >= _LENGTH_BYTES:
-            nbytes = int.from_bytes(rest[:_LENGTH_BYTES], "big")
-            if nbytes > self.max_inbound_frame_size:
-                self._terminate_connection(ErrorCodes.FRAME_SIZE_ERROR)
-                raise FrameTooLargeError(f"a frame of {nbytes} bytes")
-        if block and sum(len(part.data) for part in block) > self._most_block_bytes:
-            self._terminate_connection(ErrorCodes.ENHANCE_YOUR_CALM)
-            raise DenialOfServiceError("a header block in too many frames")
-        return found
+        try:
+            frame = self.reader.next()
+        except StreamFrameError as error:
+            return self._reset(error.stream_id, error.code)
+        return None if frame is None else self._receive_frame(frame)
+
+    def goaway(self, last_stream: int, code: int = 0, why: str = "") -> bytes:
+        """Make a GOAWAY frame; h2 isn't told, since open streams go on."""
+        text = why.encode("ascii", "replace")[:_LONGEST_REASON]
+        return GoAwayFrame(0, last_stream, code, text).serialize()
 
     def open_window(self) -> None:
         """Let the caller send as much as a connection may; HTTP/2 begins with less."""
@@ -115,7 +131,21 @@ class ServerState(H2Connection):
         stream = self.streams.get(stream_id)
         return stream is not None and not stream.closed
 
-    def _receive_headers_frame(self, frame: HeadersFrame) -> tuple[list[Any], list[Event]]:
+    def _reset(self, stream_id: int, code: ErrorCodes) -> list[Event]:
+        """Reset a stream if it is open; return the event of it."""
+        if not self.can_send(stream_id):
+            return []
+        self.reset_stream(stream_id, code)
+        return [StreamReset(stream_id=stream_id, error_code=code, remote_reset=False)]
+
+    def _prepare_for_sending(self, frames: list[Frame]) -> None:
+        for frame in frames:
+            if frame.__class__ is RstStreamFrame and frame.error_code in _PROVOKED:
+                self.provoked_resets += 1
+        super()._prepare_for_sending(frames)
+
+    def _receive_headers_frame(self, frame: HeadersFrame) -> tuple[list[Frame], list[Event]]:
+        self.decoder.max_header_list_size = max(_LEAST_DECODED_BYTES, 2 * len(frame.data))
         try:
             return super()._receive_headers_frame(frame)
         except DenialOfServiceError:  # the headers are too long: also one of HPACK's errors
@@ -123,7 +153,27 @@ class ServerState(H2Connection):
         except ProtocolError as error:
             if isinstance(error.__cause__, HPACKError):
                 error.error_code = ErrorCodes.COMPRESSION_ERROR
+            elif error.__class__ in _OF_ONE_STREAM and self.can_send(frame.stream_id):
+                # h2 left the stream open, so the headers are at fault, not the stream's state.
+                return [], self._reset(frame.stream_id, ErrorCodes.PROTOCOL_ERROR)
             raise
+
+    def _receive_data_frame(self, frame: DataFrame) -> tuple[list[Frame], list[Event]]:
+        try:
+            return super()._receive_data_frame(frame)
+        except InvalidBodyLengthError:
+            self.consumed(frame.flow_controlled_length)
+            return [], self._reset(frame.stream_id, ErrorCodes.PROTOCOL_ERROR)
+
+    def _handle_data_on_closed_stream(
+        self, events: list[Event], exc: StreamClosedError, frame: DataFrame
+    ) -> tuple[list[Frame], list[Event]]:
+        # What a caller sent before it read our RST_STREAM is no fault (RFC 9113, 5.4.2). If there
+        # are events, this frame itself ended the stream.
+        reset = self._stream_closed_by(exc.stream_id) is StreamClosedBy.SEND_RST_STREAM
+        late = reset and not exc._events  # noqa: SLF001
+        frames, found = super()._handle_data_on_closed_stream(events, exc, frame)
+        return ([f for f in frames if f.stream_id == 0], found) if late else (frames, found)
 
     @property
     def open_inbound_streams(self) -> int:

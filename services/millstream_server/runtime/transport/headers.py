@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
@@ -27,6 +27,15 @@ RESPONSE = (
 _GRPC = b"application/grpc"
 _TIMEOUT = re.compile(rb"([0-9]{1,8})([HMSmun])\Z")
 _UNITS_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_is_name = re.compile(rb":?[!-9;-@\[-~]+").fullmatch
+"""Visible ASCII, no capitals, no colon but in front."""
+_is_value = re.compile(rb"[^\0\r\n]*").fullmatch
+_BLANKS, _COLON = b" \t", ord(":")
+_PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
+_OF_CONNECTIONS = frozenset(
+    {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
+)
+"""Headers of HTTP/1.1 that mean nothing in HTTP/2."""
 _AS_IT_IS = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 """What a grpc-message may contain as it is."""
 
@@ -39,6 +48,10 @@ class BadHeadersError(Exception):
         super().__init__(message)
         self.message = message
         self.status = status
+
+
+class MalformedError(Exception):
+    """The headers break HTTP/2's rules: the stream is reset with PROTOCOL_ERROR."""
 
 
 class NotGrpcError(Exception):
@@ -73,21 +86,23 @@ def read_head(headers: Sequence[Header], max_bytes: int) -> RequestHead:
     """Read the headers of a request, of up to ``max_bytes`` as HTTP/2 counts them.
 
     Raises:
+        MalformedError: they break HTTP/2's rules.
         NotGrpcError: it is no gRPC request.
         BadHeadersError: a value breaks gRPC's rules.
     """
-    nbytes = sum([len(name) + len(value) + _FIELD_BYTES for name, value in headers])
+    # First of all: a header block of 33 bytes may name 60 KB.
+    nbytes = _size(headers)
     if nbytes > max_bytes:
         why = f"metadata of {nbytes} bytes, more than the {max_bytes} that this server takes"
         raise BadHeadersError(why, status=Code.RESOURCE_EXHAUSTED)
+    pseudo, fields, blank = _checked(headers)
+    _check_request(pseudo, fields)
+    if blank is not None:
+        raise BadHeadersError(f"the value of {blank!r} begins or ends with a blank")
     head = RequestHead("")
-    method = content_type = b""
-    for name, value in headers:
-        if name == b":path":
-            head.path = _text(":path", value)
-        elif name == b":method":
-            method = value
-        elif name == b"content-type":
+    content_type = b""
+    for name, value in fields:
+        if name == b"content-type":
             content_type = value
         elif name == b"grpc-timeout":
             head.timeout_s = _timeout_s(value)
@@ -95,8 +110,75 @@ def read_head(headers: Sequence[Header], max_bytes: int) -> RequestHead:
             head.encoding = value
         elif name not in _OURS:
             _add(head.metadata, name.decode("ascii", "replace"), value)
-    _check_is_grpc(method, content_type, head.path)
+    head.path = _text(":path", pseudo.get(b":path", b""))
+    _check_is_grpc(pseudo[b":method"], content_type, head.path)
     return head
+
+
+def check_trailers(headers: Sequence[Header], max_bytes: int) -> None:
+    """Check the trailers of a request, which are ignored otherwise.
+
+    Raises:
+        MalformedError: they break HTTP/2's rules, or have more than ``max_bytes``.
+    """
+    if _size(headers) > max_bytes:
+        raise MalformedError
+    pseudo, _, blank = _checked(headers)
+    if pseudo or blank is not None:
+        raise MalformedError
+
+
+def _size(headers: Sequence[Header]) -> int:
+    """Return what headers take, as HTTP/2 counts."""
+    return sum([len(name) + len(value) + _FIELD_BYTES for name, value in headers])
+
+
+def _checked(
+    headers: Sequence[Header],
+) -> tuple[dict[bytes, bytes], list[Header], str | None]:
+    """Return pseudo headers, the others, and the first name whose value has blanks around it.
+
+    Blanks are told apart since an empty key is the usual cause, and a reset says nothing.
+
+    Raises:
+        MalformedError: they break HTTP/2's rules for each header (RFC 9113, 8.2 and 8.3).
+    """
+    pseudo: dict[bytes, bytes] = {}
+    fields: list[Header] = []
+    blank: str | None = None
+    for header in headers:
+        name, value = header
+        if not _is_name(name) or not _is_value(value):
+            raise MalformedError
+        if value and (value[0] in _BLANKS or value[-1] in _BLANKS):
+            blank = blank or name.decode("ascii")
+        if name[0] == _COLON:
+            if name in pseudo or fields or name not in _PSEUDO:
+                raise MalformedError
+            pseudo[name] = value
+        elif name in _OF_CONNECTIONS or (name == b"te" and value.lower() != b"trailers"):
+            raise MalformedError
+        else:
+            fields.append(header)
+    return pseudo, fields, blank
+
+
+def _check_request(pseudo: Mapping[bytes, bytes], fields: Sequence[Header]) -> None:
+    """Check what a request as a whole must have (RFC 9113, 8.3.1 and 8.5).
+
+    Neither `:authority` nor `host` is fine: health checks of proxies have none.
+
+    Raises:
+        MalformedError: it hasn't.
+    """
+    method = pseudo.get(b":method")
+    has = (b":scheme" in pseudo, bool(pseudo.get(b":path")))
+    if method is None or has != ((False, False) if method == b"CONNECT" else (True, True)):
+        raise MalformedError
+    hosts = [value for name, value in fields if name == b"host"]
+    authority = pseudo.get(b":authority")
+    if len(hosts) > 1 or (hosts and authority is not None and hosts[0] != authority):
+        raise MalformedError
 
 
 def _check_is_grpc(method: bytes, content_type: bytes, path: str) -> None:
@@ -145,7 +227,8 @@ def _text(name: str, value: bytes) -> str:
 def _timeout_s(value: bytes) -> float:
     found = _TIMEOUT.match(value)
     if found is None:
-        raise BadHeadersError("grpc-timeout must be up to eight digits and one of H, M, S, m, u, n")
+        why = "grpc-timeout must be up to eight digits and one of H, M, S, m, u, n"
+        raise BadHeadersError(why, status=Code.INTERNAL)  # as grpc-go says
     return int(found[1]) * _UNITS_S[found[2]]
 
 

@@ -45,8 +45,8 @@ class Inbox:
         """Bytes that the message begun still lacks; 0 where that isn't known."""
         return self._reader.missing
 
-    def feed(self, data: bytes) -> bool:
-        """Take bytes; return whether they complete a message. Call `count` when that is settled.
+    def feed(self, data: bytes) -> int:
+        """Take bytes; return how many messages they complete. Call `count` when that is settled.
 
         Raises:
             ServingError: a message is too large or can't be unpacked.
@@ -55,7 +55,7 @@ class Inbox:
         messages = self._reader.feed(data)
         self._messages += messages
         self._message_bytes += sum(map(len, messages))
-        return bool(messages)
+        return len(messages)
 
     def end(self, error: Failure) -> None:
         """Note that no more comes; ``error`` is read last if a message is incomplete."""

@@ -1,4 +1,4 @@
-"""How one connection's bytes are taken: in pieces and with pauses, so that they hold up nobody."""
+"""How one connection's frames are taken: in slices of time, with pauses, so that nobody waits."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Any
 
 from millstream_server.runtime.transport.limits.work import Work
 
-_SMALLEST_PIECE, _FIRST_PIECE, _LARGEST_PIECE = 256, 512, 16 << 10
 _YIELD_S = 0.0003
 """A read that takes longer is the connection's last in this turn of the loop: uvloop would read up
 to 32 times from one socket before it looks at others."""
-_SHORT_S, _LONG_S = 0.0002, 0.001
-"""Pieces of bytes grow and shrink by the time that one takes."""
+_SLICE_S = 0.0005
+"""Who is let go on may take so long, however little is left of the turn: a new connection's
+preface, settings and first request."""
 
 
 class Intake:
-    """Passes bytes on. 1 KiB may hold dozens of requests, so a turn of the loop stays short.
+    """Passes frames on. 1 KiB may hold dozens of requests, so a turn of the loop stays short.
 
     Where connections must wait, those go first whose RPCs bring their messages.
     """
@@ -28,7 +28,6 @@ class Intake:
         "_handle",
         "_loop",
         "_paused",
-        "_piece",
         "_socket",
         "_start",
         "_stopped",
@@ -40,13 +39,14 @@ class Intake:
         self,
         loop: asyncio.AbstractEventLoop,
         work: Work,
-        handle: Callable[[bytes], None],
-        start: Callable[[], int],
+        handle: Callable[[bytes], bool],
+        start: Callable[[], float],
         goes_last: Callable[[], bool],
     ) -> None:
-        """Pass pieces to ``handle``; after the last one ``start`` returns how many RPCs began.
+        """Pass bytes to ``handle``, which reads one frame and returns whether there was one.
 
-        ``goes_last`` tells `WorkShare` whether others go first.
+        ``start`` is called after a slice's last frame; it returns the time, in seconds, that its
+        requests are about to take. ``goes_last`` tells `WorkShare` whether others go first.
         """
         self._loop = loop
         self._work = work
@@ -55,10 +55,9 @@ class Intake:
         self._goes_last = goes_last
         self._socket: Any = None
         self._unread = b""
-        """Bytes that wait for their turn."""
+        """Bytes that wait for their turn; there may be frames before them."""
         self._paused = False
         """It waits: reading is paused."""
-        self._piece = _FIRST_PIECE
         self._stopped = False
 
     def open(self, transport: Any) -> None:
@@ -68,7 +67,7 @@ class Intake:
     def stop(self) -> None:
         """Take nothing more, and forget the connection: without a cycle its memory is free now."""
         self._stopped = True
-        self._handle, self._start, self._goes_last = _drop, _none, bool
+        self._handle, self._start, self._goes_last = _drop, float, bool
         self._unread = b""
         self._work.close()
 
@@ -98,23 +97,19 @@ class Intake:
 
     def _pass_on(self, data: bytes) -> None:
         share = self._work.share
-        cpu_s, began_s = time.thread_time(), time.perf_counter()
-        at, now_s, until_s = 0, began_s, began_s + share.turn_s
-        while at < len(data) and not self._stopped and now_s <= until_s:
-            piece = data[at : at + self._piece]
-            at += len(piece)
-            self._handle(piece)
-            then_s, now_s = now_s, time.perf_counter()
-            self._adjust(len(piece), now_s - then_s)
+        cpu_s = time.thread_time()
+        until_s = time.perf_counter() + max(share.turn_s, _SLICE_S)
+        more = self._handle(data)
+        while more and not self._stopped and time.perf_counter() <= until_s:
+            more = self._handle(b"")
         if self._stopped:
             return
-        self._unread = data[at:]
-        requests = self._start()
+        begun_s = self._start()
         # Not by the clock: what other processes take of the machine is no caller's fault.
         took_s = time.thread_time() - cpu_s
-        share.used(took_s)
-        pause_s = self._work.took(took_s, requests, self._loop.time())
-        if self._unread or pause_s or took_s > _YIELD_S:
+        share.used(took_s + begun_s)
+        pause_s = self._work.took(took_s, begun_s, self._loop.time())
+        if more or pause_s or took_s > _YIELD_S:
             self._wait(pause_s)
 
     def _wait(self, pause_s: float = 0.0) -> None:
@@ -128,16 +123,7 @@ class Intake:
         else:
             self._work.share.wait(self)
 
-    def _adjust(self, nbytes: int, took_s: float) -> None:
-        if took_s > _LONG_S:
-            self._piece = max(_SMALLEST_PIECE, self._piece // 2)
-        elif took_s < _SHORT_S and nbytes == self._piece:
-            self._piece = min(_LARGEST_PIECE, self._piece * 2)
 
-
-def _drop(_: bytes) -> None:
+def _drop(_: bytes) -> bool:
     """Stand for the connection that is over."""
-
-
-def _none() -> int:
-    return 0
+    return False

@@ -20,8 +20,11 @@ class TransportOptions:
     max_receive_bytes: int
     """Largest message accepted, unpacked; a larger one ends its RPC with RESOURCE_EXHAUSTED."""
     max_metadata_bytes: int = MAX_METADATA_BYTES
-    """Of one RPC's headers, as HTTP/2 counts them; more ends it with RESOURCE_EXHAUSTED, four times
-    as much its connection."""
+    """Of one RPC's headers, as HTTP/2 counts them; more ends it with RESOURCE_EXHAUSTED, a header
+    block of 256 KiB its connection."""
+    headers_s: float = 10.0
+    """Longest wait until headers that have begun are there: three lost packets are repeated within
+    it."""
     max_streams: int = MAX_CONCURRENT_STREAMS
     """Open RPCs of one connection; further ones are refused, and clients retry them."""
     max_open_streams: int = 10_000

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 from h2.errors import ErrorCodes
 from h2.events import RequestReceived
-from h2.exceptions import ProtocolError
-from h2.utilities import HeaderValidationFlags, validate_headers
 
 from millstream_server.runtime.errors import Code
 from millstream_server.runtime.transport.framing import is_known_encoding
@@ -17,6 +15,7 @@ from millstream_server.runtime.transport.headers import (
     RESPONSE,
     BadHeadersError,
     Header,
+    MalformedError,
     NotGrpcError,
     RequestHead,
     read_head,
@@ -51,47 +50,14 @@ def open_stream(connection: Connection, event: RequestReceived) -> Stream | None
 def _read(connection: Connection, event: RequestReceived) -> RequestHead | None:
     """Return the headers of an RPC; None: they were refused."""
     try:
-        if are_sound(event.headers, trailers=False):
-            return read_head(event.headers, connection.options.max_metadata_bytes)
-        _check_blanks(event.headers)
+        return read_head(event.headers, connection.options.max_metadata_bytes)
+    except MalformedError:
         connection.h2.reset_stream(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
     except NotGrpcError as error:
         _answer_http(connection, event.stream_id, error)
     except BadHeadersError as error:
         _refuse(connection, event.stream_id, status_headers(error.status, error.message, ()))
     return None
-
-
-def are_sound(headers: Sequence[Header], *, trailers: bool) -> bool:
-    """Return whether headers keep HTTP/2's rules; those that don't end their own request."""
-    flags = HeaderValidationFlags(
-        is_client=False, is_trailer=trailers, is_response_header=False, is_push_promise=False
-    )
-    try:
-        for _ in validate_headers(headers, flags):
-            pass
-    except ProtocolError:
-        return False
-    return True
-
-
-def _check_blanks(headers: Sequence[Header]) -> None:
-    """Name a value with blanks around it if nothing else is wrong: a key that is empty, mostly.
-
-    RFC 9113 8.1.1 lets a server respond to malformed requests, and a reset says nothing.
-
-    Raises:
-        BadHeadersError: there is one.
-    """
-    stripped = [(name, value.strip(b" \t")) for name, value in headers]
-    if are_sound(stripped, trailers=False):
-        names = [
-            name
-            for (name, value), (_, left) in zip(headers, stripped, strict=True)
-            if value != left
-        ]
-        shown = names[0].decode("ascii", "replace")
-        raise BadHeadersError(f"the value of {shown!r} begins or ends with a blank")
 
 
 def _refuse(connection: Connection, stream_id: int, headers: Sequence[Header]) -> None:

@@ -12,7 +12,7 @@ from h2.errors import ErrorCodes
 from millstream_server.runtime.errors import (
     Code,
     DeadlinePassedError,
-    InvalidRequestError,
+    MalformedMessageError,
     ServingError,
     StatusError,
 )
@@ -23,6 +23,7 @@ from millstream_server.runtime.transport.framing import MessageReader
 from millstream_server.runtime.transport.h2_state import WINDOW_BYTES
 from millstream_server.runtime.transport.headers import RequestHead, status_headers
 from millstream_server.runtime.transport.inbox import Inbox
+from millstream_server.runtime.transport.limits.work import MESSAGE_S, REQUEST_S
 from millstream_server.runtime.transport.sender import Sender
 
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from millstream_server.runtime.transport.connection import Connection
 
 log = get_log(__name__)
+
+_TWO_MESSAGES = (
+    "this method takes one request message, and there are more; check the client's stubs"
+)
 
 
 class Stream(ServedCall):
@@ -244,8 +249,13 @@ class Stream(ServedCall):
             self.end_with(error.with_traceback(None))
             return
         if completed:
+            self._connection.work_begun_s += completed * MESSAGE_S
+            if self._method.lone and (completed > 1 or self.got_message):
+                self.end_with(MalformedMessageError(_TWO_MESSAGES))
+                return
             if not self.got_message:
                 self.got_message = True
+                self._connection.work_begun_s += REQUEST_S
                 self._connection.heard(self)
             self._wake()
         self._inbox.count()
@@ -254,7 +264,7 @@ class Stream(ServedCall):
     def closed_by_client(self) -> None:
         """Take the end of the caller's side."""
         if not self.client_done:
-            self._inbox.end(InvalidRequestError("the request ends in the middle of a message"))
+            self._inbox.end(MalformedMessageError("the request ends in the middle of a message"))
         self.client_done = True
         self._connection.heard(self)
         self._wake()

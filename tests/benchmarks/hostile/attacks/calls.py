@@ -100,6 +100,31 @@ async def header_bomb(attack: Attack, *, size: int, times: int, per_s: float) ->
     await _from_table(attack, itertools.repeat(entry), times, per_s, renewed=False)
 
 
+async def header_names(attack: Attack, *, size: int, times: int, per_s: float) -> None:
+    """A name of ``size`` bytes in the HPACK table, named ``times`` in calls of 33 bytes more."""
+    entry = wire.literal(b"n" * size, b" ", indexed=True)
+    await _from_table(attack, itertools.repeat(entry), times, per_s, renewed=False)
+
+
+async def trailer_names(attack: Attack, *, size: int, times: int) -> None:
+    """The same in trailers."""
+    block = wire.headers(methods.CHAT, attack.order.key)
+    entry = wire.literal(b"n" * size, b" ", indexed=True)
+
+    async def call(_: int) -> None:
+        connection = await attack.connect()
+        trailers = entry
+        while True:
+            stream = connection.next_stream()
+            trailers += b"\xbe" * times
+            await connection.send(
+                wire.opening(stream, block) + wire.opening(stream, trailers, end=True)
+            )
+            trailers = b""
+
+    await attack.times(_CONNECTIONS, call)
+
+
 async def not_utf8(attack: Attack, *, times: int, per_s: float) -> None:
     """Metadata that isn't text, another value in every call, named ``times``."""
     values = (b"\xff\xfe" * 10 + b"%d" % number for number in itertools.count())
@@ -118,7 +143,8 @@ async def _from_table(
         connection = await attack.connect()
         block = plain + next(entries)
         while True:
-            await attack.rate(per_s)
+            if per_s:
+                await attack.rate(per_s)
             stream = connection.next_stream()
             await connection.send(
                 wire.opening(stream, block + b"\xbe" * times)  # entry 62, the table's newest

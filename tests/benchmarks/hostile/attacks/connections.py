@@ -11,11 +11,13 @@ from typing import Any
 
 import grpc
 
+from tests.benchmarks.hostile import wire
 from tests.benchmarks.hostile.attacker import Attack
 from tests.benchmarks.hostile.attacks import methods
 
 _BATCH = 50
 _LOST_PAUSE_S = 0.5
+_SETTLED_S = 1.0
 
 
 @contextlib.asynccontextmanager
@@ -32,11 +34,14 @@ async def _opened(
         writer.transport.abort()
 
 
-async def idle(attack: Attack, *, count: int, greeting: bytes = b"") -> None:
+async def idle(
+    attack: Attack, *, count: int, greeting: bytes = b"", per_s: float = 2_000.0
+) -> None:
     """Connections that send ``greeting`` and no more; each that is closed is made again."""
 
     async def hold(_: int) -> None:
-        await attack.rate(2_000)
+        if per_s:
+            await attack.rate(per_s)
         async with _opened(attack) as (reader, writer):
             writer.write(greeting)
             attack.tally.sent_bytes += len(greeting)
@@ -48,14 +53,34 @@ async def idle(attack: Attack, *, count: int, greeting: bytes = b"") -> None:
     await attack.times(count, hold)
 
 
-async def handshakes(attack: Attack, *, count: int) -> None:
+async def handshakes(attack: Attack, *, count: int, per_s: float = 2_000.0) -> None:
     """TLS handshakes that stop within the first message."""
-    await idle(attack, count=count, greeting=_client_hello()[:100])
+    await idle(attack, count=count, greeting=_client_hello()[:100], per_s=per_s)
 
 
-async def whole_hellos(attack: Attack, *, count: int) -> None:
+async def whole_hellos(attack: Attack, *, count: int, per_s: float = 2_000.0) -> None:
     """TLS handshakes that stop when the server has done its costly part."""
-    await idle(attack, count=count, greeting=_client_hello())
+    await idle(attack, count=count, greeting=_client_hello(), per_s=per_s)
+
+
+async def headers_begun(attack: Attack, *, count: int, within_s: float) -> None:
+    """Headers that begin and don't end, their pings answered: the server has to end them."""
+    begun = wire.frame(wire.HEADERS, 0, 1, wire.headers(methods.CHAT))
+
+    async def hold(_: int) -> None:
+        await attack.rate(500)
+        connection = await attack.connect()
+        connection.next_stream()
+        await asyncio.sleep(_SETTLED_S)  # SETTINGS are acknowledged: nothing follows by itself
+        await connection.send(begun)
+        began = asyncio.get_running_loop().time()
+        while not connection.closed:
+            if asyncio.get_running_loop().time() - began > within_s and not attack.order.alone:
+                attack.broken[:] = [f"headers that don't end are waited for above {within_s:g} s"]
+            await asyncio.sleep(0.25)
+        await asyncio.sleep(_LOST_PAUSE_S)
+
+    await attack.times(count, hold)
 
 
 def _client_hello() -> bytes:

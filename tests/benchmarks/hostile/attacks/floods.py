@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+from collections.abc import Callable
 
 from tests.benchmarks.hostile import wire
 from tests.benchmarks.hostile.attacker import Attack
@@ -11,6 +13,7 @@ from tests.benchmarks.hostile.wire import Connection
 
 _BATCH = 1_000
 _CONNECTIONS = 4
+_AGAIN_S = 0.2
 
 
 async def _repeat(attack: Attack, data: bytes, *, reads: bool = True) -> None:
@@ -92,7 +95,8 @@ async def start_and_reset(attack: Attack, *, per_s: float, path: str = methods.C
     async def flood(_: int) -> None:
         connection = await attack.connect()
         while True:
-            await attack.rate(per_s / batch)
+            if per_s:
+                await attack.rate(per_s / batch)
             streams = [connection.next_stream() for _ in range(batch)]
             await connection.send(
                 b"".join(wire.opening(stream, block) + wire.reset(stream) for stream in streams)
@@ -127,3 +131,98 @@ def _to_be_reset(
         )
         for stream in (connection.next_stream() for _ in range(count))
     )
+
+
+async def watches_and_settings(attack: Attack, *, connections: int, watches: int) -> None:
+    """SETTINGS that change the window of thousands of open streams, each in 21 bytes."""
+    block = wire.headers(methods.WATCH, attack.order.key)
+    body = wire.message(methods.CHECK_REQUEST)
+    pair = wire.settings({4: 70_000}) + wire.settings({4: 65_535})
+
+    async def flood(_: int) -> None:
+        connection = await attack.connect()
+        for _ in range(watches):
+            stream = connection.next_stream()
+            data = wire.frame(wire.DATA, wire.END_STREAM, stream, body)
+            await connection.send(wire.opening(stream, block) + data)
+        while True:
+            await connection.send(pair * _BATCH)
+
+    await attack.times(connections, flood)
+
+
+async def unknown_settings(
+    attack: Attack, *, connections: int, frames: int, ids: int, bytes_per_s: int = 0
+) -> None:
+    """SETTINGS of ids that nobody knows, each frame others; the connections stay open."""
+
+    def pieces() -> list[bytes]:
+        numbers = itertools.cycle(range(0x100, 0xFFFF))
+        return [wire.settings({next(numbers): 1 for _ in range(ids)}) for _ in range(frames)]
+
+    sent = pieces()
+
+    async def hold(_: int) -> None:
+        connection = await attack.connect()
+        for piece in sent:
+            if bytes_per_s:
+                await attack.rate(bytes_per_s / len(piece))
+            await connection.send(piece)
+        await asyncio.sleep(0 if connection.closed else attack.order.seconds)
+        await asyncio.sleep(_AGAIN_S)
+
+    await attack.times(connections, hold)
+
+
+async def bad_trailers(attack: Attack, *, per_s: float) -> None:
+    """Streams that the server has to reset, since their trailers are none; no key is needed."""
+    block = wire.headers(methods.CHAT, attack.order.key)
+    await _broken_streams(
+        attack, per_s, lambda s: wire.opening(s, block) + wire.opening(s, b"\x83", end=True)
+    )
+
+
+async def data_after_end(attack: Attack, *, per_s: float) -> None:
+    """Turns that are begun, on streams that the server then has to reset."""
+    block = wire.headers(methods.CHAT, attack.order.key)
+    body = wire.message(methods.chat(2_000))
+    await _broken_streams(
+        attack,
+        per_s,
+        lambda s: (
+            wire.opening(s, block)
+            + wire.frame(wire.DATA, wire.END_STREAM, s, body)
+            + wire.frame(wire.DATA, 0, s, b"x")
+        ),
+    )
+
+
+async def _broken_streams(attack: Attack, per_s: float, made: Callable[[int], bytes]) -> None:
+    batch = 10
+
+    async def flood(_: int) -> None:
+        connection = await attack.connect()
+        while True:
+            await attack.rate(per_s / batch)
+            await connection.send(b"".join(made(connection.next_stream()) for _ in range(batch)))
+
+    await attack.times(2, flood)
+
+
+async def turns_and_resets(attack: Attack, *, connections: int, per_s: float) -> None:
+    """Whole chats that are reset when they have begun, on connections that keep to their resets."""
+    block = wire.headers(methods.CHAT, attack.order.key)
+    body = wire.message(methods.chat(2_000))
+
+    async def flood(_: int) -> None:
+        connection = await attack.connect()
+        while True:
+            await attack.rate(per_s)
+            stream = connection.next_stream()
+            await connection.send(
+                wire.opening(stream, block) + wire.frame(wire.DATA, wire.END_STREAM, stream, body)
+            )
+            await asyncio.sleep(0.01)
+            await connection.send(wire.reset(stream))
+
+    await attack.times(connections, flood)

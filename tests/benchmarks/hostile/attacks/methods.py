@@ -12,6 +12,7 @@ COMPLETE = "/millstream.v1.ProcessorService/Complete"
 TOKENIZE = "/millstream.v1.ProcessorService/Tokenize"
 LIST_MODELS = "/millstream.v1.ProcessorService/ListModels"
 CHECK = "/grpc.health.v1.Health/Check"
+WATCH = "/grpc.health.v1.Health/Watch"
 REFLECTION = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 
 CHECK_REQUEST = health_pb2.HealthCheckRequest().SerializeToString()

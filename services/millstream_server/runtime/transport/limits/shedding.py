@@ -41,10 +41,16 @@ def shed_silent(connection: Connection) -> bool:
 
 
 def shed_received(connection: Connection) -> bool:
-    """End the RPC whose unread requests are largest; return False if there are none."""
+    """End the RPC whose unread requests are largest, or the connection if its headers are larger.
+
+    Return False if there are none.
+    """
     stream = max(connection.streams.values(), key=lambda s: s.held_bytes, default=None)
-    if stream is None or not stream.held_bytes:
-        return False
+    if stream is None or stream.held_bytes <= connection.block_bytes:
+        if not connection.block_bytes:
+            return False
+        connection.drop_block()
+        return True
     why = "too many bytes of requests are under way, and most of them are of this caller"
     stream.end_with(_error("received_bytes", f"{why}; send fewer large requests at once"))
     return True

@@ -1,0 +1,182 @@
+"""Bytes in, frames out, one at a time: bounded before h2 or hyperframe spend time on them."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from h2.errors import ErrorCodes
+from h2.exceptions import (
+    DenialOfServiceError,
+    FrameDataMissingError,
+    FrameTooLargeError,
+    ProtocolError,
+)
+from hyperframe.exceptions import InvalidDataError, InvalidFrameError, InvalidPaddingError
+from hyperframe.frame import (
+    FRAMES,
+    AltSvcFrame,
+    ContinuationFrame,
+    Frame,
+    HeadersFrame,
+    PriorityFrame,
+    PushPromiseFrame,
+    SettingsFrame,
+    WindowUpdateFrame,
+)
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_HEAD = Struct(">HBBBL").unpack_from
+"""Length (24 bits), type, flags, stream."""
+_HEAD_BYTES = 9
+_SETTING_BYTES = 6
+_MOST_SETTINGS = 32
+"""Of one frame: HTTP/2 knows seven."""
+_MOST_CONTINUATIONS = 64
+_KNOWN_SETTINGS = frozenset({1, 2, 3, 4, 5, 6, 8})
+"""A receiver ignores all others (RFC 9113, 6.5.2); h2 would keep them for good."""
+_END_HEADERS, _HAS_PRIORITY = 0x4, 0x20
+_IGNORED = frozenset({PriorityFrame.type, AltSvcFrame.type})
+"""Of a stream: the first is deprecated (RFC 9113, 5.3.2), the second is for clients."""
+
+
+class StreamFrameError(Exception):
+    """A frame that is wrong for its stream alone."""
+
+    def __init__(self, stream_id: int, code: ErrorCodes) -> None:
+        """Reset this stream with this code."""
+        super().__init__(f"a bad frame on stream {stream_id}")
+        self.stream_id = stream_id
+        self.code = code
+
+
+class FrameReader:
+    """Reads what a client sends, its preface first."""
+
+    __slots__ = ("_block", "_block_flags", "_data", "_max_frame", "_most_block", "_preface_left",
+                 "block_bytes", "blocks")  # fmt: skip
+
+    def __init__(self, max_frame_bytes: int, max_block_bytes: int) -> None:
+        """Bound frames, and header blocks, which may be in several frames."""
+        self._max_frame = max_frame_bytes
+        self._most_block = max_block_bytes
+        self._data = bytearray()
+        self._preface_left = _PREFACE
+        self._block: list[HeadersFrame | ContinuationFrame] = []
+        """The frames of a header block whose end hasn't come."""
+        self.block_bytes = 0
+        """What they hold."""
+        self.blocks = 0
+        """How many header blocks have come whole."""
+
+    @property
+    def in_block(self) -> bool:
+        """Whether a header block has begun and hasn't come whole."""
+        if self._block:
+            return True
+        return len(self._data) > 3 and self._data[3] == HeadersFrame.type  # noqa: PLR2004 - the type's place
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes.
+
+        Raises:
+            ProtocolError: they don't begin as HTTP/2 does.
+        """
+        if self._preface_left:
+            taken = data[: len(self._preface_left)]
+            if not self._preface_left.startswith(taken):
+                raise ProtocolError("no HTTP/2 preface")
+            self._preface_left = self._preface_left[len(taken) :]
+            data = data[len(taken) :]
+        self._data += data
+
+    def next(self) -> Frame | None:
+        """Return the next whole frame, a header block as one; None: there is none.
+
+        Raises:
+            ProtocolError: the connection must end.
+            StreamFrameError: a stream must; what follows may be read.
+        """
+        while len(self._data) >= _HEAD_BYTES:
+            high, low, kind, flags, stream_id = _HEAD(self._data)
+            size = high << 8 | low
+            if size > self._max_frame:  # refused by its head: the rest need not come
+                raise FrameTooLargeError(f"a frame of {size} bytes")
+            end = _HEAD_BYTES + size
+            if len(self._data) < end:
+                return None
+            body = self._data[_HEAD_BYTES:end]
+            del self._data[:end]
+            frame = self._frame(kind, flags, stream_id & 0x7FFFFFFF, body)
+            if frame is not None:
+                return frame
+        return None
+
+    def _frame(self, kind: int, flags: int, stream_id: int, body: bytearray) -> Frame | None:
+        """Make a frame; None: it is ignored, or its header block isn't whole."""
+        make = FRAMES.get(kind)
+        if self._block and make is not ContinuationFrame:
+            raise ProtocolError("another frame within a header block")
+        if make is None or (kind in _IGNORED and stream_id):
+            if make is PriorityFrame and len(body) != 5:  # noqa: PLR2004 - RFC 9113, 6.3
+                raise StreamFrameError(stream_id, ErrorCodes.FRAME_SIZE_ERROR)
+            return None
+        if make is WindowUpdateFrame and stream_id and body == b"\0\0\0\0":
+            raise StreamFrameError(stream_id, ErrorCodes.PROTOCOL_ERROR)  # RFC 9113, 6.9
+        if make is SettingsFrame and len(body) > _MOST_SETTINGS * _SETTING_BYTES:
+            raise DenialOfServiceError(f"more than {_MOST_SETTINGS} settings in one frame")
+        frame = _parsed(make, flags, stream_id, body)
+        if isinstance(frame, SettingsFrame):
+            _drop_unknown(frame)
+        elif isinstance(frame, HeadersFrame | ContinuationFrame):
+            if flags & _HAS_PRIORITY:
+                frame.flags.discard("PRIORITY")
+            return self._block_with(frame, ends=bool(flags & _END_HEADERS))
+        elif make is PushPromiseFrame:
+            raise ProtocolError("PUSH_PROMISE from a client")
+        return frame
+
+    def _block_with(
+        self, frame: HeadersFrame | ContinuationFrame, *, ends: bool
+    ) -> HeadersFrame | ContinuationFrame | None:
+        """Add a frame to the header block; return the whole block, or None."""
+        if frame.__class__ is ContinuationFrame and (
+            not self._block or frame.stream_id != self._block[0].stream_id
+        ):
+            raise ProtocolError("CONTINUATION without its HEADERS")
+        if not self._block and ends:
+            self._check_block(len(frame.data))
+            self.blocks += 1
+            return frame
+        self._block.append(frame)
+        self.block_bytes += len(frame.data)
+        self._check_block(self.block_bytes)
+        if not ends:
+            return None
+        whole = self._block[0]
+        whole.data = b"".join(part.data for part in self._block)
+        whole.flags.add("END_HEADERS")
+        self._block, self.block_bytes = [], 0
+        self.blocks += 1
+        return whole
+
+    def _check_block(self, nbytes: int) -> None:
+        if nbytes > self._most_block or len(self._block) > _MOST_CONTINUATIONS:
+            raise DenialOfServiceError("a header block that is too long, or in too many frames")
+
+
+def _parsed(make: type[Frame], flags: int, stream_id: int, body: bytearray) -> Frame:
+    try:
+        frame = make(stream_id)
+        frame.parse_flags(flags)
+        frame.parse_body(memoryview(body))
+    except InvalidFrameError as error:
+        raise FrameDataMissingError(f"a {make.__name__} of {len(body)} bytes") from error
+    except (InvalidDataError, InvalidPaddingError) as error:
+        raise ProtocolError(f"a bad {make.__name__}: {error}") from error
+    return frame
+
+
+def _drop_unknown(frame: SettingsFrame) -> None:
+    unknown = frame.settings.keys() - _KNOWN_SETTINGS
+    for number in unknown:
+        del frame.settings[number]
