@@ -53,9 +53,17 @@ def video(
     rotation: int = 0,
     audio: bool = False,
     fragmented: bool = False,
+    drawn: np.ndarray | None = None,
     **codec_options: str,
 ) -> bytes:
-    """Return a video whose n-th frame is grey of ``VIDEO_STEP`` * n, its top left corner red."""
+    """Return a video whose n-th frame is grey of ``VIDEO_STEP`` * n, its top left corner red.
+
+    Or its frames are those of ``drawn``: [frames, height, width, 3] bytes.
+    """
+    pictures = [_frame(index, size) for index in range(frames)]
+    if drawn is not None:
+        pictures = [av.VideoFrame.from_ndarray(picture, format="rgb24") for picture in drawn]
+        size = (drawn.shape[2], drawn.shape[1])
     buffer = io.BytesIO()
     options = {"movflags": "frag_keyframe+empty_moov"} if fragmented else {}
     with _own_priority(), av.open(buffer, "w", format=container, options=options) as output:
@@ -65,8 +73,8 @@ def video(
         if rotation:
             stream.set_display_rotation(rotation)
         speech: Any = output.add_stream("aac", rate=16_000) if audio else None
-        for index in range(frames):
-            output.mux(stream.encode(_frame(index, size)))
+        for picture in pictures:
+            output.mux(stream.encode(picture))
         output.mux(stream.encode())
         if audio:
             _mux_silence(output, speech)

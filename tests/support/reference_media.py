@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from millstream_server.generation.request import Prompt
 from millstream_server.media import families
 from millstream_server.media.frames import Frames
@@ -27,6 +29,7 @@ from tests.support.vision_models import reference_model
 
 TICKS_PER_STEP = 2
 _NEAR_TIE = 0.005  # of the logits' standard deviation
+_LOGPROB_TOLERANCE = 1e-3
 _PIXELS = {Modality.IMAGE: "pixel_values", Modality.VIDEO: "pixel_values_videos"}
 
 
@@ -38,11 +41,19 @@ class Case:
     token_ids: list[int]
     sure: int
     """How many tokens come before the first near tie, which rounding may decide otherwise."""
+    logprobs: list[float]
+    """Of each token."""
 
     def check(self, token_ids: Sequence[int]) -> None:
         """Check an answer: the same tokens up to a near tie, and as many."""
         assert len(token_ids) == len(self.token_ids)
         assert list(token_ids[: self.sure]) == self.token_ids[: self.sure]
+
+    def check_exactly(self, token_ids: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Check an answer: every token and its logprob."""
+        assert self.sure == len(self.token_ids), "rounding may decide a token: ask something else"
+        assert list(token_ids) == self.token_ids
+        assert list(logprobs) == pytest.approx(self.logprobs, rel=0, abs=_LOGPROB_TOLERANCE)
 
     @property
     def at_decode(self) -> Prompt:
@@ -83,7 +94,11 @@ def make_case(
     ]
     placed = _placed(directory, prompt_ids, items)
     token_ids = output.sequences[0].tolist()[len(prompt_ids) :]
-    return Case(Prompt(prompt_ids, placed), token_ids, _sure(output.logits))
+    logprobs = [
+        float(row[0].log_softmax(-1)[token])
+        for row, token in zip(output.logits, token_ids, strict=True)
+    ]
+    return Case(Prompt(prompt_ids, placed), token_ids, _sure(output.logits), logprobs)
 
 
 def _sure(logits: Sequence[Any]) -> int:

@@ -11,14 +11,21 @@ from typing import Any
 import av
 import numpy as np
 
-from millstream.v1 import chat_pb2
+from millstream.v1 import chat_pb2, sampling_pb2
 from millstream_server.media.decoding.sampling import FrameSampling, sample
 from millstream_server.media.frames import Frames
 from millstream_server.media.items import Modality
-from tests.support import media_suite
+from tests.support import media_files, media_suite
 from tests.support.chats import Answer, Conversation, options, start
 from tests.support.reference_media import Case, make_case
-from tests.support.vision_models import FamilyName, as_png, picture, rendered
+from tests.support.vision_models import (
+    FamilyName,
+    as_array,
+    as_png,
+    clip,
+    picture,
+    rendered,
+)
 
 NEW_TOKENS = 8
 _READ_FPS = 2.0
@@ -135,9 +142,13 @@ async def ask(
 
 
 def check(answer: Answer, case: Case) -> None:
-    """Check an answer: transformers' tokens, every one, and its count of the prompt's."""
-    assert case.sure == len(case.token_ids), "rounding may decide a token: ask something else"
-    assert answer.choices[0].token_ids == case.token_ids
+    """Check an answer: transformers' tokens, every one, and its count of the prompt's.
+
+    If it was asked for logprobs, these too.
+    """
+    entries = answer.choices[0].logprobs
+    logprobs = [entry.logprob for entry in entries] if entries else case.logprobs
+    case.check_exactly(answer.choices[0].token_ids, logprobs)
     assert answer.usage.prompt_tokens == len(case.prompt)
     assert answer.usage.media_tokens == case.prompt.media_tokens
     assert answer.usage.completion_tokens == len(case.token_ids)
@@ -163,6 +174,34 @@ def picture_questions(seeds: Sequence[int]) -> list[Question]:
     A test names seeds whose answers have no near ties.
     """
     return [_laid_out(place, seed) for place, seed in enumerate(seeds)]
+
+
+def video_questions(family: FamilyName, seeds: Sequence[int]) -> list[Question]:
+    """Make three questions, each with a video of coloured tiles drawn by its seed.
+
+    8 frames of 64 x 64 at 4 fps, 48 of 96 x 64 at 8 fps, 30 of 160 x 112 at 10 fps; half, a quarter
+    and a fifth of the frames are read.
+    """
+    kinds = ((8, 64, 64, 4), (48, 96, 64, 8), (30, 160, 112, 10))
+    return [
+        Question.of("What moves? ", film(_tiles(seed, *kind), family), " Say it.")
+        for seed, kind in zip(seeds, kinds, strict=True)
+    ]
+
+
+def _tiles(seed: int, frames: int, width: int, height: int, fps: int) -> bytes:
+    return media_files.video(rate=fps, drawn=as_array(clip(frames, width, height, seed=seed)))
+
+
+async def check_videos(
+    stub: Any, model: Path, questions: Sequence[Question], name: str = ""
+) -> None:
+    """Ask each question; check 16 tokens and their logprobs."""
+    wanted = sampling_pb2.LogprobOptions()
+    for question in questions:
+        answer = await ask(stub, question, 16, model=name, logprobs=wanted)
+        assert len(answer.choices[0].logprobs) == 16
+        check(answer, question.case(model, 16))
 
 
 def _laid_out(number: int, seed: int) -> Question:

@@ -12,7 +12,7 @@ import json
 import os
 import sysconfig
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -407,7 +407,27 @@ def reference_model(directory: Path) -> ReferenceModel:
             directory, dtype="float32"
         ).eval()
     model.generation_config.eos_token_id = None
+    if model.config.model_type == "qwen2_5_vl":
+        model.model.get_rope_index = after_videos(model.model.get_rope_index)
     return ReferenceModel(model, processor)
+
+
+def after_videos(get_rope_index: Callable[..., Any]) -> Callable[..., Any]:
+    """Mend transformers' positions of text after a video: they follow the video's last one.
+
+    Qwen2.5-VL was trained so, and transformers had it so up to 5.2. Since 5.3 such text begins
+    after the video's height or width, so that a longer video's positions overlap it.
+    """
+
+    def positions(input_ids: Any, mm_token_type_ids: Any, **inputs: Any) -> tuple[Any, Any]:
+        found, deltas = get_rope_index(input_ids, mm_token_type_ids=mm_token_type_ids, **inputs)
+        kinds = mm_token_type_ids[0].tolist()
+        for index in range(1, len(kinds)):
+            if kinds[index - 1] and not kinds[index]:
+                found[..., index:] += found[..., :index].max() + 1 - found[..., index].min()
+        return found, deltas * 0 + found.max() + 1 - len(kinds)
+
+    return positions
 
 
 def rendered(directory: Path, messages: Sequence[Mapping[str, Any]]) -> str:

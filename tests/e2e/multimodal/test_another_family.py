@@ -16,7 +16,16 @@ from tests.e2e.multimodal.conftest import talking
 from tests.support import media_files
 from tests.support.ports import free_port
 from tests.support.suite import ServiceProcess, running
-from tests.support.vision_chats import Question, ask, check, film, photo, picture_questions
+from tests.support.vision_chats import (
+    Question,
+    ask,
+    check,
+    check_videos,
+    film,
+    photo,
+    picture_questions,
+    video_questions,
+)
 from tests.support.vision_models import FamilyName, make_vision_model
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
@@ -87,3 +96,11 @@ async def test_greedy_tokens_are_those_of_transformers(
             )
             for answer, case in zip(answers, cases, strict=True):
                 check(answer, case)
+
+
+async def test_videos_by_their_logprobs(families: Families) -> None:
+    front, models = families
+    model = models["qwen2_5_vl"]
+    questions = video_questions("qwen2_5_vl", [10, 0, 0])
+    async with talking(front.address) as stub:
+        await check_videos(stub, model, questions, model.name)

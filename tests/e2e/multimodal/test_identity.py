@@ -12,7 +12,16 @@ from millstream.v1 import sampling_pb2
 from tests.e2e.multimodal.conftest import Suite
 from tests.support import media_files
 from tests.support.reference_media import Case
-from tests.support.vision_chats import Question, ask, check, film, photo, picture_questions
+from tests.support.vision_chats import (
+    Question,
+    ask,
+    check,
+    check_videos,
+    film,
+    photo,
+    picture_questions,
+    video_questions,
+)
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
@@ -50,3 +59,7 @@ async def test_one_by_one_with_the_ids_of_the_prompt(cases: list[Case], either: 
         assert [entry.token_id for entry in entries] == list(case.prompt.token_ids)
         without = sum(math.isnan(entry.logprob) for entry in entries)
         assert without == 1 + case.prompt.media_tokens, "the first, and the placeholders"
+
+
+async def test_videos_by_their_logprobs(suite: Suite, either: Any) -> None:
+    await check_videos(either, suite.model, video_questions("qwen3_vl", [10, 10, 0]))

@@ -19,6 +19,7 @@ import pytest_asyncio
 from millstream_server.engines.base import Role
 from millstream_server.generation.output import CollectingSink, FinishReason
 from millstream_server.generation.request import GenerationRequest, LogprobOptions
+from millstream_server.media.frames import Frames
 from millstream_server.media.items import Content, Modality
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.transfer.ticket import Ticket
@@ -43,7 +44,6 @@ pytestmark = [
 ]
 
 _VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
-_NEW_TOKENS = 8
 
 
 @dataclasses.dataclass
@@ -67,11 +67,21 @@ class Running:
         files = [picture(64 + 32 * (seed % 3), 64, seed=seed) for seed in seeds]
         return make_case(self.directory, text, files, content=content)
 
-    def video(self, seed: int, *, images: int = 0, content: Content = Content.ROWS) -> Case:
-        """Make a prompt with a video, and then pictures."""
-        text = f"watch {_VIDEO} closely" + f" then {self.image}" * images + " and say"
-        files = [picture(seed=seed + 50 + number) for number in range(images)]
-        return make_case(self.directory, text, files, [clip(seed=seed)], content=content)
+    def videos(self, content: Content = Content.ROWS) -> list[Case]:
+        """Make three prompts with videos, whose answers have no near ties.
+
+        The positions of the second video go beyond its height and width.
+        """
+        asked: list[tuple[str, list[Frames], list[Frames]]] = [
+            (f"watch {_VIDEO} closely and say", [], [clip(4, 64, 64, fps=4.0, seed=20)]),
+            (f"what moves in {_VIDEO} ?", [], [clip(24, 128, 128, fps=2.0, seed=10)]),
+            (
+                f"{self.image} then {_VIDEO} and {_VIDEO} end",
+                [picture(96, 64, seed=0)],
+                [clip(5, 96, 64, fps=3.0, seed=1), clip(8, 224, 112, fps=1.0, seed=2)],
+            ),
+        ]
+        return [make_case(self.directory, *one, content=content, n=16) for one in asked]
 
     def submit(self, case: Case, **options: object) -> CollectingSink:
         """Start a request for a case."""
@@ -79,7 +89,11 @@ class Running:
 
 
 def request(case: Case, **options: object) -> GenerationRequest:
-    settings: dict[str, Any] = {"max_new_tokens": _NEW_TOKENS, "ignore_eos": True, **options}
+    settings: dict[str, Any] = {
+        "max_new_tokens": len(case.token_ids),
+        "ignore_eos": True,
+        **options,
+    }
     made = generation(list(case.prompt.token_ids), **settings)
     return dataclasses.replace(made, prompt=case.prompt)
 
@@ -111,6 +125,10 @@ async def running(
     yield Running(request.param, directory, engine)
     assert await engine.close() == 0
     assert engine.failures == 0
+
+
+def check_with_logprobs(case: Case, sink: CollectingSink) -> None:
+    case.check_exactly(sink.token_ids, [entry.logprob for entry in sink.logprobs])
 
 
 def has_video(family: FamilyName) -> bool:
@@ -145,15 +163,11 @@ class TestAggregated:
     async def test_videos(self, running: Running) -> None:
         if not has_video(running.family):
             pytest.skip("this family has no video")
-        contents = [Content.ROWS]
-        if running.family == "qwen3_vl":  # SGLang's tower of Qwen2.5-VL differs for videos
-            contents.append(Content.PIXELS)
-        for content in contents:
-            for images in (0, 1, 2):
-                case = running.video(10 * images, images=images, content=content)
-                sink = running.submit(case)
+        for content in Content:
+            for case in running.videos(content):
+                sink = running.submit(case, logprobs=LogprobOptions())
                 await result(sink)
-                case.check(sink.token_ids)
+                check_with_logprobs(case, sink)
 
     async def test_the_same_text_with_other_pictures_does_not_mix(self, running: Running) -> None:
         """Pixels and embeddings in one batch too, and text beside them."""
@@ -218,7 +232,7 @@ class TestAggregated:
 async def pair(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> AsyncIterator[tuple[Running, EngineProcess, int]]:
-    directory = make_vision_model(tmp_path_factory.mktemp("vision"), "qwen3_vl")
+    directory = make_vision_model(tmp_path_factory.mktemp("vision"), "qwen2_5_vl")
     logs, port = tmp_path_factory.mktemp("pair"), free_port()
     prefill = await EngineProcess.launch(
         logs / "prefill", role=Role.PREFILL, bootstrap_port=port, model_path=str(directory)
@@ -230,35 +244,39 @@ async def pair(
     media = (await decode.ready()).media
     assert media is not None
     assert not media.takes_pixels
-    yield Running("qwen3_vl", directory, prefill), decode, port
+    yield Running("qwen2_5_vl", directory, prefill), decode, port
     assert await decode.close() == 0
     assert await prefill.close() == 0
 
 
 class TestPair:
-    """Embeddings to prefill, geometry alone to decode."""
+    """Embeddings to prefill, geometry alone to decode; `e2e/multimodal` has Qwen3-VL."""
 
     async def test_images_and_videos_at_once(
         self, pair: tuple[Running, EngineProcess, int]
     ) -> None:
         prefill, decode, port = pair
-        cases = [
+        images = [
             *(prefill.images(seed) for seed in (0, 3, 6)),
             prefill.images(1, 2),
-            prefill.video(0),
-            prefill.video(10, images=2),
             prefill.images(1, content=Content.PIXELS),
         ]
+        videos = [case for content in Content for case in prefill.videos(content)]
+        cases = [*images, *videos]
         for _ in range(2):  # the second time from the prefix cache
             sinks = []
             for case in cases:
                 ticket = Ticket("127.0.0.1", port, secrets.randbits(63))
-                sinks.append(prefill.submit(case, ticket=ticket))
+                options = {"ticket": ticket, "logprobs": LogprobOptions()}
+                sinks.append(prefill.submit(case, **options))
                 at_decode = dataclasses.replace(case, prompt=case.at_decode)
-                sinks.append(decode.submit(request(at_decode, ticket=ticket)))
+                sinks.append(decode.submit(request(at_decode, **options)))
             for case, first, second in zip(cases, sinks[::2], sinks[1::2], strict=True):
                 finish = await result(second)
-                case.check(second.token_ids)
+                if case in videos:
+                    check_with_logprobs(case, second)
+                else:
+                    case.check(second.token_ids)
                 assert finish.media_tokens == case.prompt.media_tokens
                 await result(first)
         await released(prefill.engine)

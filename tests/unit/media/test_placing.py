@@ -19,6 +19,7 @@ from millstream_server.media.families.placing import place
 from millstream_server.media.frames import Frames
 from millstream_server.media.items import Geometry, Modality, Span
 from millstream_server.runtime.errors import InternalError, InvalidRequestError
+from tests.support.vendor import trap
 from tests.support.vision_models import (
     FAMILIES,
     FamilyName,
@@ -290,3 +291,24 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").unlink()
     with pytest.raises(families.UnusableFamilyError, match=r"lacks tokenizer_config\.json"):
         families.load(tmp_path)
+
+
+# ---- positions, which an engine computes ---------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "mended", [True, pytest.param(False, marks=trap("a long video's positions are used again"))]
+)
+def test_text_in_our_reference_follows_the_last_position_of_a_video(
+    models: dict[FamilyName, Model], *, mended: bool
+) -> None:
+    reference = reference_model(models["qwen2_5_vl"].directory)
+    inputs = reference.inputs("<|video_pad|> so", videos=[clip(12, fps=2.0)])
+    model, prompt = reference.model.model, inputs.pop("input_ids")
+    get_rope_index = model.get_rope_index if mended else type(model).get_rope_index.__get__(model)
+    positions, delta = get_rope_index(prompt, **inputs)
+    rows = (prompt[0] == models["qwen2_5_vl"].family.soft_token(VIDEO)).sum().item()
+    last = positions[..., :rows].max().item()
+    assert last == 10, "6 steps of a second, 2 positions each"
+    assert positions[:, 0, rows:].tolist() == [list(range(11, 11 + prompt.shape[1] - rows))] * 3
+    assert delta.item() == 11 - rows

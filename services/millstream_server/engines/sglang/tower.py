@@ -19,6 +19,7 @@ from typing import Any
 
 from millstream_server.encoding.encoder import Prepared
 from millstream_server.engines.sglang import cpu as sglang_cpu
+from millstream_server.engines.sglang.requests.media import steps_apart
 from millstream_server.engines.transformers.tower import TowerConfig, TowerFacts
 from millstream_server.engines.transformers.vision import resolved_dtype
 from millstream_server.media.families.family import Family
@@ -37,8 +38,7 @@ def supports(family: Family) -> bool:
 class SglangTower:
     """Satisfies `engines.transformers.tower.Tower`; one per process, and no engine beside it.
 
-    Images equal those of transformers. Videos of Qwen2.5-VL don't: SGLang lets all frames of a clip
-    attend to each other, as its engine does when it runs the tower itself.
+    Its rows equal those of transformers.
     """
 
     content = Content.ROWS
@@ -49,6 +49,7 @@ class SglangTower:
         self._environment: dict[str, str] | None = None
         self._torch: Any = None
         self._encoder: Any = None
+        self._family = ""
         self._item: Callable[..., Any] | None = None
         self._modalities: dict[Modality, Any] = {}
 
@@ -63,6 +64,7 @@ class SglangTower:
 
     def load(self, family: Family) -> TowerFacts:
         """Load the tower's weights into SGLang's model."""
+        self._family = family.name
         device = self._config.device
         if device == "auto":
             device = "cuda" if sglang_cpu.gpu_present() else "cpu"
@@ -105,7 +107,9 @@ class SglangTower:
             self._item(
                 modality=self._modalities[modality],
                 feature=prepared.inputs.pixels.to(device),
-                model_specific_data={f"{modality.value}_grid_thw": prepared.inputs.grid},
+                model_specific_data={
+                    f"{modality.value}_grid_thw": steps_apart(self._family, prepared.inputs.grid)
+                },
             )
             for prepared in batch
         ]

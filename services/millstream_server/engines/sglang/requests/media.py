@@ -7,7 +7,7 @@ it doesn't check ends its process: `generation.media_checks` has counted all of 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from millstream_server.engines.base import Role
@@ -16,6 +16,8 @@ from millstream_server.media.tensor import Tensor
 from millstream_server.runtime.errors import InternalError, InvalidRequestError
 
 _PIXELS = {Modality.IMAGE: "pixel_values", Modality.VIDEO: "pixel_values_videos"}
+_MIXES_STEPS = frozenset({"qwen2_5_vl"})
+"""Families whose tower in SGLang needs `steps_apart`; the names are SGLang's and ours."""
 
 
 def media_arguments(media: Sequence[MediaInput], role: Role) -> dict[str, object]:
@@ -93,3 +95,41 @@ def _to_torch(item: MediaInput, torch: Any) -> Any:
     data = bytearray(tensor.data) if tensor.data.readonly else tensor.data
     flat = torch.frombuffer(data, dtype=getattr(torch, tensor.spec.element_type.value))
     return flat.view(tensor.spec.shape)
+
+
+# ---- videos in SGLang's own tower ----------------------------------------------------------------
+
+
+def steps_apart(family: str, grid: Any) -> Any:
+    """Return the grid for SGLang's tower: [videos, 3], or [steps, 3] with a row per time step.
+
+    In full-attention layers of Qwen2.5-VL's tower SGLang 0.5.23 lets all patches of a row attend to
+    each other (`cu_seqlens` in its models/qwen2_5_vl.py; its pull request 12261 would mend that).
+    The model was trained with attention within a time step, as transformers has it. All else in the
+    tower is by step already, so a row per step gives transformers' embeddings.
+    """
+    if family not in _MIXES_STEPS:
+        return grid
+    rows = grid.repeat_interleave(grid[:, 0], dim=0)
+    rows[:, 0] = 1
+    return rows
+
+
+def keep_steps_apart(processor: Any) -> None:
+    """Apply `steps_apart` to videos that reach the engine as pixels.
+
+    ``processor`` is SGLang's, in this process. It computes positions from the whole grid, so the
+    grid can't be divided in `media_arguments`.
+    """
+    if getattr(processor, "model_type", None) not in _MIXES_STEPS:
+        return
+    process: Callable[..., Coroutine[Any, Any, Any]] = processor.process_mm_data_async
+
+    async def process_apart(*args: Any, **kwargs: Any) -> Any:
+        made = await process(*args, **kwargs)
+        for item in made.mm_items:
+            if item.is_video() and item.feature is not None:
+                item.video_grid_thw = steps_apart(processor.model_type, item.video_grid_thw)
+        return made
+
+    processor.process_mm_data_async = process_apart

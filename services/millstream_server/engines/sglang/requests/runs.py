@@ -16,7 +16,7 @@ from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.engines.sglang.progress import RankProgress
 from millstream_server.engines.sglang.requests.batches import BatchReader
 from millstream_server.engines.sglang.requests.gate import Gate, Hold
-from millstream_server.engines.sglang.requests.media import media_arguments
+from millstream_server.engines.sglang.requests.media import keep_steps_apart, media_arguments
 from millstream_server.engines.sglang.requests.translate import (
     Chunk,
     cancelled,
@@ -108,7 +108,9 @@ class Runs:
     def start(self, built: BuiltEngine) -> None:
         """Use this engine from now on."""
         self._built = built
-        self._batches = BatchReader(built.engine.tokenizer_manager, self._runs, self._progress)
+        manager = built.engine.tokenizer_manager
+        self._batches = BatchReader(manager, self._runs, self._progress)
+        keep_steps_apart(getattr(manager, "mm_processor", None))
 
     def __contains__(self, engine_id: str) -> bool:
         """Return whether a request of this id is open."""
