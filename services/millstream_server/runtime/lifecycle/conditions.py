@@ -16,6 +16,8 @@ DRAINING = "draining"
 """The process is shutting down; never cleared."""
 STUCK = "stuck"
 """The engine makes no progress."""
+PORT_FAILED = "port failed"
+"""gRPC accepts nothing more on the service's own port; never cleared: a new process is needed."""
 NO_WORKERS = "no workers"
 """Processor only: a model has no worker of a role that it needs."""
 
