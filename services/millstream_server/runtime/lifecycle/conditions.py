@@ -11,7 +11,7 @@ from collections.abc import Callable
 from millstream_server.runtime.telemetry.log import get_log
 
 LOADING = "loading"
-"""The model is being loaded or warmed up."""
+"""The model is being loaded or warmed up; at a Processor: the models' text files are being read."""
 DRAINING = "draining"
 """The process is shutting down; never cleared."""
 STUCK = "stuck"
