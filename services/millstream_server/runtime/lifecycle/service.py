@@ -25,6 +25,7 @@ from millstream_server.runtime.rpc.interceptor import RpcInterceptor
 from millstream_server.runtime.rpc.limits import RpcLimits
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.rpc.serving import Rpcs
+from millstream_server.runtime.security.api_keys import ApiKeys
 from millstream_server.runtime.security.auth import AuthPolicy, PeerIdentities
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_server.runtime.settings import SettingsError
@@ -189,8 +190,12 @@ class Service:
 
     def _make_admin(self, plan: ServicePlan) -> AdminServer:
         tls = _admin_tls(self._settings)
-        # Over TLS only the named peers may call; plaintext on loopback is open to this machine.
+        # Over TLS only the named peers may call; plaintext on loopback without keys is open to all
+        # users of this machine.
         peers = PeerIdentities(self._settings.admin_peers, "--admin-peers") if tls else None
+        keys = None
+        if self._settings.admin_keys:
+            keys = ApiKeys(inline=self._settings.admin_keys, variable="MILLSTREAM_ADMIN_KEYS")
         return AdminServer(
             Subject(
                 services=plan.services,
@@ -200,7 +205,7 @@ class Service:
                 open_work=plan.open_work,
             ),
             RpcInterceptor(
-                *AuthPolicy(peers=peers).layers(),
+                *AuthPolicy(keys=keys, peers=peers).layers(),
                 services=(*SERVICES, *(service.name for service in plan.admin_services)),
             ),
             credentials=tls.credentials() if tls else None,

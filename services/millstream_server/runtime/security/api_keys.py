@@ -49,15 +49,17 @@ class ApiKeys:
     everybody, the old keys stay.
     """
 
-    def __init__(self, *, file: Path | None = None, inline: str = "") -> None:
-        """Read both sources.
+    def __init__(
+        self, *, file: Path | None = None, inline: str = "", variable: str = ENV_SETTING
+    ) -> None:
+        """Read both sources; ``variable`` is where ``inline`` comes from, for errors.
 
         Raises:
             SettingsError: an entry is bad, there is no key, or everybody may write to the file; the
                 text contains no key.
         """
         self._file = file
-        self._fixed = _parse(inline.split(","), ENV_SETTING, "entry")
+        self._fixed = _parse(inline.split(","), variable, "entry")
         self._stamp: tuple[int, ...] | None = None
         self._complaint = ""
         self._entries: tuple[_Entry, ...] = self._fixed
@@ -65,7 +67,7 @@ class ApiKeys:
             self._entries = self._read(file)
             _warn_if_world_readable(file)
         elif not self._fixed:
-            raise SettingsError(f"{ENV_SETTING}: holds no key")
+            raise SettingsError(f"{variable}: holds no key")
         _check_unique(self._entries)
         log.info("API keys read", holders=self._names())
 
