@@ -271,6 +271,49 @@ async def test_all_servers_are_called_and_one_failure_counts(
     ]
 
 
+_KEY = "k" * 32
+
+
+async def test_the_key_of_a_run_is_found_and_is_its_users_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with control(_KEY, Undrain=[{}]) as one:
+        found = {"name": "decode-1", "role": "decode", "model": "m", "address": ""}
+        services = [{**found, "admin": one.address}]
+        (tmp_path / "suite.json").write_text(json.dumps({"pid": os.getpid(), "services": services}))
+        (tmp_path / "admin-key").write_text(f"{_KEY}\n")
+        here, elsewhere = ("--log-dir", str(tmp_path)), ("--log-dir", str(tmp_path / "none"))
+        for servers in (
+            ("--all",),
+            ("--admin", "decode-1"),
+            ("--admin", one.address),
+            ("--admin", one.address.replace("127.0.0.1", "localhost")),
+        ):
+            assert await admin("undrain", *servers, *here) == 0, capsys.readouterr().err
+        capsys.readouterr()
+        assert await admin("undrain", "--admin", one.address, *elsewhere) == 1
+        first, advice = capsys.readouterr().err.splitlines()
+        assert "error: UNAUTHENTICATED (UNAUTHENTICATED): this server requires a valid API" in first
+        assert "takes the key of its run, which only the user who started it can read" in advice
+        monkeypatch.setenv("MILLSTREAM_ADMIN_KEY", _KEY)
+        assert await admin("undrain", "--admin", one.address, *elsewhere) == 0
+        monkeypatch.delenv("MILLSTREAM_ADMIN_KEY")
+        read_text = Path.read_text
+
+        def as_another_user(file: Path, *args: Any, **kwargs: Any) -> str:
+            if file.name == "admin-key":
+                raise PermissionError
+            return read_text(file, *args, **kwargs)
+
+        monkeypatch.setattr(Path, "read_text", as_another_user)
+        capsys.readouterr()
+        assert await admin("undrain", "--all", *here) == 2
+        assert capsys.readouterr().err == (
+            f"error: the suite that has its logs in {tmp_path} is another user's: only the user "
+            f"who started it may operate it, since only they can read {tmp_path}/admin-key\n"
+        )
+
+
 async def test_the_suite_of_up_is_found_by_its_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

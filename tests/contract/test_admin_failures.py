@@ -97,7 +97,7 @@ async def test_nobody_there_and_another_port(
         assert "-> give the address of --admin-listen" in said
     async with secured_front(tmp_path) as front:
         assert await admin("status", "--admin", front.address, *front.tls) == 1
-        assert "-> admin ports ask for certificates" in capsys.readouterr().err
+        assert "-> is it the address of --admin-listen? " in capsys.readouterr().err
         assert await admin("status", "--admin", front.address) == 1
         assert "if it serves TLS, give --tls-ca-file" in capsys.readouterr().err
 

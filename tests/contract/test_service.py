@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -141,9 +142,33 @@ async def test_the_admin_address_is_apart() -> None:
         assert answer.status.settings["admin_listen"] == address
 
 
+async def test_with_keys_an_admin_address_without_tls_is_for_their_holders() -> None:
+    address, key = f"127.0.0.1:{free_port()}", "k" * 32
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    settings = replace(PLAIN, admin_listen=address, admin_keys=f"ops:sha256:{digest}")
+    async with listening(settings), grpc.aio.insecure_channel(address) as channel:
+        assert await check(channel) == SERVING
+        stub: Any = admin_pb2_grpc.AdminServiceStub(channel)
+        request = admin_pb2.GetServerStatusRequest()
+        channelz = raw_call(channel, "unary_unary", "/grpc.channelz.v1.Channelz/GetServers", None)
+        wrong = (("authorization", f"Bearer {key}k"),)
+        for call in (stub.GetServerStatus(request), stub.GetServerStatus(request, metadata=wrong)):
+            refused = await refusal(call)
+            assert (refused.code, refused.reason) == (
+                grpc.StatusCode.UNAUTHENTICATED,
+                "UNAUTHENTICATED",
+            )
+            assert refused.message.startswith("this server requires a valid API key; send it as")
+        assert (await refusal(channelz)).code is grpc.StatusCode.UNAUTHENTICATED
+        known = (("authorization", f"Bearer {key}"),)
+        answer = await stub.GetServerStatus(request, metadata=known)
+        assert answer.status.settings["admin_keys"] == "***"
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
+        ({"admin_listen": "127.0.0.1:1", "admin_keys": "a:b"}, "MILLSTREAM_ADMIN_KEYS: entry 1: "),
         ({"admin_listen": "0.0.0.0:1"}, "without TLS the admin services listen on a loopback"),
         ({"tls_cert_file": Path("c.pem")}, "--tls-cert-file and --tls-key-file belong together"),
         ({"tls_client_ca_file": Path("ca.pem")}, "belong together"),

@@ -185,7 +185,7 @@ async def test_the_suite_of_up_is_found_by_its_file_with_its_admin_ports(
     async with (
         played() as one,
         played(serves=False) as two,
-        control(GetServerStatus=[status]) as admin,
+        control("k" * 32, GetServerStatus=[status]) as admin,
     ):
         workers = [
             service("decode-1", one.address),
@@ -193,6 +193,7 @@ async def test_the_suite_of_up_is_found_by_its_file_with_its_admin_ports(
         ]
         content = {"pid": 1, "services": [*workers, service("processor", "x:1")]}
         (tmp_path / "suite.json").write_text(json.dumps(content))
+        (tmp_path / "admin-key").write_text("k" * 32)
         assert await top("--once", "--log-dir", str(tmp_path)) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert f"decode-1 {one.address} unknown serving 0" in out

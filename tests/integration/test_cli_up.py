@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import re
@@ -101,10 +102,15 @@ async def test_start_table_and_drain(tmp_path: Path) -> None:
             (name, address, f"127.0.0.1:{admin}") for name, address, admin in ports
         ]
         assert [one.name for one in found.workers] == ["prefill-1", "decode-1"]
+        assert (tmp_path / "admin-key").stat().st_mode & 0o777 == 0o600
         assert list(started) == ["prefill-1", "decode-1", "processor"]
         assert all(alive(pid) for pid in started.values())
         up.process.terminate()
         assert await up.ends() == 0
+    digest = hashlib.sha256(found.admin_key.encode()).hexdigest()
+    for name in started:
+        assert f"operated by up:sha256:{digest}\n" in (tmp_path / f"{name}.log").read_text()
+    assert not (tmp_path / "admin-key").exists()
     await gone(*started.values())
     with pytest.raises(NoSuiteError, match="no suite of `millstream up` has its logs in"):
         find_suite(tmp_path)

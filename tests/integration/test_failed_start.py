@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import decode_pb2_grpc
-from millstream_server.runtime.lifecycle.signals import DRAINED, FAILED
+from millstream_server.runtime.lifecycle.signals import DRAINED, FAILED, PORT_FAILED
+from tests.support.long_streams import server_status
+from tests.support.ports import free_port
+from tests.support.processes import complaints
 from tests.support.simulated_suite import SimulatedSuite
 from tests.support.suite import ServiceProcess
 from tests.support.waiting import until
@@ -108,32 +113,94 @@ async def test_a_worker_told_to_stop_while_it_loads_is_gone_at_once(tmp_path: Pa
     assert "stopped before the model was loaded" in worker.log.read_text()
 
 
+async def test_a_processor_whose_models_cant_be_read_answers_probes_and_signals(
+    tmp_path: Path,
+) -> None:
+    """A library that hangs stands for a file system that does, in the child that reads."""
+    library, hangs = tmp_path / "library" / "transformers", tmp_path / "hangs"
+    library.mkdir(parents=True)
+    (library / "__init__.py").write_text(
+        "import os, pathlib, signal\n"
+        f"whole = pathlib.Path({str(tmp_path)!r}, 'pid')\n"
+        f"whole.write_text(str(os.getpid())); whole.rename({str(hangs)!r})\n"
+        "signal.pause()\n"
+    )
+    found = os.pathsep.join([str(library.parent), os.environ.get("PYTHONPATH", "")])
+    made = SimulatedSuite(tmp_path, env={"PYTHONPATH": found})
+    made.models["tiny"] = ["127.0.0.1:1"]
+    admin, health = f"127.0.0.1:{free_port()}", free_port()
+    front = made.add_processor(
+        "it", admin_listen=admin, health_listen=f"127.0.0.1:{health}", log_level="info"
+    )
+    front.interpreter = True  # a forked one has the library, and starts no child
+    front.start()
+    try:
+        await until(hangs.exists, 30)
+        child = int(hangs.read_text())
+        assert (await _http_get(health, "/livez")).startswith(b"HTTP/1.1 200 ")
+        assert (await _http_get(health, "/healthz")).startswith(b"HTTP/1.1 503 ")
+        accepting = await _http_get(health, "/readyz?service=accepting")
+        assert accepting.startswith(b"HTTP/1.1 503 ")
+        async with grpc.aio.insecure_channel(admin) as operator:
+            status = await server_status(operator)
+        assert status.health_conditions == ["loading", "no workers"]
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", front.port)
+        front.terminate()
+        assert await front.until_gone(10) == DRAINED
+        await until(lambda: not Path(f"/proc/{child}").exists())
+    finally:
+        front.kill()
+    log = front.log.read_text()
+    assert "stopped before the models were read" in log
+    assert complaints(log) == []
+
+
 async def test_a_process_whose_grpc_loop_died_ends_what_it_has_and_leaves(tmp_path: Path) -> None:
     """One frame of anybody's ends grpcio's serving loop: a `:path` that is not UTF-8.
 
-    What runs goes on to its end; then the process leaves, to be started anew.
+    What runs goes on to its end; then the process leaves, to be started anew. Its other ports say
+    why, and so does its exit code.
     """
     made = SimulatedSuite(tmp_path, {"simulated_step_s": 0.02})
-    worker = made.add_worker("it")
+    admin, health = f"127.0.0.1:{free_port()}", free_port()
+    worker = made.add_worker("it", admin_listen=admin, health_listen=f"127.0.0.1:{health}")
     worker.start()
     try:
         await worker.until_serving()
-        async with grpc.aio.insecure_channel(worker.address) as channel:
+        async with (
+            grpc.aio.insecure_channel(worker.address) as channel,
+            grpc.aio.insecure_channel(admin) as operator,
+        ):
             stream = decode_stream(decode_pb2_grpc.DecodeServiceStub(channel))
             await stream.start(0, [1], max_new_tokens=100)
             await stream.first_token(0)
             _, writer = await asyncio.open_connection("127.0.0.1", worker.port)
             writer.write(_PATH_THAT_IS_NOT_UTF8)
             await writer.drain()
+            while not (holding := (await server_status(operator)).health_conditions):
+                await asyncio.sleep(0.02)
+            assert holding == ["port failed", "draining"]
+            assert (await _http_get(health, "/healthz")).startswith(b"HTTP/1.1 503 ")
+            assert (await _http_get(health, "/livez")).startswith(b"HTTP/1.1 200 ")
             (view,) = await stream.ended(0)
             assert len(view.token_ids) == 100
             assert any(frame.draining for frame in stream.frames)
             await stream.drain()
             writer.close()
-        assert await worker.until_gone(15) == FAILED
+        assert await worker.until_gone(15) == PORT_FAILED
     finally:
         worker.kill()
-    assert "gRPC's serving loop died" in worker.log.read_text()
+    log = worker.log.read_text()
+    assert re.search(r"gRPC's serving loop died; .* cause=\".*a :path that isn't UTF-8\"", log)
+
+
+async def _http_get(port: int, path: str) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    response = await reader.read()
+    writer.close()
+    return response
 
 
 def _frame(kind: int, flags: int, payload: bytes, stream: int) -> bytes:

@@ -79,6 +79,7 @@ _SAYS = {
         r"millstream_engine_total_blocks\{.*\} [1-9]",
     ],
     "The admin port": [
+        r'"code": "unauthenticated",\s+"message": "this server requires a valid API key',
         r'"pid": \d+',
         r'"drain_s": "60.0"',
         r'"ticket_key": "\*\*\*"',

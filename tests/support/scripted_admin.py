@@ -15,6 +15,8 @@ from millstream.v1 import admin_pb2, admin_pb2_grpc, engine_control_pb2, engine_
 from millstream_server.cli.plain import main
 from millstream_server.runtime.errors import ServingError
 from millstream_server.runtime.rpc.server import Server, ServerOptions
+from millstream_server.runtime.security.api_keys import ApiKeys
+from millstream_server.runtime.security.auth import AuthPolicy
 
 ENGINE = engine_control_pb2.DESCRIPTOR.services_by_name["EngineControlService"]
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]
@@ -73,9 +75,13 @@ class Control:
 
 
 @contextlib.asynccontextmanager
-async def control(**script: Script) -> AsyncIterator[Control]:
+async def control(key: str = "", /, **script: Script) -> AsyncIterator[Control]:
+    """Serve; callers need the ``key``, if there is one."""
     served = Control(script)
-    server = Server((ENGINE.full_name, ADMIN.full_name), ServerOptions(max_receive_bytes=4 << 20))
+    auth = AuthPolicy(keys=ApiKeys(inline=f"up:{key}") if key else None)
+    server = Server(
+        (ENGINE.full_name, ADMIN.full_name), ServerOptions(max_receive_bytes=4 << 20, auth=auth)
+    )
     engine_control_pb2_grpc.add_EngineControlServiceServicer_to_server(served, server.methods)  # type: ignore[arg-type]
     admin_pb2_grpc.add_AdminServiceServicer_to_server(served, server.methods)  # type: ignore[arg-type]
     served.address = f"127.0.0.1:{await server.listen('127.0.0.1:0')}"

@@ -52,6 +52,7 @@ async def _serve(args: argparse.Namespace) -> None:
     await health.set("", health_pb2.HealthCheckResponse.SERVING)
     await stop.wait()
     _log(f"draining with key {os.environ['MILLSTREAM_TICKET_KEY']}")
+    _log(f"operated by {os.environ['MILLSTREAM_ADMIN_KEYS']}")
     await asyncio.sleep(args.slow_drain)
     _log("drained")
     await server.stop(0)

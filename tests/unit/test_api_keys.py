@@ -124,8 +124,33 @@ def test_a_missing_file_stops_the_start_and_a_world_readable_one_is_a_warning(
     with pytest.raises(SettingsError, match=r"--api-keys-file: can't read .*keys"):
         ApiKeys(file=file)
     file.write_text(f"alice:{KEY}")
-    for mode, warnings in ((0o644, 1), (0o640, 0)):
+    # Kubernetes mounts a link to a file of mode 0444 or 0440, of a group that may have other users.
+    link = tmp_path / "link"
+    link.symlink_to(file)
+    for mode, warnings in ((0o644, 1), (0o444, 1), (0o640, 0), (0o660, 0), (0o440, 0)):
         file.chmod(mode)
         caplog.clear()
-        ApiKeys(file=file)
+        assert ApiKeys(file=link).name_of(KEY) == "alice"
         assert len([r for r in caplog.records if r.levelno == logging.WARNING]) == warnings
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o602])
+def test_a_file_that_everybody_may_write_to_is_refused(
+    tmp_path: Path, mode: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    file, link = tmp_path / "keys", tmp_path / "link"
+    file.write_text(f"alice:{KEY}")
+    file.chmod(0o600)
+    link.symlink_to(file)
+    keys = ApiKeys(file=link)
+    file.write_text(f"mallory:{KEY}")
+    file.chmod(mode)
+    caplog.clear()
+    assert keys.name_of(KEY) == "alice"
+    (warning,) = caplog.records
+    sentence = f"--api-keys-file: every user of this machine may write to {link}, and so let "
+    assert str(fields_of(warning)["reason"]).startswith(sentence)
+    with pytest.raises(SettingsError, match=f"chmod o-w {link}$"):
+        ApiKeys(file=link)
+    file.chmod(0o600)
+    assert keys.name_of(KEY) == "mallory"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import tomllib
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, distribution
@@ -10,6 +11,9 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from millstream_server.cli import packages
+from millstream_server.cli.findings import Level
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -84,6 +88,27 @@ def test_a_lock_is_complete(lock: str, roots: list[str], not_asked: frozenset[st
     # Python brings setuptools (or, from 3.12 on, nothing that needs it).
     beside = _pins("cpu.lock") if lock == "torch-cuda.lock" else {}
     assert _gaps(beside | _pins(lock) | {"setuptools": "999"}, roots, not_asked) == []
+
+
+def test_doctor_misses_nothing_that_make_setup_installs(monkeypatch: pytest.MonkeyPatch) -> None:
+    pins = _pins("cpu.lock") | _pins("torch-cuda.lock")
+    extras = {**EXTRAS, "gpu": GPU}
+    declared = [f"{line}; extra == '{extra}'" for extra, lines in extras.items() for line in lines]
+    asked = importlib.metadata.requires
+
+    def version(name: str) -> str:
+        if (pin := pins.get(canonicalize_name(name))) is None:
+            raise PackageNotFoundError(name)
+        return pin
+
+    def requires(name: str) -> list[str]:
+        return [*CLIENT, *declared] if name == "millstream" else asked(name) or []
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "requires", requires)
+    found = [*packages.pins(), *packages.engine(has_gpu=False)]
+    assert [finding.what for finding in found if finding.level is Level.MISS] == []
+    assert f"diffusers {pins['diffusers']}" in [finding.what for finding in found]
 
 
 def test_the_cuda_lock_only_adds_to_the_cpu_lock() -> None:

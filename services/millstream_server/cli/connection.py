@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 KEY_VARIABLE = "MILLSTREAM_API_KEY"
+ADMIN_KEY_VARIABLE = "MILLSTREAM_ADMIN_KEY"
 
 _KEY = re.compile(r"[!-~]+")
 """Visible ASCII, as metadata takes it."""
@@ -96,6 +97,15 @@ def read_connection(args: argparse.Namespace) -> Destination:
     return replace(read_tls(args), api_key=key, allow_plaintext_key=args.allow_plaintext_key)
 
 
+def read_admin_key() -> str:
+    """Return the key of an admin port that isn't of a suite of `up`; empty: there is none.
+
+    Raises:
+        ValueError: the variable holds no key.
+    """
+    return _checked_key(ADMIN_KEY_VARIABLE, os.environ.get(ADMIN_KEY_VARIABLE, ""))
+
+
 def refuse_plaintext_key(server: Destination, *, loopback: bool) -> None:
     """Check that nobody on the network can read the API key, or that it is allowed.
 
@@ -116,6 +126,10 @@ def _read_key(file: Path | None) -> str:
         text = _read("--api-key-file", file).decode(errors="replace")
         if not text.strip():
             raise ValueError(f"{source} is empty")
+    return _checked_key(source, text)
+
+
+def _checked_key(source: str, text: str) -> str:
     key = text.strip()
     if key and not _KEY.fullmatch(key):
         raise ValueError(f"{source} must hold an API key alone: one line of visible ASCII")

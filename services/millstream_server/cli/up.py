@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import fcntl
+import hashlib
 import os
 import secrets
 import signal
@@ -123,8 +124,10 @@ def _locked(log_dir: Path) -> Iterator[None]:
 async def up(plan: SuitePlan, command: CommandOf) -> int:
     """Run a plan's services; ``command`` returns a service's command line."""
     console = open_console()
-    suite = Suite(_children(plan, command), lambda text: _print_event(console, text))
-    with _stop_signals() as (stop, force), announced(plan):
+    admin_key = secrets.token_hex(32)
+    children = _children(plan, command, admin_key)
+    suite = Suite(children, lambda text: _print_event(console, text))
+    with _stop_signals() as (stop, force), announced(plan, admin_key):
         try:
             return await _serve(console, plan, suite, stop, force)
         finally:
@@ -152,9 +155,11 @@ async def _serve(
     return 0 if clean else 1
 
 
-def _children(plan: SuitePlan, command: CommandOf) -> list[Child]:
+def _children(plan: SuitePlan, command: CommandOf, admin_key: str) -> list[Child]:
     # Passed on to the children unchanged.
     env = dict(os.environ)
+    # Their admin ports are open to this machine: without a key every user of it could operate them.
+    env["MILLSTREAM_ADMIN_KEYS"] = f"up:sha256:{hashlib.sha256(admin_key.encode()).hexdigest()}"
     env["MILLSTREAM_TICKET_KEY"] = secrets.token_hex(32)
     env["PYTHONUNBUFFERED"] = "1"
     # Engines on the CPU share its cores; by default each would start a thread per core.

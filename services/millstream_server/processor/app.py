@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,9 +45,9 @@ from millstream_server.routing.policies import make_policy
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.prefix.prefixes import Prefixes
 from millstream_server.routing.router import Router
-from millstream_server.runtime.lifecycle.conditions import NO_WORKERS
+from millstream_server.runtime.lifecycle.conditions import LOADING, NO_WORKERS
 from millstream_server.runtime.lifecycle.service import Service, ServicePlan, peers_policy
-from millstream_server.runtime.lifecycle.signals import Signals, until_signal
+from millstream_server.runtime.lifecycle.signals import DRAINED, Signals, until_signal
 from millstream_server.runtime.rpc.limits import RpcLimits
 from millstream_server.runtime.rpc.server import Server
 from millstream_server.runtime.security.api_keys import ApiKeys
@@ -55,6 +56,7 @@ from millstream_server.runtime.security.tls import ClientTls
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.tracing import Tracing
+from millstream_server.runtime.threads import DaemonThreads
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketKey
 
@@ -80,7 +82,8 @@ class Forwarding:
 async def run(settings: ProcessorSettings) -> int:
     """Run a Processor; return the process's exit code.
 
-    It is SERVING while every model has a worker of every role it needs.
+    It is SERVING while every model has a worker of every role it needs. Its own port opens when the
+    models' directories are read, the ports for probes and operators before that.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     signals = Signals()
@@ -91,21 +94,31 @@ async def run(settings: ProcessorSettings) -> int:
     router.watch(changed.set)
     fleet = _fleet(settings, service, router)
     pacer = Pacer(settings.max_pace_s)
-    core = _core(settings, service, router, fleet, pacer)
+    texts: dict[str, TextModel | None] = dict.fromkeys(settings.model_directories())
+    core = _core(settings, service, router, fleet, pacer, texts=texts)
     server = service.prepare(_plan(settings, core))
+    loading = server.conditions.own(LOADING, holds=True)
     add_services(server, core, fleet, _forwarding(settings, service))
     async with contextlib.AsyncExitStack() as parts:  # the last pushed is the first closed
         parts.push_async_callback(service.close)
         parts.callback(core.models.close)
         parts.push_async_callback(fleet.close)
         parts.push_async_callback(pacer.close)
+        await service.listen_aside()
+        health = asyncio.ensure_future(follow_readiness(core, server, changed))
+        parts.callback(health.cancel)
+        log.phase("reading the models")
+        loaded = await signals.unless(load_models(settings.model_directories()))
+        if loaded is None:
+            log.info("stopped before the models were read")
+            return DRAINED
+        texts.update(loaded)
         await service.listen()
+        loading.clear()
         log.info("models", names=",".join(core.models.names))
         log.phase("waiting for workers")
         fleet.open()
         pacer.open()
-        health = asyncio.ensure_future(follow_readiness(core, server, changed))
-        parts.callback(health.cancel)
         failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         return await until_signal(
             server,
@@ -188,11 +201,17 @@ def _fleet(settings: ProcessorSettings, service: Service, router: Router) -> Fle
 
 
 def _core(
-    settings: ProcessorSettings, service: Service, router: Router, fleet: Fleet, pacer: Pacer
+    settings: ProcessorSettings,
+    service: Service,
+    router: Router,
+    fleet: Fleet,
+    pacer: Pacer,
+    *,
+    texts: Mapping[str, TextModel | None],
 ) -> ProcessorCore:
     key = _ticket_key(settings.ticket_key)
     return ProcessorCore(
-        Models(_load_models(settings.model_directories()), router, _text_limits(settings)),
+        Models(texts, router, _text_limits(settings)),
         router,
         GenerationParts(
             pacer=pacer,
@@ -291,7 +310,20 @@ def _worker_tls(settings: ProcessorSettings) -> ClientTls | None:
     )
 
 
-def _load_models(directories: dict[str, Path | None]) -> dict[str, TextModel | None]:
+async def load_models(directories: Mapping[str, Path | None]) -> dict[str, TextModel | None]:
+    """Read the models' directories in a thread: a file system may hang, a template be large.
+
+    Raises:
+        SettingsError: a directory can't be used.
+    """
+    threads = DaemonThreads(1, "models")
+    try:
+        return await asyncio.wrap_future(threads.submit(_read_models, directories))
+    finally:
+        threads.close()
+
+
+def _read_models(directories: Mapping[str, Path | None]) -> dict[str, TextModel | None]:
     for directory in directories.values():
         if directory:
             expect_usable(directory)

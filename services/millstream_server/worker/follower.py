@@ -13,7 +13,7 @@ from millstream_server.engines.base import Role
 from millstream_server.runtime.errors import ServingError
 from millstream_server.runtime.lifecycle.conditions import LOADING
 from millstream_server.runtime.lifecycle.service import Service, ServicePlan, peers_policy
-from millstream_server.runtime.lifecycle.signals import DRAINED, FAILED, Signals
+from millstream_server.runtime.lifecycle.signals import DRAINED, FAILED, PORT_FAILED, Signals
 from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.worker.host_settings import ModelSettings
@@ -114,6 +114,8 @@ async def _until_end(
             log.error("the engine ended", reason=ended.result())
         await server.stop(_STOP_GRACE_S)
         log.phase("stopped")
+        if died.done():
+            return PORT_FAILED
         return DRAINED if first.done() else FAILED
     finally:
         for wait in waits:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from millstream_server.cli.suite.plan import PlannedService
 from millstream_server.cli.suite.process import TAIL_LINES, Child
+from millstream_server.runtime.lifecycle.signals import PORT_FAILED
 from tests.support.command_line import until
 
 SERVICE = PlannedService(
@@ -44,6 +45,16 @@ async def test_the_tail_and_the_exit_code(tmp_path: Path) -> None:
     assert failed.tail() == [str(i) for i in range(40 - TAIL_LINES, 40)]
     assert failed.ending() == "exited with code 7"
     assert not failed.running
+
+
+async def test_a_port_that_a_caller_ended_is_named(tmp_path: Path) -> None:
+    failed = child(f"raise SystemExit({PORT_FAILED})", tmp_path / "log")
+    await failed.start()
+    assert await failed.wait() == 4
+    assert failed.ending() == (
+        "exited with code 4: a request that gRPC can't read, with a :path that isn't UTF-8, ended "
+        "its port (docs/troubleshooting.md)"
+    )
 
 
 async def test_a_second_start_appends_and_looks_at_new_lines_only(tmp_path: Path) -> None:

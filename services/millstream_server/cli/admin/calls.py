@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from google.protobuf.message import Message
 
 from millstream.v1 import engine_control_pb2
+from millstream_client.transport import Metadata
 from millstream_client.writing import half_close, write
 
 SHORT_S = 10.0
@@ -33,7 +34,7 @@ class AdminCall(Protocol):
         """See `Describe`."""
         ...
 
-    async def run(self, stub: Any, report: Report) -> Message:
+    async def run(self, stub: Any, report: Report, metadata: Metadata) -> Message:
         """Call the method of ``stub``; return the response that has the result.
 
         Raises:
@@ -54,9 +55,11 @@ class OneResponse:
     timeout_s: float | None = SHORT_S
     """None: it lasts as long as the engine needs."""
 
-    async def run(self, stub: Any, report: Report) -> Message:
+    async def run(self, stub: Any, report: Report, metadata: Metadata) -> Message:
         """See `AdminCall.run`."""
-        response: Message = await getattr(stub, self.method)(self.request, timeout=self.timeout_s)
+        response: Message = await getattr(stub, self.method)(
+            self.request, timeout=self.timeout_s, metadata=metadata
+        )
         return response
 
 
@@ -68,9 +71,9 @@ class WithProgress:
     request: Message
     describe: Describe
 
-    async def run(self, stub: Any, report: Report) -> Message:
+    async def run(self, stub: Any, report: Report, metadata: Metadata) -> Message:
         """See `AdminCall.run`."""
-        return await _last(getattr(stub, self.method)(self.request), report)
+        return await _last(getattr(stub, self.method)(self.request, metadata=metadata), report)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +84,9 @@ class Upload:
     messages: Callable[[], AsyncGenerator[Message, None]]
     describe: Describe
 
-    async def run(self, stub: Any, report: Report) -> Message:
+    async def run(self, stub: Any, report: Report, metadata: Metadata) -> Message:
         """See `AdminCall.run`."""
-        call = getattr(stub, self.method)()
+        call = getattr(stub, self.method)(metadata=metadata)
         reading = asyncio.ensure_future(_last(call, report))
         try:
             await self._send(call)

@@ -18,8 +18,10 @@ _ADVICE: Mapping[str, str] = {
     "UNSUPPORTED_FEATURE": "`millstream admin status` lists what this engine can do",
     "ADAPTER_EXISTS": "to replace it, `unload-lora` it first",
     "ADAPTER_NOT_FOUND": "`millstream admin list-loras` shows which are loaded",
-    "UNAUTHENTICATED": "admin ports ask for certificates, never for API keys: give "
-    "--tls-cert-file and --tls-key-file, and the address of --admin-listen",
+    "UNAUTHENTICATED": "is it the address of --admin-listen? A suite of `millstream up` takes the "
+    "key of its run, which only the user who started it can read: call in the directory of `up`, "
+    "or give --log-dir. Others may take a key, from MILLSTREAM_ADMIN_KEY, and over TLS a "
+    "certificate (--tls-cert-file, --tls-key-file)",
     "PERMISSION_DENIED": "--admin-peers of the server names the certificates that may call",
     "WORKER_DRAINING": "the worker is shutting down; call the one that takes its place",
 }

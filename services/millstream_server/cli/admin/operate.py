@@ -64,7 +64,9 @@ async def _run(
     label = server.label
     try:
         response = await call.run(
-            _stub(command, client), lambda progress: output.progress(label, progress)
+            _stub(command, client),
+            lambda progress: output.progress(label, progress),
+            client.metadata(),
         )
     except grpc.aio.AioRpcError as error:
         failure = explain(from_rpc_error(error), server.destination, command.name)

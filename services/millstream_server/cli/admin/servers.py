@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from millstream_server.cli.connection import Destination, read_tls
+from millstream_server.cli.connection import Destination, read_admin_key, read_tls
 from millstream_server.cli.suite.running import (
     NoSuiteError,
     RunningService,
@@ -39,7 +40,11 @@ def chosen_servers(args: argparse.Namespace) -> list[AdminServer]:
         raise ValueError("--model chooses among the workers of --all; --admin needs none")
     base = read_tls(argparse.Namespace(**{**vars(args), "address": ""}))
     named = _all(args) if args.all else [_named(args, text) for text in args.admin]
-    return [AdminServer(label, replace(base, address=address)) for label, address in named]
+    key_of = _keys(args)
+    return [
+        AdminServer(label, replace(base, address=address, api_key=key_of(address)))
+        for label, address in named
+    ]
 
 
 def _all(args: argparse.Namespace) -> list[tuple[str, str]]:
@@ -62,6 +67,19 @@ def _named(args: argparse.Namespace, text: str) -> tuple[str, str]:
             return _place(service)
     names = ", ".join(service.name for service in services)
     raise ValueError(f"--admin: {text!r} is neither HOST:PORT nor one of the suite's: {names}")
+
+
+def _keys(args: argparse.Namespace) -> Callable[[str], str]:
+    """Return what gives the key of an admin address: that of the suite's run for the suite's."""
+    other = read_admin_key()
+    try:
+        suite = find_suite(args.log_dir)
+    except NoSuiteError:
+        return lambda _: other
+    ports = {service.admin for service in suite.services}
+    return lambda address: (
+        suite.admin_key if address.replace("localhost:", "127.0.0.1:") in ports else other
+    )
 
 
 def _suite(args: argparse.Namespace) -> RunningSuite:

@@ -24,6 +24,11 @@ TAIL_LINES = 15
 # As `runtime.telemetry.log` writes it; no other line can look like this.
 _PHASE = re.compile(r'^\S+ \S+ [A-Z]+ [\w.]+: phase phase=(?:"([^"]*)"|(\S+))', re.MULTILINE)
 _HEALTH_TIMEOUT_S = 1.0
+# signals.PORT_FAILED: its module needs packages that may be missing where `doctor` uses this one.
+_MEANING = {
+    4: "a request that gRPC can't read, with a :path that isn't UTF-8, ended its port "
+    "(docs/troubleshooting.md)"
+}
 _BROKEN_BY_SIGNAL = {
     signal.SIGKILL: "killed by SIGKILL, by a user or because the machine ran out of memory",
     signal.SIGSEGV: "crashed (SIGSEGV)",
@@ -126,7 +131,8 @@ class Child:
     def ending(self) -> str:
         """Describe how the process ended."""
         if self.exit_code is None or self.exit_code >= 0:
-            return f"exited with code {self.exit_code}"
+            why = _MEANING.get(self.exit_code or 0)
+            return f"exited with code {self.exit_code}" + (f": {why}" if why else "")
         number = signal.Signals(-self.exit_code)
         return _BROKEN_BY_SIGNAL.get(number, f"was ended by {number.name}")
 

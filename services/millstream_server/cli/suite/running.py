@@ -1,4 +1,4 @@
-"""The file by which other commands find the suite that `millstream up` runs."""
+"""The files by which other commands find the suite that `millstream up` runs, and its key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # the commands that read the file need no more than it
 DEFAULT_LOG_DIR = Path(".millstream/logs")
 """Of `up`."""
 _FILE = "suite.json"
+KEY_FILE = "admin-key"
+"""Holds the key of the suite's admin ports; only the user who started the suite can read it."""
 
 
 class NoSuiteError(Exception):
@@ -41,6 +43,8 @@ class RunningSuite:
     """What `up` runs, workers first and the Processor last."""
 
     services: tuple[RunningService, ...]
+    admin_key: str = field(default="", repr=False)
+    """What its admin ports ask for; every run has its own."""
 
     @property
     def workers(self) -> tuple[RunningService, ...]:
@@ -49,8 +53,8 @@ class RunningSuite:
 
 
 @contextlib.contextmanager
-def announced(plan: SuitePlan) -> Iterator[None]:
-    """Keep the file in the suite's log directory as long as the suite runs."""
+def announced(plan: SuitePlan, admin_key: str) -> Iterator[None]:
+    """Keep the files in the suite's log directory as long as the suite runs."""
     options, services = plan.options, []
     for service in plan.services:
         model = service.further.name if service.further else options.model_name
@@ -64,7 +68,8 @@ def announced(plan: SuitePlan) -> Iterator[None]:
             )
         )
     options.log_dir.mkdir(parents=True, exist_ok=True)
-    file = options.log_dir / _FILE
+    key_file, file = options.log_dir / KEY_FILE, options.log_dir / _FILE
+    _write_secret(key_file, admin_key)
     whole = file.with_suffix(".new")
     content = {"pid": os.getpid(), "services": [asdict(service) for service in services]}
     whole.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -73,13 +78,24 @@ def announced(plan: SuitePlan) -> Iterator[None]:
         yield
     finally:
         file.unlink(missing_ok=True)
+        key_file.unlink(missing_ok=True)
+
+
+def _write_secret(file: Path, text: str) -> None:
+    """Write a file that never was another user's to read or to make."""
+    whole = file.with_suffix(".new")
+    whole.unlink(missing_ok=True)
+    descriptor = os.open(whole, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as secret:
+        secret.write(text)
+    whole.replace(file)
 
 
 def find_suite(log_dir: Path) -> RunningSuite:
     """Return the suite whose `up` writes its logs to ``log_dir``.
 
     Raises:
-        NoSuiteError: there is none.
+        NoSuiteError: there is none, or it is another user's.
     """
     none = (
         f"no suite of `millstream up` has its logs in {log_dir}: run this command in the directory "
@@ -95,7 +111,16 @@ def find_suite(log_dir: Path) -> RunningSuite:
         raise NoSuiteError(f"{log_dir / _FILE} can't be read: {error}") from error
     if not _runs(pid):  # it was killed, and its services with it
         raise NoSuiteError(none)
-    return RunningSuite(services)
+    try:
+        key = (log_dir / KEY_FILE).read_text(encoding="utf-8").strip()
+    except FileNotFoundError:  # as services of tests have it
+        key = ""
+    except PermissionError as error:
+        raise NoSuiteError(
+            f"the suite that has its logs in {log_dir} is another user's: only the user who "
+            f"started it may operate it, since only they can read {log_dir / KEY_FILE}"
+        ) from error
+    return RunningSuite(services, key)
 
 
 def _runs(pid: int) -> bool:

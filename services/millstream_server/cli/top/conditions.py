@@ -24,7 +24,9 @@ async def follow_conditions(state: WorkerState, admin: Client, interval_s: float
                 continue
             try:
                 response = await stub.GetServerStatus(
-                    admin_pb2.GetServerStatusRequest(), timeout=_CALL_S
+                    admin_pb2.GetServerStatusRequest(),
+                    timeout=_CALL_S,
+                    metadata=admin.metadata(),
                 )
             except grpc.aio.AioRpcError:
                 state.conditions = ()  # the table shows that it isn't serving

@@ -79,7 +79,10 @@ def _discovery(args: argparse.Namespace) -> tuple[Discovery, dict[str, Known]]:
             suite = find_suite(args.log_dir)
         except NoSuiteError as error:
             raise ValueError(f"{error}; or name workers with --workers") from error
-        known = {worker.address: Known(worker.name, worker.admin) for worker in suite.workers}
+        known = {
+            worker.address: Known(worker.name, worker.admin, suite.admin_key)
+            for worker in suite.workers
+        }
         return StaticDiscovery(list(known)), known
     try:
         from millstream_server.routing.discovery.choice import make_discovery  # noqa: PLC0415

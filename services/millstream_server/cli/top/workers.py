@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from millstream_server.cli.client import connect
 from millstream_server.cli.connection import Destination
@@ -25,6 +25,8 @@ class Known:
     name: str = ""
     admin: str = ""
     """Its admin address."""
+    admin_key: str = field(default="", repr=False)
+    """What that asks for."""
 
 
 class Workers:
@@ -95,6 +97,6 @@ class Workers:
         watch = WorkerWatch(state, server, connect(server), self._interval_s)
         works = [watch.run()]
         if known.admin:
-            admin = connect(replace(self._server, address=known.admin, api_key=""))
+            admin = connect(replace(self._server, address=known.admin, api_key=known.admin_key))
             works.append(follow_conditions(state, admin, self._interval_s))
         await asyncio.gather(*works)

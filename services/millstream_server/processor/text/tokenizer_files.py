@@ -3,12 +3,15 @@
 The library puts together what the files say in several places. To import it takes 33 MB, and it is
 needed for this only: so a child process does it, and returns all as JSON.
 
-`python -m millstream_server.processor.text.tokenizer_files DIR` is that process.
+`python -m millstream_server.processor.text.tokenizer_files DIR PARENT_PID` is that process.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,6 +21,7 @@ from typing import Any
 
 from millstream_server.processor.text.model_files import UnusableModelError
 
+_PR_SET_PDEATHSIG = 1
 _TIMEOUT_S = 300.0
 """A large vocabulary takes seconds; a network file system that hangs must end the start."""
 
@@ -52,7 +56,7 @@ def read_tokenizer(path: Path) -> TokenizerFiles:
 
 
 def _read_apart(path: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", __name__, str(path)]
+    command = [sys.executable, "-m", __name__, str(path), str(os.getpid())]
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=_TIMEOUT_S)  # noqa: S603 - ourselves
     except subprocess.SubprocessError as error:
@@ -84,5 +88,14 @@ def _read(path: Path) -> dict[str, Any]:
     return asdict(found)
 
 
+def _end_with(parent: int) -> None:
+    """Let the kernel end this process with its parent, which may stop before the files are read."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            sys.exit(1)
+
+
 if __name__ == "__main__":
+    _end_with(int(sys.argv[2]))
     sys.stdout.write(json.dumps(_read(Path(sys.argv[1]))))

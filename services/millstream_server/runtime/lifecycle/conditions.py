@@ -11,11 +11,13 @@ from collections.abc import Callable
 from millstream_server.runtime.telemetry.log import get_log
 
 LOADING = "loading"
-"""The model is being loaded or warmed up."""
+"""The model is being loaded or warmed up; at a Processor: the models' text files are being read."""
 DRAINING = "draining"
 """The process is shutting down; never cleared."""
 STUCK = "stuck"
 """The engine makes no progress."""
+PORT_FAILED = "port failed"
+"""gRPC accepts nothing more on the service's own port; never cleared: a new process is needed."""
 NO_WORKERS = "no workers"
 """Processor only: a model has no worker of a role that it needs."""
 

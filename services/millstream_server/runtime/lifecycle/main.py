@@ -31,7 +31,7 @@ def main(
     """Read settings, run the app on a new event loop, exit with the app's code.
 
     Exit codes: 0 stopped by a signal, 1 failed, 2 a setting is wrong, 3 stopped by a signal with
-    requests cut off.
+    requests cut off, 4 gRPC served its port no more.
     """
     # Objects made by imports live as long as the process: exclude them from garbage collection.
     gc.collect()

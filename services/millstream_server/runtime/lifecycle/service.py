@@ -20,11 +20,12 @@ from millstream_server.runtime.lifecycle.admin import (
 )
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
 from millstream_server.runtime.rpc.channel import is_loopback
-from millstream_server.runtime.rpc.health import SERVICE_NAME, HealthServicer
+from millstream_server.runtime.rpc.health import ACCEPTING, SERVICE_NAME, HealthServicer
 from millstream_server.runtime.rpc.interceptor import RpcInterceptor
 from millstream_server.runtime.rpc.limits import RpcLimits
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.rpc.serving import Rpcs
+from millstream_server.runtime.security.api_keys import ApiKeys
 from millstream_server.runtime.security.auth import AuthPolicy, PeerIdentities
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_server.runtime.settings import SettingsError
@@ -71,7 +72,10 @@ class ServicePlan:
 
 
 class Service:
-    """Order of calls: constructor, `prepare`, adding of servicers, `listen`, `close`."""
+    """Order of calls: constructor, `prepare`, adding of servicers, `listen`, `close`.
+
+    A service that isn't ready for callers at once calls `listen_aside` before `listen`.
+    """
 
     def __init__(
         self, settings: ServiceSettings, name: str, attributes: Mapping[str, str] | None = None
@@ -90,6 +94,7 @@ class Service:
         self._admin: AdminServer | None = None
         self._probes: H2Server | None = None
         self._metrics: MetricsEndpoint | None = None
+        self._listens_aside = False
         self._plan: ServicePlan | None = None
         self.tracing = Tracing.from_settings(
             settings.otlp_endpoint,
@@ -135,6 +140,24 @@ class Service:
         Raises:
             OSError: a port can't be bound.
         """
+        await self.listen_aside()
+        port = await self.server.listen(self._settings.listen)
+        self.server.health.set(ACCEPTING, serving=True)
+        log.info("listening", on="service", port=port)
+        return port
+
+    async def listen_aside(self) -> None:
+        """Open the ports for metrics, operators and probes, as `listen` else does.
+
+        The health name `accepting` is NOT_SERVING until `listen` has opened the service's own port.
+
+        Raises:
+            OSError: a port can't be bound.
+        """
+        if self._listens_aside:
+            return
+        self._listens_aside = True
+        self.server.health.set(ACCEPTING, serving=False)
         settings = self._settings
         if settings.metrics_listen:
             collectors = self._plan.collectors if self._plan else ()
@@ -147,9 +170,6 @@ class Service:
             port = self._probes.bind(settings.health_listen)
             await self._probes.start()
             log.info("listening", on="health", port=port)
-        port = await self.server.listen(settings.listen)
-        log.info("listening", on="service", port=port)
-        return port
 
     async def close(self, grace_s: float = 0.0) -> None:
         """Close what `listen` opened and send the last spans; may be called in any state.
@@ -170,8 +190,12 @@ class Service:
 
     def _make_admin(self, plan: ServicePlan) -> AdminServer:
         tls = _admin_tls(self._settings)
-        # Over TLS only the named peers may call; plaintext on loopback is open to this machine.
+        # Over TLS only the named peers may call; plaintext on loopback without keys is open to all
+        # users of this machine.
         peers = PeerIdentities(self._settings.admin_peers, "--admin-peers") if tls else None
+        keys = None
+        if self._settings.admin_keys:
+            keys = ApiKeys(inline=self._settings.admin_keys, variable="MILLSTREAM_ADMIN_KEYS")
         return AdminServer(
             Subject(
                 services=plan.services,
@@ -181,7 +205,7 @@ class Service:
                 open_work=plan.open_work,
             ),
             RpcInterceptor(
-                *AuthPolicy(peers=peers).layers(),
+                *AuthPolicy(keys=keys, peers=peers).layers(),
                 services=(*SERVICES, *(service.name for service in plan.admin_services)),
             ),
             credentials=tls.credentials() if tls else None,

@@ -46,6 +46,12 @@ class ServiceSettings:
     admin_client_ca_file: Path | None = setting(
         None, help="PEM CAs of operators' certificates; empty: those of --tls-client-ca-file"
     )
+    admin_keys: str = setting(
+        "",
+        help="keys of operators, NAME:KEY or NAME:sha256:HEX, comma-separated; the admin address "
+        "then refuses calls without one",
+        secret=True,
+    )
     # ---- telemetry
     otlp_endpoint: str = setting(
         "", help="OpenTelemetry collector, http://HOST:PORT (gRPC); empty: no tracing"

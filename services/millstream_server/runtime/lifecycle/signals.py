@@ -13,7 +13,7 @@ from millstream_server.runtime.telemetry.log import get_log
 log = get_log(__name__)
 T = TypeVar("T")
 
-DRAINED, FAILED, CUT_OFF = 0, 1, 3
+DRAINED, FAILED, CUT_OFF, PORT_FAILED = 0, 1, 3, 4
 """Exit codes of a service; 2 is a wrong setting."""
 _STOP_GRACE_S = 0.2
 _LAST_FRAMES_S = 0.5
@@ -60,7 +60,7 @@ async def until_signal(
     """Serve until the first signal, then drain; or until something fails. Return the exit code.
 
     ``drain`` returns whether all work ended. A second signal or ``failed`` cuts it short.
-    Exit codes: 0 drained, 1 the service failed, 3 requests were cut off.
+    Exit codes: 0 drained, 1 the service failed, 3 requests were cut off, 4 gRPC's port failed.
     """
     waits: list[asyncio.Future[Any]] = [_wait(signals.first), _wait(server.died)]
     await asyncio.wait({*waits, failed}, return_when=asyncio.FIRST_COMPLETED)
@@ -79,7 +79,7 @@ async def until_signal(
     await server.stop(_STOP_GRACE_S)
     log.phase("stopped", clean=clean)
     if failed.done() or server.died.is_set():
-        return FAILED
+        return FAILED if failed.done() else PORT_FAILED
     return DRAINED if clean else CUT_OFF
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import grpc
@@ -22,12 +22,19 @@ _WATCH_S = 0.5
 class GrpcServer:
     """grpc.aio's server. Order of calls: add servicers, `bind`, `start`, `stop`."""
 
-    def __init__(self, interceptor: RpcInterceptor, arguments: ChannelArguments) -> None:
-        """Serve RPCs through ``interceptor``."""
+    def __init__(
+        self,
+        interceptor: RpcInterceptor,
+        arguments: ChannelArguments,
+        died: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Serve RPCs through ``interceptor``.
+
+        ``died`` is called when gRPC accepts no more calls; only a new process helps.
+        """
         self._server = grpc.aio.server(interceptors=[interceptor], options=arguments)
         self._watching: asyncio.Task[None] | None = None
-        self.died = asyncio.Event()
-        """Set when gRPC accepts no more calls; only a new process helps."""
+        self._died = died
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Handler]) -> None:
         """Add a service's methods."""
@@ -65,5 +72,8 @@ class GrpcServer:
         core: Any = self._server._server  # type: ignore[attr-defined]  # noqa: SLF001 - no public way
         while core.is_running():  # noqa: ASYNC110 - it sets no event
             await asyncio.sleep(_WATCH_S)
-        log.error("gRPC's serving loop died; this process finishes its work and exits")
-        self.died.set()
+        log.error(
+            "gRPC's serving loop died; this process finishes its work and exits",
+            cause="a caller's frame, most likely a :path that isn't UTF-8",
+        )
+        self._died()

@@ -29,9 +29,10 @@ SERVICE_NAME = "grpc.health.v1.Health"
 LIVENESS = "liveness"
 """SERVING as long as the process responds; the only name for a Kubernetes liveness probe."""
 ACCEPTING = "accepting"
-"""SERVING until the drain begins: the name for the health checks of gRPC clients that balance. A
-server that can't serve for another reason, such as a Processor without workers, says so in the
-error of a call; a client that leaves the server out would only see its own deadline pass."""
+"""SERVING from when the service's port is open until the drain begins: the name for the health
+checks of gRPC clients that balance. A server that can't serve for another reason, such as a
+Processor without workers, says so in the error of a call; a client that leaves the server out would
+only see its own deadline pass."""
 MAX_NAME = 256
 """Longest name in a request. Callers aren't authenticated."""
 MAX_WATCHES = 4096

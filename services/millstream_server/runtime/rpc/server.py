@@ -78,14 +78,13 @@ class Server:
         self._transport = self._make_transport(options)
         self.methods: ServicerTable = self._transport
         """Takes servicers, as a grpc.aio server does."""
-        if isinstance(self._transport, GrpcServer):
-            self.died = self._transport.died
         self.health = health.HealthServicer(services)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.methods)
         self.conditions = conditions.HealthConditions(
             lambda serving: self.set_serving(serving=serving)
         )
         """The conditions that decide its health."""
+        self._port_failed = self.conditions.own(conditions.PORT_FAILED)
         self._drains = self.conditions.own(conditions.DRAINING)
         names = [health.SERVICE_NAME]
         if not options.health_only:
@@ -116,7 +115,12 @@ class Server:
                 max_connection_age_s=options.max_connection_age_s,
                 max_connection_age_grace_s=options.max_connection_age_grace_s,
             ),
+            self._transport_died,
         )
+
+    def _transport_died(self) -> None:
+        self._port_failed.set()
+        self.died.set()
 
     def _layers(self, options: ServerOptions) -> list[Layer]:
         served = [m for name in self._services for m in reflection.methods_of(name)]

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
+import stat
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -43,18 +45,21 @@ class ApiKeys:
     """Finds the holder of a key.
 
     The file's time stamp is checked on every call, and a changed file is read again: a revoked key
-    is refused from the next RPC on. If the file can't be read or has a bad entry, the old keys
-    stay.
+    is refused from the next RPC on. If the file can't be read, has a bad entry or may be written by
+    everybody, the old keys stay.
     """
 
-    def __init__(self, *, file: Path | None = None, inline: str = "") -> None:
-        """Read both sources.
+    def __init__(
+        self, *, file: Path | None = None, inline: str = "", variable: str = ENV_SETTING
+    ) -> None:
+        """Read both sources; ``variable`` is where ``inline`` comes from, for errors.
 
         Raises:
-            SettingsError: an entry is bad, or there is no key; the text contains no key.
+            SettingsError: an entry is bad, there is no key, or everybody may write to the file; the
+                text contains no key.
         """
         self._file = file
-        self._fixed = _parse(inline.split(","), ENV_SETTING, "entry")
+        self._fixed = _parse(inline.split(","), variable, "entry")
         self._stamp: tuple[int, ...] | None = None
         self._complaint = ""
         self._entries: tuple[_Entry, ...] = self._fixed
@@ -62,7 +67,7 @@ class ApiKeys:
             self._entries = self._read(file)
             _warn_if_world_readable(file)
         elif not self._fixed:
-            raise SettingsError(f"{ENV_SETTING}: holds no key")
+            raise SettingsError(f"{variable}: holds no key")
         _check_unique(self._entries)
         log.info("API keys read", holders=self._names())
 
@@ -101,9 +106,15 @@ class ApiKeys:
     def _read(self, file: Path) -> tuple[_Entry, ...]:
         try:
             with file.open("rb") as source:
+                mode = os.fstat(source.fileno()).st_mode
                 data = source.read(_MOST_BYTES + 1)
         except OSError as error:
             raise SettingsError(_cannot_read(error)) from error
+        if mode & stat.S_IWOTH:
+            raise SettingsError(
+                f"{FILE_SETTING}: every user of this machine may write to {file}, and so let "
+                f"themselves in: chmod o-w {file}"
+            )
         if len(data) > _MOST_BYTES:
             raise SettingsError(f"{FILE_SETTING}: more than 1 MiB is no list of keys")
         try:
@@ -121,7 +132,7 @@ class ApiKeys:
 
 
 def _warn_if_world_readable(file: Path) -> None:
-    if file.stat().st_mode & 0o004:
+    if file.stat().st_mode & stat.S_IROTH:
         log.warning("the file of API keys is readable by everybody; change its mode", file=file)
 
 
