@@ -10,7 +10,7 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2_grpc
 
-from millstream_server.runtime.rpc.health import HealthServicer
+from millstream_server.runtime.rpc.health import Health, HealthServicer
 from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.security.tls import ServerTls
 from millstream_server.runtime.transport.limits.fair_bound import Place
@@ -21,7 +21,7 @@ from tests.support.certificates import SecretMount
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 OPTIONS = TransportOptions(max_receive_bytes=1 << 20)
-STATES = {"": True, "liveness": True, "a.Service": False}
+HEALTH = Health({"": True, "liveness": True, "a.Service": False}, ["port failed"])
 
 
 class Http2(asyncio.Protocol):
@@ -64,7 +64,7 @@ async def listening(
         made.append(Http2(place))
         return made[-1]
 
-    listener = Listener(speak, lambda: STATES, options)
+    listener = Listener(speak, lambda: HEALTH, options)
     port = listener.bind(on, tls)
     listener.start()
     try:
@@ -104,8 +104,8 @@ async def closes(connection: Any) -> None:
 
 @contextlib.asynccontextmanager
 async def serving_health(on: str) -> AsyncIterator[int]:
-    health = HealthServicer(["a.Service"])
-    server = H2Server(Rpcs(), OPTIONS, lambda: health.states)
+    health = HealthServicer(["a.Service"], lambda: ["port failed"])
+    server = H2Server(Rpcs(), OPTIONS, lambda: health.told)
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     port = server.bind(on)
     await server.start()

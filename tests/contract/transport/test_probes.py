@@ -60,7 +60,11 @@ async def test_who_says_nothing_whole_is_cut(sent: bytes, monkeypatch: pytest.Mo
         ("/livez", 200, {"service": "liveness", "status": "SERVING"}),
         ("/readyz", 200, {"service": "", "status": "SERVING"}),
         ("/healthz?verbose", 200, {"service": "", "status": "SERVING"}),
-        ("/readyz?service=a.Service", 503, {"service": "a.Service", "status": "NOT_SERVING"}),
+        (
+            "/readyz?service=a.Service",
+            503,
+            {"service": "a.Service", "status": "NOT_SERVING", "conditions": ["port failed"]},
+        ),
     ],
 )
 async def test_a_probe_gets_the_health_of_a_name(path: str, status: int, says: Any) -> None:
@@ -124,7 +128,12 @@ async def test_a_probe_over_http2_may_name_no_host() -> None:
     [
         ("GET", "/livez", 200, b'{"service": "liveness", "status": "SERVING"}\n'),
         ("HEAD", "/livez", 200, b""),
-        ("GET", "/readyz?service=a.Service", 503, b'{"service": "a.Service", "status": "NOT_'),
+        (
+            "GET",
+            "/readyz?service=a.Service",
+            503,
+            b'{"service": "a.Service", "status": "NOT_SERVING", "cond',
+        ),
         ("GET", "/a.B/C", 404, b"this port serves gRPC"),
     ],
 )

@@ -218,7 +218,7 @@ def _health_only(health: HealthServicer) -> H2Server:
     server = H2Server(
         Rpcs(services=(SERVICE_NAME,)),
         TransportOptions(max_receive_bytes=4096, max_connections=_MOST_PROBES),
-        lambda: health.states,
+        lambda: health.told,
     )
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     return server

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -43,14 +44,30 @@ MAX_LISTED = 100
 _Status = health_pb2.HealthCheckResponse
 
 
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What probes by HTTP are told."""
+
+    states: Mapping[str, bool]
+    """Of each name; True is SERVING."""
+    conditions: Sequence[str] = ()
+    """Why the process doesn't serve, `HealthConditions.holding`."""
+
+
 class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     """Health by name; every name but `liveness` and `accepting` is NOT_SERVING until `set`.
 
     May be added to several servers of a process. All calls come from one event loop.
     """
 
-    def __init__(self, names: Iterable[str]) -> None:
-        """Start with ``names``, the whole server (""), `liveness` and `accepting`."""
+    def __init__(
+        self, names: Iterable[str], conditions: Callable[[], Sequence[str]] = tuple
+    ) -> None:
+        """Start with ``names``, the whole server (""), `liveness` and `accepting`.
+
+        ``conditions`` returns why the process doesn't serve.
+        """
+        self._conditions = conditions
         self._serving = {"": False, **dict.fromkeys(names, False), LIVENESS: True, ACCEPTING: True}
         self._watches: dict[str, set[asyncio.Event]] = {}
         self._shares = Shares(MAX_WATCHES, "health watches")
@@ -91,6 +108,11 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
     def states(self) -> Mapping[str, bool]:
         """The health of each name: True is SERVING."""
         return dict(self._serving)
+
+    @property
+    def told(self) -> Health:
+        """What probes by HTTP are told."""
+        return Health(self.states, self._conditions())
 
     @property
     def watch_count(self) -> int:

@@ -78,7 +78,7 @@ class Server:
         self._transport = self._make_transport(options)
         self.methods: ServicerTable = self._transport
         """Takes servicers, as a grpc.aio server does."""
-        self.health = health.HealthServicer(services)
+        self.health = health.HealthServicer(services, lambda: self.conditions.holding)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.methods)
         self.conditions = conditions.HealthConditions(
             lambda serving: self.set_serving(serving=serving)
@@ -106,7 +106,7 @@ class Server:
                     max_connection_age_s=options.max_connection_age_s,
                     max_connection_age_grace_s=options.max_connection_age_grace_s,
                 ),
-                lambda: self.health.states,
+                lambda: self.health.told,
             )
         return GrpcServer(
             RpcInterceptor(*layers, services=self._services, open_calls=self._open_calls),

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from millstream_server.runtime.rpc.health import Health
 from millstream_server.runtime.rpc.methods import MethodTable
 from millstream_server.runtime.rpc.serving import Handler, Rpcs
 from millstream_server.runtime.security.tls import ServerTls
@@ -30,7 +31,9 @@ class H2Server:
     The generated functions `add_…Servicer_to_server` take it in place of a grpc.aio server.
     """
 
-    def __init__(self, rpcs: Rpcs, options: TransportOptions, states: States = dict) -> None:
+    def __init__(
+        self, rpcs: Rpcs, options: TransportOptions, states: States = lambda: Health({})
+    ) -> None:
         """Serve with the layers of ``rpcs``, within the limits of ``options``.
 
         ``states`` returns the health that HTTP probes ask for.

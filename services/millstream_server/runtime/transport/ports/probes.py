@@ -7,14 +7,13 @@ serve); with `?service=NAME` the health of that name of grpc.health.v1. 200 is S
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import parse_qs, urlsplit
 
-from millstream_server.runtime.rpc.health import LIVENESS
+from millstream_server.runtime.rpc.health import LIVENESS, Health
 
-States = Callable[[], Mapping[str, bool]]
-"""Returns the health of each name; True is SERVING."""
+States = Callable[[], Health]
 
 _NAMES = {"/livez": LIVENESS, "/readyz": "", "/healthz": ""}
 _READS = ("GET", "HEAD")
@@ -59,15 +58,18 @@ def refusal(status: int, why: str) -> ProbeResponse:
     return _sentence(status, f"{why}; {_PORT}")
 
 
-def _health(name: str, states: Mapping[str, bool]) -> ProbeResponse:
-    serving = states.get(name)
+def _health(name: str, health: Health) -> ProbeResponse:
+    serving = health.states.get(name)
     if serving is None:
         return _sentence(
             404,
             "this server knows no service of that name; grpc.health.v1.Health/List names those it "
             "knows",
         )
-    body = json.dumps({"service": name, "status": "SERVING" if serving else "NOT_SERVING"})
+    said: dict[str, object] = {"service": name, "status": "SERVING" if serving else "NOT_SERVING"}
+    if not serving and health.conditions:
+        said["conditions"] = list(health.conditions)
+    body = json.dumps(said)
     headers = (("content-type", "application/json"), ("cache-control", "no-store"))
     return ProbeResponse(200 if serving else 503, body.encode() + b"\n", headers)
 
