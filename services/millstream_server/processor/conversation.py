@@ -12,7 +12,7 @@ from millstream_server.processor.media.parts import MediaPart
 from millstream_server.processor.media.uploads import Uploads
 from millstream_server.processor.options import Options
 from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool
-from millstream_server.runtime.errors import InvalidRequestError, ServingError, UnavailableError
+from millstream_server.runtime.errors import Failure, InvalidRequestError, UnavailableError
 
 MAX_WAITING_TURNS = 16
 _HALF_CLOSE_S = 1.0
@@ -41,7 +41,7 @@ class Stoppable(Protocol):
         """Finish it as CANCELLED."""
         ...
 
-    def fail(self, error: ServingError) -> None:
+    def fail(self, error: Failure) -> None:
         """End it with an error."""
         ...
 
@@ -85,7 +85,7 @@ class Conversation:
         self._waiting: deque[Turn] = deque()
         self._changed = asyncio.Event()
         self._input_closed = False
-        self._error: ServingError | None = None
+        self._error: Failure | None = None
         self._current: Stoppable | None = None
         self._preparing = False
         self._cancelled: set[int] = set()
@@ -142,7 +142,7 @@ class Conversation:
         if number == self.number and self._current:
             self._current.cancel()
 
-    def fail(self, error: ServingError) -> None:
+    def fail(self, error: Failure) -> None:
         """End the running turn and the conversation with an error of the client's."""
         self._error = error
         if self._current:

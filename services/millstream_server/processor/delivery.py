@@ -13,7 +13,7 @@ from typing import TypeAlias
 from millstream_server.processor.choice import Choice, Delta
 from millstream_server.processor.held_output import HeldOutput
 from millstream_server.processor.pacing import PacedStream
-from millstream_server.runtime.errors import ServingError
+from millstream_server.runtime.errors import Failure, ServingError
 
 Outlet: TypeAlias = Callable[[Sequence[Delta]], bool]
 """Sends deltas to the client at once; returns False if it can't: nothing was sent."""
@@ -32,7 +32,7 @@ class Delivery:
         """Pass on what ``choices`` make; ``on_first_token`` is called when the first token goes."""
         self.paced = paced
         self.held = held
-        self.error: ServingError | None = None
+        self.error: Failure | None = None
         """The failure that ended it."""
         self._choices = choices
         self._on_first_token = on_first_token
@@ -50,7 +50,7 @@ class Delivery:
         """Whether the last delta of every choice has been returned, or is about to be."""
         return not self._unfinished
 
-    def fail(self, error: ServingError) -> bool:
+    def fail(self, error: Failure) -> bool:
         """End with an error, after the output so far; only the first error counts.
 
         Return whether it does. It doesn't once the last delta has been returned.

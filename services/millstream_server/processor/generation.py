@@ -20,7 +20,7 @@ from millstream_server.processor.launch import GenerationParts, Launch
 from millstream_server.processor.legs import Leg
 from millstream_server.processor.telemetry import ABANDONED, NO_TELEMETRY, TurnTelemetry, Usage
 from millstream_server.processor.text.output import ChoiceText
-from millstream_server.runtime.errors import ServingError
+from millstream_server.runtime.errors import Failure, ServingError
 
 if TYPE_CHECKING:
     from millstream_server.processor.media.encoding import TurnMedia
@@ -116,7 +116,7 @@ class Generation:
         for choice in self._choices:
             choice.cancel()
 
-    def fail(self, error: ServingError) -> None:
+    def fail(self, error: Failure) -> None:
         """End with an error and cancel at the workers; only the first error counts.
 
         No effect once the last delta of every choice has been returned.
@@ -205,7 +205,7 @@ class Generation:
             self._admission.leave()
 
     @property
-    def error(self) -> ServingError | None:
+    def error(self) -> Failure | None:
         """The failure that ended it, or None."""
         return self.delivery.error
 

@@ -17,7 +17,7 @@ from millstream_server.processor.listing import model_to_proto
 from millstream_server.processor.media.uploads import Uploads
 from millstream_server.processor.text.message_checks import ConversationPaths
 from millstream_server.processor.turn_messages import TurnMessages
-from millstream_server.runtime.errors import InvalidRequestError, ServingError
+from millstream_server.runtime.errors import InvalidRequestError, ServingError, StatusError
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.first_message import after_first_message
 from millstream_server.runtime.security.auth import caller
@@ -203,7 +203,7 @@ async def _read(
     try:
         while (request := await _next(requests, conversation.uploads)) is not None:
             convert.take_request(conversation, request)
-    except ServingError as error:
+    except (ServingError, StatusError) as error:
         conversation.fail(error)
     finally:
         conversation.close_input()

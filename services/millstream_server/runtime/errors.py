@@ -2,8 +2,7 @@
 
 ServingError
 ├── InvalidRequestError       INVALID_ARGUMENT     can never succeed as sent; names the fields
-│   ├── UnsupportedFeatureError                    valid, but not with this worker's settings
-│   └── MalformedMessageError  INTERNAL            no message of gRPC's, or not of this method
+│   └── UnsupportedFeatureError                    valid, but not with this worker's settings
 ├── UnauthenticatedError      UNAUTHENTICATED      no credentials this server accepts
 ├── PermissionDeniedError     PERMISSION_DENIED    the caller is known, but may not call this
 ├── UnknownMethodError        UNIMPLEMENTED        this server has no such method
@@ -90,6 +89,22 @@ class StatusError(Exception):
         self.code = code
         self.message = message
 
+    @property
+    def reason(self) -> str:
+        """The code's name, for logs and metrics."""
+        return self.code.name
+
+
+class MalformedMessageError(StatusError):
+    """A message can't be unpacked or parsed, or is one too many.
+
+    gRPC's table of codes has INTERNAL for it, from servers, too (doc/statuscodes.md).
+    """
+
+    def __init__(self, message: str) -> None:
+        """``message`` goes to the client."""
+        super().__init__(Code.INTERNAL, message)
+
 
 class ServingError(Exception):
     """Base of every failure a service reports."""
@@ -134,15 +149,6 @@ class InvalidRequestError(ServingError):
         """Make one error of at least one violation."""
         sentences = "; ".join(f"{found.field}: {found.description}" for found in violations)
         return cls(sentences, violations=tuple(violations))
-
-
-class MalformedMessageError(InvalidRequestError):
-    """A message can't be unpacked or parsed, or is one too many.
-
-    INTERNAL since gRPC's table of codes has it so (doc/statuscodes.md), for servers, too.
-    """
-
-    code = Code.INTERNAL
 
 
 class UnsupportedFeatureError(InvalidRequestError):
@@ -316,3 +322,7 @@ class InternalError(ServingError):
         """Make one with a new error id; the code that catches it logs the cause with that id."""
         error_id = secrets.token_hex(8)
         return cls(f"internal error; quote id {error_id} to the operator", error_id=error_id)
+
+
+Failure = ServingError | StatusError
+"""What an RPC can end with."""

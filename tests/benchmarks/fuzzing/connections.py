@@ -10,6 +10,7 @@ from urllib.parse import unquote
 import grpc
 
 from tests.benchmarks.fuzzing.frames import WireScript
+from tests.benchmarks.fuzzing.scripts import is_callers_fault
 from tests.support.raw_http2 import ErrorCode, Frame, Kind, Wire, connected
 
 _LINGER_S = 0.05
@@ -23,8 +24,6 @@ _FORBIDDEN = {
         grpc.StatusCode.UNAVAILABLE,
     )
 }
-_EXCUSED = "a message has the compressed flag"
-"""gRPC's compression.md wants INTERNAL for it, though it is the client's fault."""
 
 
 async def play_wire(
@@ -85,6 +84,7 @@ def _problem_of(one: Frame) -> str:
         return str(one) if one.error_code is ErrorCode.INTERNAL_ERROR else ""
     fields = dict(one.fields)
     text = unquote(fields.get("grpc-message", ""))
-    if (name := _FORBIDDEN.get(fields.get("grpc-status", ""))) and not text.startswith(_EXCUSED):
+    name = _FORBIDDEN.get(fields.get("grpc-status", ""))
+    if name and not is_callers_fault(name, text):
         return f"{name}: {text}"
     return "HTTP 500" if fields.get(":status", "").startswith("5") else ""

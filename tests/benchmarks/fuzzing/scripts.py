@@ -31,6 +31,8 @@ _FORBIDDEN = frozenset(
 )
 _WRITTEN_TOO_LATE = "Internal error from Core"
 """grpc.aio's client gives a call this status when the server ended it while the client wrote."""
+_BUG = "internal error; quote id"
+"""How `InternalError` begins. gRPC's table has INTERNAL for messages that can't be read, too."""
 _ENDED = "ENDED"
 _CLOSE, _CANCEL, _LEAVE_OPEN = "close", "cancel", "leave open"
 _WORST = errors_pb2.RequestError.DESCRIPTOR.full_name
@@ -171,7 +173,7 @@ async def _play(script: Script, target: Target, channel: Any, pause_s: float) ->
     problem = ""
     if details == _WRITTEN_TOO_LATE:
         return Outcome(_ENDED)
-    if code in _FORBIDDEN:
+    if code in _FORBIDDEN and not is_callers_fault(code.name, details):
         problem = f"{code.name}: {details}"
     elif code is grpc.StatusCode.CANCELLED and script.ending != _CANCEL:
         problem = f"CANCELLED, but not by the client: {details}"
@@ -202,6 +204,11 @@ async def _read(call: Any, script: Script, responses: list[bytes]) -> None:
             responses.append(response)
         if script.ending == _CANCEL:
             call.cancel()
+
+
+def is_callers_fault(code: str, details: str) -> bool:
+    """Return whether a status INTERNAL is one of gRPC's for what a caller sent."""
+    return code == "INTERNAL" and not details.startswith(_BUG)
 
 
 def _bad_response(target: Target, responses: Sequence[bytes]) -> str:

@@ -13,7 +13,9 @@ from millstream_server.runtime.transport.limits.work import TURN_S, Work, WorkSh
 def test_what_is_saved_up_costs_no_pause() -> None:
     work = Work(WorkShare(), 0.0)
     assert work.took(0.004, 0.0, 0.0) == 0
-    assert work.took(0.0, 0.29, 10.0) == 0  # 0.3 s at most is saved up in ten seconds
+    assert work.took(0.05, 0.0, 10.0) == 0
+    assert work.took(0.0, 0.24, 10.0) == 0  # 0.1 s at most is saved up in ten seconds
+    assert work.took(0.0, 0.02, 10.0) > 0
 
 
 def _with_a_neighbour() -> WorkShare:
@@ -34,7 +36,7 @@ def test_without_neighbours_there_is_no_pause() -> None:
 def test_above_the_share_the_pause_brings_it_back() -> None:
     share = _with_a_neighbour()
     work = Work(share, 0.0)
-    pause_s = work.took(0.0, 0.035, 0.0)  # 0.02 s too much, at half of the loop's time
+    pause_s = work.took(0.025, 0.0, 0.0)  # 0.02 s too much, at half of the loop's time
     assert pause_s == pytest.approx(0.04)
     assert share.greedy == 1
     assert work.took(0.0, 0.0, pause_s + 0.001) == 0
@@ -44,8 +46,8 @@ def test_above_the_share_the_pause_brings_it_back() -> None:
 def test_those_above_their_share_divide_it() -> None:
     share = _with_a_neighbour()
     first, second = Work(share, 0.0), Work(share, 0.0)
-    first.took(0.0, 0.035, 0.0)
-    second.took(0.0, 0.035, 0.0)
+    first.took(0.025, 0.0, 0.0)
+    second.took(0.025, 0.0, 0.0)
     # The rate of the next turn is that of two: a quarter of the loop's time each.
     assert first.took(0.0, 0.0, 0.0) == pytest.approx(0.02 / 0.25)
     second.close()

@@ -15,10 +15,10 @@ from millstream_server.processor.telemetry import TurnTelemetry
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import (
+    Failure,
     FieldViolation,
     InvalidRequestError,
     RequestCancelledError,
-    ServingError,
     UnavailableError,
 )
 
@@ -92,7 +92,7 @@ class TurnMedia:
         self._held: list[tuple[str, str]] = []
         self._released = False
         self._task: asyncio.Future[None] | None = None
-        self._error: ServingError | None = None
+        self._error: Failure | None = None
 
     @property
     def held_at(self) -> str:
@@ -178,7 +178,7 @@ class TurnMedia:
         if self._task:
             self._task.cancel()
 
-    def fail(self, error: ServingError) -> None:
+    def fail(self, error: Failure) -> None:
         """Stop; `encode` then raises ``error``."""
         self._error = self._error or error
         if self._task:

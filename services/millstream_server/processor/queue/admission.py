@@ -7,7 +7,7 @@ import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from millstream_server.runtime.errors import DeadlinePassedError, ServingError
+from millstream_server.runtime.errors import DeadlinePassedError, Failure
 from millstream_server.runtime.priority import Priority
 
 
@@ -64,7 +64,7 @@ class Admission:
         self.waited_s = 0.0
         self._leave = leave
         self._decided: asyncio.Future[None] | None = None
-        self._error: ServingError | None = None
+        self._error: Failure | None = None
 
     @property
     def waits(self) -> bool:
@@ -101,7 +101,7 @@ class Admission:
         if self.waits:
             self.leave()
 
-    def fail(self, error: ServingError) -> None:
+    def fail(self, error: Failure) -> None:
         """Remove it from the queue with an error; no effect once it runs."""
         if self.waits:
             self._error = error

@@ -27,7 +27,7 @@ _MAX_EXPLAINED_BYTES = 64 << 10
 class Malformed:
     """Takes the place of a request that didn't parse."""
 
-    error: MalformedMessageError | StatusError
+    error: StatusError
 
 
 def tolerant(
@@ -65,7 +65,7 @@ def _explain(descriptor: Descriptor | None, data: bytes) -> MalformedMessageErro
     short = len(data) <= _MAX_EXPLAINED_BYTES
     path = _find_bad_text(descriptor, data, "", 0) if descriptor and short else None
     if path:
-        return MalformedMessageError.of(path, "is not valid UTF-8")
+        return MalformedMessageError(f"{path}: is not valid UTF-8")
     name = descriptor.full_name if descriptor else "the method's request message"
     return MalformedMessageError(f"the message is not a valid {name}; check the client's stubs")
 

@@ -7,7 +7,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, ClassVar
 
-from millstream_server.runtime.errors import Code, RequestCancelledError, ServingError, StatusError
+from millstream_server.runtime.errors import (
+    Code,
+    Failure,
+    RequestCancelledError,
+)
 from millstream_server.runtime.rpc.caller_key import key_of_address
 from millstream_server.runtime.rpc.layer import Visit
 from millstream_server.runtime.security.certificate_names import CertificateName
@@ -41,7 +45,7 @@ class ServedCall(ABC):
         self.trailers: Trailers = ()
         self.visits: list[Visit] = []
         """Of the layers that were entered."""
-        self.failure: ServingError | StatusError | None = None
+        self.failure: Failure | None = None
         """The failure for which `fail` cancelled the handler."""
         self._task: asyncio.Task[Any] | None = None
         """The task that serves it; set by the transport."""
@@ -122,7 +126,7 @@ class ServedCall(ABC):
     def is_late(self, error: BaseException) -> bool:
         """Return whether an error of `read` or `write` means that the RPC has ended."""
 
-    def fail(self, failure: ServingError | StatusError) -> None:
+    def fail(self, failure: Failure) -> None:
         """Cancel the handler; the RPC ends with the status of ``failure``."""
         if not self.ending and self.failure is None and self._task is not None:
             self.failure = failure
@@ -136,7 +140,7 @@ class ServedCall(ABC):
         """Return whether the RPC itself was cancelled: by its caller, its deadline or a stop."""
         return self._task is not None and self._task.cancelling() > 0
 
-    def take_failure(self) -> ServingError | StatusError | None:
+    def take_failure(self) -> Failure | None:
         """Return the failure given to `fail`, and undo the cancellation so that it can be sent."""
         if self.failure is not None and self._task is not None:
             self._task.uncancel()

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 from millstream_server.runtime.errors import (
     Code,
+    Failure,
     InternalError,
     InvalidRequestError,
     ServingError,
@@ -314,7 +315,7 @@ async def _fail(call: ServedCall, visits: Sequence[Visit], error: BaseException 
     return True
 
 
-def _reported(error: BaseException | None) -> ServingError | StatusError:
+def _reported(error: BaseException | None) -> Failure:
     """Return what the caller is told of a failure."""
     return error if isinstance(error, (ServingError, StatusError)) else InternalError.with_id()
 
@@ -331,7 +332,7 @@ def _report_outcome(visits: Sequence[Visit], outcome: Outcome) -> None:
         visit.ended(outcome)
 
 
-def _log(call: ServedCall, error: BaseException, reported: ServingError | StatusError) -> None:
+def _log(call: ServedCall, error: BaseException, reported: Failure) -> None:
     if reported is error:
         reason = reported.reason if isinstance(reported, ServingError) else "-"
         log.debug("RPC refused", method=call.method, code=reported.code.name, reason=reason)

@@ -6,7 +6,7 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 
-from millstream_server.runtime.errors import Code, ServingError, StatusError
+from millstream_server.runtime.errors import Code, Failure, ServingError, StatusError
 
 DOMAIN = "millstream.io"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -21,7 +21,7 @@ GRPC_CODES = {Code(code.value[0]): code for code in grpc.StatusCode}
 """Our codes as grpcio's."""
 
 
-def to_trailers(error: ServingError | StatusError) -> tuple[tuple[str, str | bytes], ...]:
+def to_trailers(error: Failure) -> tuple[tuple[str, str | bytes], ...]:
     """Return an error's trailing metadata; a `StatusError` has none."""
     if isinstance(error, StatusError):
         return ()

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from millstream_server.runtime.errors import (
     Code,
     MalformedMessageError,
-    ServingError,
     StatusError,
 )
 
@@ -18,8 +17,6 @@ PREFIX_BYTES = _PREFIX.size
 prefix: Callable[[int, int], bytes] = _PREFIX.pack
 """Makes a message's prefix of its flag (1: compressed) and its length."""
 _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
-
-Failure = ServingError | StatusError
 
 
 class MessageReader:

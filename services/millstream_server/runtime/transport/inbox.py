@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from millstream_server.runtime.transport.framing import Failure, MessageReader
+from millstream_server.runtime.errors import Failure
+from millstream_server.runtime.transport.framing import MessageReader
 
 if TYPE_CHECKING:
     from millstream_server.runtime.transport.connection import Connection

@@ -12,6 +12,7 @@ from h2.errors import ErrorCodes
 from millstream_server.runtime.errors import (
     Code,
     DeadlinePassedError,
+    Failure,
     MalformedMessageError,
     ServingError,
     StatusError,
@@ -180,14 +181,14 @@ class Stream(ServedCall):
         self._give_up(asyncio.CancelledError())
         self._cancel()
 
-    def fail(self, failure: ServingError | StatusError) -> None:
+    def fail(self, failure: Failure) -> None:
         """See `ServedCall`; without a handler its status is sent now."""
         if self._task is None:
             self._give_up(failure)
         else:
             super().fail(failure)
 
-    def end_with(self, error: ServingError | StatusError) -> None:
+    def end_with(self, error: Failure) -> None:
         """End it with a status, whatever its handler does."""
         self._inbox.drop()
         self.sender.drop()

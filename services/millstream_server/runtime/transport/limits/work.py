@@ -10,9 +10,9 @@ TURN_S = 0.002
 """Of one turn of the loop, for the bytes of all connections together; the rest waits for the next.
 What the loop does for others waits for a few such turns, however many connections have much to
 say."""
-_SAVED_S = 0.3
-"""Most time that a connection saves up: some 250 requests at once are served without a pause."""
-_FIRST_S = 0.015
+_SAVED_S = 0.1
+"""Most time that a connection saves up: some 400 requests at once are served without a pause."""
+_FIRST_S = 0.005
 """What a new connection has, a dozen requests: else a caller would get more by connecting anew."""
 STREAM_S = 0.0002
 """What a stream costs besides its frames, whatever its handler does."""
@@ -20,8 +20,11 @@ REQUEST_S = 0.001
 """What its first message costs besides: a turn of a chat begins with it."""
 MESSAGE_S = 0.00005
 """What each other message costs."""
+_BEGUN_PART = 0.2
+"""Of what requests take that have begun counts for their connection's share: the share is for
+frames. Turns of the loop count all of it."""
 _LEAST = 0.02
-"""Of the loop's time, for any connection: a dozen requests a second are held up by no number of
+"""Of the loop's time, for any connection: twenty requests a second are held up by no number of
 others. Those are held up by the turns."""
 _MOST_S = 0.05
 """What a slice counts for at most, more than any frame takes: a garbage collection meanwhile is
@@ -114,7 +117,7 @@ class Work:
         """
         rate = max(_LEAST, self.share.of_loop / max(1, self.share.greedy))
         self._left_s = min(_SAVED_S, self._left_s + (now_s - self._at_s) * rate)
-        self._left_s -= min(seconds, _MOST_S) + begun_s
+        self._left_s -= min(seconds, _MOST_S) + _BEGUN_PART * begun_s
         self._at_s = now_s
         self._set_greedy(self._left_s < 0)
         if not self._greedy:
