@@ -117,7 +117,7 @@ class VectorsCore:
                 raise
             forwarded.ended()
             forwarded.used(batch.end.input_tokens)
-            return replace(batch.end, model=forwarded.name)
+            return replace(batch.end, request_id=request.request_id, model=forwarded.name)
 
     async def _embed_request(
         self, request: EmbedRequest, texts: Container[int], forwarded: Forwarded
@@ -162,10 +162,11 @@ class VectorsCore:
                 raise
             forwarded.ended()
             forwarded.used(ranking.input_tokens)
-            results = ranking.results
-            if request.return_documents:
-                results = [replace(one, document=documents[one.index]) for one in results]
-            return replace(ranking, results=results, model=forwarded.name)
+            returned = documents if request.return_documents else [""] * len(sent.pairs)
+            results = [replace(one, document=returned[one.index]) for one in ranking.results]
+            return replace(
+                ranking, results=results, request_id=request.request_id, model=forwarded.name
+            )
 
     async def _rerank_request(
         self, request: RerankRequest, texts: Sequence[int], forwarded: Forwarded
