@@ -13,7 +13,7 @@ from millstream.v1 import errors_pb2, generation_pb2
 from millstream_server.generation.logprobs import LogprobColumns
 from millstream_server.generation.output import Finish, FinishReason
 from millstream_server.generation.request import Prompt
-from millstream_server.links import generation_stream
+from millstream_server.protobuf import generation as convert
 from millstream_server.runtime.errors import (
     KvTransferError,
     NoWorkerError,
@@ -211,13 +211,13 @@ async def test_others_run_while_a_large_frame_with_logprobs_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     turns, seen = 0, []
-    read = generation_stream.convert.logprobs_from_proto
+    read = convert.logprobs_from_proto
 
     def counting(message: generation_pb2.TokenLogprobs) -> LogprobColumns:
         seen.append(turns)
         return read(message)
 
-    monkeypatch.setattr(generation_stream.convert, "logprobs_from_proto", counting)
+    monkeypatch.setattr(convert, "logprobs_from_proto", counting)
     async with linked() as (worker, link):
         sink = Sink()
         sampling = replace(REQUEST.sampling, max_new_tokens=3000)

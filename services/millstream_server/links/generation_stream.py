@@ -208,7 +208,7 @@ class GenerationStream:
     # ---- the token path: once per frame, then once per entry -------------------------------------
 
     def _dispatch(
-        self, frame: generation_pb2.StepFrame, columns: dict[int, LogprobColumns] | None
+        self, frame: generation_pb2.StepFrame, columns: dict[int, LogprobColumns] | None = None
     ) -> None:
         found, entries = len(frame.token_ids), len(frame.slots)
         if entries > found or found > _MOST_FRAME_TOKENS:

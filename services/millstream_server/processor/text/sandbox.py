@@ -279,7 +279,8 @@ def _join(
 ) -> str:
     found = list(value)
     _check_joined(str(d), found)
-    return do_join(eval_ctx, found, d, attribute)
+    joined: str = do_join(eval_ctx, found, d, attribute)
+    return joined
 
 
 class _Generation(Extension):
