@@ -15,7 +15,13 @@ from millstream_server.processor.media.budget import MediaBudget, MediaHold
 from millstream_server.processor.media.uploads import Uploads
 from millstream_server.processor.servicer import _read
 from millstream_server.processor.text.messages import ChatRole
-from millstream_server.runtime.errors import InvalidRequestError, ServingError, UnavailableError
+from millstream_server.runtime.errors import (
+    InternalError,
+    InvalidRequestError,
+    ServingError,
+    UnavailableError,
+)
+from millstream_server.runtime.rpc.served_call import CallOverError
 from tests.support.chats import CANCEL, message, start, tool_results, user_turn
 
 
@@ -193,6 +199,35 @@ async def test_a_broken_rule_while_a_turn_is_prepared_ends_it_when_it_runs() -> 
     conversation = await _begun()
     await _read(_requests(start("a")), conversation)
     assert isinstance(_run(conversation).error, InvalidRequestError)
+
+
+async def test_a_bug_in_the_reader_ends_the_running_turn_and_the_conversation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Else the stream would end well, without the turn that could not be read."""
+    conversation = await _begun()
+    generation = _run(conversation)
+    not_a_message: Any = object()
+    await _read(_requests(not_a_message, user_turn("b")), conversation)
+    assert isinstance(generation.error, InternalError)
+    assert "a message can't be read" in caplog.text
+    with pytest.raises(InternalError):
+        await conversation.next_turn()
+
+
+async def test_a_reader_whose_client_has_left_reports_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def left() -> AsyncIterator[Any]:
+        raise CallOverError
+        yield
+
+    conversation = await _begun()
+    generation = _run(conversation)
+    await _read(left(), conversation)
+    assert generation.error is None
+    assert not caplog.text
+    assert await conversation.next_turn() is None
 
 
 async def test_so_many_turns_may_wait_and_no_more() -> None:

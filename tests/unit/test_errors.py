@@ -107,6 +107,59 @@ def test_a_reason_from_a_newer_version_keeps_whether_to_retry(
     assert type(error_from_proto(message)) is cls
 
 
+@pytest.mark.parametrize(
+    ("char", "count", "kept"),
+    [
+        ("x", 1024, 1024),
+        ("x", 1025, 1021),
+        ("x", 20 << 20, 1021),
+        ("é", 1024, 510),
+        ("😀", 257, 255),
+    ],
+)
+def test_a_workers_sentence_is_cut(char: str, count: int, kept: int) -> None:
+    message = errors_pb2.RequestError(message=char * count, error_id=char * count)
+    error = error_from_proto(message)
+    ending = "" if kept == count else "…"
+    assert len(error.message) == kept + len(ending)
+    assert error.message == char * kept + ending
+    assert len(error.error_id.encode()) <= 128
+
+
+@pytest.mark.parametrize(
+    ("sizes", "kept"), [([1] * 200_000, 16), ([500] * 5, 4), ([20 << 20, 1], 0)]
+)
+def test_of_a_workers_violations_the_first_are_kept(sizes: list[int], kept: int) -> None:
+    sent = [errors_pb2.FieldViolation(field="f" * size, description="d") for size in sizes]
+    error = error_from_proto(errors_pb2.RequestError(message="m", violations=sent))
+    assert [len(v.field) for v in error.violations] == sizes[:kept]
+    assert all(v.description == "d" for v in error.violations)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "kept_s"), [(-1, 0.0), (10**18, 3600.0), (-(10**18), 0.0), (3599, 3599.0)]
+)
+def test_a_workers_retry_delay_fits_into_a_status(seconds: int, kept_s: float) -> None:
+    message = errors_pb2.RequestError(reason=errors_pb2.ERROR_REASON_OVERLOADED)
+    message.retry_delay.seconds = seconds
+    error = error_from_proto(message)
+    assert error.retry_delay_s == kept_s
+    assert len(to_status(error).details) == 2
+    assert dict(to_trailers(error)).get("grpc-retry-pushback-ms") == (
+        str(int(1000 * kept_s)) if kept_s else None
+    )
+
+
+def test_the_largest_error_of_a_worker_fits_into_trailers() -> None:
+    """Clients take 8 KiB; gRPC writes a byte of `grpc-message` that isn't ASCII as three."""
+    violation = errors_pb2.FieldViolation(field="f" * 64, description="é" * 32)
+    message = errors_pb2.RequestError(message="é" * 4096, violations=[violation] * 100)
+    error = error_from_proto(message)
+    (_, details), *_ = to_trailers(error)
+    assert len(error.violations) == 16
+    assert 3 * len(error.message.encode()) + len(details) * 4 / 3 < 8 << 10
+
+
 def test_a_status_holds_what_applies_and_no_more() -> None:
     status = to_status(errors.InvalidRequestError.of("a.b", "is bad"))
     info, request = error_details_pb2.ErrorInfo(), error_details_pb2.BadRequest()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
 from millstream.v1 import errors_pb2, generation_pb2
+from millstream_server.generation.logprobs import LogprobColumns
 from millstream_server.generation.output import Finish, FinishReason
 from millstream_server.generation.request import Prompt
+from millstream_server.protobuf import generation as convert
 from millstream_server.runtime.errors import (
     KvTransferError,
     NoWorkerError,
@@ -19,6 +23,24 @@ from millstream_server.runtime.errors import (
 )
 from tests.support.played_worker import REQUEST, Sink, finish, linked, start
 from tests.support.waiting import until
+
+
+def _columns(*ids: int, **more: Any) -> generation_pb2.TokenLogprobs:
+    return generation_pb2.TokenLogprobs(token_ids=ids, logprobs=[-0.5] * len(ids), **more)
+
+
+def _logprobs(slot: int, top_counts: Sequence[int] = ()) -> generation_pb2.SlotLogprobs:
+    tops = sum(top_counts)
+    tokens = _columns(
+        1, top_counts=top_counts, top_token_ids=[1] * tops, top_logprobs=[-0.5] * tops
+    )
+    return generation_pb2.SlotLogprobs(slot=slot, tokens=tokens)
+
+
+def _finish(**more: Any) -> generation_pb2.SlotFinish:
+    message = finish(0)
+    message.MergeFrom(generation_pb2.SlotFinish(**more))
+    return message
 
 
 async def test_tokens_go_to_the_slot_they_are_for_in_order() -> None:
@@ -39,9 +61,6 @@ async def test_tokens_go_to_the_slot_they_are_for_in_order() -> None:
 
 
 async def test_logprobs_go_with_their_tokens_when_a_slot_has_several_entries() -> None:
-    def columns(*ids: int) -> generation_pb2.TokenLogprobs:
-        return generation_pb2.TokenLogprobs(token_ids=ids, logprobs=[-0.5] * len(ids))
-
     async with linked() as (worker, link):
         a, b = Sink(), Sink()
         for sink in (a, b):
@@ -51,8 +70,8 @@ async def test_logprobs_go_with_their_tokens_when_a_slot_has_several_entries() -
             token_counts=[1, 1, 2],
             token_ids=[1, 2, 3, 4],
             logprobs=[
-                generation_pb2.SlotLogprobs(slot=0, tokens=columns(1)),
-                generation_pb2.SlotLogprobs(slot=0, tokens=columns(3, 4)),
+                generation_pb2.SlotLogprobs(slot=0, tokens=_columns(1)),
+                generation_pb2.SlotLogprobs(slot=0, tokens=_columns(3, 4)),
             ],
         )
         await until(lambda: len(a.token_ids) == 3)
@@ -118,6 +137,14 @@ async def test_cancel_is_sent_while_the_request_is_open_and_never_for_its_succes
         {"slots": [0], "token_ids": [1, 2]},
         {"slots": [0], "token_ids": [1], "token_counts": [1, 1]},
         {"finishes": [generation_pb2.SlotFinish(slot=0)]},
+        {"finishes": [_finish(weight_version="v" * 1025)]},
+        {"finishes": [_finish(prompt_logprobs=_columns(1, 2))]},
+        {"slots": [0], "token_ids": [1], "logprobs": [_logprobs(0, top_counts=[21])]},
+        {"slots": [0], "token_ids": [1], "logprobs": [generation_pb2.SlotLogprobs()] * 2},
+        {"slots": [0, 0], "token_ids": [1], "token_counts": [1, 0]},
+        {"slots": [0] * 3, "token_ids": [1] * 3, "token_counts": [0, 3, 0]},
+        {"slots": [0], "token_ids": [1] * (1 << 19 | 1), "token_counts": [1 << 19 | 1]},
+        {"slots": [0, 0], "token_ids": [1] * 70_000, "token_counts": [5, 69_995]},
     ],
 )
 async def test_a_worker_that_breaks_the_rules_loses_its_requests_and_is_tried_again(
@@ -136,6 +163,71 @@ async def test_a_worker_that_breaks_the_rules_loses_its_requests_and_is_tried_ag
         start(link, again)
         worker.send(slots=[0], token_ids=[3])
         await until(lambda: again.token_ids == [3])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"slots": [0] * 3, "token_ids": [5, 6, 7]},
+        {"slots": [0], "token_ids": [5, 6, 7], "token_counts": [3]},
+        {
+            "slots": [0],
+            "token_ids": [5, 6, 7],
+            "token_counts": [3],
+            "logprobs": [generation_pb2.SlotLogprobs(slot=0, tokens=_columns(5, 6, 7))],
+        },
+    ],
+    ids=["each", "together", "logprobs"],
+)
+async def test_a_request_that_gets_more_tokens_than_it_may_fails_alone(
+    more: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with linked() as (worker, link):
+        greedy, other, later = Sink(), Sink(), Sink()
+        start(link, greedy)
+        start(link, other)
+        worker.send(slots=[0, 1], token_ids=[1, 2])
+        worker.send(slots=[0], token_ids=[3])
+        worker.send(**more)
+        worker.send(slots=[1, 0], token_ids=[8, 9])
+        await until(lambda: other.token_ids == [2, 8])
+        assert [type(end) for end in greedy.ends] == [WorkerLostError]
+        assert greedy.token_ids in ([1, 3], [1, 3, 5, 6])
+        assert (link.view.in_flight, link.view.in_use) == (2, 1)
+        await until(lambda: len(worker.controls) == 3)
+        assert worker.controls[2].cancel.slot == 0
+        assert caplog.text.count("a worker sent what was not asked for") == 1
+        worker.send(finishes=[finish(0)])
+        await until(lambda: link.view.in_flight == 1)
+        start(link, later)
+        worker.send(slots=[0] * 4, token_ids=[1, 2, 3, 4], finishes=[finish(0), finish(1)])
+        await until(lambda: bool(later.ends) and bool(other.ends))
+        assert later.token_ids == [1, 2, 3, 4]
+        assert [type(sink.ends[0]) for sink in (later, other)] == [Finish, Finish]
+        assert (len(greedy.ends), worker.connections) == (1, 1)
+
+
+async def test_others_run_while_a_large_frame_with_logprobs_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turns, seen = 0, []
+    read = convert.logprobs_from_proto
+
+    def counting(message: generation_pb2.TokenLogprobs) -> LogprobColumns:
+        seen.append(turns)
+        return read(message)
+
+    monkeypatch.setattr(convert, "logprobs_from_proto", counting)
+    async with linked() as (worker, link):
+        sink = Sink()
+        sampling = replace(REQUEST.sampling, max_new_tokens=3000)
+        start(link, sink, replace(REQUEST, sampling=sampling))
+        worker.send(slots=[0] * 3000, token_ids=[1] * 3000, logprobs=[_logprobs(0)] * 3000)
+        while not sink.token_ids:
+            turns += 1
+            await asyncio.sleep(0)
+        assert len(sink.logprobs) == 3000
+        assert len(set(seen)) == 3
 
 
 async def test_a_draining_worker_gets_no_new_requests_and_finishes_its_own() -> None:

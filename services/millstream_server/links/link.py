@@ -37,7 +37,8 @@ log = get_log(__name__)
 # gRPC's own window grows to megabytes, which is a second of a busy Processor's work.
 _WINDOW_BYTES = 64 << 10
 _CHANNEL_OPTIONS = [
-    *channel_options(max_receive_bytes=32 << 20),
+    # Workers send 3 MiB at once, but for a single thing: 11 MB of a long prompt's logprobs.
+    *channel_options(max_receive_bytes=16 << 20),
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", _WINDOW_BYTES),
 ]

@@ -9,7 +9,10 @@ from millstream_server.engines.base import Role
 from millstream_server.generation.output import Finish, OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.routing.workers import Place, WorkerView
-from millstream_server.runtime.errors import ServingError
+from millstream_server.runtime.errors import ServingError, WorkerLostError
+from millstream_server.runtime.telemetry.log import get_log
+
+log = get_log(__name__)
 
 
 @dataclass(slots=True, eq=False)
@@ -28,6 +31,8 @@ class OpenRequest:
     """The view, or one of its ranks."""
     pending_tokens: int
     """Prompt tokens that are still to be computed there, as expected."""
+    prompt_tokens: int
+    """All of them."""
     cancelled: bool = False
 
     def begin(self) -> None:
@@ -68,6 +73,30 @@ class OpenRequest:
     def fail(self, error: ServingError) -> None:
         """Pass the failure on."""
         self.sink.fail(error)
+
+
+class _Discard:
+    """The sink of a request that has failed here, until its worker ends it."""
+
+    def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
+        pass
+
+    def finish(self, finish: Finish) -> None:
+        pass
+
+    def fail(self, error: ServingError) -> None:
+        pass
+
+
+DISCARD = _Discard()
+
+
+def not_asked_for(worker: str, sent: str) -> WorkerLostError:
+    """Log that a worker sent what was not asked for; return the failure of its request."""
+    log.error("a worker sent what was not asked for", worker=worker, sent=sent)
+    return WorkerLostError(
+        "the worker sent something else than what was asked for; send the request again"
+    )
 
 
 def place_of(view: WorkerView, request: GenerationRequest) -> Place:

@@ -17,11 +17,20 @@ from millstream_server.processor.listing import model_to_proto
 from millstream_server.processor.media.uploads import Uploads
 from millstream_server.processor.text.message_checks import ConversationPaths
 from millstream_server.processor.turn_messages import TurnMessages
-from millstream_server.runtime.errors import InvalidRequestError, ServingError, StatusError
+from millstream_server.runtime.errors import (
+    InternalError,
+    InvalidRequestError,
+    ServingError,
+    StatusError,
+)
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.first_message import after_first_message
+from millstream_server.runtime.rpc.served_call import CallOverError
 from millstream_server.runtime.security.auth import caller
+from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.tracing import incoming
+
+log = get_log(__name__)
 
 MAX_DETOKENIZE_IDS = 1 << 20
 _DRAINING = processor_pb2.ServerDraining()
@@ -205,6 +214,12 @@ async def _read(
             convert.take_request(conversation, request)
     except (ServingError, StatusError) as error:
         conversation.fail(error)
+    except CallOverError:
+        pass  # nobody is left to be told
+    except Exception as error:  # noqa: BLE001 - else the chat would end well, without the turn
+        internal = InternalError.with_id()
+        log.error("a message can't be read", error_id=internal.error_id, error=error)
+        conversation.fail(internal)
     finally:
         conversation.close_input()
 

@@ -18,6 +18,7 @@ from millstream_server.generation.sampling import (
     Sampling,
     given_knobs,
 )
+from millstream_server.generation.validation import MAX_TOP_LOGPROBS
 from millstream_server.media.items import MAX_MEDIA_ITEMS, MediaInput
 from millstream_server.protobuf.common import context_of, deadline_of
 from millstream_server.protobuf.media import item_from_proto, item_to_proto
@@ -32,6 +33,7 @@ _FINISH_TO_PROTO = {
 }
 _FINISH_FROM_PROTO = {v: k for k, v in _FINISH_TO_PROTO.items()}
 
+_MAX_VERSION_CHARS = 1024
 _KNOB_NAMES = frozenset(knob.name for knob in KNOBS)
 
 
@@ -246,10 +248,12 @@ def finish_from_proto(message: generation_pb2.SlotFinish) -> Finish:
     """Convert a slot's finish.
 
     Raises:
-        ValueError: it has no reason.
+        ValueError: it has no reason, or a part of it is too large.
     """
     if not message.reason:
         raise ValueError("a finish without a reason")
+    if len(message.weight_version) > _MAX_VERSION_CHARS:
+        raise ValueError("a weight version of more characters than operators can give")
     usage = message.usage
     return Finish(
         # An unknown, newer reason: the request didn't fail, so the turn is over.
@@ -298,7 +302,7 @@ def logprobs_from_proto(message: generation_pb2.TokenLogprobs) -> LogprobColumns
     """Read logprobs from columns.
 
     Raises:
-        ValueError: the columns don't fit together.
+        ValueError: the columns don't fit together, or have too many alternatives.
     """
     columns = LogprobColumns()
     columns.token_ids.extend(message.token_ids[:])
@@ -311,6 +315,7 @@ def logprobs_from_proto(message: generation_pb2.TokenLogprobs) -> LogprobColumns
     if (
         not len(columns.logprobs) == len(columns.top_counts) == tokens
         or not sum(columns.top_counts) == len(columns.top_logprobs) == tops
+        or tops > MAX_TOP_LOGPROBS * tokens
     ):
         raise ValueError("columns of logprobs that don't fit together")
     return columns

@@ -84,6 +84,30 @@ async def test_a_long_batch_is_tokenized_in_pieces_and_stays_in_order(
         assert len(client.vectors[0]) == 2048
 
 
+async def test_a_text_that_surely_has_too_many_tokens_is_not_tokenized(
+    text_model: TextModel,
+) -> None:
+    """The sentence of one that is tokenized has its number of tokens."""
+    long = "a b " * 900_000
+    workers = PlayedEmbedder(), PlayedEmbedder("ranker", info=RANKING)
+    async with (
+        serving(text_model, *workers) as front,
+        slots(front.embedding.Embed()) as client,
+    ):
+        await client.send(batch(0, "a", long, model="embedder"))
+        error = await client.error_of(0)
+        why = "has more than 16 tokens; this model takes at most 16"
+        assert [(v.field, v.description) for v in error.violations] == [("inputs[1].text", why)]
+        for query, document, field in ((long, "a", "query"), ("a", long, "documents[1]")):
+            request = embedding_pb2.RerankRequest(
+                query=query, documents=["a", document], model="ranker"
+            )
+            failed = await refusal(front.embedding.Rerank(request))
+            assert failed.code is grpc.StatusCode.INVALID_ARGUMENT
+            why = f"{field}: has more than 24 tokens; this model takes at most 24"
+            assert (failed.fields, failed.message) == ((field,), why)
+
+
 @pytest.mark.parametrize(
     ("message", "fields"),
     [

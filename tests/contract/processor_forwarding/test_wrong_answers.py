@@ -23,6 +23,7 @@ class WrongEmbedder(PlayedEmbedder):
 
     vectors: Sequence[dict[str, Any]] = ()
     ranked: Sequence[int] = ()
+    text = ""
 
     async def _embed(self, start: embedding_pb2.StartEmbed, context: Any) -> None:
         response = embedding_pb2.EmbedResponse()
@@ -32,8 +33,21 @@ class WrongEmbedder(PlayedEmbedder):
         await context.write(response)
 
     async def Rerank(self, request: Any, context: Any) -> embedding_pb2.RerankResponse:
-        results = [embedding_pb2.RankedDocument(index=index) for index in self.ranked]
-        return embedding_pb2.RerankResponse(results=results)
+        results = [
+            embedding_pb2.RankedDocument(index=index, document=self.text) for index in self.ranked
+        ]
+        return embedding_pb2.RerankResponse(results=results, request_id=self.text)
+
+
+def _finished(**more: Any) -> diffusion_pb2.DiffusionFinished:
+    output = diffusion_pb2.DiffusionOutput(total_bytes=0, media_type="image/png")
+    return diffusion_pb2.DiffusionFinished(outputs=[output], **more)
+
+
+def _of_slot(slot: int, entries: Sequence[Any]) -> Sequence[Any]:
+    for entry in entries:
+        entry.slot = slot
+    return entries
 
 
 @pytest.mark.parametrize(
@@ -95,3 +109,37 @@ async def test_wrong_files_are_no_good_end(
         )
         error = await client.error_of(0)
         assert (error.reason, error.retryable) == (LOST, True)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"chunks": [diffusion_pb2.OutputChunk(data=bytes(1 << 20))], "times": 20},
+        {"progress": [diffusion_pb2.DiffusionProgress(preview=bytes(1 << 20 | 1))]},
+        {"finished": [_finished(settings=diffusion_pb2.DiffusionSettings(scheduler="s" * 4097))]},
+        {"finished": [_finished(request_id="i" * 4097)], "good": True},
+    ],
+    ids=["file", "preview", "name", "request id"],
+)
+async def test_sizes_that_nobody_asked_for(said: dict[str, Any]) -> None:
+    said = dict(said)
+    times, good = said.pop("times", 1), said.pop("good", False)
+    async with drawing() as (front, worker), slots(front.diffusion.GenerateImage()) as client:
+        await client.send(image(0, width=64, height=64, request_id="mine"))
+        slot = (await worker.started()).slot
+        for _ in range(times):
+            worker.say(**{name: _of_slot(slot, entries) for name, entries in said.items()})
+        if good:
+            assert (await client.end_of(0)).request_id == "mine"
+        else:
+            error = await client.error_of(0)
+            assert (error.reason, error.retryable) == (LOST, True)
+
+
+async def test_a_workers_own_texts_of_scores_are_not_passed_on(text_model: TextModel) -> None:
+    worker = WrongEmbedder(info=RANKING)
+    worker.ranked, worker.text = [0], "x"
+    async with serving(text_model, worker) as front:
+        request = embedding_pb2.RerankRequest(query="q", documents=["a"], request_id="mine")
+        response = await front.embedding.Rerank(request)
+    assert (response.request_id, response.results[0].document) == ("mine", "")

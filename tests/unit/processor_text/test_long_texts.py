@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, normalizers, pre_tokenizers, processors
 
 from millstream_server.processor.text import long_texts, tokenizer
-from millstream_server.processor.text.long_texts import frame_of, parts_of
+from millstream_server.processor.text.long_texts import floor_of, frame_of, parts_of
 from millstream_server.processor.text.threads import WorkStoppedError
 from millstream_server.processor.text.tokenizer import TextModel
 from tests.support.models import (
@@ -180,3 +180,55 @@ def _changed(path: Path, change: Callable[[Tokenizer], None]) -> Path:
     change(found)
     found.save(str(path / "tokenizer.json"))
     return path
+
+
+def _has_token_with_a_space(found: Tokenizer) -> None:
+    found.add_tokens([AddedToken("the quick")])
+
+
+def _strips_left(found: Tokenizer) -> None:
+    found.add_tokens([AddedToken("<mask>", lstrip=True)])
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (byte_level_model, _as_gpt2),
+        (byte_level_model, _with_prefix_space),
+        (byte_level_model, _split_by(QWEN)),
+        (byte_level_model, _split_by(LLAMA)),
+        (byte_level_model, _framed),
+        (byte_level_model, _has_token_with_a_space),
+        (byte_level_model, _strips_left),
+        (sentencepiece_model, _as_gpt2),
+        (unigram_model, _as_gpt2),
+        (wordpiece_model, _as_gpt2),
+    ],
+    ids=range(10),
+)
+def test_no_text_is_refused_that_has_no_more_tokens(
+    make: Callable[[Path], Path], change: Callable[[Tokenizer], None], tmp_path: Path
+) -> None:
+    model = TextModel.load(make(tmp_path))
+    change(model.tokenizer)
+    floor = floor_of(model.tokenizer, frame_of(model.tokenizer), model.pieces)
+    odd = ["\u1112\u1161\u11ab" * 99, "\u212a" * 99, "x" * 999, " " * 999, "\0 a " * 99, "é" * 99]
+    for text in (*_texts(), *odd, " " * 99 + "<mask>", "the quick " * 99):
+        count = len(model.tokenizer.encode(text, add_special_tokens=False).ids)
+        assert not floor.exceeds(text, count), (text[:40], count)
+
+
+@pytest.mark.parametrize(
+    ("make", "seen"),
+    [
+        (byte_level_model, [True, True]),
+        (unigram_model, [True, False]),  # unknown characters in a row are one token
+        (wordpiece_model, [True, False]),  # a long word is one token
+        (sentencepiece_model, [True, False]),
+    ],
+)
+def test_a_text_that_surely_has_too_many_tokens(
+    make: Callable[[Path], Path], seen: list[bool], tmp_path: Path
+) -> None:
+    floor = TextModel.load(make(tmp_path)).floor
+    assert [floor.exceeds(text, 512) for text in ("the fox " * 1000, "x" * 99_999)] == seen

@@ -135,6 +135,77 @@ def test_the_output_is_capped_while_it_grows(source: str) -> None:
         template(source, max_prompt_chars=1000).render([HELLO])
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 10 ** 10 }}",
+        "{{ 10 ** 10 * 'a' }}",
+        "{{ [1] * 10 ** 10 }}",
+        "{{ ['a' * 16000000] * 1000000 }}",
+        "{{ ['a' * 16000000] * 1000000 ~ 'a' }}",
+        "{{ (['a' * 16000000] * 1000000) | string | length }}",
+        "{{ (['a' * 16000000] * 1000000) | tojson | length }}",
+        "{{ (['a' * 16000000] * 1000000) | join | length }}",
+        "{{ ''.join(['a' * 16000000] * 1000000) | length }}",
+        "{{ ('a' * 16000000).join(range(99999) | map('string')) | length }}",
+        "{{ range(99999) | join('a' * 16000000) | length }}",
+        "{{ ('a' * 9000000 + 'a' * 9000000) | length }}",
+        "{{ ('a' * 9000000 ~ 'a' * 9000000) | length }}",
+        "{{ ('a' * 99999).replace('a', 'b' * 99999) | length }}",
+        "{{ ('a' * 99999) | replace('a', 'b' * 99999) | length }}",
+        "{% set n = namespace(s=9) %}{% for _ in 'a' * 64 %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+        "{% set s = 'a' * 9000000 %}{% set x %}{{ s }}{{ s }}{% endset %}",
+        "{% macro x() %}{{ 'a' * 9000000 }}{{ 'a' * 9000000 }}{% endmacro %}{{ x() | length }}",
+        (
+            "{% set n = namespace(x=1) %}{% for i in 'a' * 64 %}{% set n.x = [n.x] * 2 %}"
+            "{% endfor %}{{ n.x | string | length }}"
+        ),
+        "{{ 9 ** 9999999999 }}",
+        "{% set n = namespace(i=9) %}{% for i in 'a' * 99 %}{% set n.i = n.i * n.i %}{% endfor %}",
+        "{{ 'a'.ljust(10 ** 10) | length }}",
+        "{{ 'a'.center(10 ** 10) | length }}",
+        "{{ 'a'.zfill(10 ** 10) | length }}",
+        "{{ '\t'.expandtabs(10 ** 10) | length }}",
+        "{{ 'a'.encode().ljust(10 ** 10) | length }}",
+        "{{ (1).to_bytes(10 ** 10, 'big') | length }}",
+        "{{ 'a' | center(10 ** 10) | length }}",
+        "{{ 'a' | center(width=10 ** 10) | length }}",
+        "{{ 'a\na' | indent(10 ** 10) | length }}",
+        "{{ [1] | batch(10 ** 10, 1) | list | length }}",
+        "{{ ('a' * 99999) | wordwrap(1, true, 'b' * 99999) | length }}",
+        "{{ [1] | tojson(indent=10 ** 10) | length }}",
+        "{{ '%10000000000d' % 1 }}",
+        "{{ '%*d' % (10 ** 10, 1) }}",
+        "{{ ('%s' * 9999) % (('a' * 16000000,) * 9999) | length }}",
+        "{{ ('%(a)s' * 9999) % {'a': 'a' * 16000000} | length }}",
+        "{{ ('%(a)s' * 9999) | format(a='a' * 16000000) | length }}",
+        "{{ '%10000000000d' | format(1) | length }}",
+        "{{ '{:10000000000}'.format(1) | length }}",
+        "{{ '{:{}}'.format(1, 10 ** 10) | length }}",
+        "{{ ('{0}' * 9999).format('a' * 16000000) | length }}",
+        "{{ ('{a}' * 9999).format_map({'a': 'a' * 16000000}) | length }}",
+        "{{ lipsum(n=10 ** 6) }}",
+    ],
+)
+def test_no_operation_makes_a_large_value(source: str) -> None:
+    assert refusal(source) == "this model's chat template cannot render these messages"
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("a" * (256 * 1024 + 1), "it has 262145 characters; 262144 can be used"),
+        ("{{ " + "(" * 9999 + "1" + ")" * 9999 + " }}", "it can't be compiled: RecursionError"),
+        ("{% for i in [] %}" * 99 + "{% endfor %}" * 99, "it can't be compiled: IndentationError"),
+    ],
+    ids=["long", "deep", "loops"],
+)
+def test_a_template_that_takes_too_long_to_compile_stops_the_start(source: str, why: str) -> None:
+    with pytest.raises(UnusableModelError) as refused:
+        template(source)
+    assert str(refused.value).endswith(why)
+
+
 def test_a_prompt_of_exactly_the_cap_passes_and_one_more_does_not() -> None:
     assert template("{{ messages[0].content }}", max_prompt_chars=5).render([HELLO]) == "Hello"
     with pytest.raises(InvalidRequestError, match="would exceed 4 characters"):
@@ -158,6 +229,15 @@ def test_unchecked_messages_are_our_fault_not_the_templates() -> None:
         "{{ {'ä<': [1, true, none]} | tojson }}|{{ {'b': 1, 'a': 2} | tojson(indent=2) }}",
         "{{ {'b': 1, 'a': 'ä'} | tojson(true, none, (',', ':'), true) }}",
         "a {% generation %}\n{% set x = 1 %}{{ messages }}{% endgeneration %}\n{{ x is defined }}",
+        "{{ 'a' ~ 1 ~ [none] }}{{ 'a' + 'b' * 3 }}{{ [1] + [2] }}{{ 7 % 3 }}{{ 2 ** 9 * 3 + 1 }}",
+        "{{ '%s %5.2f%%' % ('a', 1) }}{{ '%(a)s' % {'a': 1} }}{{ '%s' | format('ä') }}",
+        "{{ '{:>4}{}{a}'.format(1, [2], a='b') }}{{ '{a}'.format_map({'a': 'b'}) }}",
+        "{{ 'a b'.replace(' ', '') }}{{ 'a b' | replace(' ', '-', 1) }}{{ 'a\tb'.expandtabs(4) }}",
+        "{{ ', '.join(['a', 'b']) }}{{ messages | map(attribute='role') | join('|') }}",
+        "{{ [1, 2] | join(', ') }}{{ [{'a': 1}] | join('', attribute='a') }}{{ 'a'.rjust(3) }}",
+        "{{ 'a\nb' | indent(2, true) }}{{ 'a' | center(5) }}{{ 'a bc' | wordwrap(2) }}{{ [1] }}",
+        "{% set x %}{{ 1 }}{{ messages[0].content }}{% endset %}{{ x | string | length }}",
+        "{{ [1, 2, 3] | batch(2, 'x') | list }}{{ [1, 2, 3] | slice(2) | list | pprint }}",
         "{{ strftime_now('%Y') }} {{ messages.append(1) if messages is mapping }}",
     ],
 )

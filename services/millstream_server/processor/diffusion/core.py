@@ -75,13 +75,16 @@ class DiffusionCore:
             await forwarded.admit(tell=lambda at: output.latest(Progress(queue_position=at)))
             address, engine = forwarded.pick(fit)
             request = _filled(request, _diffuser(engine), forwarded.name)
-            promised = PromisedFiles(outputs_of(request), address, to_url=request.to_url)
+            promised = PromisedFiles(
+                outputs_of(request), _pixels(request), address, to_url=request.to_url
+            )
             trace = forwarded.leg(address)
             making = self._workers.diffuse(address, replace(request, trace=trace))
             making.when_ended(forwarded.released)
             try:
                 async for entry, _ in making.entries():
                     if isinstance(entry, Progress):
+                        promised.check_progress(entry)
                         output.latest(entry)
                     else:
                         promised.check(entry)
@@ -93,11 +96,16 @@ class DiffusionCore:
                 raise
             forwarded.ended()
             forwarded.used(making.end.prompt_tokens)
-            return making.end
+            return replace(making.end, request_id=request.request_id)
 
 
 def _nbytes(request: DiffusionRequest) -> int:
     return len(request.input_image) + len(request.prompt) + len(request.negative_prompt)
+
+
+def _pixels(request: DiffusionRequest) -> int:
+    """Return the pixels of one output; its settings are filled in."""
+    return (request.width or 0) * (request.height or 0) * (request.frames or 1)
 
 
 def _checked(

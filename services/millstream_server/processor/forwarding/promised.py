@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from millstream_server.runtime.errors import WorkerLostError
-from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.links.open_request import not_asked_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from millstream_server.synthesis.output import Chunk, Finished
+    from millstream_server.synthesis.output import Chunk, Finished, Progress
     from millstream_server.vectors.output import Ranked, Vectors
 
-log = get_log(__name__)
-
 _FLOAT_BYTES = 4
+_PIXEL_BYTES = 4
+_EXTRA_BYTES = 16 << 20
+"""Of a file besides its pixels; the prompt is in it."""
+_PREVIEW_BYTES = 1 << 20
+"""Workers' have 512 x 512 pixels at most."""
+_TEXT_CHARS = 4096
+"""Most characters of a URL and of the names that a worker chooses."""
 
 
 class PromisedVectors:
@@ -37,10 +41,10 @@ class PromisedVectors:
         indices = set(vectors.indices)
         expected = _FLOAT_BYTES * self._dimensions * len(vectors.indices)
         if len(indices) < len(vectors.indices) or not indices <= self._missing:
-            raise _wrong(self._worker, f"vectors of inputs {sorted(vectors.indices)[-8:]}")
+            raise not_asked_for(self._worker, f"vectors of inputs {sorted(vectors.indices)[-8:]}")
         if vectors.dimensions != self._dimensions or len(vectors.values) != expected:
             got = f"{vectors.dimensions} dimensions and {len(vectors.values)} bytes"
-            raise _wrong(self._worker, f"{len(indices)} vectors of {got}")
+            raise not_asked_for(self._worker, f"{len(indices)} vectors of {got}")
         self._missing -= indices
 
     def check_all(self) -> None:
@@ -50,15 +54,16 @@ class PromisedVectors:
             WorkerLostError: some are.
         """
         if self._missing:
-            raise _wrong(self._worker, f"an end, with {len(self._missing)} vectors missing")
+            raise not_asked_for(self._worker, f"an end, with {len(self._missing)} vectors missing")
 
 
 class PromisedFiles:
     """The files of one request."""
 
-    def __init__(self, outputs: int, worker: str, *, to_url: bool) -> None:
-        """Expect so many files, as bytes or ``to_url``."""
+    def __init__(self, outputs: int, pixels: int, worker: str, *, to_url: bool) -> None:
+        """Expect so many files of so many pixels each, as bytes or ``to_url``."""
         self._outputs = outputs
+        self._most_bytes = _PIXEL_BYTES * pixels + _EXTRA_BYTES
         self._worker = worker
         self._to_url = to_url
         self._bytes: Counter[int] = Counter()
@@ -70,8 +75,21 @@ class PromisedFiles:
             WorkerLostError: it isn't one that was asked for.
         """
         if self._to_url or chunk.output >= self._outputs:
-            raise _wrong(self._worker, f"a chunk of output {chunk.output}")
+            raise not_asked_for(self._worker, f"a chunk of output {chunk.output}")
         self._bytes[chunk.output] += len(chunk.data)
+        if self._bytes[chunk.output] > self._most_bytes:
+            what = f"more than {self._most_bytes} bytes of output {chunk.output}"
+            raise not_asked_for(self._worker, what)
+
+    def check_progress(self, progress: Progress) -> None:
+        """Check the size of a preview.
+
+        Raises:
+            WorkerLostError: it is no small image.
+        """
+        if len(progress.preview) > _PREVIEW_BYTES:
+            what = f"a preview of {len(progress.preview)} bytes"
+            raise not_asked_for(self._worker, what)
 
     def check_all(self, end: Finished) -> None:
         """Check that nothing is missing at the end.
@@ -82,7 +100,11 @@ class PromisedFiles:
         sizes = [file.total_bytes for file in end.outputs]
         sent = [self._bytes[output] for output in range(self._outputs)]
         if len(sizes) != self._outputs or not (self._to_url or sizes == sent):
-            raise _wrong(self._worker, f"{sent} bytes of {sizes}, of {self._outputs} outputs")
+            what = f"{sent} bytes of {sizes[:8]}, of {self._outputs} outputs"
+            raise not_asked_for(self._worker, what)
+        longest = max(len(text) for text in (end.settings.scheduler, *(f.url for f in end.outputs)))
+        if longest > _TEXT_CHARS:
+            raise not_asked_for(self._worker, f"a URL or a name of {longest} characters")
 
 
 def check_ranked(results: Sequence[Ranked], documents: int, top_n: int | None, worker: str) -> None:
@@ -95,11 +117,4 @@ def check_ranked(results: Sequence[Ranked], documents: int, top_n: int | None, w
     expected = min(documents, documents if top_n is None else top_n)
     valid = indices <= set(range(documents))
     if not valid or len(indices) != len(results) or len(results) != expected:
-        raise _wrong(worker, f"{len(results)} scores, of {expected}")
-
-
-def _wrong(worker: str, sent: str) -> WorkerLostError:
-    log.error("a worker sent what was not asked for", worker=worker, sent=sent)
-    return WorkerLostError(
-        "the worker sent something else than what was asked for; send the request again"
-    )
+        raise not_asked_for(worker, f"{len(results)} scores, of {expected}")

@@ -17,7 +17,15 @@ from millstream_server.media.families.family import Family
 from millstream_server.media.families.loading import load as load_family
 from millstream_server.media.families.model_config import UnusableFamilyError
 from millstream_server.processor.text.detokenizer import IncrementalDetokenizer
-from millstream_server.processor.text.long_texts import PART_CHARS, Frame, frame_of, parts_of
+from millstream_server.processor.text.long_texts import (
+    NO_FLOOR,
+    PART_CHARS,
+    Floor,
+    Frame,
+    floor_of,
+    frame_of,
+    parts_of,
+)
 from millstream_server.processor.text.model_files import (
     GenerationDefaults,
     read_model_facts,
@@ -54,6 +62,8 @@ class TextModel:
     generation_defaults: GenerationDefaults
     frame: Frame | None = None
     """What the tokenizer sets around each text; None: long texts can't be tokenized in parts."""
+    floor: Floor = NO_FLOOR
+    """What is known of the least number of tokens of a text."""
     family: Family | None = None
     """How the model places images and videos in its prompts; None: it takes text only."""
 
@@ -77,9 +87,10 @@ class TextModel:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         eos, bos = files.eos_token_id, files.bos_token_id
+        pieces, frame = build_piece_table(tokenizer), frame_of(tokenizer)
         return cls(
             tokenizer=tokenizer,
-            pieces=build_piece_table(tokenizer),
+            pieces=pieces,
             chat_template=ChatTemplate(
                 files.templates, files.special_tokens, max_prompt_chars=max_prompt_chars
             ),
@@ -88,7 +99,8 @@ class TextModel:
             bos_token_id=bos if facts.bos_token_id is None else facts.bos_token_id,
             context_length=facts.context_length,
             generation_defaults=facts.generation_defaults,
-            frame=frame_of(tokenizer),
+            frame=frame,
+            floor=floor_of(tokenizer, frame, pieces),
             family=_load_family(path),
         )
 

@@ -117,7 +117,7 @@ class VectorsCore:
                 raise
             forwarded.ended()
             forwarded.used(batch.end.input_tokens)
-            return replace(batch.end, model=forwarded.name)
+            return replace(batch.end, request_id=request.request_id, model=forwarded.name)
 
     async def _embed_request(
         self, request: EmbedRequest, texts: Container[int], forwarded: Forwarded
@@ -128,9 +128,10 @@ class VectorsCore:
             InvalidRequestError: none of the workers can take it.
         """
         outline = replace(request, inputs=[_ANY_IDS] * len(request.inputs))
-        Fit(lambda engine: check_embed(outline, _embedder(engine))).require(forwarded.engines())
+        engines = forwarded.engines()
+        Fit(lambda engine: check_embed(outline, _embedder(engine))).require(engines)
         _, text = self._models.text(forwarded.name)
-        ids = await self._tokenizer.inputs(text, request.inputs)
+        ids = await self._tokenizer.inputs(text, request.inputs, _most_tokens(engines))
         request = replace(request, inputs=ids, model=forwarded.name)
         fit = Fit(lambda engine: check_embed(request, _embedder(engine), texts=texts))
         await self._require(fit, ids, forwarded)
@@ -162,10 +163,11 @@ class VectorsCore:
                 raise
             forwarded.ended()
             forwarded.used(ranking.input_tokens)
-            results = ranking.results
-            if request.return_documents:
-                results = [replace(one, document=documents[one.index]) for one in results]
-            return replace(ranking, results=results, model=forwarded.name)
+            returned = documents if request.return_documents else [""] * len(sent.pairs)
+            results = [replace(one, document=returned[one.index]) for one in ranking.results]
+            return replace(
+                ranking, results=results, request_id=request.request_id, model=forwarded.name
+            )
 
     async def _rerank_request(
         self, request: RerankRequest, texts: Sequence[int], forwarded: Forwarded
@@ -181,11 +183,14 @@ class VectorsCore:
         if texts:
             sent = replace(request, query="", documents=(), return_documents=False)
             outline = replace(sent, pairs=[_ANY_IDS] * len(texts))
+            engines = forwarded.engines()
             Fit(lambda engine: check_rerank(outline, _embedder(engine), texts=texts)).require(
-                forwarded.engines()
+                engines
             )
             _, text = self._models.text(forwarded.name)
-            pairs = await self._tokenizer.pairs(text, request.query, request.documents)
+            pairs = await self._tokenizer.pairs(
+                text, request.query, request.documents, _most_tokens(engines)
+            )
         sent = replace(sent, pairs=pairs, model=forwarded.name)
         fit = Fit(lambda engine: check_rerank(sent, _embedder(engine), texts=texts))
         await self._require(fit, pairs, forwarded)
@@ -241,6 +246,11 @@ def _field(field: str, texts: Container[int]) -> str:
     if found is None or int(found[2]) not in texts:
         return field
     return f"inputs[{found[2]}].text" if found[1] == "inputs" else f"documents[{found[2]}]"
+
+
+def _most_tokens(engines: Sequence[EngineInfo]) -> int:
+    """Return the most tokens of an input that one of the workers takes."""
+    return max(_embedder(engine).max_input_tokens for engine in engines)
 
 
 def _embedder(engine: EngineInfo) -> EmbedderInfo:

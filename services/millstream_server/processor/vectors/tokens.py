@@ -34,8 +34,13 @@ class BatchTokenizer:
         self._threads = threads
         self._max_tokens = max_tokens
 
-    async def inputs(self, text: TextModel, inputs: Sequence[str | Ids]) -> list[Ids]:
+    async def inputs(
+        self, text: TextModel, inputs: Sequence[str | Ids], most_each: int
+    ) -> list[Ids]:
         """Tokenize the texts among ``inputs``, with special tokens; ids stay as they are.
+
+        A text that surely has more tokens than ``most_each`` is refused before; others may have
+        more, too.
 
         Raises:
             InvalidRequestError: a text is empty, or there are too many tokens.
@@ -46,15 +51,22 @@ class BatchTokenizer:
                 [FieldViolation(field, "must not be empty") for field in empty[:_MAX_VIOLATIONS]]
             )
 
-        def encode(part: str | Ids) -> Ids:
-            found = text.encode(part, add_special_tokens=True) if isinstance(part, str) else part
-            return array("I", found)
+        def encode(index: int, part: str | Ids) -> Ids:
+            if not isinstance(part, str):
+                return array("I", part)
+            _check_length(text, part, most_each, f"inputs[{index}].text")
+            return array("I", text.encode(part, add_special_tokens=True))
 
         sizes = [len(part) for part in inputs]
-        return await self._encode([partial(encode, part) for part in inputs], sizes, "inputs")
+        works = [partial(encode, index, part) for index, part in enumerate(inputs)]
+        return await self._encode(works, sizes, "inputs")
 
-    async def pairs(self, text: TextModel, query: str, documents: Sequence[str]) -> list[Ids]:
+    async def pairs(
+        self, text: TextModel, query: str, documents: Sequence[str], most_each: int
+    ) -> list[Ids]:
         """Tokenize a query with each document, as the model's tokenizer joins them.
+
+        Texts that surely have more tokens than ``most_each`` are refused before, as in `inputs`.
 
         Raises:
             InvalidRequestError: they are too long together.
@@ -67,10 +79,13 @@ class BatchTokenizer:
                 "allowed: send them in several requests",
             )
 
-        def encode(document: str) -> Ids:
+        def encode(index: int, document: str) -> Ids:
+            if not index:
+                _check_length(text, query, most_each, "query")
+            _check_length(text, document, most_each, f"documents[{index}]")
             return array("I", text.encode_pair(query, document))
 
-        works = [partial(encode, document) for document in documents]
+        works = [partial(encode, index, document) for index, document in enumerate(documents)]
         return await self._encode(works, sizes, "documents")
 
     async def _encode(
@@ -101,6 +116,18 @@ class BatchTokenizer:
             for start, stop in _pieces(sizes)
         ]
         return [ids for piece in await self._threads.in_turns(pieces) for ids in piece]
+
+
+def _check_length(text: TextModel, part: str, most: int, field: str) -> None:
+    """Refuse a text that surely has more tokens.
+
+    Raises:
+        InvalidRequestError: it has.
+    """
+    if len(part) > most and text.floor.exceeds(part, most):
+        raise InvalidRequestError.of(
+            field, f"has more than {most} tokens; this model takes at most {most}"
+        )
 
 
 def _pieces(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:

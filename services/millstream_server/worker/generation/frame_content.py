@@ -13,7 +13,7 @@ from millstream_server.runtime.errors import ServingError
 
 _FRAME_BYTES = 3 << 20
 """A frame with several things in it has no more. gRPC's clients take 4 MiB unless they say
-otherwise, and a Processor 32 MiB: a larger one would end the stream, with every request on it. A
+otherwise, and a Processor 16 MiB: a larger one would end the stream, with every request on it. A
 single thing is at most 11 MB: the logprobs of a long prompt, 2^20 of them as Processors ask for."""
 _TOKEN_BYTES, _LOGPROB_BYTES, _END_BYTES = 10, 10, 256
 """Most bytes of a token with its slot, of a logprob, and of an end without its texts."""
