@@ -17,7 +17,7 @@ from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.logprobs import LogprobColumns
 from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
-from millstream_server.generation.sampling import Sampling
+from millstream_server.generation.sampling import MAX_SEED, Ability, Sampling
 from millstream_server.generation.span import RequestSpan
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor import legs
@@ -57,7 +57,7 @@ class Played(legs.Workers):
         return lambda: self.cancels.append(address)
 
 
-def _view(address: str, role: Role) -> WorkerView:
+def _view(address: str, role: Role, *abilities: Ability) -> WorkerView:
     engine = GeneratorInfo(
         engine="simulated",
         engine_version="1",
@@ -66,6 +66,7 @@ def _view(address: str, role: Role) -> WorkerView:
         context_length=500,
         block_size=1,
         total_blocks=500,
+        abilities=frozenset(abilities),
         bootstrap_host="127.0.0.1",
         bootstrap_port=1,
     )
@@ -116,6 +117,7 @@ def _started(
     logprobs: LogprobOptions | None = None,
     admission: Admission | None = None,
     parts: GenerationParts | None = None,
+    seed: int | None = None,
     **options: Any,
 ) -> Started:
     workers, admitted = Played(), Admitted()
@@ -123,7 +125,7 @@ def _started(
         request_id="r",
         model="m",
         prompt=Prompt([1, 2]),
-        sampling=Sampling(max_new_tokens=9),
+        sampling=Sampling(max_new_tokens=9, seed=seed),
         logprobs=logprobs,
     )
     generation = Generation(
@@ -155,6 +157,48 @@ async def test_each_leg_names_its_rank_and_the_ticket_that_of_the_prefill(
     assert prefill.ticket == decode.ticket
     assert prefill.ticket
     assert prefill.ticket.prefill_dp_rank == 1
+
+
+def _plan(*able: Role) -> Plan:
+    """Plan a hand-off whose workers of these roles take seeds."""
+    return Plan(
+        tuple(
+            PlannedLeg(role, _view(role.value, role, *[Ability.SEED] * (role in able)))
+            for role in (Role.PREFILL, Role.DECODE)
+        )
+    )
+
+
+def _seeds(it: Started) -> list[list[int | None]]:
+    """Return the seeds that each worker was sent."""
+    return [[request.sampling.seed for request in asked] for asked in it.workers.asked.values()]
+
+
+async def test_a_seed_is_drawn_once_and_goes_wherever_its_choice_runs(
+    text_model: TextModel,
+) -> None:
+    """An engine that takes seeds draws the same tokens for all requests without one."""
+    plan = _plan(Role.PREFILL, Role.DECODE)
+    it, other = (_started(text_model, plan, n=2) for _ in range(2))
+    seed = it.generation.seed
+    assert seed is not None
+    assert seed != other.generation.seed
+    drawn = [seed, (seed + 1) % (MAX_SEED + 1)]
+    assert _seeds(it) == [drawn, drawn]
+    it.generation.start(plan)  # again, on other workers
+    assert _seeds(it) == [drawn * 2, drawn * 2]
+    asked_for = _started(text_model, plan, n=2, seed=seed)
+    assert _seeds(asked_for) == [drawn, drawn], "a client can repeat it"
+
+
+@pytest.mark.parametrize("able", [(), (Role.PREFILL,), (Role.DECODE,)])
+async def test_no_seed_is_drawn_for_a_worker_that_would_refuse_it(
+    text_model: TextModel, able: tuple[Role, ...]
+) -> None:
+    it = _started(text_model, _plan(*able))
+    drawn = it.generation.seed
+    assert (drawn is None) == (not able)
+    assert _seeds(it) == [[drawn if role in able else None] for role in (Role.PREFILL, Role.DECODE)]
 
 
 async def test_prompt_logprobs_are_waited_for_even_by_a_stop(text_model: TextModel) -> None:

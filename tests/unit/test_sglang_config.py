@@ -100,6 +100,13 @@ def test_time_outs_and_the_address_reach_the_transfer() -> None:
     assert engine_environment(_config()) == {}
 
 
+@pytest.mark.parametrize("role", [Role.AGGREGATED, Role.PREFILL, Role.DECODE])
+def test_an_engine_with_grammars_survives_one_that_allows_no_token(role: Role) -> None:
+    """Drawing from logits that are all -inf would end the scheduler; `test_pair` does it."""
+    environment = engine_environment(_config(role=role, engine_tokenizer=True))
+    assert environment["SGLANG_SANITIZE_NAN_LOGITS"] == "1"
+
+
 def test_abilities_follow_the_settings() -> None:
     always = {Ability.LOGIT_BIAS, Ability.PROMPT_LOGPROBS}
     assert _config().abilities() == always

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from typing import Any
 
 import pytest
@@ -98,6 +99,17 @@ def test_stop_tokens_that_sglang_would_ignore_are_refused() -> None:
     with pytest.raises(UnsupportedFeatureError) as caught:
         sampling_params(sampling, Role.AGGREGATED)
     assert caught.value.violations[0].field == "sampling.stop_token_ids"
+
+
+@pytest.mark.parametrize("penalty", [1e-45, 1.2e-38, 9e-7])
+def test_a_repetition_penalty_near_0_is_refused(penalty: float) -> None:
+    """Logits divided by it are no numbers, and drawing from those ends SGLang's scheduler."""
+    with pytest.raises(UnsupportedFeatureError, match=r"a value below 0\.000001") as caught:
+        sampling_params(Sampling(max_new_tokens=1, repetition_penalty=penalty), Role.AGGREGATED)
+    assert caught.value.violations[0].field == "sampling.repetition_penalty"
+    least = struct.unpack("f", struct.pack("f", 1e-6))[0]  # as it comes over the wire
+    params = sampling_params(Sampling(max_new_tokens=1, repetition_penalty=least), Role.AGGREGATED)
+    assert params["repetition_penalty"] == least
 
 
 def test_a_plain_request_asks_for_nothing_extra() -> None:
@@ -293,6 +305,12 @@ def test_endings_that_are_faults(reason: dict[str, Any]) -> None:
         ("timed out in KVPoll.Bootstrapping", 500, KvTransferError, None),
         ("The request queue is full.", 503, OverloadedError, None),
         ("took too long", 503, UnavailableError, None),
+        (
+            "Grammar accept_token failed for req 1: Key string: transfer",
+            500,
+            InvalidRequestError,
+            "sampling.constraint",
+        ),
         ("odd", 500, InternalError, None),
     ],
 )

@@ -37,7 +37,8 @@ class GeneratorInfo(EngineInfo):
     media: MediaModel | None = None
     """What the model takes besides text; None: nothing."""
     refused_fields: frozenset[str] = frozenset()
-    """Paths in StartGeneration that the engine would ignore (`generation.refused_fields`)."""
+    """Paths in StartGeneration that the engine would ignore, or that would end it
+    (`generation.refused_fields`)."""
     model_hash: str = ""
     """SHA-256, in hex, of what the model's files are; empty: not known."""
     max_batched_tokens: int = 0

@@ -1,4 +1,4 @@
-"""Fields of a request that an engine would ignore silently, and that are refused instead.
+"""Fields of a request that an engine would ignore silently, or that would end it: they are refused.
 
 An engine names them in `GeneratorInfo.refused_fields`, by their paths in StartGeneration. Here is
 which of them a request sets.
@@ -33,7 +33,7 @@ REFUSED_IN_DIFFUSION = frozenset(
 """What a diffusion language model has no use for: it takes the likeliest tokens of a block, those
 that it is sure of first. What is left: the lengths, the stop tokens and `ignore_eos`."""
 
-_WHY = "this model ignores it; leave it out"
+_WHY = "this model's engine can't use it; leave it out"
 
 
 def refused_violations(

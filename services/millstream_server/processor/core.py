@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from millstream_server.generation.request import (
     GenerationRequest,
@@ -223,6 +224,7 @@ class ProcessorCore:
         self.meter.finished(failed=error is not None and error.code in SERVER_FAULTS)
         # Who only starts and cancels gets no line each.
         write = log.info if usage.completion_tokens or generation.complete else log.caused
+        seed: dict[str, Any] = {} if generation.seed is None else {"seed": generation.seed}
         write(
             "turn ended",
             request=request.request_id,
@@ -232,6 +234,7 @@ class ProcessorCore:
             cached_tokens=usage.cached_tokens,
             media_tokens=usage.media_tokens,
             completion_tokens=usage.completion_tokens,
+            **seed,
             outcome=generation.outcome,
         )
 

@@ -16,7 +16,7 @@ from millstream_server.links.unread import overflow
 from millstream_server.processor.choice import Choice
 from millstream_server.processor.delivery import Delivery, Outlet
 from millstream_server.processor.held_output import HeldOutput
-from millstream_server.processor.launch import GenerationParts, Launch
+from millstream_server.processor.launch import GenerationParts, Launch, first_seed
 from millstream_server.processor.legs import Leg
 from millstream_server.processor.telemetry import ABANDONED, NO_TELEMETRY, TurnTelemetry, Usage
 from millstream_server.processor.text.output import ChoiceText
@@ -61,6 +61,8 @@ class Generation:
         self.text_model = text_model
         self.workers: tuple[str, ...] = ()
         """Where it runs (`Plan.places`); empty if it never started."""
+        self.seed: int | None = None
+        """Choice 0's, set by the first `start`; None: the engine draws without one."""
         self.outcome = ""
         """Set by `close`: finish reasons, a failure's reason, or ABANDONED (the client is gone)."""
         self._media = media
@@ -96,8 +98,10 @@ class Generation:
             UnavailableError: a worker has just disconnected; `close` stops what was started.
         """
         self.workers = plan.places
+        if self.seed is None:
+            self.seed = first_seed(self.request, plan)
         encoded = self._media.encoded if self._media else ()
-        launch = Launch(plan, self.request, self._parts, self.telemetry, encoded)
+        launch = Launch(plan, self.request, self._parts, self.telemetry, encoded, self.seed)
         for choice in self._choices:
             choice.start(launch)
 

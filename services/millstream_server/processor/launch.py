@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 from millstream_server.engines.base import Role
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.request import GenerationRequest, Prompt
-from millstream_server.generation.sampling import MAX_SEED
+from millstream_server.generation.sampling import MAX_SEED, Ability
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.legs import Leg, Workers
 from millstream_server.processor.telemetry import TurnTelemetry
@@ -47,6 +48,8 @@ class Launch:
     telemetry: TurnTelemetry
     encoded: Sequence[EncodedPart] = ()
     """The prompt's media, in its order."""
+    seed: int | None = None
+    """Choice 0's (`first_seed`)."""
 
     @property
     def hands_off(self) -> bool:
@@ -55,8 +58,8 @@ class Launch:
 
     def request_of(self, index: int) -> GenerationRequest:
         """Return a choice's request: the n choices use consecutive seeds."""
-        request, seed = self.request, self.request.sampling.seed
-        if seed is None or not index:
+        request, seed = self.request, self.seed
+        if seed is None:
             return request
         seed = (seed + index) % (MAX_SEED + 1)
         return replace(request, sampling=replace(request.sampling, seed=seed))
@@ -80,6 +83,9 @@ class Launch:
         address = planned.worker.address
         if self.encoded and planned.role is not Role.DECODE:
             request = replace(request, prompt=self._with_tickets(request.prompt))
+        sampling = self.request.sampling
+        if self.seed is not None and sampling.seed is None and not _takes_seed(planned.worker):
+            request = replace(request, sampling=sampling)  # the worker would refuse a seed
         if planned.dp_rank is not None or planned.cached_tokens:
             request = replace(
                 request,
@@ -99,6 +105,24 @@ class Launch:
             for item, source in zip(prompt.media, self.encoded, strict=True)
         )
         return replace(prompt, media=media)
+
+
+def first_seed(request: GenerationRequest, plan: Plan) -> int | None:
+    """Return choice 0's seed: the client's or, if a worker of the plan takes one, a random one.
+
+    An engine that takes seeds may use the same one for all requests without (SGLang uses 42), which
+    then get the same tokens each time.
+    """
+    if request.sampling.seed is not None:
+        return request.sampling.seed
+    if any(_takes_seed(leg.worker) for leg in plan.legs):
+        return secrets.randbelow(MAX_SEED + 1)
+    return None
+
+
+def _takes_seed(worker: WorkerView) -> bool:
+    engine = worker.description.engine if worker.description else None
+    return isinstance(engine, GeneratorInfo) and Ability.SEED in engine.abilities
 
 
 def _mint(prefill: WorkerView, dp_rank: int | None, ticket_key: TicketKey | None) -> Ticket:

@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from millstream_server.engines.base import Role
 from millstream_server.generation.output import FinishReason
 from millstream_server.generation.sampling import Constraint, ConstraintKind
+from millstream_server.generation.validation import check_request
 from millstream_server.runtime.errors import (
     InvalidRequestError,
+    UnsupportedFeatureError,
 )
 from tests.support.engine_process import EngineProcess
 from tests.support.sglang_requests import (
@@ -60,6 +63,13 @@ class TestAble:
             return (await answer(able, request)).token_ids
 
         assert await draw(1) == await draw(1) != await draw(2)
+
+    async def test_min_p_is_refused(self, able: EngineProcess) -> None:
+        """An assertion in SGLang's sampler would end the scheduler."""
+        info = await able.ready()
+        with pytest.raises(UnsupportedFeatureError) as caught:
+            check_request(generation(prompt(20), min_p=0.1), info, Role.AGGREGATED)
+        assert [violation.field for violation in caught.value.violations] == ["sampling.min_p"]
 
     async def test_min_new_tokens_holds_stop_tokens_back(self, able: EngineProcess) -> None:
         free = (await answer(able, generation(prompt(20)))).token_ids

@@ -20,6 +20,7 @@ from millstream_server.control.weights import DiskWeights
 from millstream_server.engines.base import Role
 from millstream_server.generation.output import FinishReason
 from millstream_server.generation.request import GenerationRequest, LogprobOptions
+from millstream_server.generation.sampling import Constraint, ConstraintKind
 from millstream_server.runtime.errors import (
     AdapterNotFoundError,
     InvalidRequestError,
@@ -74,7 +75,7 @@ class Pair:
 
 
 @contextlib.asynccontextmanager
-async def _running(logs: Path, model: Path, max_loras_per_batch: int = 0) -> AsyncIterator[Pair]:
+async def _running(logs: Path, model: Path, **config: Any) -> AsyncIterator[Pair]:
     port = free_port()
     prefill = await EngineProcess.launch(
         logs / "prefill",
@@ -82,14 +83,14 @@ async def _running(logs: Path, model: Path, max_loras_per_batch: int = 0) -> Asy
         bootstrap_port=port,
         model_path=str(model),
         transfer_timeout_s=_TRANSFER_TIMEOUT_S,
-        max_loras_per_batch=max_loras_per_batch,
+        **config,
     )
     decode = await EngineProcess.launch(
         logs / "decode",
         role=Role.DECODE,
         model_path=str(model),
         transfer_timeout_s=_TRANSFER_TIMEOUT_S,
-        max_loras_per_batch=max_loras_per_batch,
+        **config,
     )
     await prefill.ready()
     await decode.ready()
@@ -103,7 +104,8 @@ async def pair(
     model: Path, tmp_path_factory: pytest.TempPathFactory, expected: list[list[int]]
 ) -> AsyncIterator[Pair]:
     del expected
-    async with _running(tmp_path_factory.mktemp("pair"), model) as pair:
+    # The tokenizer is for grammars; most tests need none.
+    async with _running(tmp_path_factory.mktemp("pair"), model, engine_tokenizer=True) as pair:
         yield pair
 
 
@@ -148,6 +150,40 @@ class TestPair:
         fake = Ticket("2.2.2.2", 1, 5)  # SGLang's "transfer to nobody"; decode would invent
         with pytest.raises(InvalidRequestError, match="ticket"):
             await answer(pair.decode, generation(prompt(5), ticket=fake))
+
+    # -- grammars without a next token; drawing none would end the scheduler --
+
+    @pytest.mark.parametrize(
+        ("kind", "source"),
+        [(ConstraintKind.EBNF, 'root ::= root "a"'), (ConstraintKind.JSON_SCHEMA, '{"$ref": "#"}')],
+    )
+    async def test_a_grammar_without_a_first_token_fails_its_own_request(
+        self, pair: Pair, kind: ConstraintKind, source: str
+    ) -> None:
+        constraint = Constraint(kind, source)
+        drawn: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "constraint": constraint}
+        to_prefill, to_decode = pair.legs(prompt(40), **drawn)
+        decode_sink = pair.decode.submit(to_decode)
+        with pytest.raises(InvalidRequestError) as caught:
+            await answer(pair.prefill, to_prefill)
+        assert caught.value.violations[0].field == "sampling.constraint"
+        await released(pair.prefill)
+        await aborted(pair.decode, to_decode, decode_sink)
+
+    async def test_a_grammar_that_ends_before_min_new_tokens_fails_its_own_request(
+        self, pair: Pair
+    ) -> None:
+        constraint = Constraint(ConstraintKind.REGEX, "a")
+        # Of all tokens, now equally likely, EOS alone would be accepted: it isn't among two.
+        drawn: dict[str, Any] = {"temperature": 1.0, "top_k": 2, "constraint": constraint}
+        to_prefill, to_decode = pair.legs(prompt(40), min_new_tokens=5, **drawn)
+        prefill_sink = pair.prefill.submit(to_prefill)
+        with pytest.raises(InvalidRequestError) as caught:
+            await answer(pair.decode, to_decode)
+        assert caught.value.violations[0].field == "sampling.constraint"
+        assert "min_new_tokens" in caught.value.message
+        await result(prefill_sink)
+        await released(pair.decode)
 
     # -- abort, stage by stage --
 

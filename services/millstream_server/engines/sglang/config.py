@@ -270,9 +270,10 @@ def engine_environment(config: SglangEngineConfig) -> dict[str, str]:
     if config.otlp_endpoint:
         # One span per stage of a request; by default there is one per decode step, so per token.
         environment["SGLANG_TRACE_LEVEL"] = "1"
-    if config.multimodal:
-        # A picture can drive a vision tower in half precision to NaN; to draw a token from such
-        # logits ends the scheduler.
+    if config.multimodal or config.engine_tokenizer:
+        # To draw a token from NaN ends the scheduler. A picture can drive a vision tower in half
+        # precision to NaN; and where a grammar allows no token, or only those that min_new_tokens
+        # forbids, all logits are -inf, and so their softmax NaN.
         environment["SGLANG_SANITIZE_NAN_LOGITS"] = "1"
     if config.role is Role.DIFFUSION:
         environment.update(dllm.ENVIRONMENT)

@@ -103,13 +103,22 @@ def describe(
         bootstrap_port=config.bootstrap_port if is_prefill else 0,
         media=media,
         takes_adapters=config.max_loras_per_batch > 0,
-        refused_fields=REFUSED_IN_DIFFUSION if config.role is Role.DIFFUSION else frozenset(),
+        refused_fields=_refused_fields(config.role, arguments),
         model_hash=model_hash,
         max_batched_tokens=_batched_tokens(arguments),
         tool_call_parser=config.tool_call_parser,
         reasoning_parser=config.reasoning_parser,
         tells_kv=tells_kv and not arguments.get("disable_radix_cache"),
     )
+
+
+def _refused_fields(role: Role, arguments: Mapping[str, Any]) -> frozenset[str]:
+    if role is Role.DIFFUSION:
+        return REFUSED_IN_DIFFUSION
+    if arguments.get("enable_deterministic_inference"):
+        # An assertion in SGLang's sampler, which ends its scheduler.
+        return frozenset({"sampling.min_p"})
+    return frozenset()
 
 
 def _batched_tokens(arguments: Mapping[str, Any]) -> int:

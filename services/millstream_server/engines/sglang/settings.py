@@ -36,7 +36,7 @@ class SglangSettings:
     max_total_tokens: int = setting(0, help="KV cache size in tokens; 0: what fits")
     deterministic: bool = setting(
         default=False,
-        help="deterministic inference: enables SamplingParams.seed, somewhat slower",
+        help="deterministic inference: SamplingParams.seed, no min_p, somewhat slower",
     )
     engine_tokenizer: bool = setting(
         default=False, help="give the engine a tokenizer: enables min_new_tokens and constraints"

@@ -12,7 +12,6 @@ from millstream_server.generation.output import Finish, FinishReason, TokenLogpr
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.sampling import KNOBS, Sampling
 from millstream_server.runtime.errors import (
-    FieldViolation,
     InternalError,
     InvalidRequestError,
     KvTransferError,
@@ -30,6 +29,10 @@ _KNOB_NAMES = {"seed": "sampling_seed"}
 # SGLang puts top_k into an int32 tensor; a larger number crashes its scheduler. This means "all".
 _TOP_K_ALL = 1 << 30
 
+# SGLang divides logits by it, then by the temperature, which is 1e-6 or more. A quotient that isn't
+# finite ends its scheduler. A little below 1e-6, which is no float32.
+_LEAST_REPETITION_PENALTY = 2.0**-20
+
 _BAD_REQUEST = 400
 _SERVICE_UNAVAILABLE = 503
 
@@ -39,6 +42,7 @@ _TRANSFER_WORDS = ("kvtransfererror", "kvpoll", "lost connection", "bootstrap", 
 _QUEUE_WORDS = ("queue is full", "queue full")
 _GRAMMAR_WORDS = ("grammar", "json_schema", "json schema", "regex", "ebnf")
 _LENGTH_WORDS = ("longer than", "context length", "maximum allowed length", "exceeds")
+_GRAMMAR_STUCK = "grammar accept_token failed"
 
 
 def generate_arguments(request: GenerationRequest, role: Role) -> dict[str, object]:
@@ -96,14 +100,19 @@ def sampling_params(sampling: Sampling, role: Role) -> dict[str, object]:
     """Make SGLang's sampling parameters. A prefill engine always generates one token.
 
     Raises:
-        UnsupportedFeatureError: stop tokens together with `ignore_eos`.
+        UnsupportedFeatureError: stop tokens together with `ignore_eos`, or a repetition penalty
+            near 0.
     """
     if sampling.ignore_eos and sampling.stop_token_ids:
         # Req._check_token_based_finish returns before it checks the stop tokens.
-        text = "this engine ignores stop_token_ids when ignore_eos is set; set only one of them"
-        violation = FieldViolation("sampling.stop_token_ids", text)
-        message = f"{violation.field}: {text}"
-        raise UnsupportedFeatureError(message, violations=(violation,))
+        raise UnsupportedFeatureError.of(
+            "sampling.stop_token_ids",
+            "this engine ignores stop_token_ids when ignore_eos is set; set only one of them",
+        )
+    if sampling.repetition_penalty < _LEAST_REPETITION_PENALTY:
+        raise UnsupportedFeatureError.of(
+            "sampling.repetition_penalty", "this engine can't use a value below 0.000001"
+        )
     max_new_tokens = 1 if role is Role.PREFILL else sampling.max_new_tokens
     params: dict[str, object] = {
         # Without it SGLang uses 128, not "until the context is full".
@@ -260,6 +269,12 @@ def translate_failure(text: str, status_code: int) -> ServingError:
     words = text.lower()
     if status_code == _BAD_REQUEST:
         return _translate_refusal(words)
+    if words.startswith(_GRAMMAR_STUCK):
+        # The grammar's source follows. SGLang draws any token when all are forbidden.
+        return InvalidRequestError.of(
+            "sampling.constraint",
+            "no token can follow: the grammar allows none, or none that min_new_tokens allows",
+        )
     if any(word in words for word in _TRANSFER_WORDS):
         return KvTransferError("The KV cache could not be handed over from prefill to decode.")
     if status_code == _SERVICE_UNAVAILABLE:
