@@ -123,6 +123,8 @@ def _locked(log_dir: Path) -> Iterator[None]:
 async def up(plan: SuitePlan, command: CommandOf) -> int:
     """Run a plan's services; ``command`` returns a service's command line."""
     console = open_console()
+    for worker in plan.workers:  # of an earlier run: this one begins with the model's own weights
+        plan.weights_record(worker).unlink(missing_ok=True)
     suite = Suite(_children(plan, command), lambda text: _print_event(console, text))
     with _stop_signals() as (stop, force), announced(plan):
         try:

@@ -22,6 +22,7 @@ from millstream_server.runtime.errors import NoWorkerError
 
 _ANSWERING = (Role.DECODE, Role.AGGREGATED, Role.DIFFUSION)
 """The workers that tokens come from: they limit how many requests run at once."""
+_SHOWN = 3
 _ALONE = (Role.PREFILL, Role.AGGREGATED, Role.DIFFUSION)
 """What may be missing besides decode workers where no worker is left."""
 
@@ -89,8 +90,8 @@ class ModelWorkers:
     """Workers that tokens still come from, but that drain or aren't usable now."""
     limits: GeneratorInfo | None
     """The engine limits for requests."""
-    versions_differ: bool
-    """Whether no prefill worker has the same weight version as a decode worker."""
+    differing: str
+    """The weight versions of prefill and decode workers if they have none in common, else empty."""
     absent: Callable[..., NoWorkerError]
     """Makes the error that there is no worker of some roles."""
     made_s: float = field(default_factory=time.monotonic)
@@ -114,6 +115,11 @@ class ModelWorkers:
         """Whether the worker that encodes must also be the one that generates."""
         return bool(self.encoders) and self.encoders[0] in self.aggregated.views
 
+    @property
+    def versions_differ(self) -> bool:
+        """Whether no prefill worker has the same weight version as a decode worker."""
+        return bool(self.differing)
+
     def require(self) -> None:
         """Check that there is a worker of every role that a request needs.
 
@@ -122,8 +128,8 @@ class ModelWorkers:
         """
         if self.versions_differ and not self.ready:
             raise NoWorkerError(
-                "this model's prefill and decode workers have different weight versions; retry "
-                "when they are updated",
+                "this model's prefill and decode workers have different weight versions "
+                f"({self.differing}); retry when they are updated",
                 retry_delay_s=retry_delay_s(time.monotonic() - self.made_s),
             )
         if not self.ready and self.decode.views:
@@ -144,6 +150,7 @@ def workers_of(
     absent = functools.partial(absences.error, model)
     by_role, leaving = _sorted(model, views)
     limits = _limits(by_role, _adapters(_known_engines(model, views)))
+    versions = [_versions(by_role[role]) for role in (Role.PREFILL, Role.DECODE)]
     decode_of = _pair(by_role)
     whole = _whole(by_role)
     hands_off = _way(by_role, handoff=handoff)
@@ -170,7 +177,7 @@ def workers_of(
         running=sum(v.description.engine.max_running_requests for v in answering if v.description),
         leaving=leaving,
         limits=limits,
-        versions_differ=not decode_of,
+        differing="" if decode_of else " against ".join(versions),
         absent=absent,
     )
 
@@ -205,6 +212,12 @@ def _pair(by_role: dict[Role, list[WorkerView]]) -> dict[str, list[WorkerView]]:
         version: [view for view in by_role[Role.DECODE] if _version(view) == version]
         for version in versions
     }
+
+
+def _versions(views: Iterable[WorkerView]) -> str:
+    """Name the weight versions of some workers, as far as there is room in a sentence."""
+    names = sorted({_version(view) for view in views})
+    return ", ".join(repr(name) for name in names[:_SHOWN]) + (", …" if names[_SHOWN:] else "")
 
 
 def _version(view: WorkerView) -> str:

@@ -118,6 +118,11 @@ class Router:
         """Return whether there is a worker of every role that a request needs."""
         return self._of(model).ready or bool(self.task_workers(model).views)
 
+    def versions_differ(self, model: str) -> bool:
+        """Return whether a model isn't ready only because its workers' weights differ."""
+        workers = self._of(model)
+        return workers.versions_differ and not workers.ready
+
     def runs_in(self, model: str, role: Role) -> bool:
         """Return whether whole requests for a model run on workers of ``role``."""
         whole = self._of(model).aggregated

@@ -18,6 +18,8 @@ STUCK = "stuck"
 """The engine makes no progress."""
 NO_WORKERS = "no workers"
 """Processor only: a model has no worker of a role that it needs."""
+VERSIONS_DIFFER = "weight versions differ"
+"""Processor only: a model has both, but no prefill and decode worker with the same weights."""
 
 log = get_log(__name__)
 
