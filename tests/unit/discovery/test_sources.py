@@ -173,8 +173,8 @@ async def test_a_file_that_is_watched_again_names_what_it_has_now(tmp_path: Path
     path = tmp_path / "workers"
     path.write_text("a:1\n")
     discovery = FileDiscovery(path, interval_s=0.01)
-    async with contextlib.aclosing(discovery.watch()) as watch:
-        assert await _next(watch) == {"a:1"}
-        path.write_text("b:2\n")
-        assert await _next(watch) == {"b:2"}
+    watch = discovery.watch()
+    assert await _next(watch) == {"a:1"}
+    path.write_text("b:2\n")
+    assert await _next(watch) == {"b:2"}
     assert await _next(discovery.watch()) == {"b:2"}
