@@ -28,7 +28,7 @@ INTERRUPTED = 130
 _OPTIONS = Options(service_config=ONE_SERVER, max_reconnect_pause_s=0.5)
 
 _UNKNOWN_METHOD = "UNKNOWN_METHOD"
-_ON_THE_WAY = ("", SERVER_NOT_REACHED, CONNECTION_LOST)
+UNREPORTED = ("", SERVER_NOT_REACHED, CONNECTION_LOST)
 """Reasons of failures that no server of ours has reported."""
 
 
@@ -91,7 +91,7 @@ def print_error(error: MillstreamError, server: Destination) -> None:
 
 def explain(error: MillstreamError, server: Destination) -> list[str]:
     """Return a failed call's lines: code, reason, message, invalid fields, what to do."""
-    if error.reason in (*_ON_THE_WAY, _UNKNOWN_METHOD) and (hint := _transport_hint(error, server)):
+    if error.reason in (*UNREPORTED, _UNKNOWN_METHOD) and (hint := _transport_hint(error, server)):
         return [f"error: {hint}"]
     reason = f" ({error.reason})" if error.reason else ""
     lines = [f"error: {error.code.name}{reason}: {error.message}"]
