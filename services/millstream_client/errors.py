@@ -14,8 +14,9 @@ MillstreamError
 ├── PermissionDeniedError     PERMISSION_DENIED    the key doesn't allow this
 └── InternalError             INTERNAL             the server's fault; `error_id`
 
-``reason`` is the detailed cause: a name of ``millstream.v1.ErrorReason`` without its prefix; empty
-when the failure is gRPC's own.
+``reason`` is the detailed cause: a name of ``millstream.v1.ErrorReason`` without its prefix, or, of
+a connection that failed, `SERVER_NOT_REACHED` or `CONNECTION_LOST`, this library's own. Empty:
+another failure of gRPC's, or of a proxy's.
 """
 
 from __future__ import annotations
@@ -31,9 +32,29 @@ from millstream.v1 import errors_pb2
 from millstream_client.answers import Answer
 
 _DOMAIN = "millstream.io"
+SERVER_NOT_REACHED = "SERVER_NOT_REACHED"
+"""No connection could be made, so nothing was sent."""
+CONNECTION_LOST = "CONNECTION_LOST"
+"""The connection broke before the call ended: the server died, or the network failed."""
 _CHANNEL_CLOSED = "Channel closed!"
 _STATUS_LOST = "Internal error from Core"
 """grpc.aio's text for any status that arrives during a write (grpc issue 36066)."""
+_ON_THE_WAY = (
+    (
+        SERVER_NOT_REACHED,
+        "no server was reached",
+        ("failed to connect", "connection refused", "dns resolution failed", "name resolution"),
+    ),
+    (
+        CONNECTION_LOST,
+        "the connection to the server broke before the call ended; send the request again",
+        (
+            *("socket closed", "stream removed", "connection reset", "broken pipe", "goaway"),
+            *("keepalive", "ping timeout", "connection timed out", "transport closed"),
+        ),
+    ),
+)
+"""Reasons, sentences, and their signs in gRPC's texts, in lower case; the first that fits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +215,14 @@ def from_rpc_error(error: Any) -> MillstreamError:
         info = None
     if info is None and code is grpc.StatusCode.INTERNAL and message == _STATUS_LOST:
         code, message = grpc.StatusCode.UNAVAILABLE, "the stream ended while a message was sent"
+    reason = info.reason if info is not None else ""
+    if not found and code is grpc.StatusCode.UNAVAILABLE:
+        reason, message = _on_the_way(message)
     kind = _CLASSES.get(code, MillstreamError)
     if kind is OverloadedError and info is None and "larger than max" in message:
         kind = MessageTooLargeError
     details = Details(
-        reason=info.reason if info is not None else "",
+        reason=reason,
         violations=_violations(found.get(error_details_pb2.BadRequest)),
         retry_delay_s=_delay_s(found.get(error_details_pb2.RetryInfo)),
         retryable=_is_retryable(info, code, message),
@@ -207,6 +231,15 @@ def from_rpc_error(error: Any) -> MillstreamError:
     failed = kind(message, details, code=code)
     failed.__cause__ = error
     return failed
+
+
+def _on_the_way(text: str) -> tuple[str, str]:
+    """Return reason and sentence of a failure on the way to a server, by gRPC's text."""
+    lower = text.lower()
+    for reason, sentence, signs in _ON_THE_WAY:
+        if any(sign in lower for sign in signs):
+            return reason, f"{sentence} ({text})"
+    return "", text
 
 
 def from_request_error(message: errors_pb2.RequestError) -> MillstreamError:

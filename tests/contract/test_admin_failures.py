@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from millstream_client.errors import Details, UnavailableError
 from millstream_server.cli.admin.commands import COMMANDS
+from millstream_server.cli.admin.failures import explain
+from millstream_server.cli.connection import Destination
 from millstream_server.cli.plain import main
 from millstream_server.runtime.errors import (
     AdapterExistsError,
@@ -82,13 +85,22 @@ async def test_a_failure_has_its_reason_and_advice(
     assert (code, printed.out, printed.err.splitlines()) == (1, "", lines)
 
 
+def test_a_connection_that_broke_is_not_one_that_could_not_be_made() -> None:
+    details = Details(reason="CONNECTION_LOST", retryable=True)
+    failed = explain(UnavailableError("broke", details), Destination("a:1"), "update-weights")
+    assert failed.lines == [
+        "error: UNAVAILABLE (CONNECTION_LOST): the connection to a:1 broke before the end",
+        "-> does the server still run? `millstream admin status` says what was done",
+    ]
+
+
 async def test_nobody_there_and_another_port(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nobody = f"127.0.0.1:{free_port()}"
     assert await admin("status", "--admin", nobody) == 1
     said = capsys.readouterr().err
-    assert f"{nobody}: error: UNAVAILABLE: {nobody} can't be reached: " in said
+    assert f"{nobody}: error: UNAVAILABLE (SERVER_NOT_REACHED): {nobody} can't be reached: " in said
     assert "-> does the server run, with --admin-listen at this address?" in said
     async with worker() as one:
         assert await admin("status", "--admin", one.address) == 1

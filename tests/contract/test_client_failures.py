@@ -123,7 +123,8 @@ async def test_no_retry_sends_once(kind: Kind, part: Part) -> None:
     async with serving(script) as address, kind.connect(address, retry=NO_RETRY) as client:
         failed = await kind.failure(client.chat("hi").answer)
         assert isinstance(failed, UnavailableError)
-        assert (failed.code, failed.reason) == (grpc.StatusCode.UNAVAILABLE, "")
+        reason = "" if part is end else "CONNECTION_LOST"
+        assert (failed.code, failed.reason) == (grpc.StatusCode.UNAVAILABLE, reason)
         assert script.streams == 1
 
 
@@ -175,7 +176,8 @@ async def test_a_server_that_never_comes_ends_the_wait(kind: Kind) -> None:
         async with kind.connect(address, retry=Retry(wait_s=0.1)) as client:
             failed = await kind.failure(client.chat("hi").answer)
             assert type(failed) is UnavailableError
-            assert (failed.reason, failed.retryable) == ("", True)
+            assert (failed.reason, failed.retryable) == ("SERVER_NOT_REACHED", True)
+            assert failed.message.startswith("no server was reached (")
             assert isinstance(failed.__cause__, grpc.RpcError)
 
 
@@ -186,7 +188,7 @@ async def test_a_server_that_never_comes_ends_the_wait(kind: Kind) -> None:
 @pytest.mark.parametrize(
     ("part", "kind_of_error", "reason"),
     [
-        (broken(), UnavailableError, ""),
+        (broken(), UnavailableError, "CONNECTION_LOST"),
         (fail(WorkerLost("lost", retry_delay_s=0.0)), UnavailableError, "WORKER_LOST"),
         (end, IncompleteAnswerError, ""),
     ],

@@ -56,6 +56,28 @@ async def test_half_of_a_disaggregated_pair_is_no_worker(text_model: TextModel, 
         assert missing in failed.message
 
 
+async def test_workers_of_different_weights_are_said_by_health_and_by_the_error(
+    text_model: TextModel,
+) -> None:
+    prefill = replace(ALPHABET, role=Role.PREFILL, weight_version="step-2")
+    decode = replace(ALPHABET, role=Role.DECODE, weight_version="default")
+    async with (
+        worker(prefill) as one,
+        worker(decode) as two,
+        worker(replace(decode, weight_version="step-2")) as three,
+    ):
+        async with processor({MODEL: text_model}, [one.address, two.address], wait=False) as front:
+            conditions = front.server.conditions
+            await until(lambda: "weight versions differ" in conditions.holding)
+            assert conditions.holding == ("no workers", "weight versions differ")
+            failed = await refusal(front.stub.Complete(completion("A")))
+            assert (failed.code, failed.reason) == (grpc.StatusCode.UNAVAILABLE, "NO_WORKER")
+            assert "different weight versions ('step-2' against 'default')" in failed.message
+        addresses = [one.address, two.address, three.address]
+        async with processor({MODEL: text_model}, addresses, wait=False) as front:
+            await until(lambda: front.server.conditions.serving)
+
+
 async def test_a_conversation_outlives_its_worker(text_model: TextModel) -> None:
     stepping = replace(ALPHABET, step_s=0.01)
     async with (

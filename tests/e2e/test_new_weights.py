@@ -64,7 +64,9 @@ def worker(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         "max_loras_per_batch": 1,
         "propagation_s": 0.05,
     }
-    log = tmp_path_factory.mktemp("worker") / "log"
+    folder = tmp_path_factory.mktemp("worker")
+    log = folder / "log"
+    flags["weights_record"] = folder / "weights.json"
     worker = ServiceProcess("millstream_server.decode", flags, log).start()
     try:
         worker.wait_serving(300)
@@ -159,6 +161,28 @@ async def test_every_answer_is_of_the_version_that_it_names(
         assert {version for _, version, _ in ended} == {"default", "A", "B"}
         for number, version, tokens in ended:
             assert tokens == expected[version][number]
+
+
+async def test_a_killed_worker_comes_back_with_the_weights_of_its_last_update(
+    worker: ServiceProcess, checkpoints: dict[str, Path], expected: dict[str, list[list[int]]]
+) -> None:
+    async with grpc.aio.insecure_channel(str(worker.flags["admin_listen"])) as admin:
+        control = engine_control_pb2_grpc.EngineControlServiceStub(admin)
+        await _update(control, "again A", checkpoints["A"])
+    worker.kill()
+    worker.start()
+    await worker.until_serving(300)
+    async with grpc.aio.insecure_channel(worker.address) as channel:
+        about = worker_pb2_grpc.WorkerServiceStub(channel)
+        info = (await about.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest())).info
+        assert info.weight_version == "again A"
+        stream = decode_stream(decode_pb2_grpc.DecodeServiceStub(channel))
+        for slot, prompt in enumerate(_PROMPTS):
+            await stream.start(slot, prompt, **_GREEDY)
+        views = await stream.ended(*range(_STREAMS))
+        assert [view.token_ids for view in views] == expected["A"]
+        assert {view.finish.weight_version for view in views if view.finish} == {"again A"}
+        await stream.drain()
 
 
 async def _until_seen(ended: list[tuple[int, str, list[int]]], version: str) -> None:

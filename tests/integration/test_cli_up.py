@@ -87,8 +87,11 @@ async def gone(*processes: int) -> None:
 
 
 async def test_start_table_and_drain(tmp_path: Path) -> None:
+    weights = tmp_path / "decode-1.weights.json"  # noted in an earlier run
+    weights.write_text("{}")
     async with running(tmp_path, {"processor": ["--load-s", "0.8"]}) as up:
         await up.expect("Ctrl-C stops the suite")
+        assert not weights.exists()
         assert "prefill-1: loading the model" in up.text
         assert re.search(r"Ready after \d+\.\d s", up.text)
         assert 'millstream chat --once "What is Millstream?"' in up.text

@@ -138,11 +138,13 @@ async def controlled_worker(
     config: SimulatedConfig = HANGING,
     controls: EngineControls | None = None,
     scripted: bool = True,
+    model: Path | None = None,
     **changes: Any,
 ) -> AsyncIterator[ControlledWorker]:
     """Run a worker that may load from ``folder``/weights and records below ``folder``/profiles.
 
-    Its engine's controls are scripted, or ``controls``, or those of the simulated engine.
+    Its engine's controls are scripted, or ``controls``, or those of the simulated engine. It notes
+    updates in ``folder``/record.json, for a start with the model in ``model``.
     """
     engine = SimulatedEngine(config)
     script = ScriptedControls(engine)
@@ -158,6 +160,8 @@ async def controlled_worker(
             directories=AllowedDirectories([weights]),
             profile_dir=folder / "profiles",
             max_weights_bytes=1000,
+            weights_record=folder / "record.json",
+            model_path=model,
         ),
     )
     settings = host_settings(**changes)

@@ -84,6 +84,29 @@ def test_what_the_way_does_to_a_call_may_pass(
     assert from_rpc_error(_rpc_error(code, message)).retryable is retryable
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("failed to connect to all addresses; last error: Socket closed", "SERVER_NOT_REACHED"),
+        ("DNS resolution failed for host:1", "SERVER_NOT_REACHED"),
+        ("Stream removed (Socket closed)", "CONNECTION_LOST"),
+        ("recvmsg:Connection reset by peer", "CONNECTION_LOST"),
+        ("GOAWAY received", "CONNECTION_LOST"),
+        ("keepalive timeout", "CONNECTION_LOST"),
+        ("no healthy upstream", ""),  # a proxy's
+    ],
+)
+def test_a_connection_that_fails_has_a_reason_and_a_sentence(text: str, reason: str) -> None:
+    failed = from_rpc_error(_rpc_error(grpc.StatusCode.UNAVAILABLE, text))
+    assert (failed.reason, failed.retryable) == (reason, True)
+    sentence = {
+        "SERVER_NOT_REACHED": f"no server was reached ({text})",
+        "CONNECTION_LOST": "the connection to the server broke before the call ended; "
+        f"send the request again ({text})",
+    }
+    assert failed.message == sentence.get(reason, text)
+
+
 def test_a_status_that_grpc_lost_may_have_been_one_that_passes() -> None:
     failed = from_rpc_error(_rpc_error(grpc.StatusCode.INTERNAL, "Internal error from Core"))
     assert type(failed) is client.UnavailableError

@@ -11,6 +11,7 @@ import pytest
 from millstream_server.engines.base import Role
 from millstream_server.generation.output import Finish
 from millstream_server.links.fleet import Fleet
+from millstream_server.routing.discovery import base
 from millstream_server.routing.discovery.base import Addresses, Discovery
 from millstream_server.routing.policies import make_policy
 from millstream_server.routing.policy import PolicyName
@@ -106,20 +107,37 @@ async def test_closing_fails_what_is_open() -> None:
             fleet.generate("other:1", REQUEST, Sink())
 
 
-class BrokenDiscovery:
-    """Names a worker and breaks."""
+class BreakingDiscovery:
+    """Names a worker and breaks; after that another one."""
 
-    def __init__(self, address: str) -> None:
-        self._address = address
+    def __init__(self, *addresses: str) -> None:
+        self._addresses = list(addresses)
 
     async def watch(self) -> AsyncIterator[Addresses]:
-        yield frozenset({self._address})
-        raise RuntimeError
+        yield frozenset({self._addresses.pop(0)})
+        if self._addresses:
+            raise RuntimeError
 
 
-async def test_a_discovery_that_breaks_leaves_the_workers_it_named() -> None:
+async def test_a_discovery_that_breaks_keeps_the_workers_it_named_and_starts_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses: asyncio.Queue[float] = asyncio.Queue()
+    go_on = asyncio.Event()
+
+    async def pause(pause_s: float) -> None:
+        pauses.put_nowait(pause_s)
+        await go_on.wait()
+
+    monkeypatch.setattr(base, "pause", pause)
     async with (
-        serving(PlayedWorker()) as address,
-        fleet_of(BrokenDiscovery(address)) as (_, router),
+        serving(PlayedWorker()) as first,
+        serving(PlayedWorker()) as second,
+        fleet_of(BreakingDiscovery(first, first, second)) as (_, router),
     ):
         await until(lambda: router.ready("m"))
+        assert await pauses.get() == 1.0
+        assert router.plan(ROUTED).addresses == (first,), "it is kept meanwhile"
+        go_on.set()
+        assert await pauses.get() == 2.0
+        await until(lambda: router.ready("m") and router.plan(ROUTED).addresses == (second,))

@@ -10,6 +10,7 @@ from dataclasses import replace
 import grpc
 
 from millstream_client import NO_RETRY, Client, MillstreamError, Options, Tls
+from millstream_client.errors import CONNECTION_LOST, SERVER_NOT_REACHED
 from millstream_client.service_config import ONE_SERVER
 from millstream_client.target import parse_target
 from millstream_server.cli.connection import (
@@ -27,8 +28,8 @@ INTERRUPTED = 130
 _OPTIONS = Options(service_config=ONE_SERVER, max_reconnect_pause_s=0.5)
 
 _UNKNOWN_METHOD = "UNKNOWN_METHOD"
-_NOT_REACHED = ("failed to connect", "connection refused")
-_BROKEN = ("socket closed", "connection reset", "broken pipe", "goaway")
+UNREPORTED = ("", SERVER_NOT_REACHED, CONNECTION_LOST)
+"""Reasons of failures that no server of ours has reported."""
 
 
 def connect(server: Destination) -> Client:
@@ -90,7 +91,7 @@ def print_error(error: MillstreamError, server: Destination) -> None:
 
 def explain(error: MillstreamError, server: Destination) -> list[str]:
     """Return a failed call's lines: code, reason, message, invalid fields, what to do."""
-    if error.reason in ("", _UNKNOWN_METHOD) and (hint := _transport_hint(error, server)):
+    if error.reason in (*UNREPORTED, _UNKNOWN_METHOD) and (hint := _transport_hint(error, server)):
         return [f"error: {hint}"]
     reason = f" ({error.reason})" if error.reason else ""
     lines = [f"error: {error.code.name}{reason}: {error.message}"]
@@ -132,12 +133,10 @@ def _network_hint(error: MillstreamError, address: str) -> str | None:
             f"the server at {address} has no ProcessorService; "
             "give the Processor's address (workers have other ports)"
         )
-    if error.code is not grpc.StatusCode.UNAVAILABLE:
-        return None
-    if any(sign in text for sign in _BROKEN):
+    if error.reason == CONNECTION_LOST:
         return f"the connection to {address} broke; is the suite still running?"
-    if any(sign in text for sign in _NOT_REACHED):
-        return f"no server at {address}; start one with `millstream up`"
+    if error.reason != SERVER_NOT_REACHED:
+        return None
     if "dns resolution failed" in text or "name resolution" in text:
         return f"{address} can't be found; give --address as HOST:PORT"
-    return None
+    return f"no server at {address}; start one with `millstream up`"

@@ -124,6 +124,8 @@ def _locked(log_dir: Path) -> Iterator[None]:
 async def up(plan: SuitePlan, command: CommandOf) -> int:
     """Run a plan's services; ``command`` returns a service's command line."""
     console = open_console()
+    for worker in plan.workers:  # of an earlier run: this one begins with the model's own weights
+        plan.weights_record(worker).unlink(missing_ok=True)
     admin_key = secrets.token_hex(32)
     children = _children(plan, command, admin_key)
     suite = Suite(children, lambda text: _print_event(console, text))

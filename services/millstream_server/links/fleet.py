@@ -16,7 +16,7 @@ from millstream_server.links.link import WorkerLink
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.links.worker_calls import WorkerCalls
 from millstream_server.media.file import MediaFile
-from millstream_server.routing.discovery.base import Discovery
+from millstream_server.routing.discovery.base import Discovery, follow
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import WorkerLostError
 from millstream_server.runtime.security.tls import ClientTls
@@ -129,11 +129,7 @@ class Fleet:
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
-            try:
-                async for addresses in self._discovery.watch():
-                    self._follow(addresses, group)
-            except Exception as error:  # noqa: BLE001 - the links outlive it
-                log.error("discovery failed; the known workers are kept", error=error)
+            await follow(self._discovery, lambda addresses: self._follow(addresses, group))
 
     def _follow(self, addresses: Collection[str], group: asyncio.TaskGroup) -> None:
         for address in sorted(self._links.keys() - set(addresses)):

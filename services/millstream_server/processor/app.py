@@ -45,7 +45,11 @@ from millstream_server.routing.policies import make_policy
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.prefix.prefixes import Prefixes
 from millstream_server.routing.router import Router
-from millstream_server.runtime.lifecycle.conditions import LOADING, NO_WORKERS
+from millstream_server.runtime.lifecycle.conditions import (
+    LOADING,
+    NO_WORKERS,
+    VERSIONS_DIFFER,
+)
 from millstream_server.runtime.lifecycle.service import Service, ServicePlan, peers_policy
 from millstream_server.runtime.lifecycle.signals import DRAINED, Signals, until_signal
 from millstream_server.runtime.rpc.limits import RpcLimits
@@ -255,10 +259,19 @@ def _media(settings: ProcessorSettings, router: Router, fleet: Fleet) -> Process
 async def follow_readiness(core: ProcessorCore, server: Server, changed: asyncio.Event) -> None:
     """Set health to SERVING while every model has a worker of every role it needs."""
     no_workers = server.conditions.own(NO_WORKERS, holds=True)
+    differ = server.conditions.own(VERSIONS_DIFFER)
     while True:
         await changed.wait()
         changed.clear()
         ready = core.models.ready()
+        apart = [name for name in core.models.names if core.router.versions_differ(name)]
+        if bool(apart) is not differ.holds:
+            differ.set(holds=bool(apart))
+            if apart:
+                log.warning(
+                    "prefill and decode workers have different weight versions; update one side",
+                    models=",".join(apart),
+                )
         if no_workers.holds is ready:
             no_workers.set(holds=not ready)
             log.phase("serving" if ready else "waiting for workers")

@@ -133,10 +133,15 @@ class Models:
         text = self._texts[name]
         engine = self._router.limits(name)
         if engine is None or text is None:
+            self._router.require(name)
             raise NoWorkerError(
                 "no worker of this model is in service; retry in a moment", retry_delay_s=1.0
             )
         return ServedModel(name, text, engine, self._modalities(name))
+
+    def absent(self, name: str, role: Role) -> NoWorkerError:
+        """Make the error that a model has no worker of a role."""
+        return self._router.absent(name, role)
 
     def status(self) -> list[ModelStatus]:
         """Describe every model."""

@@ -25,7 +25,6 @@ from millstream_server.processor.telemetry import TurnTelemetry
 from millstream_server.processor.text.message_checks import ConversationPaths
 from millstream_server.processor.text.stops import check_stops
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.routing.model_workers import no_worker
 from millstream_server.routing.tasks import Task
 from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
 from millstream_server.runtime.priority import Priority
@@ -100,7 +99,7 @@ class RequestBuilder:
         parts, hold = conversation.media, conversation.uploads.hold
         takes = served.engine.media
         if takes is not None and takes.modalities and not served.modalities:
-            raise no_worker(Role.ENCODE, "is connected")
+            raise self._models.absent(served.name, Role.ENCODE)
         text = await self._models.render_media(
             served.text, conversation.messages, conversation.tools, paths
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import functools
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from millstream_server.control.adapters import LoraAdapter
 from millstream_server.encoding.encoder import EncoderInfo
@@ -11,6 +13,7 @@ from millstream_server.engines.base import Role, WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.sampling import Ability
 from millstream_server.media.items import Modality
+from millstream_server.routing.absences import Absences, retry_delay_s
 from millstream_server.routing.candidates import Candidates
 from millstream_server.routing.policy import AFFINITY_SLACK, RoutingPolicy, requests_at
 from millstream_server.routing.request import RoutingRequest
@@ -19,6 +22,9 @@ from millstream_server.runtime.errors import NoWorkerError
 
 _ANSWERING = (Role.DECODE, Role.AGGREGATED, Role.DIFFUSION)
 """The workers that tokens come from: they limit how many requests run at once."""
+_SHOWN = 3
+_ALONE = (Role.PREFILL, Role.AGGREGATED, Role.DIFFUSION)
+"""What may be missing besides decode workers where no worker is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,8 @@ class RoleWorkers:
     places: Candidates
     """The workers, or their data-parallel ranks."""
     policy: RoutingPolicy
+    absent: Callable[..., NoWorkerError]
+    """Makes the error that the model has no worker of some roles."""
 
     def pick(self, request: RoutingRequest) -> Candidate:
         """Pick a place by the session key, if the request has one, or else by the policy.
@@ -39,7 +47,7 @@ class RoleWorkers:
         """
         place = self.policy.pick(request, self.places)
         if place is None:
-            raise no_worker(self.role, "can take this request" if self.views else "is connected")
+            raise not_able(self.role) if self.views else self.absent(self.role)
         if request.session_key and len(self.places) > 1:
             return self._home(request.session_key, place)
         return place
@@ -82,8 +90,12 @@ class ModelWorkers:
     """Workers that tokens still come from, but that drain or aren't usable now."""
     limits: GeneratorInfo | None
     """The engine limits for requests."""
-    versions_differ: bool
-    """Whether no prefill worker has the same weight version as a decode worker."""
+    differing: str
+    """The weight versions of prefill and decode workers if they have none in common, else empty."""
+    absent: Callable[..., NoWorkerError]
+    """Makes the error that there is no worker of some roles."""
+    made_s: float = field(default_factory=time.monotonic)
+    """When the workers last changed."""
 
     @property
     def capacity(self) -> int:
@@ -103,6 +115,11 @@ class ModelWorkers:
         """Whether the worker that encodes must also be the one that generates."""
         return bool(self.encoders) and self.encoders[0] in self.aggregated.views
 
+    @property
+    def versions_differ(self) -> bool:
+        """Whether no prefill worker has the same weight version as a decode worker."""
+        return bool(self.differing)
+
     def require(self) -> None:
         """Check that there is a worker of every role that a request needs.
 
@@ -111,12 +128,14 @@ class ModelWorkers:
         """
         if self.versions_differ and not self.ready:
             raise NoWorkerError(
-                "this model's prefill and decode workers have different weight versions; retry "
-                "when they are updated",
-                retry_delay_s=1.0,
+                "this model's prefill and decode workers have different weight versions "
+                f"({self.differing}); retry when they are updated",
+                retry_delay_s=retry_delay_s(time.monotonic() - self.made_s),
             )
+        if not self.ready and self.decode.views:
+            raise self.absent(Role.PREFILL)
         if not self.ready:
-            raise no_worker(Role.PREFILL if self.decode.views else Role.DECODE, "is connected")
+            raise self.absent(Role.DECODE, *(() if self.prefill.views else _ALONE))
 
 
 def workers_of(
@@ -125,10 +144,13 @@ def workers_of(
     policies: Mapping[Role, RoutingPolicy],
     *,
     handoff: bool | None,
+    absences: Absences,
 ) -> ModelWorkers:
     """Collect a model's workers; ``handoff`` is `HandoffDecider.constant`."""
+    absent = functools.partial(absences.error, model)
     by_role, leaving = _sorted(model, views)
     limits = _limits(by_role, _adapters(_known_engines(model, views)))
+    versions = [_versions(by_role[role]) for role in (Role.PREFILL, Role.DECODE)]
     decode_of = _pair(by_role)
     whole = _whole(by_role)
     hands_off = _way(by_role, handoff=handoff)
@@ -136,7 +158,7 @@ def workers_of(
     answering = decoding + ([] if hands_off else list(whole[1]))
 
     def of(role: Role, views: Sequence[WorkerView]) -> RoleWorkers:
-        return RoleWorkers(role, views, Candidates.of(views), policies[role])
+        return RoleWorkers(role, views, Candidates.of(views), policies[role], absent)
 
     encoders = by_role[Role.ENCODE] or [
         view
@@ -155,7 +177,8 @@ def workers_of(
         running=sum(v.description.engine.max_running_requests for v in answering if v.description),
         leaving=leaving,
         limits=limits,
-        versions_differ=not decode_of,
+        differing="" if decode_of else " against ".join(versions),
+        absent=absent,
     )
 
 
@@ -191,6 +214,12 @@ def _pair(by_role: dict[Role, list[WorkerView]]) -> dict[str, list[WorkerView]]:
     }
 
 
+def _versions(views: Iterable[WorkerView]) -> str:
+    """Name the weight versions of some workers, as far as there is room in a sentence."""
+    names = sorted({_version(view) for view in views})
+    return ", ".join(repr(name) for name in names[:_SHOWN]) + (", …" if names[_SHOWN:] else "")
+
+
 def _version(view: WorkerView) -> str:
     return view.description.engine.weight_version if view.description else ""
 
@@ -211,10 +240,11 @@ def _whole(
     return Role.AGGREGATED, by_role[Role.AGGREGATED]
 
 
-def no_worker(role: Role, what: str) -> NoWorkerError:
-    """Make the error that no worker of a role is available."""
+def not_able(role: Role) -> NoWorkerError:
+    """Make the error that none of the workers of a role can take a request."""
     return NoWorkerError(
-        f"no {role.value} worker for this model {what}; retry in a moment", retry_delay_s=1.0
+        f"no {role.value} worker for this model can take this request; retry in a moment",
+        retry_delay_s=1.0,
     )
 
 

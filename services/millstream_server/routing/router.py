@@ -8,9 +8,10 @@ from millstream_server.engines.base import Role
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.validation import check_adapter
 from millstream_server.media.items import Modality
+from millstream_server.routing.absences import Absences
 from millstream_server.routing.encoders import pick_encoder
 from millstream_server.routing.handoff import AlwaysHandOff, HandoffDecider
-from millstream_server.routing.model_workers import ModelWorkers, no_worker, workers_of
+from millstream_server.routing.model_workers import ModelWorkers, workers_of
 from millstream_server.routing.plan import Plan, PlannedEncoding, PlannedLeg
 from millstream_server.routing.policy import RoutingPolicy
 from millstream_server.routing.prefix.prefixes import Prefixes
@@ -57,6 +58,7 @@ class Router:
         """By model and role; kept when workers change."""
         self._plans: dict[tuple[Candidate, ...], Plan] = {}
         self._watchers: list[Callable[[], None]] = []
+        self._absences = Absences()
 
     # ---- workers come and go ---------------------------------------------------------------------
 
@@ -74,6 +76,8 @@ class Router:
 
     def changed(self) -> None:
         """Recompute: a view's description changed."""
+        accepting = (view.description for view in self._views)
+        self._absences.changed({(found.model, found.role) for found in accepting if found})
         self._models.clear()
         self._adapters.clear()
         self._task_workers.clear()
@@ -106,13 +110,18 @@ class Router:
         found = self._task_workers.get(model)
         if found is None:
             found = self._task_workers[model] = task_workers_of(
-                model, self._views, self._policies_of(model)
+                model, self._views, self._policies_of(model), self._absences
             )
         return found
 
     def ready(self, model: str) -> bool:
         """Return whether there is a worker of every role that a request needs."""
         return self._of(model).ready or bool(self.task_workers(model).views)
+
+    def versions_differ(self, model: str) -> bool:
+        """Return whether a model isn't ready only because its workers' weights differ."""
+        workers = self._of(model)
+        return workers.versions_differ and not workers.ready
 
     def runs_in(self, model: str, role: Role) -> bool:
         """Return whether whole requests for a model run on workers of ``role``."""
@@ -138,6 +147,10 @@ class Router:
             NoWorkerError: a role that it needs has no worker.
         """
         self._of(model).require()
+
+    def absent(self, model: str, role: Role) -> NoWorkerError:
+        """Make the error that a model has no worker of a role."""
+        return self._absences.error(model, role)
 
     # ---- one request -----------------------------------------------------------------------------
 
@@ -206,7 +219,7 @@ class Router:
         else:
             view = pick_encoder(sha256, workers.encoders, avoid)
         if view is None:
-            raise no_worker(Role.ENCODE, "is connected")
+            raise self.absent(request.model, Role.ENCODE)
         return PlannedEncoding(view, own=workers.encodes_for_itself)
 
     def _plan_of(self, picked: tuple[Candidate, ...], cached_tokens: int = 0) -> Plan:
@@ -255,7 +268,13 @@ class Router:
             for view in views:
                 if view.description:
                     self.prefixes.admit(view, view.description)
-        return workers_of(model, views, self._policies_of(model), handoff=self._handoff.constant)
+        return workers_of(
+            model,
+            views,
+            self._policies_of(model),
+            handoff=self._handoff.constant,
+            absences=self._absences,
+        )
 
     def _policies_of(self, model: str) -> dict[Role, RoutingPolicy]:
         policies = self._policies.get(model)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from millstream_server.engines.base import EngineInfo, Role, WorkerDescription
-from millstream_server.routing.model_workers import no_worker
+from millstream_server.routing.absences import Absences
+from millstream_server.routing.model_workers import not_able
 from millstream_server.routing.policy import RoutingPolicy, requests_at
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.tasks import Task, tasks_of
 from millstream_server.routing.workers import WorkerView
+from millstream_server.runtime.errors import NoWorkerError
 from millstream_server.synthesis.diffuser import DiffuserInfo
 from millstream_server.vectors.embedder import EmbedderInfo
 
@@ -42,6 +45,8 @@ class TaskWorkers:
     leaving: Sequence[WorkerView]
     """Those that drain or aren't usable now."""
     policies: Mapping[Role, RoutingPolicy]
+    absent: Callable[..., NoWorkerError]
+    """Makes the error that there is no worker of some roles."""
 
     @property
     def capacity(self) -> int:
@@ -75,7 +80,7 @@ class TaskWorkers:
         """
         found = [view.description.engine for view in self._of(task) if view.description]
         if not found:
-            raise no_worker(_ROLES[task], "is connected")
+            raise self.absent(_ROLES[task])
         return found
 
     def pick(
@@ -92,7 +97,7 @@ class TaskWorkers:
         fit = [view for view in views if view.description and able(view.description.engine)]
         place = self.policies[role].pick(request, fit)
         if place is None or place.worker.description is None:
-            raise no_worker(role, "can take this request" if views else "is connected")
+            raise not_able(role) if views else self.absent(role)
         return place.address, place.worker.description.engine
 
     def _of(self, task: Task) -> list[WorkerView]:
@@ -100,7 +105,10 @@ class TaskWorkers:
 
 
 def task_workers_of(
-    model: str, views: Iterable[WorkerView], policies: Mapping[Role, RoutingPolicy]
+    model: str,
+    views: Iterable[WorkerView],
+    policies: Mapping[Role, RoutingPolicy],
+    absences: Absences,
 ) -> TaskWorkers:
     """Collect a model's workers."""
     of_model = [
@@ -112,4 +120,5 @@ def task_workers_of(
         views=[view for view in of_model if view.description],
         leaving=[view for view in of_model if not view.description],
         policies=policies,
+        absent=functools.partial(absences.error, model),
     )

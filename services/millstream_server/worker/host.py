@@ -27,6 +27,7 @@ from millstream_server.runtime.rpc.methods import ServicerTable
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.worker.control.plan import ControlPlan
+from millstream_server.worker.control.weights_record import restored
 from millstream_server.worker.engine_metrics import EngineMetrics
 from millstream_server.worker.expected_silence import ExpectedSilence
 from millstream_server.worker.kv_events.log import KvEventLog
@@ -157,6 +158,7 @@ class WorkerHost(Generic[InfoT]):
             log.phase("warming up")
             self.loading.reach(LoadStage.WARMING_UP)
             await self.plan.engine.warm_up()
+            info = await restored(info, self.plan.control)
         except BaseException:  # also when a signal cancels it
             self.loading.fail()
             raise

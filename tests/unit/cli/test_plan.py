@@ -59,6 +59,9 @@ def test_commands_are_what_the_services_read(options: UpOptions, ports: PortClai
     assert {p.engine, d.engine} == {EngineKind.SIMULATED}
     assert {p.simulated.simulated_vocab_size, d.simulated.simulated_vocab_size} == {321}
     assert (p.model_path, p.model_name) == (options.model, "m")
+    records = [one.control.weights_record for one in (p, d)]
+    assert records == [plan.weights_record(prefill), plan.weights_record(decode)]
+    assert records[0] != records[1]
     assert front.listen == processor.address
     assert front.metrics_listen == f"127.0.0.1:{processor.metrics_port}"
     assert p.admin_listen == f"127.0.0.1:{prefill.admin_port}"

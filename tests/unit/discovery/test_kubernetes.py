@@ -96,6 +96,16 @@ async def test_workers_that_come_and_go_are_followed(api: FakeApiServer) -> None
         assert workers.found == [{A}, {A, B, C}, {B, C}, set()]
 
 
+async def test_a_discovery_that_is_watched_again_lists_again(api: FakeApiServer) -> None:
+    api.put(named("one", A))
+    discovery = KubernetesDiscovery(SERVICE, first_pause_s=0.01)
+    for lists in (1, 2):  # what broke the first watch may have hidden a change
+        watch = discovery.watch()
+        assert await asyncio.wait_for(anext(watch), 5) == {A}
+        assert api.lists == lists
+        await watch.aclose()  # type: ignore[attr-defined]
+
+
 async def test_a_service_that_does_not_exist_yet_has_no_workers(
     api: FakeApiServer, caplog: pytest.LogCaptureFixture
 ) -> None:

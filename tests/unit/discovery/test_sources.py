@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from millstream_server.routing.discovery import base
 from millstream_server.routing.discovery.base import Addresses, Discovery
 from millstream_server.routing.discovery.choice import make_discovery
 from millstream_server.routing.discovery.dns import DnsDiscovery
 from millstream_server.routing.discovery.file import FileDiscovery
 from millstream_server.routing.discovery.merged import MergedDiscovery
 from millstream_server.routing.discovery.static import StaticDiscovery
+from millstream_server.runtime.telemetry.registry import REGISTRY
 from tests.support.waiting import until
 
 
@@ -137,15 +139,42 @@ async def test_several_are_merged_and_one_that_fails_does_not_hinder_the_others(
         assert await _next(watch) == {"a:1", "c:3", "10.0.0.1:50061"}, "a:1 is listed still"
 
 
-class Broken:
+class Breaking:
+    """Names the next addresses at each watch, then breaks."""
+
+    def __init__(self, *found: str) -> None:
+        self._found = iter(found)
+
     async def watch(self) -> AsyncIterator[Addresses]:
-        yield frozenset({"b:2"})
+        yield frozenset({next(self._found)})
         raise RuntimeError
 
 
-async def test_a_source_that_breaks_keeps_what_it_named(
-    caplog: pytest.LogCaptureFixture,
+def _failures() -> float:
+    return REGISTRY.get_sample_value("millstream_discovery_failures_total") or 0.0
+
+
+async def test_a_source_that_breaks_keeps_what_it_named_and_starts_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    merged = MergedDiscovery([Broken(), StaticDiscovery(["a:1"])])
-    assert [found async for found in merged.watch()][-1] == {"a:1", "b:2"}
-    assert caplog.text.count("a source of workers failed") == 1
+    monkeypatch.setattr(base, "FIRST_PAUSE_S", 0.001)
+    before = _failures()
+    merged = MergedDiscovery([Breaking("b:2", "c:3"), StaticDiscovery(["a:1"])])
+    async with contextlib.aclosing(merged.watch()) as watch:
+        found = [await _next(watch)]
+        while found[-1] != {"a:1", "c:3"}:
+            found.append(await _next(watch))
+    assert frozenset({"a:1", "b:2"}) in found
+    assert "discovery failed; the known workers are kept, and it starts again" in caplog.text
+    assert _failures() > before
+
+
+async def test_a_file_that_is_watched_again_names_what_it_has_now(tmp_path: Path) -> None:
+    path = tmp_path / "workers"
+    path.write_text("a:1\n")
+    discovery = FileDiscovery(path, interval_s=0.01)
+    watch = discovery.watch()
+    assert await _next(watch) == {"a:1"}
+    path.write_text("b:2\n")
+    assert await _next(watch) == {"b:2"}
+    assert await _next(discovery.watch()) == {"b:2"}

@@ -9,6 +9,8 @@ from typing import Any
 import grpc
 
 from millstream_client import MillstreamError
+from millstream_client.errors import CONNECTION_LOST
+from millstream_server.cli.client import UNREPORTED
 from millstream_server.cli.connection import Destination, explain_tls
 
 _UNKNOWN_METHOD = "UNKNOWN_METHOD"
@@ -64,7 +66,7 @@ class Failure:
 
 def explain(error: MillstreamError, server: Destination, command: str) -> Failure:
     """Explain a failed call of a command."""
-    if error.reason in ("", _UNKNOWN_METHOD) and (found := _connection(error, server)):
+    if error.reason in (*UNREPORTED, _UNKNOWN_METHOD) and (found := _connection(error, server)):
         return found
     message = error.message
     for violation in error.violations:
@@ -94,6 +96,13 @@ def _connection(error: MillstreamError, server: Destination) -> Failure | None:
         return Failure(code.name, error.reason, why)
     if code is not grpc.StatusCode.UNAVAILABLE:
         return None
+    if error.reason == CONNECTION_LOST:
+        return Failure(
+            code.name,
+            error.reason,
+            f"the connection to {address} broke before the end",
+            "does the server still run? `millstream admin status` says what was done",
+        )
     text = " ".join(error.message.split())
     return Failure(
         code.name,

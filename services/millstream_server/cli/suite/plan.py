@@ -148,6 +148,10 @@ class SuitePlan:
             return module + service.flags() + service.further.flags(self.options.engine)
         return module + self._worker_flags(service)
 
+    def weights_record(self, service: PlannedService) -> Path:
+        """Return the file that notes a worker's last update of weights for its restarts."""
+        return self.options.log_dir.resolve() / f"{service.name}.weights.json"
+
     def _processor_flags(self) -> list[str]:
         models = [f"{self.options.model_name}={self.options.model}"]
         models += [further.processor_entry for further in self.options.further]
@@ -180,6 +184,7 @@ class SuitePlan:
             *service.flags(),
             *self._model_flags(),
             *("--engine", self.options.engine.value),
+            *("--weights-record", str(self.weights_record(service))),
         ]
         if service.bootstrap_port is not None:
             flags += ["--bootstrap-port", str(service.bootstrap_port)]

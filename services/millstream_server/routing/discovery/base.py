@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.settings.addresses import is_host_port
-from millstream_server.runtime.telemetry.log import Log
+from millstream_server.runtime.telemetry.log import Log, get_log
+from millstream_server.runtime.telemetry.metrics import DISCOVERY_FAILURES
 
+log = get_log(__name__)
+
+FIRST_PAUSE_S = 1.0
+_MOST_PAUSE_S = 30.0
 _JITTER = 0.2
 """Share by which intervals vary, so that Processors don't query all at the same time."""
 
@@ -24,9 +30,37 @@ class Discovery(Protocol):
         """Yield the addresses of all workers, HOST:PORT, at the start and after each change.
 
         If the source can't be read, nothing is yielded and the last addresses stay valid; likewise
-        when the iteration ends. Called once.
+        when the iteration ends. Called again only after it has raised: it reads the source anew.
         """
         ...
+
+
+async def follow(discovery: Discovery, take: Callable[[Addresses], None]) -> None:
+    """Call ``take`` with the workers at the start and after each change.
+
+    An unexpected exception, also of ``take``, is logged and counted, and the watch starts again
+    after a pause: 1 s, doubled each time up to 30 s. Returns when the watch ends.
+    """
+    pause_s = FIRST_PAUSE_S
+    while True:
+        began_s = time.monotonic()
+        try:
+            async for addresses in discovery.watch():
+                take(addresses)
+        except Exception as error:  # noqa: BLE001 - a bug in one source must not stop the others
+            if time.monotonic() - began_s > _MOST_PAUSE_S:
+                pause_s = FIRST_PAUSE_S
+            DISCOVERY_FAILURES.inc()
+            log.error(
+                "discovery failed; the known workers are kept, and it starts again",
+                source=type(discovery).__name__,
+                pause_s=pause_s,
+                error=error,
+            )
+            await pause(pause_s)
+            pause_s = min(2 * pause_s, _MOST_PAUSE_S)
+        else:
+            return
 
 
 class Failures:

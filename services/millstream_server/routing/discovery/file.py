@@ -26,12 +26,11 @@ class FileDiscovery:
         """
         self._path = path
         self._interval_s = interval_s
-        self._first = self._read()
+        self._known = self._read()
 
     async def watch(self) -> AsyncIterator[Addresses]:
         """See `Discovery.watch`."""
-        known = self._first
-        yield known
+        yield self._known
         failures = Failures(log, "file of the workers not read")
         while True:
             await pause(self._interval_s)
@@ -41,9 +40,9 @@ class FileDiscovery:
                 failures.failed(error)
             else:
                 failures.over()
-                if found != known:
+                if found != self._known:
+                    self._known = found
                     yield found
-                known = found
 
     def _read(self) -> Addresses:
         try:

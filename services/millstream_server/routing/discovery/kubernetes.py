@@ -65,6 +65,7 @@ class KubernetesDiscovery:
     async def watch(self) -> AsyncIterator[Addresses]:
         """See `Discovery.watch`."""
         known: Addresses | None = None
+        self._version = ""
         while True:
             try:
                 async with (

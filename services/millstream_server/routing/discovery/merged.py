@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
-from millstream_server.routing.discovery.base import Addresses, Discovery
-from millstream_server.runtime.telemetry.log import get_log
-
-log = get_log(__name__)
+from millstream_server.routing.discovery.base import Addresses, Discovery, follow
 
 _News = asyncio.Queue[tuple[int, Addresses | None]]
 
 
 class MergedDiscovery:
-    """The workers of all ``sources``; one that can't be read doesn't hinder the others."""
+    """The workers of all ``sources``; one that fails doesn't hinder the others."""
 
     def __init__(self, sources: Sequence[Discovery]) -> None:
         """Watch these."""
@@ -49,9 +46,5 @@ class MergedDiscovery:
 
 async def _report(number: int, source: Discovery, news: _News) -> None:
     """Put what a source finds into ``news``; None when it has ended."""
-    try:
-        async for addresses in source.watch():
-            news.put_nowait((number, addresses))
-    except Exception as error:  # noqa: BLE001 - the other sources outlive it
-        log.error("a source of workers failed; those it named are kept", error=error)
+    await follow(source, lambda addresses: news.put_nowait((number, addresses)))
     news.put_nowait((number, None))

@@ -164,6 +164,9 @@ WORKERS_CONNECTED = gauge(
 WORKERS_LOST = counter(
     "millstream_workers_lost", "Streams to workers that broke without a drain", ["role"]
 )
+DISCOVERY_FAILURES = counter(
+    "millstream_discovery_failures", "Times that discovery broke by a bug and was started again"
+)
 STREAM_REQUESTS_OPEN = gauge(
     "millstream_worker_stream_open_requests", "Requests open on worker streams", ["role"]
 )

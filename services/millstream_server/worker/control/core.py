@@ -22,6 +22,7 @@ from millstream_server.worker.control.weights import (
     WeightOperations,
     WorkerWeights,
 )
+from millstream_server.worker.control.weights_record import WeightsRecord
 from millstream_server.worker.expected_silence import ExpectedSilence
 
 
@@ -109,6 +110,7 @@ class ControlCore:
                 write_version=self._set_version,
                 directories=options.directories,
                 max_bytes=options.max_weights_bytes,
+                record=WeightsRecord(options.weights_record, options.model_path),
             ),
         )
         host.silence.expected = self.expects_silence

@@ -29,6 +29,10 @@ class ControlOptions:
     profile_dir: Path = field(default_factory=default_profile_dir)
     operation_limit_s: float = 1800.0
     """An engine that has been changed for so long is watched by the canary again."""
+    weights_record: Path | None = None
+    """File that notes updates from disk for a restart (`weights_record.WeightsRecord`)."""
+    model_path: Path | None = None
+    """The model that the worker was started with."""
 
 
 def _no_adapters(_: Any) -> tuple[LoraAdapter, ...]:

@@ -24,6 +24,12 @@ class ControlSettings:
         help="most bytes of tensors that UpdateWeights takes in a call; they are held in the "
         "host's memory until the engine has them",
     )
+    weights_record: Path | None = setting(
+        None,
+        help="file that notes the last UpdateWeights from disk, so that a worker that restarts "
+        "loads it again; this worker's own, where a restart finds it; empty: a restarted worker "
+        "has the model's own weights",
+    )
     profile_dir: Path | None = setting(
         None,
         help="directory for profiles; empty: millstream-profiles in the system's temporary one",
@@ -40,5 +46,7 @@ class ControlSettings:
             directories=AllowedDirectories.of_model(map(Path, self.weights_dirs), model_path),
             max_weights_bytes=self.max_weights_bytes,
             profile_dir=self.profile_dir or default_profile_dir(),
+            weights_record=self.weights_record,
+            model_path=model_path,
             operation_limit_s=self.operation_limit_s,
         )

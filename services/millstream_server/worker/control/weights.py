@@ -24,6 +24,7 @@ from millstream_server.worker.control.operations import Operations, Report, Stag
 from millstream_server.worker.control.receive import Received, TensorsInCall, check_tensor
 from millstream_server.worker.control.service_stop import Cause, ServiceStop
 from millstream_server.worker.control.supported import REFUSALS, SupportedControls
+from millstream_server.worker.control.weights_record import WeightsRecord
 
 _MAX_VERSION = 128
 _BACKENDS = ("nccl", "gloo")
@@ -68,6 +69,8 @@ class WorkerWeights:
     directories: AllowedDirectories
     max_bytes: int
     """Of tensors that are sent."""
+    record: WeightsRecord
+    """Notes updates from disk for a restart."""
 
 
 class WeightOperations:
@@ -152,6 +155,8 @@ class WeightOperations:
         return source
 
     async def _replace(self, control: WeightControl, source: WeightSource, version: str) -> None:
+        record = self._weights.record
+        files = await record.about_to_load(source.path) if isinstance(source, DiskWeights) else {}
         before, self._unknown = self._unknown, True
         try:
             await control.update_weights(source, version)
@@ -160,6 +165,10 @@ class WeightOperations:
             raise
         self._unknown = False
         self._weights.write_version(version)
+        if isinstance(source, DiskWeights):
+            await record.note(version, source.path, files)
+        else:
+            await record.clear()
 
 
 def _check_broadcast(source: BroadcastWeights) -> None:
