@@ -16,9 +16,9 @@ from millstream_server.processor.media.uploads import Uploads
 from millstream_server.processor.servicer import _read
 from millstream_server.processor.text.messages import ChatRole
 from millstream_server.runtime.errors import (
+    Failure,
     InternalError,
     InvalidRequestError,
-    ServingError,
     UnavailableError,
 )
 from millstream_server.runtime.rpc.served_call import CallOverError
@@ -30,12 +30,12 @@ class Generation:
 
     def __init__(self) -> None:
         self.cancels = 0
-        self.error: ServingError | None = None
+        self.error: Failure | None = None
 
     def cancel(self) -> None:
         self.cancels += 1
 
-    def fail(self, error: ServingError) -> None:
+    def fail(self, error: Failure) -> None:
         self.error = error
 
 
