@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
+import socket
 import ssl
 import warnings
 from collections.abc import Callable
@@ -16,8 +18,11 @@ import pytest
 import uvloop
 from cryptography import x509
 
+from millstream_server.runtime.rpc.caller_key import key_of_address
 from millstream_server.runtime.security import tls_files as tls_module
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
+from millstream_server.runtime.transport.limits.fair_bound import Place
+from millstream_server.runtime.transport.ports.listener import Listener
 from tests.support.certificates import Authority, SecretMount
 from tests.support.listening import (
     OPTIONS,
@@ -187,3 +192,31 @@ async def test_certificates_change_under_traffic_without_a_failed_handshake(
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         assert x509.load_der_x509_certificate(shown).serial_number == issued[-1].serial
         writer.close()
+
+
+async def test_handshakes_begin_one_in_a_turn_of_the_loop_of_each_caller_in_turn(
+    mount: SecretMount, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand of one caller would hold up all others: each takes about a millisecond."""
+    begun = list[str]()
+
+    def begin(_: Listener, accepted: socket.socket, place: Place, *_rest: object) -> None:
+        begun.append(place.key)
+        accepted.close()
+        place.free()
+
+    monkeypatch.setattr(Listener, "_begin", begin)
+    tls = ServerTls(TlsFiles(mount.cert, mount.key))
+    async with listening(tls=tls) as server:
+        pairs = [socket.socketpair() for _ in range(4)]
+        for (ours, _), caller in zip(pairs, (1, 1, 1, 2), strict=True):
+            assert server.listener._take(ours, (f"10.0.0.{caller}", 1), tls)
+        counts = []
+        while len(begun) < len(pairs):
+            await asyncio.sleep(0)
+            counts.append(len(begun))
+        for _, theirs in pairs:
+            theirs.close()
+    assert max(b - a for a, b in itertools.pairwise([0, *counts])) == 1
+    many, one = (key_of_address(f"ipv4:10.0.0.{n}:1") for n in (1, 2))
+    assert begun == [many, one, many, many]
