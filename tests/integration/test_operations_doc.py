@@ -56,7 +56,7 @@ _SAYS = {
         r"google.rpc.BadRequest[^}]+CjcKFm9wdGlvbnMuc2FtcGxpbmcudG9wX3ASHW11c3Qg",
         r"INVALID_ARGUMENT INVALID_REQUEST again: False None\n",
         r"options.sampling.top_p - must be above 0 and at most 1\n",
-        r"request=ops-1 trace_id=1{32} model=demo .* completion_tokens=3 outcome=LENGTH",
+        r"request=ops-1 trace_id=1{32} model=demo .* completion_tokens=3 .*outcome=LENGTH",
     ],
     "Load": [
         r'"name": "demo",\s+"ready": true',

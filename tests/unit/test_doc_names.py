@@ -56,9 +56,8 @@ def _places() -> frozenset[str]:
 @cache
 def _folders() -> frozenset[str]:
     """Name the folders in which our paths begin."""
-    return frozenset(
-        child.name for up in (ROOT, ROOT / _PACKAGE) for child in up.iterdir() if child.is_dir()
-    )
+    ours = [name.removeprefix(f"{_PACKAGE}/") for name in _files() if name.startswith(_PACKAGE)]
+    return frozenset(name.split("/")[0] for name in (*_files(), *ours) if "/" in name)
 
 
 @cache

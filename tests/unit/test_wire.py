@@ -6,7 +6,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from millstream.v1 import chat_pb2, generation_pb2, processor_pb2
-from millstream_server.runtime.errors import InvalidRequestError
+from millstream_server.runtime.errors import MalformedMessageError
 from millstream_server.runtime.rpc.parsing import Malformed, tolerant
 
 BAD = b"\xff\xfe\xfd\xfc"
@@ -43,10 +43,8 @@ def test_the_first_bad_text_is_named_by_its_path(path: str) -> None:
     data = CASES[path].replace(b"bad!", BAD)
     parsed = tolerant(processor_pb2.ChatRequest.FromString)(data)
     assert isinstance(parsed, Malformed)
-    assert isinstance(parsed.error, InvalidRequestError)
-    (violation,) = parsed.error.violations
-    assert violation.field == path
-    assert "UTF-8" in violation.description
+    assert isinstance(parsed.error, MalformedMessageError)
+    assert parsed.error.message == f"{path}: is not valid UTF-8"
 
 
 def test_bytes_fields_may_hold_anything() -> None:
@@ -60,8 +58,7 @@ def test_bytes_fields_may_hold_anything() -> None:
 def test_what_is_no_message_at_all_names_the_type(data: bytes) -> None:
     parsed = tolerant(processor_pb2.ChatRequest.FromString)(data)
     assert isinstance(parsed, Malformed)
-    assert isinstance(parsed.error, InvalidRequestError)
-    assert parsed.error.violations == ()
+    assert isinstance(parsed.error, MalformedMessageError)
     assert "millstream.v1.ChatRequest" in parsed.error.message
 
 
@@ -76,8 +73,8 @@ def test_a_bad_text_among_unknown_fields_is_still_found() -> None:
     data = b"\xfa\x3f\x02\xff\xff" + CASES["start.model"].replace(b"bad!", BAD)
     parsed = tolerant(processor_pb2.ChatRequest.FromString)(data)
     assert isinstance(parsed, Malformed)
-    assert isinstance(parsed.error, InvalidRequestError)
-    assert parsed.error.violations[0].field == "start.model"
+    assert isinstance(parsed.error, MalformedMessageError)
+    assert parsed.error.message == "start.model: is not valid UTF-8"
 
 
 def test_a_long_fault_is_not_searched_for() -> None:
@@ -86,7 +83,7 @@ def test_a_long_fault_is_not_searched_for() -> None:
     padding = b"\x10\x01" * 40_000
     found = parse(padding + b"\x0a\x01\xff")
     assert isinstance(found, Malformed)
-    assert isinstance(found.error, InvalidRequestError)
-    assert found.error.violations == ()
+    assert isinstance(found.error, MalformedMessageError)
+    assert "grpc.health.v1.HealthCheckRequest" in found.error.message
     short = parse(b"\x0a\x01\xff")
-    assert [violation.field for violation in short.error.violations] == ["service"]
+    assert short.error.message == "service: is not valid UTF-8"
