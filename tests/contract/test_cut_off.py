@@ -221,10 +221,12 @@ async def test_a_handler_that_is_sending_is_told_too() -> None:
         async def read_all() -> Failure:
             for _ in range(10):
                 assert len(await call.read()) == 1 << 18
+            flows.set()
             return await refusal(call)
 
+        flows = asyncio.Event()
         reading = asyncio.ensure_future(read_all())
-        await asyncio.sleep(0.05)
+        await flows.wait()
         await server.stop(0)
         _was_told_why(await reading)
 
