@@ -45,6 +45,13 @@ def test_they_leave_nothing_behind() -> None:
         tracemalloc.stop()
 
 
+def test_frames_that_are_ignored_are_read_one_by_one() -> None:
+    """Else a few kilobytes of them would hold up all others."""
+    state = _state()
+    state.reader.feed(PREFACE + frame(Kind.PRIORITY, 7, bytes(5)) * 3 + frame(0xEE, 0, b"x"))
+    assert [state.next_events() for _ in range(5)] == [[], [], [], [], None]
+
+
 def test_bytes_may_come_one_by_one() -> None:
     state = _state()
     sent = PREFACE + settings({4: 1}) + frame(Kind.PING, 0, b"12345678")
@@ -52,6 +59,6 @@ def test_bytes_may_come_one_by_one() -> None:
     for byte in sent:
         state.reader.feed(bytes([byte]))
         while (found := state.reader.next()) is not None:
-            kinds.append(found.__class__)
+            kinds += [one.__class__ for one in found]
     assert kinds[0] is SettingsFrame
     assert len(kinds) == 2

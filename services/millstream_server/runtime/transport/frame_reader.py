@@ -89,27 +89,29 @@ class FrameReader:
             data = data[len(taken) :]
         self._data += data
 
-    def next(self) -> Frame | None:
-        """Return the next whole frame, a header block as one; None: there is none.
+    def next(self) -> list[Frame] | None:
+        """Read one frame; return it, a header block as one. None: no whole one is there.
+
+        The list is empty if the frame is ignored, or its header block isn't whole: so each call
+        takes a short time, whatever is sent.
 
         Raises:
             ProtocolError: the connection must end.
             StreamFrameError: a stream must; what follows may be read.
         """
-        while len(self._data) >= _HEAD_BYTES:
-            high, low, kind, flags, stream_id = _HEAD(self._data)
-            size = high << 8 | low
-            if size > self._max_frame:  # refused by its head: the rest need not come
-                raise FrameTooLargeError(f"a frame of {size} bytes")
-            end = _HEAD_BYTES + size
-            if len(self._data) < end:
-                return None
-            body = self._data[_HEAD_BYTES:end]
-            del self._data[:end]
-            frame = self._frame(kind, flags, stream_id & 0x7FFFFFFF, body)
-            if frame is not None:
-                return frame
-        return None
+        if len(self._data) < _HEAD_BYTES:
+            return None
+        high, low, kind, flags, stream_id = _HEAD(self._data)
+        size = high << 8 | low
+        if size > self._max_frame:  # refused by its head: the rest need not come
+            raise FrameTooLargeError(f"a frame of {size} bytes")
+        end = _HEAD_BYTES + size
+        if len(self._data) < end:
+            return None
+        body = self._data[_HEAD_BYTES:end]
+        del self._data[:end]
+        frame = self._frame(kind, flags, stream_id & 0x7FFFFFFF, body)
+        return [] if frame is None else [frame]
 
     def _frame(self, kind: int, flags: int, stream_id: int, body: bytearray) -> Frame | None:
         """Make a frame; None: it is ignored, or its header block isn't whole."""

@@ -99,10 +99,12 @@ class ServerState(H2Connection):
             ProtocolError: the connection must end.
         """
         try:
-            frame = self.reader.next()
+            frames = self.reader.next()
         except StreamFrameError as error:
             return self._reset(error.stream_id, error.code)
-        return None if frame is None else self._receive_frame(frame)
+        if frames is None:
+            return None
+        return self._receive_frame(frames[0]) if frames else []
 
     def goaway(self, last_stream: int, code: int = 0, why: str = "") -> bytes:
         """Make a GOAWAY frame; h2 isn't told, since open streams go on."""

@@ -45,13 +45,12 @@ class Acceptor:
     def __init__(
         self,
         sockets: list[socket.socket],
-        take: Callable[[socket.socket, Any], bool],
+        take: Callable[[socket.socket, Any], None],
         shed: Callable[[], bool],
     ) -> None:
         """Give accepted sockets, non-blocking, and their other ends' addresses to ``take``.
 
-        It returns whether to go on; if not, accepting pauses a short time. ``shed`` closes a
-        connection when the process has no more file descriptors.
+        ``shed`` closes a connection when the process has no more file descriptors.
         """
         self._loop = asyncio.get_running_loop()
         self._sockets = sockets
@@ -65,12 +64,6 @@ class Acceptor:
         """Accept no more; the sockets stay open."""
         self._stop_reading()
         self._sockets = []
-
-    def resume(self) -> None:
-        """Try again before a pause is over."""
-        if self._resuming is not None:
-            self._resuming.cancel()
-            self._resume()
 
     def _stop_reading(self) -> None:
         if self._resuming is not None:
@@ -100,9 +93,7 @@ class Acceptor:
                 self._failed(error)
                 return
             accepted.setblocking(False)  # noqa: FBT003 - the library's signature
-            if not self._take(accepted, address):
-                self._pause()
-                return
+            self._take(accepted, address)
 
     def _failed(self, error: OSError) -> None:
         """Wait a little: the connection stays in the queue, and the socket readable."""

@@ -28,6 +28,8 @@ _SHUTDOWN_S = 2.0
 _PATIENCE_S = 0.25
 """A handshake may be ended for another one after this: a sound one takes two round trips. With it
 a caller that begins handshakes and says nothing has to begin 4,000 a second to hold others up."""
+_FULL_PAUSE_S = 0.01
+"""Between looks for room while all handshakes have begun within that time."""
 _SAY_AGAIN_S = 60.0
 _MANY = 256
 _OWN_DESCRIPTORS = 128
@@ -59,7 +61,7 @@ class Listener:
         self._bound: list[tuple[Listening, ServerTls | None]] = []
         self._acceptors: list[Acceptor] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._queued: dict[str, deque[tuple[socket.socket, Place, ServerTls, Place]]] = {}
+        self._queued: dict[str, deque[tuple[socket.socket, Place, ServerTls]]] = {}
         """Connections whose TLS handshake hasn't begun, by caller."""
         self._refused_at_s = -_SAY_AGAIN_S
 
@@ -82,8 +84,8 @@ class Listener:
         """Accept connections."""
         for listening, tls in self._bound:
 
-            def take(accepted: socket.socket, address: Any, tls: ServerTls | None = tls) -> bool:
-                return self._take(accepted, address, tls)
+            def take(accepted: socket.socket, address: Any, tls: ServerTls | None = tls) -> None:
+                self._take(accepted, address, tls)
 
             self._acceptors.append(Acceptor(listening.sockets, take, self._places.shed))
 
@@ -110,37 +112,39 @@ class Listener:
             self._empty.clear()
             await self._empty.wait()
 
-    def _take(self, accepted: socket.socket, address: Any, tls: ServerTls | None) -> bool:
-        """Open an accepted connection; return whether there is room for one more handshake."""
+    def _take(self, accepted: socket.socket, address: Any, tls: ServerTls | None) -> None:
+        """Open an accepted connection, with TLS in its turn; or close it, if there is no room."""
         key = key_of_address(peer_name(address))
         if not self._places.has_room(key):
             accepted.close()
             self._say_refused(key)
-            return True
+            return
         if accepted.family != socket.AF_UNIX:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         place = self._places.take(key, accepted.close)
         if tls is None:
             self._begin(accepted, place)
-            return True
-        handshake = self._handshakes.take(key, place.close)
+            return
         if not self._queued:
             asyncio.get_running_loop().call_soon(self._begin_next)
-        self._queued.setdefault(key, deque()).append((accepted, place, tls, handshake))
-        return self._handshakes.has_room(key)
+        self._queued.setdefault(key, deque()).append((accepted, place, tls))
 
     def _begin_next(self) -> None:
         """Begin one TLS handshake in each turn of the loop, of each caller in turn.
 
         A handshake takes about a millisecond: a thousand of one caller would hold up all others.
         """
-        key = next(iter(self._queued))
+        loop, key = asyncio.get_running_loop(), next(iter(self._queued))
+        if not self._handshakes.has_room(key):
+            loop.call_later(_FULL_PAUSE_S, self._begin_next)
+            return
         queue = self._queued.pop(key)
-        self._begin(*queue.popleft())
+        accepted, place, tls = queue.popleft()
+        self._begin(accepted, place, tls, self._handshakes.take(key, place.close))
         if queue:
             self._queued[key] = queue  # at the end
         if self._queued:
-            asyncio.get_running_loop().call_soon(self._begin_next)
+            loop.call_soon(self._begin_next)
 
     def _begin(
         self,
@@ -180,8 +184,6 @@ class Listener:
             place.free()
         if handshake is not None:
             handshake.free()
-            for acceptor in self._acceptors:
-                acceptor.resume()
 
     def _speak_http2(self, place: Place) -> asyncio.Protocol:
         place.opened = True
