@@ -45,7 +45,7 @@ async def test_bytes_that_come_after_the_end_are_not_kept() -> None:
 class Hog:
     """A connection that takes more than a turn of the loop each time that it goes on."""
 
-    last = False
+    last = new = False
 
     def __init__(self, share: WorkShare) -> None:
         self._share = share

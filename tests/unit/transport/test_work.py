@@ -76,6 +76,7 @@ class Waiter:
 
     def __init__(self, name: str, share: WorkShare, ran: list[str], *, last: bool) -> None:
         self.last = last
+        self.new = False
         self.pieces = 2
         self._name, self._share, self._ran = name, share, ran
 
@@ -85,6 +86,19 @@ class Waiter:
         self.pieces -= 1
         if self.pieces:
             self._share.wait(self)
+
+
+async def test_a_new_connection_does_not_wait_for_those_that_stay_silent() -> None:
+    share, ran = WorkShare(), list[str]()
+    share.used(2 * TURN_S)
+    for name in "abc":
+        share.wait(Waiter(name, share, ran, last=True))
+    new = Waiter("new", share, ran, last=True)
+    new.new = True
+    share.wait(new)
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert ran[:2] == ["new", "a"]
 
 
 async def test_who_waits_goes_on_in_turns_and_those_that_go_last_are_not_forgotten() -> None:

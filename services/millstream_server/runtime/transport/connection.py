@@ -30,9 +30,6 @@ from millstream_server.runtime.transport.stream import Stream
 log = get_log(__name__)
 
 _KEEPALIVE_PING = b"millping"
-_NEW_SLICES = 4
-"""So often a new connection's frames don't go last: its settings and its first request come, which
-would wait for every connection that stays silent."""
 _LINGER_S = 2.0
 """Longest wait until a caller has read the last bytes of a connection that ends."""
 
@@ -71,8 +68,6 @@ class Connection(asyncio.Protocol):
         self._begun: list[Stream] = []
         self.work_begun_s = 0.0
         """About what requests will take whose messages have come in this slice."""
-        self._slices = 0
-        """How often its frames were taken."""
         self._block = 0
         self._block_since_s = now_s
         """The header block that has begun, by its number, and since when."""
@@ -106,7 +101,6 @@ class Connection(asyncio.Protocol):
 
         Only now: what was reset in the same bytes costs no task.
         """
-        self._slices += 1
         begun, self._begun = self._begun, []
         work_s, self.work_begun_s = self.work_begun_s, 0.0
         for stream in begun:
@@ -291,7 +285,7 @@ class Connection(asyncio.Protocol):
 
     def _goes_last(self) -> bool:
         # One may be silent: its message is often among the bytes that wait.
-        return self._slices >= _NEW_SLICES and (len(self.silent) > 1 or not self.speaks)
+        return len(self.silent) > 1 or not self.speaks
 
     def _block_is_late(self, now_s: float) -> bool:
         """Return whether a header block has begun and not come whole in time."""

@@ -15,6 +15,8 @@ to 32 times from one socket before it looks at others."""
 _SLICE_S = 0.0005
 """Who is let go on may take so long, however little is left of the turn: a new connection's
 preface, settings and first request."""
+_NEW_SLICES = 3
+"""For these three: else a new connection would wait for all that stay silent."""
 
 
 class Intake:
@@ -28,6 +30,7 @@ class Intake:
         "_handle",
         "_loop",
         "_paused",
+        "_slices",
         "_socket",
         "_start",
         "_stopped",
@@ -59,6 +62,8 @@ class Intake:
         self._paused = False
         """It waits: reading is paused."""
         self._stopped = False
+        self._slices = 0
+        """How often frames were taken."""
 
     def open(self, transport: Any) -> None:
         """Pause and resume ``transport``."""
@@ -75,6 +80,11 @@ class Intake:
     def last(self) -> bool:
         """See `Waiting`."""
         return self._goes_last()
+
+    @property
+    def new(self) -> bool:
+        """See `Waiting`."""
+        return self._slices < _NEW_SLICES
 
     def take(self, data: bytes) -> None:
         """Take bytes from the socket."""
@@ -97,6 +107,7 @@ class Intake:
 
     def _pass_on(self, data: bytes) -> None:
         share = self._work.share
+        self._slices += 1
         cpu_s = time.thread_time()
         until_s = time.perf_counter() + max(share.turn_s, _SLICE_S)
         more = self._handle(data)

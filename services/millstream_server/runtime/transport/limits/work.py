@@ -40,6 +40,10 @@ class Waiting(Protocol):
     def last(self) -> bool:
         """Whether others go first."""
 
+    @property
+    def new(self) -> bool:
+        """Whether it has hardly begun: then it waits for other new ones only."""
+
     def go_on(self) -> None:
         """Take some of the bytes; calls `WorkShare.used`, maybe `WorkShare.wait` again."""
 
@@ -57,12 +61,14 @@ class WorkShare:
         self.turn_s = TURN_S
         """What is left of this turn of the loop."""
         self._first: deque[Waiting] = deque()
+        self._new: deque[Waiting] = deque()
         self._last: deque[Waiting] = deque()
         self._next_turn: asyncio.Handle | None = None
 
     def wait(self, connection: Waiting) -> None:
         """Let a connection go on in a later turn of the loop."""
-        (self._last if connection.last else self._first).append(connection)
+        late = self._new if connection.new else self._last
+        (late if connection.last else self._first).append(connection)
         self._expect_turn()
 
     def used(self, seconds: float) -> None:
@@ -77,18 +83,21 @@ class WorkShare:
     def _begin_turn(self) -> None:
         """Begin the next turn: those that wait go on while there is time.
 
-        In every turn one of those that go last does too, so that none waits for ever.
+        In every turn one of those that go last does too, and one that is new, so that none waits
+        for ever.
         """
         self._next_turn = None
         self.turn_s = TURN_S
-        waiting = self._last.popleft() if self._last else None
+        late = [waiting.popleft() for waiting in (self._new, self._last) if waiting]
         while self._first and self.turn_s > 0:
             self._first.popleft().go_on()
-        if waiting is not None:
-            waiting.go_on()
+        for each in late:
+            each.go_on()
+        while self._new and self.turn_s > 0:
+            self._new.popleft().go_on()
         while self._last and self.turn_s > 0:
             self._last.popleft().go_on()
-        if self._first or self._last:
+        if self._first or self._new or self._last:
             self._expect_turn()
 
 
