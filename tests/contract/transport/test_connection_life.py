@@ -269,6 +269,22 @@ async def test_headers_that_begin_must_come_whole_in_time(begun: bytes) -> None:
         )
 
 
+async def test_headers_that_wait_for_their_turn_here_are_not_late() -> None:
+    async with _running(headers_s=0.05) as (server, wire):
+        await wire.first(Kind.SETTINGS)
+        await wire.answered()
+        (connection,) = server._connections
+        connection._intake._paused = True  # as when it has used up its share
+        wire.send(wire.headers(1, request_fields(UNARY)) + data(1, message(b""), end=True))
+        await until(lambda: bool(connection._intake._unread))
+        connection.h2.reader.feed(frame(Kind.HEADERS, 1, b"")[:5])
+        late_s = connection.loop.time() + 60
+        assert not connection._block_is_late(late_s)
+        connection._intake._paused = False
+        assert connection._block_is_late(late_s + 60)
+        wire.abort()
+
+
 async def test_headers_in_time_are_not_cut() -> None:
     async with _running(headers_s=0.2) as (_, wire):
         await wire.first(Kind.SETTINGS)

@@ -288,9 +288,12 @@ class Connection(asyncio.Protocol):
         return len(self.silent) > 1 or not self.speaks
 
     def _block_is_late(self, now_s: float) -> bool:
-        """Return whether a header block has begun and not come whole in time."""
+        """Return whether a header block has begun and not come whole in time.
+
+        While its bytes wait for their turn here, they may be whole: that is no delay of the caller.
+        """
         reader = self.h2.reader
-        if not reader.in_block or reader.blocks != self._block:
+        if not reader.in_block or reader.blocks != self._block or self._intake.waits:
             self._block, self._block_since_s = reader.blocks, now_s
         return now_s - self._block_since_s > self.options.headers_s
 

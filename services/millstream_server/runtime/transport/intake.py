@@ -77,6 +77,11 @@ class Intake:
         self._work.close()
 
     @property
+    def waits(self) -> bool:
+        """Whether bytes that have come aren't looked at for now."""
+        return self._paused
+
+    @property
     def last(self) -> bool:
         """See `Waiting`."""
         return self._goes_last()

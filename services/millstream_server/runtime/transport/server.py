@@ -82,17 +82,13 @@ class H2Server:
         What is open goes on, and RPCs that were sent before their callers saw it are served. Who
         doesn't acknowledge it is waited for `Ending`'s time.
         """
-        self._listener.close()
-        for connection in list(self._connections):
-            connection.drain()
+        self._begin_drain()
         while not all(each.ending.takes_no_more for each in self._connections):  # noqa: ASYNC110
             await asyncio.sleep(_SEEN_PAUSE_S)
 
     async def stop(self, grace_s: float | None) -> None:
         """Take no more connections and RPCs; after ``grace_s`` cut what is open. None: at once."""
-        self._listener.close()
-        for connection in list(self._connections):
-            connection.drain()
+        self._begin_drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s or 0.0):
                 while self._connections:
@@ -106,6 +102,11 @@ class H2Server:
         if self._ticking is not None:
             self._ticking.cancel()
         await self._listener.closed()
+
+    def _begin_drain(self) -> None:
+        self._listener.close()
+        for connection in list(self._connections):
+            connection.drain()
 
     def _make(self, place: Place) -> Connection:
         return Connection(self._parts, place)
