@@ -118,6 +118,7 @@ def _started(
     admission: Admission | None = None,
     parts: GenerationParts | None = None,
     seed: int | None = None,
+    temperature: float = 1.0,
     **options: Any,
 ) -> Started:
     workers, admitted = Played(), Admitted()
@@ -125,7 +126,7 @@ def _started(
         request_id="r",
         model="m",
         prompt=Prompt([1, 2]),
-        sampling=Sampling(max_new_tokens=9, seed=seed),
+        sampling=Sampling(max_new_tokens=9, seed=seed, temperature=temperature),
         logprobs=logprobs,
     )
     generation = Generation(
@@ -189,6 +190,12 @@ async def test_a_seed_is_drawn_once_and_goes_wherever_its_choice_runs(
     assert _seeds(it) == [drawn * 2, drawn * 2]
     asked_for = _started(text_model, plan, n=2, seed=seed)
     assert _seeds(asked_for) == [drawn, drawn], "a client can repeat it"
+
+
+async def test_no_seed_is_drawn_for_greedy_tokens(text_model: TextModel) -> None:
+    it = _started(text_model, _plan(Role.PREFILL, Role.DECODE), temperature=0.0)
+    assert it.generation.seed is None
+    assert _seeds(it) == [[None], [None]]
 
 
 @pytest.mark.parametrize("able", [(), (Role.PREFILL,), (Role.DECODE,)])

@@ -125,16 +125,20 @@ KNOBS: tuple[Knob, ...] = tuple(
     for f in dataclasses.fields(Sampling)
     if "check" in f.metadata
 )
-_read_knobs = operator.attrgetter(*(knob.name for knob in KNOBS))
+_SEED = next(knob for knob in KNOBS if knob.name == "seed")
+_COMMON = tuple(knob for knob in KNOBS if knob is not _SEED)
+_read_common = operator.attrgetter(*(knob.name for knob in _COMMON))
 
 
 def given_knobs(sampling: Sampling) -> Sequence[tuple[Knob, Any]]:
     """Return the knobs that aren't neutral, with their values."""
-    return _given(_read_knobs(sampling))
+    given = _given(_read_common(sampling))
+    return given if sampling.seed is None else (*given, (_SEED, sampling.seed))
 
 
-# Cached: it is asked for several times per request, and clients send the same few values often.
+# Cached: it is asked for several times per request, and clients send the same few values often,
+# but for the seed.
 @lru_cache(maxsize=256)
 def _given(values: tuple[Any, ...]) -> Sequence[tuple[Knob, Any]]:
-    pairs = zip(KNOBS, values, strict=True)
+    pairs = zip(_COMMON, values, strict=True)
     return tuple((knob, value) for knob, value in pairs if value != knob.neutral)

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
     from millstream_server.transfer.ticket import Ticket, TicketKey
 
+_SEED_BITS = MAX_SEED.bit_length()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationParts:
@@ -111,12 +113,13 @@ def first_seed(request: GenerationRequest, plan: Plan) -> int | None:
     """Return choice 0's seed: the client's or, if a worker of the plan takes one, a random one.
 
     An engine that takes seeds may use the same one for all requests without (SGLang uses 42), which
-    then get the same tokens each time.
+    then get the same tokens each time. Greedy ones get them anyway.
     """
-    if request.sampling.seed is not None:
-        return request.sampling.seed
+    sampling = request.sampling
+    if sampling.seed is not None or sampling.temperature == 0:
+        return sampling.seed
     if any(_takes_seed(leg.worker) for leg in plan.legs):
-        return secrets.randbelow(MAX_SEED + 1)
+        return secrets.randbits(_SEED_BITS)
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 from millstream_server.runtime.transport.intake import Intake
 from millstream_server.runtime.transport.limits.work import TURN_S, Work, WorkShare
@@ -67,6 +68,32 @@ async def test_a_new_connection_has_a_slice_however_much_others_take() -> None:
         await asyncio.sleep(0)
     assert new.taken == len(b"preface")
     new.intake.stop()
+
+
+class SlowFrames(Taker):
+    """Its frames, one a byte, take longer than the shortest slice each."""
+
+    def _handle(self, data: bytes) -> bool:
+        until_s = time.thread_time() + 0.0002
+        while time.thread_time() < until_s:
+            pass
+        return super()._handle(data)
+
+
+async def test_of_a_burst_of_new_connections_each_has_few_frames_before_the_next() -> None:
+    """One that brings a request needn't wait until all others have no frames left."""
+    share = WorkShare()
+    share.used(2 * TURN_S)  # nothing is taken in this turn of the loop
+    burst = [SlowFrames(share, last=True) for _ in range(20)]
+    for each in burst:
+        each.intake.take(bytes(40))
+    sound = Taker(share, last=True)
+    sound.intake.take(b"chat")
+    await until(lambda: sound.taken == len(b"chat"))
+    assert max(each.taken for each in burst) < 10
+    await until(lambda: not burst[0].intake.new)
+    for each in (*burst, sound):
+        each.intake.stop()
 
 
 async def test_a_slice_ends_when_its_time_is_over() -> None:

@@ -12,11 +12,12 @@ from millstream_server.runtime.transport.limits.work import Work
 _YIELD_S = 0.0003
 """A read that takes longer is the connection's last in this turn of the loop: uvloop would read up
 to 32 times from one socket before it looks at others."""
-_SLICE_S = 0.0005
-"""Who is let go on may take so long, however little is left of the turn: a new connection's
-preface, settings and first request."""
-_NEW_SLICES = 3
-"""For these three: else a new connection would wait for all that stay silent."""
+_SLICE_S = 0.0001
+"""Who is let go on may take so long, however little is left of the turn: at least one frame."""
+_NEW_S = 0.0014
+"""A connection is new until its frames have taken so long: enough for the preface, settings and the
+first request, which else would wait for all that stay silent. A new one gets the shortest slices: of
+a burst of hundreds each comes to its first request soon."""
 
 
 class Intake:
@@ -30,10 +31,10 @@ class Intake:
         "_handle",
         "_loop",
         "_paused",
-        "_slices",
         "_socket",
         "_start",
         "_stopped",
+        "_took_s",
         "_unread",
         "_work",
     )
@@ -62,8 +63,8 @@ class Intake:
         self._paused = False
         """It waits: reading is paused."""
         self._stopped = False
-        self._slices = 0
-        """How often frames were taken."""
+        self._took_s = 0.0
+        """What its frames, and the requests in them, have taken so far."""
 
     def open(self, transport: Any) -> None:
         """Pause and resume ``transport``."""
@@ -89,7 +90,7 @@ class Intake:
     @property
     def new(self) -> bool:
         """See `Waiting`."""
-        return self._slices < _NEW_SLICES
+        return self._took_s < _NEW_S
 
     def take(self, data: bytes) -> None:
         """Take bytes from the socket."""
@@ -99,7 +100,7 @@ class Intake:
             self._unread += data
             self._wait()
         else:
-            self._pass_on(data)
+            self._pass_on(data, self._work.share.turn_s)
 
     def go_on(self) -> None:
         """See `Waiting`."""
@@ -108,13 +109,12 @@ class Intake:
         self._paused = False
         data, self._unread = self._unread, b""
         self._socket.resume_reading()
-        self._pass_on(data)
+        self._pass_on(data, _SLICE_S if self.new else max(self._work.share.turn_s, _SLICE_S))
 
-    def _pass_on(self, data: bytes) -> None:
+    def _pass_on(self, data: bytes, slice_s: float) -> None:
         share = self._work.share
-        self._slices += 1
         cpu_s = time.thread_time()
-        until_s = time.perf_counter() + max(share.turn_s, _SLICE_S)
+        until_s = time.perf_counter() + slice_s
         more = self._handle(data)
         while more and not self._stopped and time.perf_counter() <= until_s:
             more = self._handle(b"")
@@ -123,6 +123,7 @@ class Intake:
         begun_s = self._start()
         # Not by the clock: what other processes take of the machine is no caller's fault.
         took_s = time.thread_time() - cpu_s
+        self._took_s += took_s + begun_s
         share.used(took_s + begun_s)
         pause_s = self._work.took(took_s, begun_s, self._loop.time())
         if more or pause_s or took_s > _YIELD_S:

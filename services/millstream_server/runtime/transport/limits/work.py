@@ -83,20 +83,16 @@ class WorkShare:
     def _begin_turn(self) -> None:
         """Begin the next turn: those that wait go on while there is time.
 
-        In every turn one of those that go last does too, and one that is new, so that none waits
-        for ever.
+        In every turn one of each kind does, so that none waits for ever: those that bring messages
+        first, then those that are new.
         """
         self._next_turn = None
         self.turn_s = TURN_S
-        late = [waiting.popleft() for waiting in (self._new, self._last) if waiting]
-        while self._first and self.turn_s > 0:
-            self._first.popleft().go_on()
-        for each in late:
-            each.go_on()
-        while self._new and self.turn_s > 0:
-            self._new.popleft().go_on()
-        while self._last and self.turn_s > 0:
-            self._last.popleft().go_on()
+        for queue in (self._first, self._new, self._last):
+            if queue:
+                queue.popleft().go_on()
+            while queue and self.turn_s > 0:
+                queue.popleft().go_on()
         if self._first or self._new or self._last:
             self._expect_turn()
 
