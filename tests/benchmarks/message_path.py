@@ -28,14 +28,14 @@ from millstream_server.generation.request import GenerationRequest, LogprobOptio
 from millstream_server.generation.sampling import Sampling
 from millstream_server.links.generation_stream import GenerationStream
 from millstream_server.links.link import Connection
-from millstream_server.processor.generation import Generation
-from millstream_server.processor.launch import GenerationParts
 from millstream_server.processor.options import Options
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.processor.turn import Turn, TurnParts
 from millstream_server.routing.plan import Plan, PlannedLeg
 from millstream_server.routing.workers import WorkerView
+from millstream_server.runtime.rpc.call import Source
 from tests.support.models import byte_level_model
 
 _TOKENS = (35, 36, 37, 38)
@@ -43,27 +43,38 @@ _DONE = generation_pb2.FINISH_REASON_LENGTH
 
 
 class _Call:
-    """A `Call` whose transport takes every message at once, or none but by the generator."""
+    """A `Call` whose transport takes every message, in the next turn of the event loop."""
 
     metadata: tuple[tuple[str, str], ...] = ()
     time_left_s = None
     caller_key = "bench"
 
-    def __init__(self, *, direct: bool) -> None:
-        self._direct = direct
+    def __init__(self) -> None:
         self.messages = 0
+        self._asked = False
+        self._source: Source | None = None
+        self._over = asyncio.Event()
 
     def fail(self, failure: Exception) -> None:
         raise failure
 
-    def send_now(self, response: Any) -> bool:
-        if self._direct:
-            self.take(response)
-        return self._direct
+    def ready(self) -> None:
+        if not self._asked:
+            self._asked = True
+            asyncio.get_running_loop().call_soon(self._pull)
 
-    def take(self, response: Any) -> None:
-        response.SerializeToString()
-        self.messages += 1
+    async def send_from(self, source: Source) -> None:
+        self._source = source
+        await self._over.wait()
+
+    def _pull(self) -> None:
+        source, self._asked = self._source, False
+        message = source.next() if source else None
+        if message is not None:
+            message.SerializeToString()
+            self.messages += 1
+        if source and source.over:
+            self._over.set()
 
 
 class _Admitted:
@@ -78,7 +89,7 @@ class _Core:
         self._model = model
         self._plan = Plan((PlannedLeg(Role.AGGREGATED, view),))
         self._stream = stream
-        self._parts = GenerationParts(pacer=Pacer(0.05), workers=self)
+        self._parts = TurnParts(pacer=Pacer(0.05), workers=self)
 
     def generate(
         self, _address: str, request: GenerationRequest, sink: OutputSink
@@ -89,23 +100,32 @@ class _Core:
     def call(self) -> Iterator[None]:
         yield
 
-    async def complete(self, completion: Any, _caller: object) -> Generation:
+    async def complete(
+        self, completion: Any, _caller: object, call: Any, message: Callable[..., Any]
+    ) -> Turn:
         asked: Options = completion.options
         request = GenerationRequest(
             request_id="r",
             model="m",
             prompt=Prompt([1, 2]),
-            sampling=Sampling(max_new_tokens=9),
+            sampling=Sampling(max_new_tokens=asked.sampling["max_new_tokens"]),
             logprobs=LogprobOptions(top=asked.logprobs.top) if asked.logprobs else None,
         )
-        generation = Generation(
-            request, asked, self._model, cast("Any", _Admitted()), self._parts, continuation=True
+        turn = Turn(
+            request,
+            asked,
+            self._model,
+            cast("Any", _Admitted()),
+            self._parts,
+            call=call,
+            message=message,
+            continuation=True,
         )
-        generation.start(self._plan)
-        return generation
+        turn.start(self._plan)
+        return turn
 
-    def end(self, generation: Generation) -> None:
-        generation.close()
+    def end(self, turn: Turn) -> None:
+        turn.close()
 
 
 def _frame(slots: int, step: int, *, top: int, last: bool) -> bytes:
@@ -130,12 +150,10 @@ def _frame(slots: int, step: int, *, top: int, last: bool) -> bytes:
 async def _serve(servicer: ProcessorServicer, request: Any, call: _Call) -> None:
     """Do what a transport does."""
     async for response in servicer.Complete(request, cast("Any", call)):
-        call.take(response)
+        raise AssertionError(response)
 
 
-async def _measure(
-    model: TextModel, streams: int, n: int, steps: int, *, top: int, direct: bool
-) -> float:
+async def _measure(model: TextModel, streams: int, n: int, steps: int, *, top: int) -> float:
     """Return CPU microseconds per message."""
     slots = streams * n
     frames = [_frame(slots, step, top=top, last=step == steps - 1) for step in range(steps)]
@@ -150,7 +168,7 @@ async def _measure(
         logprobs=sampling_pb2.LogprobOptions(top=top) if top else None,
     )
     request = processor_pb2.CompleteRequest(text="hi", options=asked)
-    calls = [_Call(direct=direct) for _ in range(streams)]
+    calls = [_Call() for _ in range(streams)]
     tasks = [asyncio.ensure_future(_serve(servicer, request, call)) for call in calls]
     while view.in_flight < slots:
         await asyncio.sleep(0)
@@ -172,17 +190,16 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         model = TextModel.load(byte_level_model(Path(directory)))
-        sys.stdout.write("us of CPU per message, median (least): at once | by the task\n")
+        sys.stdout.write("us of CPU per message, median (least)\n")
         for streams, n, top in ((64, 1, 0), (256, 1, 0), (16, 4, 0), (64, 1, 5), (8, 16, 20)):
-            row = []
-            for direct in (True, False):
-                steps = args.steps if not top else args.steps // 5
-                found = [
-                    uvloop.run(_measure(model, streams, n, steps, top=top, direct=direct))
-                    for _ in range(args.rounds)
-                ]
-                row.append(f"{statistics.median(found):6.1f} ({min(found):5.1f})")
-            sys.stdout.write(f"{streams:4} streams, n = {n:2}, top = {top:2}:  {' | '.join(row)}\n")
+            steps = args.steps if not top else args.steps // 5
+            found = [
+                uvloop.run(_measure(model, streams, n, steps, top=top)) for _ in range(args.rounds)
+            ]
+            sys.stdout.write(
+                f"{streams:4} streams, n = {n:2}, top = {top:2}:  "
+                f"{statistics.median(found):6.1f} ({min(found):5.1f})\n"
+            )
 
 
 if __name__ == "__main__":

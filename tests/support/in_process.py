@@ -28,7 +28,6 @@ from millstream_server.links.fleet import Fleet
 from millstream_server.prefill.servicer import SERVICE as PREFILL
 from millstream_server.processor import app
 from millstream_server.processor.core import ProcessorCore
-from millstream_server.processor.launch import GenerationParts
 from millstream_server.processor.limits import DEFAULT_LIMITS, RequestLimits
 from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.core import ProcessorMedia
@@ -38,6 +37,7 @@ from millstream_server.processor.models import Models
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.processor.turn import TurnParts
 from millstream_server.routing.discovery.static import StaticDiscovery
 from millstream_server.routing.policies import make_policy
 from millstream_server.routing.policy import PolicyName
@@ -222,7 +222,7 @@ def make_core(
     return ProcessorCore(
         Models(models, router, TextLimits()),
         router,
-        GenerationParts(
+        TurnParts(
             pacer=pacer, workers=fleet, ticket_key=KEY, embedding_tickets=EmbeddingTickets(KEY)
         ),
         media=ProcessorMedia(router, fleet, intake, budget),

@@ -21,7 +21,6 @@ from millstream_server.processor.diffusion.servicer import DiffusionServicer
 from millstream_server.processor.diffusion.text import TextForwarder, TextParts
 from millstream_server.processor.forwarding.forwarder import Forwarder, ForwardingParts
 from millstream_server.processor.forwarding.held_bytes import HeldBytes
-from millstream_server.processor.launch import GenerationParts
 from millstream_server.processor.limits import RequestLimits
 from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.core import ProcessorMedia
@@ -36,6 +35,7 @@ from millstream_server.processor.telemetry import GenerationTelemetry
 from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.model_files import UnusableModelError
 from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.processor.turn import TurnParts
 from millstream_server.processor.vectors.core import VectorsCore
 from millstream_server.processor.vectors.servicer import SERVICE as EMBEDDING
 from millstream_server.processor.vectors.servicer import EmbeddingServicer
@@ -217,7 +217,7 @@ def _core(
     return ProcessorCore(
         Models(texts, router, _text_limits(settings)),
         router,
-        GenerationParts(
+        TurnParts(
             pacer=pacer,
             workers=fleet,
             ticket_key=key,

@@ -1,21 +1,127 @@
-"""One choice of a generation: from its legs' tokens to text."""
+"""A turn's choices: requests on workers, and the text of the tokens that come back."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
-from millstream_server.generation.output import Finish, FinishReason, TokenLogprob
+from millstream_server.generation.logprobs import LogprobColumns, logprob_bytes, output_bytes
+from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.processor.launch import Launch
-from millstream_server.processor.legs import Leg, LegEvents
-from millstream_server.processor.text.output import ChoiceText
+from millstream_server.generation.span import NO_SPAN, RequestSpan
+from millstream_server.processor.text.detokenizer import detokenizer
+from millstream_server.processor.text.stops import StopMatcher
+from millstream_server.runtime.errors import ServingError
 
-_MOST_TOKENS = 16_384
+if TYPE_CHECKING:
+    from millstream_server.processor.turn import Turn
+    from millstream_server.routing.plan import PlannedLeg
+    from millstream_server.transfer.ticket import Ticket
+
+MOST_TOKENS = 16_384
 _MOST_LOGPROBS = 256
 """Most tokens of one message, without and with logprobs (up to 21 each): clients take messages of
 4 MiB, and while one stream's backlog becomes text all others wait."""
+
+
+class Workers(Protocol):
+    """Runs requests on workers (`links.fleet.Fleet`)."""
+
+    def generate(
+        self, address: str, request: GenerationRequest, sink: OutputSink
+    ) -> Callable[[], None]:
+        """Start a request on a worker; return the function that cancels it.
+
+        Raises:
+            WorkerLostError: the worker isn't connected.
+        """
+        ...
+
+
+class _NoTurn:
+    """The turn of a leg that is over: nothing becomes of what still comes."""
+
+    gathers = False
+    media = None
+    scheduled = True
+
+    def leg_ended(self, leg: Leg) -> None:
+        pass
+
+
+_NO_TURN: Any = _NoTurn()
+
+
+class Leg:
+    """One request on one worker; an `OutputSink`. By itself the prompt's of a hand-off.
+
+    When it is over, it forgets its turn and its worker's request, which both know it: else all that
+    they hold would stay until the next garbage collection.
+    """
+
+    __slots__ = ("_cancel", "error", "result", "span", "turn")
+
+    def __init__(self, turn: Turn) -> None:
+        """Belong to ``turn``; nothing is started yet."""
+        self.turn = turn
+        self._cancel: Callable[[], None] | None = None
+        self.span: RequestSpan = NO_SPAN
+        self.result: Finish | None = None
+        self.error: ServingError | None = None
+
+    def start(self, planned: PlannedLeg, request: GenerationRequest, changes: Any) -> None:
+        """Run ``request`` with ``changes`` where it is planned.
+
+        Raises:
+            WorkerLostError: the worker isn't connected.
+        """
+        turn, address = self.turn, planned.worker.address
+        self.span = span = turn.telemetry.leg(planned.role, address)
+        if planned.dp_rank is not None or planned.cached_tokens:
+            changes["dp_rank"] = planned.dp_rank
+            changes["expected_cached_tokens"] = planned.cached_tokens
+        trace = span.carry(request.trace)
+        if trace is not request.trace:
+            changes["trace"] = trace
+        try:
+            self._cancel = turn.parts.workers.generate(
+                address, replace(request, **changes) if changes else request, self
+            )
+        except ServingError as error:
+            span.failed(error)
+            raise
+
+    def cancel(self) -> None:
+        """Cancel at the worker; may be called at any time."""
+        if self._cancel is not None:
+            self._cancel()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, successfully or not."""
+        return self.result is not None or self.error is not None
+
+    def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
+        """Drop a token of the prompt's leg: the other one sends it, too."""
+
+    # The span comes last: if telemetry fails, the end has been reported.
+    def finish(self, finish: Finish) -> None:
+        """Keep the worker's good end."""
+        self.result = finish
+        self._ended()
+        self.span.finished(finish)
+
+    def fail(self, error: ServingError) -> None:
+        """Keep the worker's failure."""
+        self.error = error
+        self._ended()
+        self.span.failed(error)
+
+    def _ended(self) -> None:
+        turn, self.turn, self._cancel = self.turn, _NO_TURN, None
+        turn.leg_ended(self)
 
 
 @dataclass(slots=True)
@@ -34,103 +140,94 @@ class Delta:
     """The stop string, or the id of the EOS or stop token."""
 
 
-class Choice:
-    """One choice while it is generated.
-
-    ``answer`` is the leg that its tokens come from; ``prompt`` the one that runs the prompt, which
-    is the same where one worker does both.
-    """
+class Choice(Leg):
+    """One choice: the leg that its tokens come from, and what they become."""
 
     __slots__ = (
-        "_later",
+        "_detokenizer",
+        "_logprobs",
+        "_matched",
+        "_matcher",
         "_shares",
         "_show_matched_token",
-        "_text",
-        "_text_parts",
-        "answer",
+        "_texts",
         "finish_reason",
         "index",
         "prompt",
+        "push",
+        "ticket",
         "token_ids",
+        "unsent",
         "wants_prompt_logprobs",
     )
 
-    def __init__(
-        self,
-        index: int,
-        events: LegEvents,
-        text: ChoiceText,
-        *,
-        show_matched_token: bool,
-        shares: int = 1,
-    ) -> None:
-        """``show_matched_token``: the text includes the token that ended the choice.
-
-        ``shares``: how many choices share a message.
-        """
+    def __init__(self, turn: Turn, index: int, *, continuation: bool = False) -> None:
+        """Make a turn's choice ``index``; ``continuation``: its text continues the prompt's."""
+        super().__init__(turn)
+        options = turn.options
+        special = options.include_special_tokens
         self.index = index
-        self._shares = shares
-        self.answer = Leg(events)
-        self._later: tuple[Launch, GenerationRequest] | None = None
-        """How to start the answering leg, in a plan whose legs run in sequence."""
-        self.prompt = self.answer
+        self.prompt: Leg = self
+        """The leg that runs the prompt; itself where one worker does both."""
+        self.ticket: Ticket | None = None
+        """Of a hand-off whose second leg has not started."""
         self.wants_prompt_logprobs = False
-        """No delta is returned before the prompt's leg has ended with the prompt's logprobs."""
+        """No delta is made before the prompt's leg has ended with the prompt's logprobs."""
         self.finish_reason: FinishReason | None = None
-        """Set when the last delta has been returned."""
+        """Set when the last delta has been made."""
+        self.unsent: list[int] = []
+        """Tokens that have come and are in no delta."""
+        self._logprobs: LogprobColumns | None = None
+        """Of ``unsent``; None: of none."""
         self.token_ids = array("I")
-        """The tokens returned so far: another worker could continue after them."""
-        self._text = text
-        self._text_parts: list[str] = []
-        self._show_matched_token = show_matched_token
+        """The tokens of all deltas: another worker could continue after them."""
+        self._texts: list[str] = []
+        self._shares = options.n
+        """How many choices share a message."""
+        self._show_matched_token = special
+        """The text includes the token that ended the choice."""
+        self._detokenizer = detokenizer(
+            turn.text_model, skip_special_tokens=not special, continuation=continuation
+        )
+        self.push = self._detokenizer.push
+        """Takes new tokens, returns the text that they complete, whatever the stops."""
+        self._matcher = StopMatcher(options.stops) if options.stops else None
+        self._matched: str | None = None
 
-    def start(self, launch: Launch) -> None:
-        """Start the legs; if the plan runs them in sequence, only the first.
+    # ---- from the worker: once per frame entry
 
-        Raises:
-            UnavailableError: a worker has just disconnected.
-        """
-        request = launch.request_of(self.index)
-        if not launch.hands_off:
-            launch.start(self.answer, 0, request)
-            return
-        self.prompt = Leg(self.answer.events)
-        request = replace(request, ticket=launch.mint())
-        launch.start(self.prompt, 0, request)
-        logprobs = request.logprobs
-        if logprobs and logprobs.prompt:  # only the leg that runs the prompt has them
-            self.wants_prompt_logprobs = True
-            request = replace(request, logprobs=replace(logprobs, prompt=False))
-        if launch.plan.concurrent:
-            launch.start(self.answer, 1, request)
+    def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
+        """Keep new tokens until the turn's call can be written."""
+        self.unsent += token_ids
+        if logprobs:
+            self._keep(logprobs)
+        turn = self.turn
+        if not turn.scheduled:
+            turn.schedule()
+        if turn.gathers:
+            turn.count(output_bytes(token_ids, logprobs))
+        if turn.media is not None:
+            turn.release_media()
+
+    def _keep(self, logprobs: Sequence[TokenLogprob]) -> None:
+        if self._logprobs is not None:
+            self._logprobs.extend(logprobs)
+        elif isinstance(logprobs, LogprobColumns):
+            self._logprobs = logprobs
         else:
-            self._later = launch, request
+            self._logprobs = LogprobColumns(logprobs)
+
+    # ---- its state
 
     @property
-    def answer_waits(self) -> bool:
-        """Whether the answering leg can start now: the prompt's leg has succeeded."""
-        return self._later is not None and self.prompt.result is not None
-
-    def start_answer(self) -> None:
-        """Start the answering leg of a plan in sequence; if the prompt's was cancelled, end it.
-
-        Raises:
-            UnavailableError: its worker has just disconnected.
-        """
-        later, self._later = self._later, None
-        prompt = self.prompt.result
-        if later is None or prompt is None:
-            return
-        if prompt.reason is FinishReason.CANCELLED:
-            self.answer.finish(prompt)
-            return
-        launch, request = later
-        launch.start(self.answer, 1, request)
+    def has_tokens(self) -> bool:
+        """Whether a token has come."""
+        return bool(self.unsent or self.token_ids)
 
     @property
-    def complete(self) -> bool:
-        """Whether the last delta has been returned."""
-        return self.finish_reason is not None
+    def has_more(self) -> bool:
+        """Whether `take` has left tokens for the next delta."""
+        return bool(self.unsent) and self.finish_reason is None
 
     @property
     def waits_for_prompt(self) -> bool:
@@ -138,105 +235,114 @@ class Choice:
         return self.wants_prompt_logprobs and self.prompt.result is None
 
     @property
-    def needs(self) -> bool:
+    def needs_legs(self) -> bool:
         """Whether a failure of a leg fails the choice: its output is still incomplete."""
-        return not self.complete and (self.answer.result is None or self.waits_for_prompt)
+        return self.finish_reason is None and (self.result is None or self.waits_for_prompt)
 
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens that were found in a worker's KV cache."""
-        found = (leg.result.cached_tokens for leg in (self.prompt, self.answer) if leg.result)
+        found = (leg.result.cached_tokens for leg in (self.prompt, self) if leg.result)
         return max(found, default=0)
 
     @property
-    def prompt_logprobs(self) -> Sequence[TokenLogprob]:
-        """The prompt's logprobs; empty if not requested or not complete."""
-        result = self.prompt.result
-        return result.prompt_logprobs if result else ()
-
-    @property
     def text(self) -> str:
-        """All text returned so far."""
-        return "".join(self._text_parts)
+        """All text of its deltas."""
+        return "".join(self._texts)
 
     def cancel(self) -> None:
         """Ask the workers to stop."""
-        self.prompt.cancel()
-        if self.answer is not self.prompt:
-            self.answer.cancel()
+        super().cancel()
+        if self.prompt is not self:
+            self.prompt.cancel()
 
     @property
     def held_bytes(self) -> int:
-        """About what the output takes that has not been returned."""
-        held = self.answer.held_bytes
-        return held if self.prompt is self.answer else held + self.prompt.held_bytes
+        """About what the output takes that is in no delta."""
+        result = self.prompt.result
+        return output_bytes(self.unsent, self._logprobs or ()) + logprob_bytes(
+            result.prompt_logprobs if result else ()
+        )
 
     def drop(self) -> None:
-        """Drop what has not been returned."""
-        self.prompt.drop()
-        self.answer.drop()
+        """Drop what is in no delta."""
+        self.unsent, self._logprobs = [], None
+        prompt = self.prompt
+        if prompt.result is not None and prompt.result.prompt_logprobs:
+            prompt.result = replace(prompt.result, prompt_logprobs=())
+
+    # ---- deltas
+
+    def take_text(self) -> tuple[str, int]:
+        """Return the new text and its number of tokens; without stops, logprobs and an end."""
+        ids, self.unsent = self.unsent, []
+        text = self.push(ids)
+        self.token_ids.extend(ids)
+        self._texts.append(text)
+        return text, len(ids)
 
     def take(self) -> Delta | None:
         """Return the new output as a delta; None if there is none."""
-        answer = self.answer
-        ids, finish = answer.token_ids, answer.result
+        ids, finish = self.unsent, self.result
         if not (ids or finish) or self.finish_reason is not None or self.waits_for_prompt:
             return None
-        answer.token_ids = []
-        logprobs, answer.logprobs = answer.logprobs, None
-        most = max(1, (_MOST_TOKENS if logprobs is None else _MOST_LOGPROBS) // self._shares)
+        logprobs, self.unsent, self._logprobs = self._logprobs, [], None
+        most = max(1, (MOST_TOKENS if logprobs is None else _MOST_LOGPROBS) // self._shares)
         if len(ids) > most:
-            ids, answer.token_ids = ids[:most], ids[most:]
+            ids, self.unsent = ids[:most], ids[most:]
             if logprobs is not None:
-                logprobs, answer.logprobs = logprobs[:most], logprobs[most:]
+                logprobs, self._logprobs = logprobs[:most], logprobs[most:]
             finish = None  # it comes with the rest
-        if finish is None and not self._text.stops:  # nearly every delta
-            text = self._text.push_all(ids)
-            self.token_ids.extend(ids)
-            self._text_parts.append(text)
-            return Delta(self.index, text, ids, logprobs or ())
-        return self._take_slowly(ids, logprobs or (), finish)
-
-    def _take_slowly(
-        self, ids: list[int], logprobs: Sequence[TokenLogprob], finish: Finish | None
-    ) -> Delta:
-        """Make a delta that may be the last."""
         text, consumed = self._push(ids, finish)
-        matched: str | int | None = self._text.matched
+        matched: str | int | None = self._matched
         if matched is not None:
             self.finish_reason = FinishReason.STOP
             self.cancel()  # the worker may have generated beyond the stop string
         elif finish is not None:
-            text += self._text.finish()
+            text += self._rest()
             self.finish_reason, matched = finish.reason, finish.matched_token_id
-            if self._text.matched is not None:  # completed by an incomplete last character
-                self.finish_reason, matched = FinishReason.STOP, self._text.matched
+            if self._matched is not None:  # completed by an incomplete last character
+                self.finish_reason, matched = FinishReason.STOP, self._matched
         if consumed < len(ids):
             del ids[consumed:]
         self.token_ids.extend(ids)
-        self._text_parts.append(text)
+        self._texts.append(text)
         return Delta(
             self.index,
             text,
             ids,
-            logprobs[:consumed],
+            logprobs[:consumed] if logprobs is not None else (),
             self.finish_reason,
             matched if self.finish_reason is FinishReason.STOP else None,
         )
 
-    @property
-    def has_more(self) -> bool:
-        """Whether `take` has left tokens for the next delta."""
-        return bool(self.answer.token_ids) and not self.complete
+    def _push(self, ids: Sequence[int], finish: Finish | None) -> tuple[str, int]:
+        """Return the new text and how many of the tokens it is made of.
 
-    def _push(self, ids: list[int], finish: Finish | None) -> tuple[str, int]:
-        """Detokenize; the EOS or stop token counts in usage, but its text is left out."""
+        The EOS or stop token counts, but its text is left out. Tokens after a stop string don't
+        count: so usage is exact although the engine may have generated beyond it.
+        """
         hidden = (
             not self._show_matched_token
             and finish is not None
             and bool(ids)
             and finish.matched_token_id == ids[-1]
         )
-        delta = self._text.push(ids[:-1] if hidden else ids)
-        hidden_counts = hidden and delta.matched_stop is None
-        return delta.text, delta.consumed_tokens + (1 if hidden_counts else 0)
+        shown = ids[:-1] if hidden else ids
+        if self._matcher is None:
+            return self.push(shown), len(ids)
+        parts: list[str] = []
+        for count, token_id in enumerate(shown, start=1):  # to know which completed the stop
+            safe, self._matched = self._matcher.push(self.push((token_id,)))
+            parts.append(safe)
+            if self._matched is not None:
+                return "".join(parts), count
+        return "".join(parts), len(ids)
+
+    def _rest(self) -> str:
+        """Return the text that was held back: the generation has ended."""
+        rest = self._detokenizer.flush()
+        if self._matcher is None:
+            return rest
+        safe, self._matched = self._matcher.push(rest)
+        return safe + self._matcher.flush()

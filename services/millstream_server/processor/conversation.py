@@ -20,7 +20,7 @@ _HALF_CLOSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class UserTurn:
     """A turn: what the client adds to the conversation."""
 
     messages: tuple[ChatMessage, ...]
@@ -82,7 +82,7 @@ class Conversation:
         self._options = options
         self._refusing = refusing
         self._refused = False
-        self._waiting: deque[Turn] = deque()
+        self._waiting: deque[UserTurn] = deque()
         self._changed = asyncio.Event()
         self._input_closed = False
         self._error: Failure | None = None
@@ -111,7 +111,7 @@ class Conversation:
 
     # ---- from the client
 
-    def add(self, turn: Turn) -> None:
+    def add(self, turn: UserTurn) -> None:
         """Add a turn; it waits until those before it have ended.
 
         Raises:
@@ -177,7 +177,7 @@ class Conversation:
         self._notice_due = False
         return True
 
-    async def next_turn(self) -> Turn | DrainNotice | None:
+    async def next_turn(self) -> UserTurn | DrainNotice | None:
         """Wait for the next turn, and add its messages and options to the conversation.
 
         Return None when the client has closed its side and no turn waits. A `DrainNotice` comes

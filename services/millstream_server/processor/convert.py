@@ -15,7 +15,7 @@ from millstream.v1 import (
     processor_pb2,
 )
 from millstream_server.media.items import Modality
-from millstream_server.processor.conversation import Conversation, Turn
+from millstream_server.processor.conversation import Conversation, UserTurn
 from millstream_server.processor.media.parts import MediaPart
 from millstream_server.processor.media.uploads import Uploads
 from millstream_server.processor.options import Options
@@ -65,7 +65,7 @@ def conversation_from_proto(
     )
     messages = messages_from_proto(start.messages, "start.messages", uploads)
     options = options_from_proto(start.options, "start.options.")
-    conversation.add(Turn(tuple(messages), options, "start.messages"))
+    conversation.add(UserTurn(tuple(messages), options, "start.messages"))
     return conversation
 
 
@@ -116,14 +116,14 @@ def held_bytes(message: Message) -> int:
     return message.ByteSize()
 
 
-def _user_turn(message: processor_pb2.UserTurn, uploads: Uploads) -> Turn:
+def _user_turn(message: processor_pb2.UserTurn, uploads: Uploads) -> UserTurn:
     field = "user_turn.content"
     if not message.content:
         raise InvalidRequestError.of(field, "must not be empty")
     if len(message.content) > MAX_PARTS:
         raise InvalidRequestError.of(field, f"at most {MAX_PARTS} parts")
     text, parts = _content(message.content, field, uploads)
-    return Turn(
+    return UserTurn(
         (ChatMessage(ChatRole.USER, text, field="user_turn", parts=parts),),
         options_from_proto(message.options, "user_turn.options.")
         if message.HasField("options")
@@ -132,7 +132,7 @@ def _user_turn(message: processor_pb2.UserTurn, uploads: Uploads) -> Turn:
     )
 
 
-def _tool_results(message: processor_pb2.ToolResults, uploads: Uploads) -> Turn:
+def _tool_results(message: processor_pb2.ToolResults, uploads: Uploads) -> UserTurn:
     field = "tool_results.messages"
     if not message.messages:
         raise InvalidRequestError.of(field, "must not be empty")
@@ -140,7 +140,7 @@ def _tool_results(message: processor_pb2.ToolResults, uploads: Uploads) -> Turn:
     for result in messages:
         if result.role is not ChatRole.TOOL:
             raise InvalidRequestError.of(f"{result.field}.role", "must be CHAT_ROLE_TOOL")
-    return Turn(tuple(messages), None, field)
+    return UserTurn(tuple(messages), None, field)
 
 
 def messages_from_proto(

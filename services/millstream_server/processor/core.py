@@ -9,9 +9,7 @@ from millstream_server.generation.request import (
     GenerationRequest,
 )
 from millstream_server.processor.caller import Caller
-from millstream_server.processor.conversation import Conversation, Stoppable, Turn
-from millstream_server.processor.generation import Generation
-from millstream_server.processor.launch import GenerationParts
+from millstream_server.processor.conversation import Conversation, Stoppable, UserTurn
 from millstream_server.processor.limits import (
     DEFAULT_LIMITS,
     RequestLimits,
@@ -27,6 +25,7 @@ from millstream_server.processor.telemetry import (
     TEXT_COMPLETION,
     GenerationTelemetry,
 )
+from millstream_server.processor.turn import Turn, TurnParts
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import (
@@ -36,6 +35,7 @@ from millstream_server.runtime.errors import (
     UnavailableError,
 )
 from millstream_server.runtime.lifecycle.drain import OpenPiece, OpenWork
+from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.telemetry.load_meter import LoadMeter
 from millstream_server.runtime.telemetry.log import get_log
 
@@ -49,7 +49,7 @@ class ProcessorCore:
         self,
         models: Models,
         router: Router,
-        parts: GenerationParts,
+        parts: TurnParts,
         *,
         telemetry: GenerationTelemetry | None = None,
         media: ProcessorMedia,
@@ -82,10 +82,17 @@ class ProcessorCore:
             )
         return self.work.track(on_drain)
 
-    # ---- from a turn to a generation -------------------------------------------------------------
+    # ---- from a request to a running turn --------------------------------------------------------
 
-    async def answer(self, conversation: Conversation, turn: Turn, caller: Caller) -> Generation:
-        """Start a turn of ``conversation``; return its generation.
+    async def answer(
+        self,
+        conversation: Conversation,
+        asked: UserTurn,
+        caller: Caller,
+        call: Call,
+        message: Callable[..., Any],
+    ) -> Turn:
+        """Start a turn of ``conversation``, whose messages ``message`` makes for ``call``.
 
         Raises:
             ServingError: it was refused.
@@ -94,7 +101,9 @@ class ProcessorCore:
         options, media = conversation.options, None
         with telemetry:
             try:
-                request, media = await self._requests.of_turn(conversation, turn, caller, telemetry)
+                request, media = await self._requests.of_turn(
+                    conversation, asked, caller, telemetry
+                )
                 admission = await self._admit(request, options.n, conversation.runs)
             except BaseException as error:
                 if media:
@@ -102,18 +111,29 @@ class ProcessorCore:
                 self._refused(error)
                 raise
             if media and media.cancelled:
-                admission.leave()  # the generation then ends without having started
+                admission.leave()  # the turn then ends without having started
             _, text = self.models.text(request.model)
-            generation = Generation(
-                request, options, text, admission, self._parts, telemetry=telemetry, media=media
+            turn = Turn(
+                request,
+                options,
+                text,
+                admission,
+                self._parts,
+                call=call,
+                message=message,
+                notice=conversation.take_notice,
+                telemetry=telemetry,
+                media=media,
             )
             held_at = media.held_at if media else ""
-            self._launch(generation, admission, conversation.workers, held_at)
-        conversation.runs(generation)
-        return generation
+            self._launch(turn, admission, conversation.workers, held_at)
+        conversation.runs(turn)
+        return turn
 
-    async def complete(self, completion: Completion, caller: Caller) -> Generation:
-        """Start a completion; return its generation.
+    async def complete(
+        self, completion: Completion, caller: Caller, call: Call, message: Callable[..., Any]
+    ) -> Turn:
+        """Start a completion, whose messages ``message`` makes for ``call``.
 
         Raises:
             ServingError: it was refused.
@@ -128,16 +148,19 @@ class ProcessorCore:
                 self._refused(error)
                 raise
             _, text = self.models.text(request.model)
-            generation = Generation(
+            turn = Turn(
                 request,
                 options,
                 text,
                 admission,
                 self._parts,
+                call=call,
+                message=message,
                 telemetry=telemetry,
                 continuation=True,
             )
-            return self._launch(generation, admission)
+            self._launch(turn, admission)
+            return turn
 
     async def _admit(
         self, request: GenerationRequest, n: int, runs: Callable[[Stoppable], None]
@@ -175,22 +198,22 @@ class ProcessorCore:
 
     def _launch(
         self,
-        generation: Generation,
+        turn: Turn,
         admission: Admission,
         session: tuple[str, ...] = (),
         media_at: str = "",
-    ) -> Generation:
-        """Route an admitted generation and start it on its workers, without awaiting.
+    ) -> None:
+        """Route an admitted turn and start it on its workers, without awaiting.
 
         Raises:
             UnavailableError: a worker it takes is away.
         """
-        request = generation.request
+        request = turn.request
         try:
             if not admission.runs:  # cancelled while it waited
-                generation.end_unstarted()
-                return generation
-            generation.start(
+                turn.end_unstarted()
+                return
+            turn.start(
                 self.router.plan(
                     RoutingRequest(
                         model=request.model,
@@ -198,7 +221,7 @@ class ProcessorCore:
                         media_start=request.prompt.media_start,
                         session=session,
                         media_at=media_at,
-                        session_key=generation.options.session,
+                        session_key=turn.options.session,
                         adapter=request.adapter,
                         cache_salt=request.cache_salt,
                         priority=request.priority,
@@ -207,35 +230,34 @@ class ProcessorCore:
             )
         except BaseException as error:
             if isinstance(error, ServingError):
-                generation.fail(error)
-            self.end(generation)
+                turn.fail(error)
+            self.end(turn)
             raise
-        return generation
 
     def _refused(self, error: BaseException) -> None:
-        """Count a refusal before there is a `Generation`; invalid requests don't count."""
+        """Count a refusal before there is a `Turn`; invalid requests don't count."""
         if isinstance(error, ServingError) and not isinstance(error, InvalidRequestError):
             self.meter.finished(failed=error.code in SERVER_FAULTS)
 
-    def end(self, generation: Generation) -> None:
-        """Close a generation in any state, and log the turn in one line, without its text."""
-        generation.close()
-        error, usage, request = generation.error, generation.usage(), generation.request
+    def end(self, turn: Turn) -> None:
+        """Close a turn in any state, and log the turn in one line, without its text."""
+        turn.close()
+        error, usage, request = turn.error, turn.usage(), turn.request
         self.meter.finished(failed=error is not None and error.code in SERVER_FAULTS)
         # Who only starts and cancels gets no line each.
-        write = log.info if usage.completion_tokens or generation.complete else log.caused
-        seed: dict[str, Any] = {} if generation.seed is None else {"seed": generation.seed}
+        write = log.info if usage.completion_tokens or turn.complete else log.caused
+        seed: dict[str, Any] = {} if turn.seed is None else {"seed": turn.seed}
         write(
             "turn ended",
             request=request.request_id,
-            trace_id=generation.telemetry.trace_id,
+            trace_id=turn.telemetry.trace_id,
             model=request.model,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
             media_tokens=usage.media_tokens,
             completion_tokens=usage.completion_tokens,
             **seed,
-            outcome=generation.outcome,
+            outcome=turn.outcome,
         )
 
     def _utilization(self) -> float:

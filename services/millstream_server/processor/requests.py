@@ -15,7 +15,7 @@ from millstream_server.generation.validation import (
     shape_problem,
 )
 from millstream_server.processor.caller import Caller
-from millstream_server.processor.conversation import Conversation, Turn
+from millstream_server.processor.conversation import Conversation, UserTurn
 from millstream_server.processor.limits import RequestLimits, too_large
 from millstream_server.processor.media.core import ProcessorMedia
 from millstream_server.processor.media.encoding import TurnMedia
@@ -57,7 +57,7 @@ class RequestBuilder:
         self._limits = limits
 
     async def of_turn(
-        self, conversation: Conversation, turn: Turn, caller: Caller, telemetry: TurnTelemetry
+        self, conversation: Conversation, turn: UserTurn, caller: Caller, telemetry: TurnTelemetry
     ) -> tuple[GenerationRequest, TurnMedia | None]:
         """Make the request of a turn that ``conversation`` has taken, and encode its media.
 
@@ -114,7 +114,7 @@ class RequestBuilder:
     def _of_prompt(
         self,
         conversation: Conversation,
-        turn: Turn,
+        turn: UserTurn,
         served: ServedModel,
         prompt: Prompt,
         caller: Caller,
@@ -254,7 +254,7 @@ def _conversation_paths(field: str) -> ConversationPaths:
     return ConversationPaths(field, "start.tools")
 
 
-def _check_options(conversation: Conversation, turn: Turn) -> None:
+def _check_options(conversation: Conversation, turn: UserTurn) -> None:
     options = conversation.options
     paths = _turn_paths(turn.field, options.path)
     violations = _option_violations(conversation.request_id, options, paths)

@@ -6,19 +6,22 @@ gRPC libraries refuse messages above 4 MiB unless told otherwise, so no response
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, MutableSequence, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Iterator, MutableSequence, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from millstream.v1 import processor_pb2, usage_pb2
 from millstream_server.generation.output import TokenLogprob
+from millstream_server.generation.request import GenerationRequest
 from millstream_server.processor.choice import Delta
-from millstream_server.processor.generation import Generation
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.protobuf import generation as from_worker
 from millstream_server.runtime.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from millstream_server.processor.turn import Turn
 
 M = TypeVar("M", bound=Message)
 
@@ -79,56 +82,43 @@ def _groups(entries: list[M]) -> list[list[M]]:
     return groups
 
 
-def started_to_proto(generation: Generation) -> processor_pb2.TurnStarted:
+def started_to_proto(request: GenerationRequest) -> processor_pb2.TurnStarted:
     """Convert the start of a turn."""
-    request = generation.request
     return processor_pb2.TurnStarted(request_id=request.request_id, model=request.model)
 
 
-def choices_to_proto(
-    deltas: Sequence[Delta], generation: Generation
-) -> list[processor_pb2.ChoiceDelta]:
-    """Convert new output."""
-    return [_delta(delta, generation) for delta in deltas]
+def to_proto(deltas: Sequence[Delta], turn: Turn) -> Fields | Iterator[Fields]:
+    """Convert new output to the fields of one message, or of several if it is large or the end."""
+    choices = [_delta(delta, turn) for delta in deltas]
+    groups = _groups(choices)
+    if len(groups) == 1 and not turn.complete:
+        return {"choices": choices}  # nearly every message
+    return _parts(groups, turn)
 
 
-def fits(message: Message) -> bool:
-    """Return whether a message is so small that it need not be divided."""
-    return message.ByteSize() <= _PART_BYTES
-
-
-def parts_to_proto(deltas: Sequence[Delta], generation: Generation) -> Iterable[Fields]:
-    """Convert new output to the fields of one message, or of several where it is too large."""
-    choices = choices_to_proto(deltas, generation)
-    if len(choices) == 1 and not generation.complete:
-        return ({"choices": choices},)  # nearly every message
-    return _parts(choices, generation)
-
-
-def _parts(choices: list[processor_pb2.ChoiceDelta], generation: Generation) -> Iterator[Fields]:
-    *others, last = _groups(choices)
-    del choices  # they may wait long for a client to read
-    others.reverse()
-    while others:
-        yield {"choices": others.pop()}
-    if not generation.complete:
+def _parts(groups: list[list[processor_pb2.ChoiceDelta]], turn: Turn) -> Iterator[Fields]:
+    groups.reverse()
+    while len(groups) > 1:  # one by one: they may wait long for a client to read
+        yield {"choices": groups.pop()}
+    last = groups.pop()
+    if not turn.complete:
         yield {"choices": last}
         return
-    if generation.prompt_logprobs():
+    if turn.prompt_logprobs:
         yield {"choices": last}
         last = []
-        for part in _prompt_logprobs(generation):
+        for part in _prompt_logprobs(turn):
             yield {"prompt_logprobs": part}
-    generation.delivery.all_given()
-    yield {"choices": last, "finished": _finished(generation)}
+    turn.end()
+    yield {"choices": last, "finished": _finished(turn)}
 
 
-def _prompt_logprobs(generation: Generation) -> Iterator[list[processor_pb2.TokenLogprob]]:
+def _prompt_logprobs(turn: Turn) -> Iterator[list[processor_pb2.TokenLogprob]]:
     """Convert them bit by bit: what isn't sent isn't made."""
     at = 0
-    while entries := generation.prompt_logprobs()[at : at + _CONVERTED_AT_ONCE]:
+    while entries := turn.prompt_logprobs[at : at + _CONVERTED_AT_ONCE]:
         at += len(entries)
-        text = generation.text_model
+        text = turn.text_model
         converted = processor_pb2.ChoiceDelta()
         for entry in entries:
             _add_logprob(converted.logprobs, entry, text)
@@ -138,14 +128,14 @@ def _prompt_logprobs(generation: Generation) -> Iterator[list[processor_pb2.Toke
             yield parts.pop()
 
 
-def _delta(delta: Delta, generation: Generation) -> processor_pb2.ChoiceDelta:
+def _delta(delta: Delta, turn: Turn) -> processor_pb2.ChoiceDelta:
     message = processor_pb2.ChoiceDelta(
         index=delta.index, text=delta.text, token_count=len(delta.token_ids)
     )
-    if generation.options.return_token_ids:
+    if turn.options.return_token_ids:
         message.token_ids.extend(delta.token_ids)
     if delta.logprobs:
-        text = generation.text_model
+        text = turn.text_model
         for entry in delta.logprobs:
             _add_logprob(message.logprobs, entry, text)
     if delta.finish_reason is not None:
@@ -176,8 +166,8 @@ def _add_logprob(to: Any, entry: TokenLogprob, text: TextModel) -> None:
         )
 
 
-def _finished(generation: Generation) -> processor_pb2.TurnFinished:
-    usage = generation.usage()
+def _finished(turn: Turn) -> processor_pb2.TurnFinished:
+    usage = turn.usage()
     return processor_pb2.TurnFinished(
         usage=usage_pb2.GenerationUsage(
             prompt_tokens=usage.prompt_tokens,
@@ -186,8 +176,8 @@ def _finished(generation: Generation) -> processor_pb2.TurnFinished:
             media_tokens=usage.media_tokens,
         ),
         longest_pacing_interval=Duration(
-            nanos=int(generation.delivery.paced.longest_interval_s % 1 * 1e9),
-            seconds=int(generation.delivery.paced.longest_interval_s),
+            nanos=int(turn.longest_interval_s % 1 * 1e9),
+            seconds=int(turn.longest_interval_s),
         ),
-        weight_version=generation.weight_version,
+        weight_version=turn.weight_version,
     )

@@ -16,7 +16,6 @@ from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.listing import model_to_proto
 from millstream_server.processor.media.uploads import Uploads
 from millstream_server.processor.text.message_checks import ConversationPaths
-from millstream_server.processor.turn_messages import TurnMessages
 from millstream_server.runtime.errors import (
     InternalError,
     InvalidRequestError,
@@ -61,28 +60,24 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                 core.call(conversation.drain),
                 _Reading(requests, conversation, call),
             ):
-                while (turn := await conversation.next_turn()) is not None:
-                    if isinstance(turn, DrainNotice):
+                while (asked := await conversation.next_turn()) is not None:
+                    if isinstance(asked, DrainNotice):
                         yield processor_pb2.ChatResponse(
                             turn=conversation.number, draining=_DRAINING
                         )
                         continue
-                    generation = await core.answer(conversation, turn, rpc_caller)
+                    turn = await core.answer(
+                        conversation,
+                        asked,
+                        rpc_caller,
+                        call,
+                        functools.partial(processor_pb2.ChatResponse, turn=conversation.number),
+                    )
                     try:
-                        messages = TurnMessages(
-                            generation,
-                            call,
-                            functools.partial(processor_pb2.ChatResponse, turn=conversation.number),
-                            conversation.notice_due,
-                        )
-                        while not generation.complete:
-                            for message in messages.of(await generation.deltas()):
-                                if conversation.take_notice():
-                                    message.draining.SetInParent()
-                                yield message
+                        await call.send_from(turn)
                     finally:
-                        core.end(generation)
-                    conversation.ended(generation.first_text(), generation.workers)
+                        core.end(turn)
+                    conversation.ended(turn.first_text, turn.workers)
 
     async def Complete(
         self, request: processor_pb2.CompleteRequest, call: Call
@@ -91,14 +86,15 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         core = self._core
         with core.call():
             completion = convert.completion_from_proto(request)
-            generation = await core.complete(completion, _caller(call))
+            turn = await core.complete(
+                completion, _caller(call), call, processor_pb2.CompleteResponse
+            )
             try:
-                messages = TurnMessages(generation, call, processor_pb2.CompleteResponse)
-                while not generation.complete:
-                    for message in messages.of(await generation.deltas()):
-                        yield message
+                await call.send_from(turn)
             finally:
-                core.end(generation)
+                core.end(turn)
+        return
+        yield  # an async generator, as all methods with many responses are
 
     async def Tokenize(
         self, request: processor_pb2.TokenizeRequest, call: Call

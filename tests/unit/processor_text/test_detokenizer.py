@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer, decoders
 from tokenizers.decoders import DecodeStream
 
-from millstream_server.processor.text.detokenizer import IncrementalDetokenizer
+from millstream_server.processor.text.detokenizer import detokenizer as start
 from millstream_server.processor.text.pieces import PieceTable, build_piece_table
 from millstream_server.processor.text.tokenizer import TextModel
 from tests.support.models import (
@@ -54,7 +54,7 @@ def byte_tokens(model: StandIn | TextModel, data: bytes) -> list[int]:
 def in_parts(
     model: TextModel, ids: Sequence[int], chance: random.Random, *, skip_special_tokens: bool = True
 ) -> str:
-    detokenizer = IncrementalDetokenizer(model, skip_special_tokens=skip_special_tokens)
+    detokenizer = start(model, skip_special_tokens=skip_special_tokens)
     parts = []
     while ids:
         size = chance.randint(1, 5)
@@ -115,7 +115,7 @@ def test_texts_stream_exactly_as_the_library_decodes_them(
 @pytest.mark.parametrize("name", ["byte_level", "sentencepiece"])
 def test_never_half_a_character(models: dict[str, TextModel], name: str) -> None:
     model = models[name]
-    detokenizer = IncrementalDetokenizer(model)
+    detokenizer = start(model)
     ids = model.encode("a 😀🎉 𝄞", add_special_tokens=False)
     parts = [detokenizer.push([token_id]) for token_id in ids]
     assert "\ufffd" not in "".join(parts)
@@ -127,7 +127,7 @@ def test_never_half_a_character(models: dict[str, TextModel], name: str) -> None
 def test_a_cut_character_is_given_out_once(models: dict[str, TextModel], name: str) -> None:
     model = models[name]
     ids = model.encode("ok 𝄞", add_special_tokens=False)
-    detokenizer = IncrementalDetokenizer(model)
+    detokenizer = start(model)
     assert detokenizer.push(ids[:-1]) == "ok "
     assert detokenizer.flush() == "\ufffd"
     assert detokenizer.flush() == ""
@@ -136,7 +136,7 @@ def test_a_cut_character_is_given_out_once(models: dict[str, TextModel], name: s
 def test_a_bad_byte_spoils_only_itself(models: dict[str, TextModel]) -> None:
     model = models["sentencepiece"]
     ids = byte_tokens(model, "你".encode() + b"\xff")
-    detokenizer = IncrementalDetokenizer(model)
+    detokenizer = start(model)
     parts = [detokenizer.push([token_id]) for token_id in ids]
     assert parts == ["", "", "你", "\ufffd"]
 
@@ -144,8 +144,8 @@ def test_a_bad_byte_spoils_only_itself(models: dict[str, TextModel]) -> None:
 def test_a_continuation_keeps_its_leading_space(models: dict[str, TextModel]) -> None:
     model = models["sentencepiece"]
     ids = model.encode("world", add_special_tokens=False)
-    assert IncrementalDetokenizer(model).push(ids) == "world"
-    assert IncrementalDetokenizer(model, continuation=True).push(ids) == " world"
+    assert start(model).push(ids) == "world"
+    assert start(model, continuation=True).push(ids) == " world"
 
 
 def test_the_leading_space_goes_though_a_special_token_came_first(
@@ -153,7 +153,7 @@ def test_the_leading_space_goes_though_a_special_token_came_first(
 ) -> None:
     model = models["sentencepiece"]
     ids = model.encode("hello world", add_special_tokens=True)
-    detokenizer = IncrementalDetokenizer(model)
+    detokenizer = start(model)
     assert [detokenizer.push([ids[0]]), detokenizer.push(ids[1:])] == ["", "hello world"]
 
 
@@ -167,7 +167,7 @@ def test_undecided_text_costs_linear_time(
     """A model that repeats half a character, or U+FFFD itself, must not stall the event loop."""
     model = models[name]
     first = model.encode(text, add_special_tokens=False)[-1]
-    detokenizer = IncrementalDetokenizer(model)
+    detokenizer = start(model)
     started = time.perf_counter()
     for _ in range(50_000):
         detokenizer.push((first,))
@@ -190,7 +190,7 @@ def test_the_library_path_survives_what_the_library_cannot_extend(
 
     model = StandIn(models["sentencepiece"].tokenizer, None)
     ids = [*byte_tokens(model, "你".encode() + b"\xff"), token_id(model, "a")]
-    detokenizer = IncrementalDetokenizer(model)
+    detokenizer = start(model)
     assert detokenizer.push(ids) + detokenizer.flush() == "你\ufffda"
     started = time.perf_counter()
     text = detokenizer.push(byte_tokens(model, b"\xe4" * 5_000)) + detokenizer.flush()
@@ -248,5 +248,5 @@ def test_metaspace_at_the_start_follows_its_scheme(
     model = StandIn(tokenizer, build_piece_table(tokenizer))
     ids = [token_id(model, token) for token in ("▁▁x", " raw", "▁")]
     for order in itertools.permutations(ids):
-        detokenizer = IncrementalDetokenizer(model)
+        detokenizer = start(model)
         assert detokenizer.push(order) + detokenizer.flush() == tokenizer.decode(list(order))

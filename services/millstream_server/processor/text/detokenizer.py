@@ -29,7 +29,7 @@ class Decodable(Protocol):
         ...
 
 
-class IncrementalDetokenizer:
+class Detokenizer(Protocol):
     """The text of one growing sequence of token ids.
 
     The texts returned by `push` and `flush` join to the same text however the ids were split, and
@@ -39,32 +39,28 @@ class IncrementalDetokenizer:
     every such run would have to be held back, and scripts written in bytes would not stream at all.
     """
 
-    __slots__ = ("_text", "push")
-
-    def __init__(
-        self,
-        model: Decodable,
-        *,
-        skip_special_tokens: bool = True,
-        continuation: bool = False,
-    ) -> None:
-        """Start before the first token.
-
-        ``continuation``: the ids continue a prompt's text, so that a SentencePiece model's leading
-        space is kept; otherwise it is dropped.
-        """
-        self._text: _PieceText | _LibraryText
-        if model.pieces is not None:
-            pieces = model.pieces.visible if skip_special_tokens else model.pieces.every
-            self._text = _PieceText(pieces, pieces if continuation else model.pieces.opening)
-        else:
-            self._text = _LibraryText(model.tokenizer, skip_special_tokens=skip_special_tokens)
-        self.push = self._text.push
-        """Returns the new text that the given ids complete; unknown ids have no text."""
+    def push(self, ids: Sequence[int], /) -> str:
+        """Return the new text that the given ids complete; unknown ids have no text."""
+        ...
 
     def flush(self) -> str:
         """Return the remaining text at the end; an incomplete character becomes U+FFFD."""
-        return self._text.flush()
+        ...
+
+
+def detokenizer(
+    model: Decodable, *, skip_special_tokens: bool = True, continuation: bool = False
+) -> Detokenizer:
+    """Start before the first token.
+
+    ``continuation``: the ids continue a prompt's text, so that a SentencePiece model's leading
+    space is kept; otherwise it is dropped.
+    """
+    table = model.pieces
+    if table is None:
+        return _LibraryText(model.tokenizer, skip_special_tokens=skip_special_tokens)
+    pieces = table.visible if skip_special_tokens else table.every
+    return _PieceText(pieces, pieces if continuation else table.opening)
 
 
 class _PieceText:

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from millstream_server.media.families.family import Family
 from millstream_server.media.families.loading import load as load_family
 from millstream_server.media.families.model_config import UnusableFamilyError
-from millstream_server.processor.text.detokenizer import IncrementalDetokenizer
+from millstream_server.processor.text.detokenizer import detokenizer
 from millstream_server.processor.text.long_texts import (
     NO_FLOOR,
     PART_CHARS,
@@ -137,13 +137,13 @@ class TextModel:
         return batch[0].ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of all ids, as an `IncrementalDetokenizer` returns it in parts."""
-        detokenizer = IncrementalDetokenizer(self, skip_special_tokens=skip_special_tokens)
+        """Return the text of all ids, as `detokenizer` returns it in parts."""
+        text = detokenizer(self, skip_special_tokens=skip_special_tokens)
         parts = []
         for start in range(0, len(ids), _DECODED_AT_ONCE):
             stop_if_gone()
-            parts.append(detokenizer.push(ids[start : start + _DECODED_AT_ONCE]))
-        return "".join(parts) + detokenizer.flush()
+            parts.append(text.push(ids[start : start + _DECODED_AT_ONCE]))
+        return "".join(parts) + text.flush()
 
     def decode_seconds(self, count: int) -> float:
         """Estimate how long `decode` of so many ids takes."""

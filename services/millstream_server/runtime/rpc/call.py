@@ -14,6 +14,23 @@ from millstream_server.runtime.errors import ServingError
 from millstream_server.runtime.security.certificate_names import CertificateName
 
 
+class Source(Protocol):
+    """What has messages for a call, and makes each when it can be written."""
+
+    gathers: bool
+    """Set while the call can't be written, until it asks again."""
+
+    @property
+    def over(self) -> bool:
+        """Whether the last message was made."""
+
+    def next(self) -> Any:
+        """Make a message of what there is now; None: there is nothing.
+
+        If there is more, call `Call.ready`. The message is serialized before the next call.
+        """
+
+
 class Call(Protocol):
     """One RPC. All calls come from the task that serves it, or from its event loop."""
 
@@ -60,9 +77,15 @@ class Call(Protocol):
         What was not sent by then is dropped.
         """
 
-    def send_now(self, response: Any) -> bool:
-        """Send a response without waiting; on False nothing was sent: yield it instead.
+    def ready(self) -> None:
+        """Ask the source of `send_from` for its next message as soon as it can be written.
 
-        It is sent before all that is sent or yielded later. Only from the event loop's thread. It
-        is serialized before this returns.
+        May be called before `send_from`, and at any time after it; only from the event loop's
+        thread.
+        """
+
+    async def send_from(self, source: Source) -> None:
+        """Send messages of ``source``, each time after `ready`, until it is over; one at a time.
+
+        What the source raises is raised here.
         """

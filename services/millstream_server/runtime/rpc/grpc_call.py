@@ -74,10 +74,6 @@ class GrpcCall(ServedCall):
         """See `Call`."""
         return self.context.time_remaining()  # type: ignore[no-any-return]
 
-    def send_now(self, response: Any) -> bool:
-        """See `Call`: grpc.aio always waits."""
-        return False
-
     async def _keep(self, response: Any) -> None:
         self.response = response
 

@@ -12,6 +12,7 @@ from millstream_server.runtime.errors import (
     Failure,
     RequestCancelledError,
 )
+from millstream_server.runtime.rpc.call import Source
 from millstream_server.runtime.rpc.caller_key import key_of_address
 from millstream_server.runtime.rpc.layer import Visit
 from millstream_server.runtime.security.certificate_names import CertificateName
@@ -99,9 +100,13 @@ class ServedCall(ABC):
         """See `Call`."""
         self.fail(RequestCancelledError("the server cancelled this call"))
 
-    @abstractmethod
-    def send_now(self, response: Any) -> bool:
+    def ready(self) -> None:
         """See `Call`."""
+        raise NotImplementedError
+
+    async def send_from(self, source: Source) -> None:
+        """See `Call`; workers' servers have no method that uses it."""
+        raise NotImplementedError
 
     # ---- for `serving` ---------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ class Outbox:
         "_h2",
         "_loop",
         "_paused",
+        "_ready",
         "_scheduled",
         "_socket",
         "_waiting",
@@ -41,6 +42,8 @@ class Outbox:
         self._scheduled = False
         self._paused = False
         """The socket's buffer is full."""
+        self._ready: list[Sender] = []
+        """Those whose sources have messages: asked when frames are written, once per loop turn."""
         self._waiting: deque[Sender] = deque()
         """Those that have something to send and whose own windows have room."""
 
@@ -61,6 +64,13 @@ class Outbox:
             self._scheduled = True
             self._loop.call_soon(self.flush)
 
+    def ask(self, sender: Sender) -> None:
+        """Ask a stream's source for its message when frames are written."""
+        self._ready.append(sender)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self.flush)
+
     def collect(self) -> None:
         """Write what h2 wants to send."""
         data = self._h2.data_to_send()
@@ -69,6 +79,14 @@ class Outbox:
 
     def flush(self) -> None:
         """Write now."""
+        self._scheduled = True  # by this call itself
+        if self._ready:
+            ready, self._ready = self._ready, []
+            for sender in ready:
+                if self.blocked:
+                    sender.wait()
+                else:
+                    sender.pull()
         self._scheduled = False
         frames, self._frames, self._bytes = self._frames, [], 0
         if not frames or self._socket.is_closing():
@@ -110,3 +128,4 @@ class Outbox:
     def close(self) -> None:
         """Forget what waits."""
         self._waiting.clear()
+        self._ready.clear()

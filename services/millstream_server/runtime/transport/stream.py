@@ -28,6 +28,7 @@ from millstream_server.runtime.transport.limits.work import MESSAGE_S, REQUEST_S
 from millstream_server.runtime.transport.sender import Sender
 
 if TYPE_CHECKING:
+    from millstream_server.runtime.rpc.call import Source
     from millstream_server.runtime.rpc.serving import Method
     from millstream_server.runtime.transport.connection import Connection
 
@@ -77,7 +78,7 @@ class Stream(ServedCall):
         self.got_message = False
         self.over = False
         """The status was sent or the stream was reset: nothing can be sent any more."""
-        self.sender = Sender(connection, stream_id)
+        self.sender = Sender(connection, stream_id, method.serialize)
         self._connection = connection
         self._method = method
         most = method.max_request_bytes or connection.options.max_receive_bytes
@@ -301,11 +302,15 @@ class Stream(ServedCall):
 
     # ---- responses -------------------------------------------------------------------------------
 
-    def send_now(self, response: Any) -> bool:
+    def ready(self) -> None:
         """See `Call`."""
-        if self.over or self.sender.unsent is not None:
-            return False
-        return self.sender.send_whole(self._method.serialize(response))
+        self.sender.ready()
+
+    async def send_from(self, source: Source) -> None:
+        """See `Call`."""
+        if self.over:
+            raise CallOverError
+        await self.sender.send_from(source)
 
     async def write(self, response: Any) -> None:
         """See `ServedCall`."""

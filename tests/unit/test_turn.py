@@ -1,17 +1,19 @@
-"""A `Generation` on workers that the test plays itself."""
+"""A `Turn` on workers and with a client that the test plays itself."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import gc
+import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pytest
 
+from millstream.v1 import generation_pb2, processor_pb2
 from millstream_server.engines.base import Role, WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.logprobs import LogprobColumns
@@ -20,16 +22,14 @@ from millstream_server.generation.request import GenerationRequest, LogprobOptio
 from millstream_server.generation.sampling import MAX_SEED, Ability, Sampling
 from millstream_server.generation.span import RequestSpan
 from millstream_server.links.unread import UnreadOutput
-from millstream_server.processor import legs
-from millstream_server.processor.choice import Delta
-from millstream_server.processor.generation import Generation
-from millstream_server.processor.launch import GenerationParts
+from millstream_server.processor.choice import Leg, Workers
 from millstream_server.processor.options import Options
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.queue.admission import Admission, AdmissionRequest
 from millstream_server.processor.queue.admission_queue import AdmissionQueue, QueueLimits
 from millstream_server.processor.telemetry import NO_TELEMETRY, TurnTelemetry
 from millstream_server.processor.text.tokenizer import TextModel
+from millstream_server.processor.turn import Turn, TurnParts
 from millstream_server.routing.plan import Plan, PlannedLeg
 from millstream_server.routing.workers import RankView, WorkerView
 from millstream_server.runtime.errors import (
@@ -41,7 +41,7 @@ from millstream_server.runtime.errors import (
 from millstream_server.transfer.ticket import TicketKey
 
 
-class Played(legs.Workers):
+class Played(Workers):
     """Stands where a `Fleet` would; keeps what its workers were asked and where output goes."""
 
     def __init__(self) -> None:
@@ -91,17 +91,74 @@ class Admitted:
         self.left += 1
 
 
+class Client:
+    """Stands where a `Call` would: takes the turn's messages while it reads."""
+
+    def __init__(self, name: str) -> None:
+        self.caller_key = name
+        self.turn: Turn | None = None
+        self.reads = True
+        self.messages: list[processor_pb2.ChatResponse] = []
+        self.raised: BaseException | None = None
+        self.failures: list[BaseException] = []
+        self._asked = False
+
+    @property
+    def texts(self) -> list[str]:
+        return [choice.text for message in self.messages for choice in message.choices]
+
+    def ready(self) -> None:
+        if not self._asked:
+            self._asked = True
+            asyncio.get_running_loop().call_soon(self._pull)
+
+    def read(self) -> None:
+        """Read again."""
+        self.reads = True
+        if self._asked:
+            asyncio.get_running_loop().call_soon(self._pull)
+
+    def fail(self, error: BaseException) -> None:
+        self.failures.append(error)
+        self.turn = None
+
+    def _pull(self) -> None:
+        turn = self.turn
+        if turn is None or turn.over or self.raised:
+            return
+        if not self.reads:
+            turn.gathers = True
+            return
+        self._asked = False
+        try:
+            message = turn.next()
+        except Exception as error:  # noqa: BLE001 - as a transport does
+            self.raised = error
+            return
+        if message is not None:
+            copy = processor_pb2.ChatResponse()
+            copy.CopyFrom(message)
+            self.messages.append(copy)
+
+    async def end(self) -> None:
+        """Wait for the turn's end."""
+        async with asyncio.timeout(5):
+            while self.raised is None and self.turn and not self.turn.over:
+                await asyncio.sleep(0)
+
+
 @dataclass
 class Started:
-    """A generation on played workers."""
+    """A turn on played workers."""
 
-    generation: Generation
+    turn: Turn
     workers: Played
     admission: Admitted
+    client: Client
 
 
-def _parts(unread: UnreadOutput | None = None) -> GenerationParts:
-    return GenerationParts(
+def _parts(unread: UnreadOutput | None = None) -> TurnParts:
+    return TurnParts(
         pacer=Pacer(0.05),
         workers=Played(),
         ticket_key=TicketKey(bytes(32)),
@@ -116,12 +173,14 @@ def _started(
     telemetry: TurnTelemetry = NO_TELEMETRY,
     logprobs: LogprobOptions | None = None,
     admission: Admission | None = None,
-    parts: GenerationParts | None = None,
+    parts: TurnParts | None = None,
     seed: int | None = None,
     temperature: float = 1.0,
+    name: str = "client",
+    notice: Callable[[], bool] | None = None,
     **options: Any,
 ) -> Started:
-    workers, admitted = Played(), Admitted()
+    workers, admitted, client = Played(), Admitted(), Client(name)
     request = GenerationRequest(
         request_id="r",
         model="m",
@@ -129,16 +188,19 @@ def _started(
         sampling=Sampling(max_new_tokens=9, seed=seed, temperature=temperature),
         logprobs=logprobs,
     )
-    generation = Generation(
+    turn = client.turn = Turn(
         request,
         Options(path="options.", sampling={}, **options),
         text_model,
         admission or cast("Any", admitted),
         replace(parts or _parts(), workers=workers),
+        call=cast("Any", client),
+        message=processor_pb2.ChatResponse,
+        notice=notice,
         telemetry=telemetry,
     )
-    generation.start(plan)
-    return Started(generation, workers, admitted)
+    turn.start(plan)
+    return Started(turn, workers, admitted, client)
 
 
 async def test_each_leg_names_its_rank_and_the_ticket_that_of_the_prefill(
@@ -181,12 +243,12 @@ async def test_a_seed_is_drawn_once_and_goes_wherever_its_choice_runs(
     """An engine that takes seeds draws the same tokens for all requests without one."""
     plan = _plan(Role.PREFILL, Role.DECODE)
     it, other = (_started(text_model, plan, n=2) for _ in range(2))
-    seed = it.generation.seed
+    seed = it.turn.seed
     assert seed is not None
-    assert seed != other.generation.seed
+    assert seed != other.turn.seed
     drawn = [seed, (seed + 1) % (MAX_SEED + 1)]
     assert _seeds(it) == [drawn, drawn]
-    it.generation.start(plan)  # again, on other workers
+    it.turn.start(plan)  # again, on other workers
     assert _seeds(it) == [drawn * 2, drawn * 2]
     asked_for = _started(text_model, plan, n=2, seed=seed)
     assert _seeds(asked_for) == [drawn, drawn], "a client can repeat it"
@@ -194,7 +256,7 @@ async def test_a_seed_is_drawn_once_and_goes_wherever_its_choice_runs(
 
 async def test_no_seed_is_drawn_for_greedy_tokens(text_model: TextModel) -> None:
     it = _started(text_model, _plan(Role.PREFILL, Role.DECODE), temperature=0.0)
-    assert it.generation.seed is None
+    assert it.turn.seed is None
     assert _seeds(it) == [[None], [None]]
 
 
@@ -203,7 +265,7 @@ async def test_no_seed_is_drawn_for_a_worker_that_would_refuse_it(
     text_model: TextModel, able: tuple[Role, ...]
 ) -> None:
     it = _started(text_model, _plan(*able))
-    drawn = it.generation.seed
+    drawn = it.turn.seed
     assert (drawn is None) == (not able)
     assert _seeds(it) == [[drawn if role in able else None] for role in (Role.PREFILL, Role.DECODE)]
 
@@ -211,26 +273,25 @@ async def test_no_seed_is_drawn_for_a_worker_that_would_refuse_it(
 async def test_prompt_logprobs_are_waited_for_even_by_a_stop(text_model: TextModel) -> None:
     ids = text_model.encode("Hello world", add_special_tokens=False)
     it = _started(text_model, PAIR, stops=("world",), logprobs=LogprobOptions(prompt=True))
-    asked, generation = it.workers.asked, it.generation
+    asked, turn = it.workers.asked, it.turn
     assert asked["prefill"][0].ticket == asked["decode"][0].ticket is not None
     assert asked["prefill"][0].logprobs == LogprobOptions(prompt=True)
     assert asked["decode"][0].logprobs == LogprobOptions()
 
-    first = asyncio.ensure_future(generation.deltas())
     it.workers.sinks["decode"][0].emit(ids)
-    for _ in range(5):
-        await asyncio.sleep(0)
-    assert not first.done()
+    await _turns()
+    assert not it.client.messages
     logprobs = (TokenLogprob(1, float("nan")), TokenLogprob(2, -0.5))
     it.workers.sinks["prefill"][0].finish(replace(DONE, prompt_logprobs=logprobs))
-    (delta,) = await asyncio.wait_for(first, 5)
-    assert delta.matched_stop == "world"
-    assert "world" not in delta.text
-    assert generation.prompt_logprobs() == logprobs
+    await it.client.end()
+    assert it.client.texts == ["Hello "]
+    assert it.client.messages[0].choices[0].matched_stop.text == "world"
+    (_, sent, _) = it.client.messages
+    assert [each.token_id for each in sent.prompt_logprobs] == [1, 2]
     assert it.workers.cancels == ["decode"], "the worker may be ahead of the stop"
-    generation.close()
-    generation.close()
-    assert generation.outcome == "STOP"
+    turn.close()
+    turn.close()
+    assert turn.outcome == "STOP"
 
 
 async def test_an_error_that_comes_with_the_last_stop_comes_too_late(
@@ -241,24 +302,23 @@ async def test_an_error_that_comes_with_the_last_stop_comes_too_late(
     it = _started(text_model, ALONE, stops=("world",))
     it.workers.sinks["decode"][0].emit(ids)
     it.workers.sinks["decode"][0].fail(WorkerLostError("gone"))
-    given = []
-    while not it.generation.complete:
-        given += await asyncio.wait_for(it.generation.deltas(), 5)
-    assert given[-1].matched_stop == "world"
-    it.generation.fail(WorkerLostError("later still"))
-    it.generation.close()
-    assert (it.generation.outcome, it.generation.error) == ("STOP", None)
+    await it.client.end()
+    assert it.client.messages[-1].choices[0].matched_stop.text == "world"
+    assert it.client.messages[-1].HasField("finished")
+    it.turn.fail(WorkerLostError("later still"))
+    it.turn.close()
+    assert (it.turn.outcome, it.turn.error) == ("STOP", None)
 
 
-async def test_what_came_before_an_error_is_given_out_first(text_model: TextModel) -> None:
+async def test_what_came_before_an_error_is_sent_first(text_model: TextModel) -> None:
     it = _started(text_model, ALONE)
-    it.workers.sinks["decode"][0].emit(text_model.encode("Hello", add_special_tokens=False))
+    ids = text_model.encode("Hello", add_special_tokens=False)
+    it.workers.sinks["decode"][0].emit(ids)
     it.workers.sinks["decode"][0].fail(WorkerLostError("gone"))
-    (delta,) = await asyncio.wait_for(it.generation.deltas(), 5)
-    assert delta.text == "Hello"
-    with pytest.raises(WorkerLostError):
-        await asyncio.wait_for(it.generation.deltas(), 5)
-    assert list(it.generation._choices[0].token_ids) == list(delta.token_ids)
+    await it.client.end()
+    assert it.client.texts == ["Hello"]
+    assert isinstance(it.client.raised, WorkerLostError)
+    assert list(it.turn._choices[0].token_ids) == list(ids)
 
 
 @pytest.mark.parametrize(
@@ -276,19 +336,15 @@ async def test_a_backlog_comes_in_messages_that_a_client_takes(
     logprobs = [TokenLogprob(65, -0.5, alternatives)] * (0 if top is None else count)
     it.workers.sinks["decode"][0].emit([65] * count, logprobs)
     it.workers.sinks["decode"][0].finish(replace(DONE, completion_tokens=count))
-    given = []
-    while not it.generation.complete:
-        given += await asyncio.wait_for(it.generation.deltas(), 5)
-    assert [len(delta.token_ids) for delta in given] == [most, most, 7]
-    assert [len(delta.logprobs) for delta in given] == ([0] * 3 if top is None else [most, most, 7])
-    assert [delta.finish_reason for delta in given] == [None, None, DONE.reason]
-    assert it.generation.usage().completion_tokens == count
-    it.generation.close()
-
-
-def _outlet(generation: Generation) -> Callable[[Sequence[Delta]], bool]:
-    """Make one that knows its generation, as those of clients do."""
-    return lambda _: not generation.complete
+    await it.client.end()
+    sent = [message.choices[0] for message in it.client.messages]
+    assert [choice.token_count for choice in sent] == [most, most, 7]
+    assert [len(choice.logprobs) for choice in sent] == (
+        [0] * 3 if top is None else [most, most, 7]
+    )
+    assert [message.HasField("finished") for message in it.client.messages] == [False, False, True]
+    assert it.turn.usage().completion_tokens == count
+    it.turn.close()
 
 
 @pytest.mark.parametrize("read", [True, False], ids=["read", "abandoned"])
@@ -297,22 +353,23 @@ async def test_it_is_freed_at_its_end_and_not_by_the_garbage_collector(
     text_model: TextModel, plan: Plan, *, read: bool
 ) -> None:
     it = _started(text_model, plan, n=2)
-    sinks = cast("list[legs.Leg]", [s for of_one in it.workers.sinks.values() for s in of_one])
+    sinks = cast("list[Leg]", [s for of_one in it.workers.sinks.values() for s in of_one])
     it.workers.sinks.clear()
     for sink in sinks:  # as a worker's stream does
         sink._cancel = functools.partial(setattr, sink, "error", None)
-    generation = it.generation
-    generation.send_through(_outlet(generation), "payer", lambda _: None)
+    turn, client = it.turn, it.client
     gc.disable()
     try:
         while sinks:
             sinks.pop().finish(DONE)
-        while read and not generation.complete:
-            await asyncio.wait_for(generation.deltas(), 5)
-        generation.close()
-        alive = weakref.ref(generation), weakref.ref(generation.delivery)
-        del it, generation
-        assert [ref() for ref in alive] == [None, None]
+        if read:
+            await client.end()
+        turn.close()
+        client.turn = None
+        await _turns()
+        alive = weakref.ref(turn)
+        del it, turn
+        assert alive() is None
     finally:
         gc.enable()
 
@@ -326,34 +383,8 @@ async def test_a_client_that_does_not_read_holds_no_capacity(text_model: TextMod
     assert queue.running == 2
     sinks[1].fail(InvalidRequestError("no"))
     assert queue.running == 0
-    it.generation.close()
+    it.turn.close()
     assert queue.running == 0
-
-
-# ---- output that is sent without the request's task
-
-
-class Client:
-    """A generation's outlet; reads while ``reads``."""
-
-    def __init__(self, it: Started, payer: str = "client") -> None:
-        self.reads = True
-        self.texts: list[str] = []
-        self.ended: list[ServingError] = []
-        self._generation = it.generation
-        it.generation.send_through(self._send, payer, self.ended.append)
-        self.task = asyncio.ensure_future(it.generation.deltas())
-
-    def _send(self, deltas: Sequence[Delta]) -> bool:
-        if self.reads:
-            self.texts += [delta.text for delta in deltas]
-        return self.reads
-
-    async def rest(self) -> list[Delta]:
-        """What the task gets now; it then asks for more."""
-        deltas = await asyncio.wait_for(self.task, 5)
-        self.task = asyncio.ensure_future(self._generation.deltas())
-        return deltas
 
 
 async def _turns() -> None:
@@ -361,78 +392,140 @@ async def _turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_only_what_a_client_does_not_take_and_the_end_wake_the_task(
+# ---- messages
+
+
+async def test_what_comes_while_a_client_reads_nothing_is_one_message(
     text_model: TextModel,
 ) -> None:
     it = _started(text_model, ALONE)
-    client, sink = Client(it), it.workers.sinks["decode"][0]
+    client, sink = it.client, it.workers.sinks["decode"][0]
     for token in (35, 36):
-        await _turns()
         sink.emit([token])
-    await _turns()
+        await _turns()
     assert client.texts == ["A", "B"]
-    assert not client.task.done()
     client.reads = False
-    sink.emit([37])
+    for token in (37, 38):
+        sink.emit([token])
+        await _turns()
+    assert client.texts == ["A", "B"]
+    client.read()
     await _turns()
-    sink.emit([38])
-    assert [delta.text for delta in await client.rest()] == ["C"]
-    assert [delta.text for delta in await client.rest()] == ["D"]
-    client.reads = True
-    await _turns()
+    assert client.texts == ["A", "B", "CD"]
+    client.reads = False
     sink.emit([39])
-    sink.finish(DONE)
-    (last,) = await asyncio.wait_for(client.task, 5)
-    assert (last.text, last.finish_reason) == ("E", DONE.reason)
-    assert client.texts == ["A", "B"]
-    it.generation.close()
-
-
-async def test_an_end_that_comes_while_the_client_takes_nothing_is_not_missed(
-    text_model: TextModel,
-) -> None:
-    it = _started(text_model, ALONE)
-    client, sink = Client(it), it.workers.sinks["decode"][0]
     await _turns()
-    client.reads = False
-    sink.emit([35])
-    await asyncio.sleep(0)  # it is offered, and refused
     sink.finish(DONE)
-    assert [delta.text for delta in await client.rest()] == ["A"]
-    (last,) = await asyncio.wait_for(client.task, 5)
-    assert last.finish_reason is DONE.reason
-    it.generation.close()
+    client.read()
+    await client.end()
+    assert client.texts == ["A", "B", "CD", "E"]
+    assert [message.HasField("started") for message in client.messages] == [True] + [False] * 3
+    it.turn.close()
 
 
-async def test_a_stop_that_completes_goes_through_the_task(text_model: TextModel) -> None:
+async def test_a_shutdown_is_said_in_one_message(text_model: TextModel) -> None:
+    due = [False]
+    it = _started(text_model, ALONE, notice=lambda: due.pop() if due else False)
+    sink = it.workers.sinks["decode"][0]
+    for token, notice in ((35, False), (36, True), (37, False)):
+        due.append(notice)
+        sink.emit([token])
+        await _turns()
+        due.clear()
+    assert it.client.texts == ["A", "B", "C"]
+    assert [message.HasField("draining") for message in it.client.messages] == [False, True, False]
+    it.turn.close()
+
+
+async def test_a_stop_that_completes_is_the_last_message(text_model: TextModel) -> None:
     it = _started(text_model, ALONE, stops=("CD",))
-    client = Client(it)
-    await _turns()
     it.workers.sinks["decode"][0].emit([35, 36])
     await _turns()
     it.workers.sinks["decode"][0].emit([37, 38])
-    (last,) = await asyncio.wait_for(client.task, 5)
-    assert (client.texts, last.text, last.matched_stop) == (["AB"], "", "CD")
-    it.generation.close()
+    await it.client.end()
+    assert it.client.texts == ["AB", ""]
+    assert it.client.messages[-1].choices[0].matched_stop.text == "CD"
+    it.turn.close()
 
 
-async def test_what_fails_when_it_is_sent_fails_that_request_alone(text_model: TextModel) -> None:
-    parts = _parts()
-    broken, sound = (_started(text_model, ALONE, parts=parts) for _ in range(2))
-    clients = Client(broken), Client(sound)
-    clients[0].texts = cast("Any", None)
-    for _ in range(2):
-        await _turns()
-        for it in (broken, sound):
-            it.workers.sinks["decode"][0].emit([35])
+# ---- when they are sent
+
+
+async def _paced(text_model: TextModel, interval_s: float = 0.0, own_s: float = 0.0) -> Started:
+    """Start a turn that has sent a token."""
+    pacer = Pacer(1.0)
+    pacer.interval_s = interval_s
+    parts = replace(_parts(), pacer=pacer)
+    it = _started(text_model, ALONE, parts=parts, min_interval_s=own_s)
+    it.workers.sinks["decode"][0].emit([35])
     await _turns()
-    with pytest.raises(TypeError):
-        await asyncio.wait_for(clients[0].task, 5)
-    assert clients[1].texts == ["A", "A"]
-    assert not clients[1].task.done()
-    clients[1].task.cancel()
-    for it in (broken, sound):
-        it.generation.close()
+    assert it.client.texts == ["A"], "the first token waits for nothing"
+    return it
+
+
+async def _next_s(it: Started) -> float:
+    """Return how long the next message takes."""
+    began, known = time.monotonic(), len(it.client.messages)
+    async with asyncio.timeout(5):
+        while len(it.client.messages) == known:
+            await asyncio.sleep(0)
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize(("interval_s", "own_s"), [(0.2, 0.0), (0.0, 0.2), (0.05, 0.2)])
+async def test_later_tokens_keep_the_longer_interval(
+    text_model: TextModel, interval_s: float, own_s: float
+) -> None:
+    it = await _paced(text_model, interval_s, own_s)
+    it.turn.parts.pacer._called_s = asyncio.get_running_loop().time()
+    for _ in range(2):
+        it.workers.sinks["decode"][0].emit([36])
+        it.workers.sinks["decode"][0].emit([37])
+        assert 0.15 < await _next_s(it) < 0.5
+    assert it.client.texts == ["A", "BC", "BC"]
+    assert it.turn.longest_interval_s == 0.2
+    it.turn.close()
+
+
+async def test_with_room_no_token_waits(text_model: TextModel) -> None:
+    it = await _paced(text_model)
+    for _ in range(20):
+        it.workers.sinks["decode"][0].emit([36])
+        await _turns()
+    assert len(it.client.messages) == 21
+    assert it.turn.longest_interval_s == 0
+    it.turn.close()
+
+
+async def test_a_token_that_comes_after_the_interval_does_not_wait(text_model: TextModel) -> None:
+    it = await _paced(text_model, own_s=0.05)
+    await asyncio.sleep(0.06)
+    it.workers.sinks["decode"][0].emit([36])
+    assert await _next_s(it) < 0.04
+    assert it.turn.longest_interval_s == 0, "nothing was gathered"
+    it.turn.close()
+
+
+async def test_an_end_does_not_wait_for_the_interval(text_model: TextModel) -> None:
+    it = await _paced(text_model, own_s=5.0)
+    it.workers.sinks["decode"][0].emit([36])
+    it.workers.sinks["decode"][0].finish(DONE)
+    await it.client.end()
+    assert it.client.texts == ["A", "B"]
+    it.turn.close()
+
+
+async def test_a_burst_is_made_of_turns_that_have_sent_nothing(text_model: TextModel) -> None:
+    parts = _parts()
+    turns = [_started(text_model, ALONE, parts=parts) for _ in range(2)]
+    assert parts.pacer.starting == 2
+    turns[0].workers.sinks["decode"][0].emit([35])
+    await _turns()
+    assert parts.pacer.starting == 1
+    for it in turns:
+        it.turn.close()
+        it.turn.close()
+    assert parts.pacer.starting == 0
 
 
 # ---- output that nobody reads
@@ -441,10 +534,8 @@ async def test_what_fails_when_it_is_sent_fails_that_request_alone(text_model: T
 async def test_unread_output_ends_its_request_and_no_other(text_model: TextModel) -> None:
     unread = UnreadOutput(200_000)
     parts = _parts(unread)
-    greedy, sound = (_started(text_model, ALONE, parts=parts) for _ in range(2))
-    clients = Client(greedy, "greedy"), Client(sound, "sound")
-    await _turns()
-    clients[0].reads = False
+    greedy, sound = (_started(text_model, ALONE, parts=parts, name=n) for n in ("greedy", "sound"))
+    greedy.client.reads = False
     entry = TokenLogprob(35, -0.5, tuple((token, -1.0) for token in range(20)))
     sink = greedy.workers.sinks["decode"][0]
 
@@ -452,37 +543,54 @@ async def test_unread_output_ends_its_request_and_no_other(text_model: TextModel
         sink.emit([35], LogprobColumns([entry]))
 
     emit()
-    await asyncio.wait_for(clients[0].task, 5)  # and is not asked again: the client reads nothing
+    await _turns()
     for sent in range(800):
-        assert not clients[0].ended, f"after {sent} tokens"
+        assert not greedy.client.failures, f"after {sent} tokens"
         emit()
     assert 150_000 < unread.used < 200_000, "a token and its logprobs: 40 + 14 + 20 x 9 bytes"
-    while not clients[0].ended:
+    while not greedy.client.failures:
         emit()
     assert unread.used == 0
     emit()
     sound.workers.sinks["decode"][0].emit([35])
     await _turns()
-    assert clients[1].texts == ["A"]
+    assert sound.client.texts == ["A"]
     assert unread.used == 0, "what still comes is dropped"
     assert greedy.workers.cancels == ["decode"]
     with pytest.raises(OverloadedError, match="too much output waits"):
-        await asyncio.wait_for(greedy.generation.deltas(), 5)
-    assert greedy.generation._choices[0].held_bytes == 0
-    clients[1].task.cancel()
+        greedy.turn.next()
+    assert greedy.turn._choices[0].held_bytes == 0
     for it in (greedy, sound):
-        it.generation.close()
+        it.turn.close()
 
 
-async def test_a_closed_generation_counts_nothing(text_model: TextModel) -> None:
+async def test_what_was_read_counts_no_more(text_model: TextModel) -> None:
     unread = UnreadOutput()
     it = _started(text_model, ALONE, parts=_parts(unread))
+    it.client.reads = False
+    for _ in range(3):
+        it.workers.sinks["decode"][0].emit([35] * 10)
+        await _turns()
+    assert unread.used == 1200
+    it.client.read()
+    await _turns()
+    assert unread.used == 0
+    it.turn.close()
+
+
+async def test_a_closed_turn_counts_nothing(text_model: TextModel) -> None:
+    unread = UnreadOutput()
+    it = _started(text_model, ALONE, parts=_parts(unread))
+    it.client.reads = False
     sink = it.workers.sinks["decode"][0]
-    sink.emit([35] * 10)
-    assert unread.used == 400
-    it.generation.close()
+    for _ in range(2):
+        sink.emit([35] * 10)
+        await _turns()
+    assert unread.used == 800
+    it.turn.close()
     sink.emit([35] * 10)
     assert unread.used == 0
+    assert it.turn._choices[0].held_bytes == 0
 
 
 # ---- plans whose legs run one after the other
@@ -497,8 +605,8 @@ async def test_the_second_leg_of_a_sequence_starts_when_the_first_has_ended(
     (decode,) = it.workers.asked["decode"]
     assert decode.ticket == it.workers.asked["prefill"][0].ticket
     it.workers.sinks["decode"][0].finish(DONE)
-    (delta,) = await asyncio.wait_for(it.generation.deltas(), 5)
-    assert delta.finish_reason is FinishReason.LENGTH
+    await it.client.end()
+    assert it.client.messages[-1].choices[0].finish_reason == generation_pb2.FINISH_REASON_LENGTH
     assert it.admission.left == 1
 
 
@@ -506,18 +614,18 @@ async def test_a_failed_first_leg_starts_no_second(text_model: TextModel) -> Non
     it = _started(text_model, replace(PAIR, concurrent=False))
     it.workers.sinks["prefill"][0].fail(WorkerLostError("gone"))
     assert it.workers.asked["decode"] == []
-    with pytest.raises(WorkerLostError):
-        await asyncio.wait_for(it.generation.deltas(), 5)
+    await it.client.end()
+    assert isinstance(it.client.raised, WorkerLostError)
 
 
 async def test_a_sequence_cancelled_in_its_first_leg_ends_with_it(text_model: TextModel) -> None:
     it = _started(text_model, replace(PAIR, concurrent=False))
-    it.generation.cancel()
+    it.turn.cancel()
     assert it.workers.cancels == ["prefill"]
     it.workers.sinks["prefill"][0].finish(replace(DONE, reason=FinishReason.CANCELLED))
     assert it.workers.asked["decode"] == []
-    (delta,) = await asyncio.wait_for(it.generation.deltas(), 5)
-    assert delta.finish_reason is FinishReason.CANCELLED
+    await it.client.end()
+    assert it.client.messages[-1].choices[0].finish_reason == generation_pb2.FINISH_REASON_CANCELLED
 
 
 # ---- telemetry that breaks
@@ -544,7 +652,7 @@ async def test_closing_gives_back_the_admission_and_the_worker_whatever_telemetr
 ) -> None:
     it = _started(text_model, ALONE, n=2, telemetry=_BrokenTelemetry())
     with pytest.raises(RuntimeError):
-        it.generation.close()
+        it.turn.close()
     assert it.admission.left == 1
     assert it.workers.cancels == ["decode", "decode"]
 
@@ -561,8 +669,10 @@ async def test_a_legs_end_counts_whatever_telemetry_does(
             sink.fail(error) if error else sink.finish(DONE)
     assert it.admission.left == 1
     if error:
-        with pytest.raises(WorkerLostError):
-            await asyncio.wait_for(it.generation.deltas(), 5)
+        await it.client.end()
+        assert isinstance(it.client.raised, WorkerLostError)
     else:
-        (delta,) = await asyncio.wait_for(it.generation.deltas(), 5)
-        assert delta.finish_reason is FinishReason.LENGTH
+        await it.client.end()
+        assert (
+            it.client.messages[-1].choices[0].finish_reason == generation_pb2.FINISH_REASON_LENGTH
+        )
