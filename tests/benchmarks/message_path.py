@@ -32,7 +32,7 @@ from millstream_server.processor.options import Options
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.processor.turn import Turn, TurnParts
+from millstream_server.processor.turn import Rendering, Turn, TurnParts
 from millstream_server.routing.plan import Plan, PlannedLeg
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.rpc.call import Source
@@ -101,7 +101,7 @@ class _Core:
         yield
 
     async def complete(
-        self, completion: Any, _caller: object, call: Any, message: Callable[..., Any]
+        self, completion: Any, _caller: object, call: Any, rendering: Rendering
     ) -> Turn:
         asked: Options = completion.options
         request = GenerationRequest(
@@ -118,7 +118,7 @@ class _Core:
             cast("Any", _Admitted()),
             self._parts,
             call=call,
-            message=message,
+            rendering=rendering,
             continuation=True,
         )
         turn.start(self._plan)

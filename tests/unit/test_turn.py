@@ -27,6 +27,7 @@ from millstream_server.processor.options import Options
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.queue.admission import Admission, AdmissionRequest
 from millstream_server.processor.queue.admission_queue import AdmissionQueue, QueueLimits
+from millstream_server.processor.responses import Messages
 from millstream_server.processor.telemetry import NO_TELEMETRY, TurnTelemetry
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.turn import Turn, TurnParts
@@ -195,8 +196,7 @@ def _started(
         admission or cast("Any", admitted),
         replace(parts or _parts(), workers=workers),
         call=cast("Any", client),
-        message=processor_pb2.ChatResponse,
-        notice=notice,
+        rendering=Messages(processor_pb2.ChatResponse, notice),
         telemetry=telemetry,
     )
     turn.start(plan)

@@ -25,7 +25,7 @@ from millstream_server.processor.telemetry import (
     TEXT_COMPLETION,
     GenerationTelemetry,
 )
-from millstream_server.processor.turn import Turn, TurnParts
+from millstream_server.processor.turn import Rendering, Turn, TurnParts
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import (
@@ -90,9 +90,9 @@ class ProcessorCore:
         asked: UserTurn,
         caller: Caller,
         call: Call,
-        message: Callable[..., Any],
+        rendering: Rendering,
     ) -> Turn:
-        """Start a turn of ``conversation``, whose messages ``message`` makes for ``call``.
+        """Start a turn of ``conversation``, whose messages ``rendering`` makes for ``call``.
 
         Raises:
             ServingError: it was refused.
@@ -120,8 +120,7 @@ class ProcessorCore:
                 admission,
                 self._parts,
                 call=call,
-                message=message,
-                notice=conversation.take_notice,
+                rendering=rendering,
                 telemetry=telemetry,
                 media=media,
             )
@@ -131,9 +130,9 @@ class ProcessorCore:
         return turn
 
     async def complete(
-        self, completion: Completion, caller: Caller, call: Call, message: Callable[..., Any]
+        self, completion: Completion, caller: Caller, call: Call, rendering: Rendering
     ) -> Turn:
-        """Start a completion, whose messages ``message`` makes for ``call``.
+        """Start a completion, whose messages ``rendering`` makes for ``call``.
 
         Raises:
             ServingError: it was refused.
@@ -155,7 +154,7 @@ class ProcessorCore:
                 admission,
                 self._parts,
                 call=call,
-                message=message,
+                rendering=rendering,
                 telemetry=telemetry,
                 continuation=True,
             )

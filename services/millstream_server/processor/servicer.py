@@ -71,7 +71,10 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                         asked,
                         rpc_caller,
                         call,
-                        functools.partial(processor_pb2.ChatResponse, turn=conversation.number),
+                        responses.Messages(
+                            functools.partial(processor_pb2.ChatResponse, turn=conversation.number),
+                            conversation.take_notice,
+                        ),
                     )
                     try:
                         await call.send_from(turn)
@@ -87,7 +90,10 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         with core.call():
             completion = convert.completion_from_proto(request)
             turn = await core.complete(
-                completion, _caller(call), call, processor_pb2.CompleteResponse
+                completion,
+                _caller(call),
+                call,
+                responses.Messages(processor_pb2.CompleteResponse),
             )
             try:
                 await call.send_from(turn)

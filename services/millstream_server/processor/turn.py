@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from millstream_server.engines.base import Role
 from millstream_server.generation.generator import GeneratorInfo
@@ -20,7 +20,6 @@ from millstream_server.generation.output import Finish, FinishReason, TokenLogpr
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import MAX_SEED, Ability
 from millstream_server.links.unread import UnreadOutput, overflow
-from millstream_server.processor import responses
 from millstream_server.processor.choice import MOST_TOKENS, Choice, Delta, Leg, Workers
 from millstream_server.processor.telemetry import ABANDONED, NO_TELEMETRY, TurnTelemetry, Usage
 from millstream_server.runtime.errors import Failure, ServingError, UnavailableError
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
     from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
     from millstream_server.transfer.ticket import Ticket, TicketKey
 
-_USES = 64
-"""So often a message is filled again: protobuf frees replaced texts only with the whole message."""
 _SEED_BITS = MAX_SEED.bit_length()
 
 
@@ -53,6 +50,18 @@ class TurnParts:
     """Signs the tickets of media; None: without a key."""
     unread: UnreadOutput = field(default_factory=UnreadOutput)
     """Bounds the output that clients don't read."""
+
+
+class Rendering(Protocol):
+    """Makes a call's messages of a turn's output (`responses.Messages`)."""
+
+    def of_text(self, text: str, tokens: int) -> Any:
+        """Make a message that is not the first: one choice's text and its number of tokens."""
+        ...
+
+    def of(self, deltas: Sequence[Delta], turn: Turn) -> tuple[Any] | Iterator[Any]:
+        """Make the messages of new output: one or, if it is large or the end, several."""
+        ...
 
 
 class Turn:
@@ -71,21 +80,16 @@ class Turn:
         "_first_token_sent",
         "_interval_s",
         "_legs_open",
-        "_make",
-        "_message",
-        "_message_choice",
         "_nbytes",
-        "_notice",
         "_overflowed",
         "_parts_left",
         "_plain",
         "_plan",
+        "_rendering",
         "_sent_s",
-        "_started",
         "_starting",
         "_timer",
         "_unfinished",
-        "_uses_left",
         "error",
         "gathers",
         "longest_interval_s",
@@ -112,19 +116,17 @@ class Turn:
         parts: TurnParts,
         *,
         call: Call,
-        message: Callable[..., Any],
-        notice: Callable[[], bool] | None = None,
+        rendering: Rendering,
         telemetry: TurnTelemetry = NO_TELEMETRY,
         continuation: bool = False,
         media: TurnMedia | None = None,
     ) -> None:
         """Prepare; nothing is sent yet.
 
-        ``message`` makes one of the call's messages from the fields that a turn sets. ``notice``
-        returns whether the next one has to say that the server shuts down, once True.
-        ``admission`` is released when the workers have finished, which may be long before a slow
-        client has read everything. ``continuation``: the text continues the prompt's, so its
-        leading space is kept. ``media`` is released when the workers have used it.
+        ``rendering`` makes the messages of ``call``. ``admission`` is released when the workers have
+        finished, which may be long before a slow client has read everything. ``continuation``: the
+        text continues the prompt's, so its leading space is kept. ``media`` is released when the
+        workers have used it.
         """
         self.request = request
         self.options = options
@@ -148,20 +150,14 @@ class Turn:
         self._closed = False
         # Output
         self._call = call
-        self._make = message
-        self._notice = notice
-        self._started: responses.Started = responses.started_to_proto(request)
-        """Of the first message."""
+        self._rendering = rendering
         extras = options.n > 1 or options.return_token_ids or request.logprobs or options.stops
         self._plain = not extras
         """Nearly every message has a text and a token count, no more."""
-        self._parts_left: Iterator[responses.Fields] | None = None
-        """Of output that needs several messages."""
+        self._parts_left: Iterator[Any] | None = None
+        """The messages of output that needs several."""
         self._first_token_sent = False
         self.over = False
-        self._message: Any = None
-        self._message_choice: Any = None
-        self._uses_left = 0
         # When it is sent
         self.scheduled = False
         """The call was asked, or will be: more output changes nothing."""
@@ -342,12 +338,13 @@ class Turn:
             self._plain
             and choice.unsent
             and choice.result is None
-            and self._started is None
+            and self._parts_left is None
+            and self._first_token_sent
             and self.error is None
             and not self._nbytes
             and len(choice.unsent) <= MOST_TOKENS
         ):
-            return self._fill(*choice.take_text())
+            return self._rendering.of_text(*choice.take_text())
         return self._next()
 
     def _begin_interval(self) -> None:
@@ -364,53 +361,30 @@ class Turn:
             self._starting = False
             self.parts.pacer.starting -= 1
 
-    def _fill(self, text: str, tokens: int) -> Any:
-        """Fill the same message again, which takes a fraction of the time to make one."""
-        if not self._uses_left:
-            self._uses_left = _USES
-            self._message = self._make(choices=[{}])
-            self._message_choice = self._message.choices[0]
-        self._uses_left -= 1
-        self._message_choice.text = text
-        self._message_choice.token_count = tokens
-        if self._notice is not None and self._notice():
-            self._message.draining.SetInParent()
-            self._uses_left = 0
-        return self._message
-
     def _next(self) -> Any:
         """Make any message; that of a token takes less time."""
-        if self._parts_left is not None:
-            fields = next(self._parts_left, None)
-            if fields is None:
-                self._parts_left = None
-                return self._next()
-            if self.over:
-                self._parts_left = None  # it knows this object
-            else:
-                self._urge()
-            return self._with_start(fields)
-        deltas = self._take()
-        self._recount()
-        if self.complete:
-            self.error = None  # too late: everything has been made
-        if not deltas:
-            if self.error:
-                raise self.error
-            return None
-        if self.error or any(choice.has_more for choice in self._choices):
+        if self._parts_left is None:
+            deltas = self._take()
+            self._recount()
+            if self.complete:
+                self.error = None  # too late: everything has been made
+            if not deltas:
+                if self.error:
+                    raise self.error
+                return None
+            made = self._rendering.of(deltas, self)
+            if isinstance(made, tuple):  # nearly always
+                if self.error or any(choice.has_more for choice in self._choices):
+                    self._urge()
+                return made[0]
+            self._parts_left = made
+        message = next(self._parts_left, None)
+        if message is None or self.over:
+            self._parts_left = None  # it knows this object
+        if message is None:
+            return self._next()
+        if not self.over:
             self._urge()
-        fields = responses.to_proto(deltas, self)
-        if isinstance(fields, dict):  # nearly every message
-            return self._with_start(fields)
-        self._parts_left = fields
-        return self._next()
-
-    def _with_start(self, fields: responses.Fields) -> Any:
-        message = self._make(started=self._started, **fields)
-        self._started = None
-        if self._notice is not None and self._notice():
-            message.draining.SetInParent()
         return message
 
     def _take(self) -> list[Delta]:

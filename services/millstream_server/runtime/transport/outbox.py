@@ -87,7 +87,9 @@ class Outbox:
                     sender.wait()
                 else:
                     sender.pull()
-        self._scheduled = False
+        self._scheduled = bool(self._ready)
+        if self._scheduled:  # more parts of a large response: in the next turn, after others'
+            self._loop.call_soon(self.flush)
         frames, self._frames, self._bytes = self._frames, [], 0
         if not frames or self._socket.is_closing():
             return
