@@ -123,7 +123,7 @@ class Turn:
     ) -> None:
         """Prepare; nothing is sent yet.
 
-        ``rendering`` makes the messages of ``call``. ``admission`` is released when the workers have
+        ``rendering`` makes the messages of ``call``. ``admission`` is released when workers have
         finished, which may be long before a slow client has read everything. ``continuation``: the
         text continues the prompt's, so its leading space is kept. ``media`` is released when the
         workers have used it.
