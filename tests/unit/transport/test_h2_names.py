@@ -9,7 +9,7 @@ import pytest
 from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.exceptions import StreamClosedError
-from h2.stream import H2Stream, StreamClosedBy
+from h2.stream import H2Stream, StreamClosedBy, StreamInputs
 
 from millstream_server.runtime.transport.h2_state import ServerState
 from millstream_server.runtime.transport.options import TransportOptions
@@ -43,6 +43,13 @@ def test_attributes() -> None:
     assert state._frame_dispatch_table
     assert state.max_inbound_frame_size == 1 << 14
     assert {"outbound_flow_control_window", "closed"} <= {*dir(H2Stream), *vars(_stream(state))}
+    assert callable(_stream(state).state_machine.process_input)
+    assert StreamInputs.SEND_HEADERS
+    assert StreamInputs.SEND_END_STREAM
+    assert state.encoder.table_size_changes == []
+    for coder in (state.encoder, state.decoder):
+        assert coder.header_table.maxsize == 4096
+        assert not coder.header_table.dynamic_entries
     assert StreamClosedError(1)._events == []
     assert StreamClosedBy.SEND_RST_STREAM
     assert ErrorCodes.ENHANCE_YOUR_CALM

@@ -181,7 +181,10 @@ class Connection(asyncio.Protocol):
         if not self.h2.can_send(stream_id):
             return  # `lost` comes with the next event
         self.keepalive.strikes = 0
-        self.h2.send_headers(stream_id, headers, end_stream=end)
+        self.out.collect()
+        frame = self.h2.headers_frame(stream_id, headers, end_stream=end)
+        if frame:
+            self.out.send(frame)
         if end:
             self.h2.ask_for_no_more(stream_id)
         self.out.collect()

@@ -113,16 +113,15 @@ class Intake:
 
     def _pass_on(self, data: bytes, slice_s: float) -> None:
         share = self._work.share
-        cpu_s = time.thread_time()
-        until_s = time.perf_counter() + slice_s
+        began_s = time.perf_counter()
+        until_s = began_s + slice_s
         more = self._handle(data)
         while more and not self._stopped and time.perf_counter() <= until_s:
             more = self._handle(b"")
         if self._stopped:
             return
         begun_s = self._start()
-        # Not by the clock: what other processes take of the machine is no caller's fault.
-        took_s = time.thread_time() - cpu_s
+        took_s = share.cpu_s(time.perf_counter() - began_s)
         self._took_s += took_s + begun_s
         share.used(took_s + begun_s)
         pause_s = self._work.took(took_s, begun_s, self._loop.time())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from typing import Protocol
 
@@ -29,6 +30,8 @@ others. Those are held up by the turns."""
 _MOST_S = 0.05
 """What a slice counts for at most, more than any frame takes: a garbage collection meanwhile is
 nobody's fault."""
+_SHORT_S = 0.001
+"""A piece of work that others' use of the machine lengthens by no more than this counts whole."""
 _NEIGHBOUR_S = 1.0
 """So long after others were served, connections that take much are held back for them."""
 
@@ -60,10 +63,24 @@ class WorkShare:
         """When a connection within its share was served last."""
         self.turn_s = TURN_S
         """What is left of this turn of the loop."""
+        self._cpu_s = time.thread_time()
+        """The thread's CPU time when it was read last."""
         self._first: deque[Waiting] = deque()
         self._new: deque[Waiting] = deque()
         self._last: deque[Waiting] = deque()
         self._next_turn: asyncio.Handle | None = None
+
+    def cpu_s(self, took_s: float) -> float:
+        """Return about how much CPU time was used in the ``took_s`` that have just passed.
+
+        What other processes take of the machine is no caller's fault. Reading the thread's time
+        costs more than a request's frames, so it is read only after longer pieces: it bounds them
+        by what was used since it was read last.
+        """
+        if took_s < _SHORT_S:
+            return took_s
+        last_s, self._cpu_s = self._cpu_s, time.thread_time()
+        return min(took_s, self._cpu_s - last_s)
 
     def wait(self, connection: Waiting) -> None:
         """Let a connection go on in a later turn of the loop."""
