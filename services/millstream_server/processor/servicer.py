@@ -43,11 +43,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         self._core = core
 
     @after_first_message
-    async def Chat(
-        self,
-        requests: AsyncIterator[processor_pb2.ChatRequest],
-        call: Call,
-    ) -> AsyncIterator[processor_pb2.ChatResponse]:
+    async def Chat(self, requests: AsyncIterator[processor_pb2.ChatRequest], call: Call) -> None:
         """Run one conversation."""
         core, rpc_caller = self._core, _caller(call)
         with contextlib.closing(core.media.uploads()) as uploads:
@@ -62,8 +58,8 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
             ):
                 while (asked := await conversation.next_turn()) is not None:
                     if isinstance(asked, DrainNotice):
-                        yield processor_pb2.ChatResponse(
-                            turn=conversation.number, draining=_DRAINING
+                        await call.write(
+                            processor_pb2.ChatResponse(turn=conversation.number, draining=_DRAINING)
                         )
                         continue
                     turn = await core.answer(
@@ -82,9 +78,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                         core.end(turn)
                     conversation.ended(turn.first_text, turn.workers)
 
-    async def Complete(
-        self, request: processor_pb2.CompleteRequest, call: Call
-    ) -> AsyncIterator[processor_pb2.CompleteResponse]:
+    async def Complete(self, request: processor_pb2.CompleteRequest, call: Call) -> None:
         """Continue a raw prompt."""
         core = self._core
         with core.call():
@@ -99,8 +93,6 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                 await call.send_from(turn)
             finally:
                 core.end(turn)
-        return
-        yield  # an async generator, as all methods with many responses are
 
     async def Tokenize(
         self, request: processor_pb2.TokenizeRequest, call: Call

@@ -1,8 +1,9 @@
 """The RPC as servicers and layers see it, independent of the transport.
 
 An RPC method takes one request message, or an `AsyncIterator` of them, and a `Call`. It is an async
-generator of responses, or a coroutine that returns the one response. It fails by raising a
-`ServingError`, or a `StatusError` where another protocol defines the status.
+generator of responses; or a coroutine that returns the one response or, where there are many, sends
+them by the call. It fails by raising a `ServingError`, or a `StatusError` where another protocol
+defines the status.
 """
 
 from __future__ import annotations
@@ -76,6 +77,9 @@ class Call(Protocol):
 
         What was not sent by then is dropped.
         """
+
+    async def write(self, response: Any) -> None:
+        """Send a response; wait until the transport has taken it."""
 
     def ready(self) -> None:
         """Ask the source of `send_from` for its next message as soon as it can be written.

@@ -51,6 +51,7 @@ class Method:
     __slots__ = (
         "_layers",
         "_open",
+        "_sends",
         "_servicer",
         "first_message_s",
         "lone",
@@ -76,6 +77,8 @@ class Method:
         """Parses a request; returns `Malformed` for what can't be parsed."""
         self.serialize: Callable[[Any], bytes] = handler.response_serializer or bytes
         self.response_streaming: bool = handler.response_streaming
+        self._sends = handler.response_streaming and not inspect.isasyncgenfunction(self._servicer)
+        """Whether the servicer itself sends its responses, by the `Call`."""
         self._layers = layers
         self._open = open_calls
         self.lone = not handler.request_streaming
@@ -130,7 +133,9 @@ class Method:
                     self.begin(call)
                 requests = Requests(call, visits)
                 request = await _only(requests) if self.lone else requests
-                if self.response_streaming:
+                if self._sends:
+                    await self._servicer(request, call)
+                elif self.response_streaming:
                     await self._send(request, call)
                 else:
                     await call.write(await self._servicer(request, call))
@@ -209,8 +214,8 @@ def _servicer(handler: Handler) -> Callable[..., Any]:
     sent = "stream" if handler.request_streaming else "unary"
     returned = "stream" if handler.response_streaming else "unary"
     servicer: Callable[..., Any] = getattr(handler, f"{sent}_{returned}")
-    if handler.response_streaming and not inspect.isasyncgenfunction(servicer):
-        raise TypeError(f"{servicer} must be an async generator of its responses")
+    if not (inspect.isasyncgenfunction(servicer) or inspect.iscoroutinefunction(servicer)):
+        raise TypeError(f"{servicer} must be an async generator of its responses, or a coroutine")
     return servicer
 
 
