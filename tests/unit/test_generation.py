@@ -41,6 +41,11 @@ from millstream_server.runtime.errors import (
 from millstream_server.transfer.ticket import TicketKey
 
 
+@dataclass
+class _Running:
+    cancel: Callable[[], None]
+
+
 class Played(legs.Workers):
     """Stands where a `Fleet` would; keeps what its workers were asked and where output goes."""
 
@@ -49,12 +54,10 @@ class Played(legs.Workers):
         self.sinks: dict[str, list[OutputSink]] = {"prefill": [], "decode": []}
         self.cancels: list[str] = []
 
-    def generate(
-        self, address: str, request: GenerationRequest, sink: OutputSink
-    ) -> Callable[[], None]:
+    def generate(self, address: str, request: GenerationRequest, sink: OutputSink) -> legs.Running:
         self.asked[address].append(request)
         self.sinks[address].append(sink)
-        return lambda: self.cancels.append(address)
+        return _Running(lambda: self.cancels.append(address))
 
 
 def _view(address: str, role: Role, *abilities: Ability) -> WorkerView:

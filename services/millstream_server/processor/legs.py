@@ -13,13 +13,19 @@ from millstream_server.generation.span import NO_SPAN, RequestSpan
 from millstream_server.runtime.errors import ServingError
 
 
+class Running(Protocol):
+    """A request on a worker (`links.slot_stream.OpenRequest`)."""
+
+    def cancel(self) -> None:
+        """Stop it, at any time, also twice and after the end."""
+        ...
+
+
 class Workers(Protocol):
     """Runs requests on workers (`links.fleet.Fleet`)."""
 
-    def generate(
-        self, address: str, request: GenerationRequest, sink: OutputSink
-    ) -> Callable[[], None]:
-        """Start a request on a worker; return the function that cancels it.
+    def generate(self, address: str, request: GenerationRequest, sink: OutputSink) -> Running:
+        """Start a request on a worker.
 
         Raises:
             WorkerLostError: the worker isn't connected.
@@ -94,7 +100,7 @@ class Leg:
         if trace is not request.trace:
             request = replace(request, trace=trace)
         try:
-            self._cancel = workers.generate(address, request, self)
+            self._cancel = workers.generate(address, request, self).cancel
         except ServingError as error:
             span.failed(error)
             raise
