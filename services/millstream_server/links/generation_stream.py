@@ -9,7 +9,7 @@ from typing import Any
 from millstream.v1 import decode_pb2, diffusion_pb2, generation_pb2, prefill_pb2
 from millstream_server.engines.base import Role
 from millstream_server.generation.logprobs import LogprobColumns
-from millstream_server.generation.output import Finish, OutputSink, TokenLogprob
+from millstream_server.generation.output import OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.stream_metrics import stream_metrics
 from millstream_server.links.channel import rpc_of
@@ -62,18 +62,21 @@ class OpenGeneration(OpenRequest):
         self.prompt_tokens = tokens = len(request.prompt)
         pending = max(tokens - request.expected_cached_tokens, 1) if stream.prefills else 0
         OpenRequest.__init__(self, stream, slot, place, pending)  # super() takes 0.2 us
-        self.sink = sink
+        self.sink: OutputSink | None = sink
+        """None: the request has failed here, and its worker has not ended it yet."""
 
     def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
         """Pass the first tokens on: the prompt is computed."""
-        self._stream.sinks[self.slot] = self.sink
+        sink: Any = self.sink
+        self._stream.sinks[self.slot] = sink
         self._stream.view.computed(self.place, self.pending_tokens)
         self.pending_tokens = 0
-        self.sink.emit(token_ids, logprobs)
+        sink.emit(token_ids, logprobs)
 
     def fail(self, error: ServingError) -> None:
         """Pass the failure on."""
-        self.sink.fail(error)
+        if self.sink is not None:
+            self.sink.fail(error)
 
 
 class GenerationStream(SlotStream[OpenGeneration]):
@@ -181,7 +184,8 @@ class GenerationStream(SlotStream[OpenGeneration]):
             end = convert.finish_from_proto(finish)
             opened = self._release(finish.slot)
             self._metrics.ended(end.reason.name)
-            self._tell(opened.sink.finish, end)
+            if opened.sink is not None:
+                self._tell(opened.sink.finish, end)
         for failure in frame.errors:
             self._fail(failure.slot, _seen_from_here(error_from_proto(failure.error)))
 
@@ -249,12 +253,12 @@ class GenerationStream(SlotStream[OpenGeneration]):
     def _over_budget(self, slot: int) -> None:
         """Fail a request that got too many tokens, once; none of them is passed on."""
         opened = self._in_use(slot)
-        if opened.sink is DISCARD:
+        if opened.sink is None:
             if self._left[slot] < -_MOST_LATE_TOKENS:
                 self._broken(f"goes on with slot {slot} after its budget")
             return
-        sink, self.sinks[slot] = opened.sink, DISCARD
-        opened.sink = DISCARD
+        sink = opened.sink
+        opened.sink = self.sinks[slot] = None
         error = not_asked_for(self.view.address, "more tokens than max_new_tokens")
         self._tell(sink.fail, error)
         self.cancel(opened)
@@ -264,22 +268,6 @@ class GenerationStream(SlotStream[OpenGeneration]):
         expected = self._in_use(finish.slot).prompt_tokens
         if (found := len(finish.prompt_logprobs.token_ids)) > expected:
             self._broken(f"sent logprobs of {found} prompt tokens, of {expected}")
-
-
-class _Discard:
-    """The sink of a request that has failed here, until its worker ends it."""
-
-    def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
-        pass
-
-    def finish(self, finish: Finish) -> None:
-        pass
-
-    def fail(self, error: ServingError) -> None:
-        pass
-
-
-DISCARD = _Discard()
 
 
 def _seen_from_here(error: ServingError) -> ServingError:
