@@ -93,7 +93,7 @@ class _Core:
             request_id="r",
             model="m",
             prompt=Prompt([1, 2]),
-            sampling=Sampling(max_new_tokens=9),
+            sampling=Sampling(max_new_tokens=1 << 20),
             logprobs=LogprobOptions(top=asked.logprobs.top) if asked.logprobs else None,
         )
         generation = Generation(
