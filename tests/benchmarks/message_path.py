@@ -15,7 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +27,7 @@ from millstream_server.generation.output import OutputSink
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import Sampling
 from millstream_server.links.generation_stream import GenerationStream
-from millstream_server.links.link import Connection
+from millstream_server.links.slot_stream import Connection, OpenRequest
 from millstream_server.processor.options import Options
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.servicer import ProcessorServicer
@@ -91,9 +91,7 @@ class _Core:
         self._stream = stream
         self._parts = TurnParts(pacer=Pacer(0.05), workers=self)
 
-    def generate(
-        self, _address: str, request: GenerationRequest, sink: OutputSink
-    ) -> Callable[[], None]:
+    def generate(self, _address: str, request: GenerationRequest, sink: OutputSink) -> OpenRequest:
         return self._stream.start(request, sink)
 
     @contextlib.contextmanager
@@ -108,7 +106,7 @@ class _Core:
             request_id="r",
             model="m",
             prompt=Prompt([1, 2]),
-            sampling=Sampling(max_new_tokens=asked.sampling["max_new_tokens"]),
+            sampling=Sampling(max_new_tokens=1 << 20),
             logprobs=LogprobOptions(top=asked.logprobs.top) if asked.logprobs else None,
         )
         turn = Turn(
@@ -168,7 +166,8 @@ async def _measure(model: TextModel, streams: int, n: int, steps: int, *, top: i
         await asyncio.sleep(0)
     began = time.process_time()
     for number, frame in enumerate(frames, start=1):
-        stream._dispatch(decode_pb2.DecodeResponse.FromString(frame).frame)
+        if rest := stream._receive(decode_pb2.DecodeResponse.FromString(frame)):
+            await rest
         while any(call.messages < number for call in calls):
             await asyncio.sleep(0)
     took_s = time.process_time() - began

@@ -19,6 +19,7 @@ from millstream_server.generation.sampling import Sampling
 from millstream_server.kv_cache.events import BlocksStored, CacheCleared
 from millstream_server.kv_cache.messages import KvChanges, KvMessage, KvSnapshotPart
 from millstream_server.links.fleet import Fleet
+from millstream_server.links.grpc_channel import GrpcChannel
 from millstream_server.links.kv_watch import KvWatch
 from millstream_server.protobuf.kv_events import kv_message_to_proto
 from millstream_server.routing.discovery.static import StaticDiscovery
@@ -130,9 +131,8 @@ async def _watched(events: _Events) -> AsyncIterator[_Watched]:
     await server.start()
     prefixes, view = Prefixes(), WorkerView(f"127.0.0.1:{port}")
     watch = KvWatch(prefixes, view)
-    async with grpc.aio.insecure_channel(view.address) as channel:
-        stub = worker_pb2_grpc.WorkerServiceStub(channel)
-        running = asyncio.ensure_future(watch.run(stub, description(tells_kv=True)))
+    async with contextlib.aclosing(GrpcChannel(view.address)) as channel:
+        running = asyncio.ensure_future(watch.run(channel, description(tells_kv=True)))
         try:
             yield prefixes, view, running
         finally:

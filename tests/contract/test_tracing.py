@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from millstream.v1 import decode_pb2, decode_pb2_grpc, generation_pb2
 from millstream_server.engines.base import Role
-from millstream_server.links.generation_stream import GenerationStream
+from millstream_server.links.grpc_channel import GrpcChannel
 from millstream_server.links.link import WorkerLink
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
@@ -304,7 +305,8 @@ async def test_a_raw_streams_own_context_is_the_parent_of_requests_without_one()
 async def test_finding_a_worker_is_a_trace_of_its_own_and_its_streams_are_none() -> None:
     spans = SpanLog()
     async with traced_worker(spans.tracing) as one:
-        link = WorkerLink(one.address, GenerationStream, lambda: None, tracing=spans.tracing)
+        traced = functools.partial(GrpcChannel, tracing=spans.tracing)
+        link = WorkerLink(one.address, traced, lambda: None)
         running = asyncio.ensure_future(link.run())
         await until(lambda: link.view.load is not None)  # so both streams are open
         running.cancel()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import grpc
@@ -21,8 +21,9 @@ from millstream.v1 import (
 from millstream_server.generation.output import Finish, TokenLogprob
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
-from millstream_server.links.generation_stream import GenerationStream
+from millstream_server.links.grpc_channel import GrpcChannel
 from millstream_server.links.link import WorkerLink
+from millstream_server.links.slot_stream import OpenRequest
 from millstream_server.runtime.errors import ServingError
 from tests.support.older_worker import OlderWorker
 from tests.support.waiting import EOF, until
@@ -30,8 +31,6 @@ from tests.support.waiting import EOF, until
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 REQUEST = GenerationRequest(request_id="r", prompt=Prompt([1]), sampling=Sampling(max_new_tokens=4))
-
-Link = WorkerLink[GenerationStream]
 
 
 class PlayedWorker(OlderWorker, decode_pb2_grpc.DecodeServiceServicer):
@@ -132,11 +131,11 @@ async def serving(worker: PlayedWorker, health: Health | None = None) -> AsyncIt
 @contextlib.asynccontextmanager
 async def linked(
     worker: PlayedWorker | None = None, health: Health | None = None
-) -> AsyncIterator[tuple[PlayedWorker, Link]]:
+) -> AsyncIterator[tuple[PlayedWorker, WorkerLink]]:
     """Link to a worker; without ``health`` wait until it takes requests."""
     worker = worker or PlayedWorker()
     async with serving(worker, health) as address:
-        link: Link = WorkerLink(address, GenerationStream, lambda: None)
+        link = WorkerLink(address, GrpcChannel, lambda: None)
         running = asyncio.ensure_future(link.run())
         try:
             await until(lambda: health is not None or link.view.description is not None)
@@ -147,9 +146,11 @@ async def linked(
                 await running
 
 
-def start(link: Link, sink: Sink, request: GenerationRequest = REQUEST) -> Callable[[], None]:
+def start(link: WorkerLink, sink: Sink, request: GenerationRequest = REQUEST) -> OpenRequest:
     """Start a request as `Fleet.generate` does."""
-    return link.require().start(request, sink)
+    assert link.streams is not None
+    assert link.streams.text is not None
+    return link.streams.text.start(request, sink)
 
 
 def finish(slot: int) -> generation_pb2.SlotFinish:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import grpc
 import pytest
 
-from millstream_server.links.call_errors import error_of
+from millstream_server.links.grpc_channel import call_error
 from millstream_server.runtime import errors
 from millstream_server.runtime.errors import FieldViolation, ServingError
 from millstream_server.runtime.rpc.status import GRPC_CODES, to_trailers
@@ -26,7 +26,7 @@ def _status(code: grpc.StatusCode, trailers: object = ()) -> grpc.aio.AioRpcErro
     ],
 )
 def test_a_worker_s_own_failure_is_the_same_here(error: ServingError) -> None:
-    found = error_of(_status(GRPC_CODES[error.code], to_trailers(error)))
+    found = call_error(_status(GRPC_CODES[error.code], to_trailers(error))).failure()
     assert type(found) is type(error)
     assert vars(found) == vars(error)
 
@@ -43,6 +43,6 @@ def test_a_worker_s_own_failure_is_the_same_here(error: ServingError) -> None:
 def test_a_status_of_grpc_is_translated_without_its_words(
     code: grpc.StatusCode, kind: type[ServingError]
 ) -> None:
-    found = error_of(_status(code))
+    found = call_error(_status(code)).failure()
     assert type(found) is kind
     assert "gRPC" not in found.message

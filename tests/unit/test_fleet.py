@@ -18,6 +18,8 @@ from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import NoWorkerError, WorkerLostError
+from millstream_server.synthesis.request import DiffusionRequest, Kind
+from millstream_server.vectors.request import RerankRequest
 from tests.support.played_worker import REQUEST, PlayedWorker, Sink, finish, serving
 from tests.support.waiting import until
 
@@ -94,6 +96,26 @@ async def test_a_worker_that_is_named_again_is_used_again_while_its_old_link_end
             fleet.generate(address, REQUEST, again)
             await until(lambda: len(worker.controls) == 2)
             assert not running.ends
+
+
+async def test_a_worker_gets_only_what_it_can_do_and_nothing_while_it_drains() -> None:
+    worker = PlayedWorker()
+    async with (
+        serving(worker) as address,
+        fleet_of(ToldDiscovery(address)) as (fleet, router),
+    ):
+        await until(lambda: router.ready("m"))
+        running = Sink()
+        fleet.generate(address, REQUEST, running)
+        with pytest.raises(WorkerLostError, match="no longer makes images"):
+            fleet.diffuse(address, DiffusionRequest(kind=Kind.IMAGE, prompt="p"))
+        with pytest.raises(WorkerLostError, match="no longer ranks"):
+            await fleet.rerank(address, RerankRequest())
+        worker.send(draining=True)
+        await until(lambda: not router.ready("m"))
+        with pytest.raises(WorkerLostError, match="just disconnected"):
+            fleet.generate(address, REQUEST, Sink())
+        assert not running.ends
 
 
 async def test_closing_fails_what_is_open() -> None:

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from millstream.v1 import embedding_pb2
 from millstream_server.engines.base import Role
-from millstream_server.links.diffusion_rpc import DiffusionRpc
-from millstream_server.links.link import Connection
-from millstream_server.links.slot_stream import SlotCall, SlotStream
+from millstream_server.links.entry_stream import DIFFUSION, EntryStream, SlotCall
+from millstream_server.links.slot_stream import Connection
 from millstream_server.links.unread import UnreadOutput
+from millstream_server.links.vector_stream import VectorStream
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import InvalidRequestError, OverloadedError, WorkerLostError
 from millstream_server.synthesis.request import DiffusionRequest, Kind
+from millstream_server.vectors.request import RerankRequest
+from tests.support.played_channel import PlayedChannel
+from tests.support.waiting import until
+
+
+def _stream(cancelled: list[int] | None = None) -> Any:
+    """Return what a call needs of its stream; cancelled slots are added to the list."""
+    cancelled = [] if cancelled is None else cancelled
+    view = WorkerView("somewhere")
+    return SimpleNamespace(view=view, cancel=lambda call: cancelled.append(call.slot))
 
 
 def _call() -> SlotCall[str, str]:
-    stream: Any = None  # only a cancel needs it
-    return SlotCall(stream, 0)
+    return SlotCall(_stream(), 0, UnreadOutput())
 
 
 async def test_of_entries_that_may_be_skipped_the_last_before_another_is_kept() -> None:
@@ -61,7 +72,7 @@ async def test_a_request_that_no_worker_takes_in_one_message_uses_no_slot() -> N
     view = WorkerView("somewhere")
     description: Any = SimpleNamespace(role=Role.DIFFUSION)
     connection = Connection(None, description, view, lambda: None)  # type: ignore[arg-type]
-    stream = SlotStream(connection, DiffusionRpc(Kind.IMAGE))
+    stream = EntryStream(connection, DIFFUSION[Kind.IMAGE], UnreadOutput())
     request = DiffusionRequest(kind=Kind.IMAGE, prompt="", input_image=bytes(64 << 20))
     with pytest.raises(InvalidRequestError, match="at most 67108864 go to a worker"):
         stream.start(request)
@@ -72,9 +83,8 @@ async def test_a_request_that_no_worker_takes_in_one_message_uses_no_slot() -> N
 
 async def test_of_too_much_unread_output_that_of_the_stalled_request_goes() -> None:
     cancelled: list[int] = []
-    stream: Any = SimpleNamespace(cancel=lambda slot, _: cancelled.append(slot))
     unread = UnreadOutput(130)
-    stalled, read = (SlotCall[str, str](stream, slot, unread) for slot in range(2))
+    stalled, read = (SlotCall[str, str](_stream(cancelled), slot, unread) for slot in range(2))
     entries = read.entries()
     stalled.add("1", latest=False, nbytes=60)
     for _ in range(3):
@@ -91,9 +101,8 @@ async def test_of_too_much_unread_output_that_of_the_stalled_request_goes() -> N
 
 
 async def test_what_a_cancelled_request_has_not_read_is_dropped() -> None:
-    stream: Any = SimpleNamespace(cancel=lambda *_: None)
     unread = UnreadOutput()
-    call = SlotCall[str, str](stream, 0, unread)
+    call = SlotCall[str, str](_stream(), 0, unread)
     call.add("old", latest=True, nbytes=5)
     call.add("new", latest=True, nbytes=10)
     call.add("chunk", latest=False, nbytes=20)
@@ -101,3 +110,35 @@ async def test_what_a_cancelled_request_has_not_read_is_dropped() -> None:
     assert unread.used == 30
     call.cancel()
     assert unread.used == 0
+
+
+async def test_a_stream_that_ends_waits_for_rerank_calls_and_a_lost_one_fails_them() -> None:
+    answer: asyncio.Future[embedding_pb2.RerankResponse] = asyncio.Future()
+    channel, view = PlayedChannel(Rerank=answer), WorkerView("somewhere")
+    described: Any = SimpleNamespace(role=Role.EMBEDDING)
+    connection = Connection(channel, described, view, lambda: None)
+    stream = VectorStream(connection, UnreadOutput())
+    running = asyncio.ensure_future(stream.run())
+    asked = asyncio.ensure_future(stream.rerank(RerankRequest(pairs=[[1]])))
+    await until(lambda: view.in_flight == 1)
+    stream.finish()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    embed = channel.streams["EmbeddingService/Embed"]
+    assert not embed.half_closed
+    answer.set_result(embedding_pb2.RerankResponse(request_id="r"))
+    assert (await asked).request_id == "r"
+    await until(lambda: embed.half_closed)
+    embed.comes.put_nowait(None)
+    await running
+
+    stream = VectorStream(
+        Connection(PlayedChannel(Rerank=asyncio.Future()), described, view, lambda: None),
+        UnreadOutput(),
+    )
+    asked = asyncio.ensure_future(stream.rerank(RerankRequest(pairs=[[1]])))
+    await until(lambda: view.in_flight == 1)
+    stream.close()
+    with pytest.raises(WorkerLostError):
+        await asked
+    assert (view.in_flight, view.in_use) == (0, 0)

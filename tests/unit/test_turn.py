@@ -22,7 +22,7 @@ from millstream_server.generation.request import GenerationRequest, LogprobOptio
 from millstream_server.generation.sampling import MAX_SEED, Ability, Sampling
 from millstream_server.generation.span import RequestSpan
 from millstream_server.links.unread import UnreadOutput
-from millstream_server.processor.choice import Leg, Workers
+from millstream_server.processor.choice import Leg, Running, Workers
 from millstream_server.processor.options import Options
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.queue.admission import Admission, AdmissionRequest
@@ -42,6 +42,11 @@ from millstream_server.runtime.errors import (
 from millstream_server.transfer.ticket import TicketKey
 
 
+@dataclass
+class _Running:
+    cancel: Callable[[], None]
+
+
 class Played(Workers):
     """Stands where a `Fleet` would; keeps what its workers were asked and where output goes."""
 
@@ -50,12 +55,10 @@ class Played(Workers):
         self.sinks: dict[str, list[OutputSink]] = {"prefill": [], "decode": []}
         self.cancels: list[str] = []
 
-    def generate(
-        self, address: str, request: GenerationRequest, sink: OutputSink
-    ) -> Callable[[], None]:
+    def generate(self, address: str, request: GenerationRequest, sink: OutputSink) -> Running:
         self.asked[address].append(request)
         self.sinks[address].append(sink)
-        return lambda: self.cancels.append(address)
+        return _Running(lambda: self.cancels.append(address))
 
 
 def _view(address: str, role: Role, *abilities: Ability) -> WorkerView:
@@ -356,7 +359,7 @@ async def test_it_is_freed_at_its_end_and_not_by_the_garbage_collector(
     sinks = cast("list[Leg]", [s for of_one in it.workers.sinks.values() for s in of_one])
     it.workers.sinks.clear()
     for sink in sinks:  # as a worker's stream does
-        sink._cancel = functools.partial(setattr, sink, "error", None)
+        sink._running = cast("Any", functools.partial(setattr, sink, "error", None))
     turn, client = it.turn, it.client
     gc.disable()
     try:

@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 
-from millstream.v1 import worker_pb2, worker_pb2_grpc
+from millstream.v1 import worker_pb2
 from millstream_server.engines.base import Role, WorkerDescription
 from millstream_server.links import link as link_module
-from millstream_server.links.generation_stream import GenerationStream
-from millstream_server.links.link import Connection, WorkerLink
+from millstream_server.links.channel import CallError
+from millstream_server.links.grpc_channel import GrpcChannel
+from millstream_server.links.link import WorkerLink
 from millstream_server.links.status import WorkerCondition, WorkerStatus
 from millstream_server.routing.workers import WorkerView
-from millstream_server.runtime.errors import WorkerLostError
+from millstream_server.runtime.errors import Code, WorkerLostError
+from tests.support.played_channel import PlayedChannel
 from tests.support.played_worker import (
     NOT_SERVING,
     SERVING,
     Health,
-    Link,
     PlayedWorker,
     Sink,
     finish,
@@ -121,15 +122,13 @@ async def test_a_worker_that_falls_silent_gets_nothing_until_it_speaks(
 
 async def test_a_retired_worker_ends_what_it_runs_and_is_left() -> None:
     async with serving(PlayedWorker()) as address:
-        link = Link(address, GenerationStream, lambda: None)
+        link = WorkerLink(address, GrpcChannel, lambda: None)
         living = asyncio.ensure_future(link.run())
         await until(lambda: link.view.description is not None)
         running = Sink()
         start(link, running)
         link.retire()
         assert link.view.description is None
-        with pytest.raises(WorkerLostError):
-            link.require()
         assert not living.done()
     await asyncio.wait_for(living, 5)
     assert isinstance(running.ends[0], WorkerLostError), "the worker went away meanwhile"
@@ -140,7 +139,7 @@ async def test_a_worker_that_is_retired_while_it_is_away_is_given_up(
 ) -> None:
     monkeypatch.setattr(link_module, "_RETRY_S", 0.01)
     monkeypatch.setattr(link_module, "_INFO_TIMEOUT_S", 0.1)
-    link = Link(f"127.0.0.1:{free_port()}", GenerationStream, lambda: None)
+    link = WorkerLink(f"127.0.0.1:{free_port()}", GrpcChannel, lambda: None)
     living = asyncio.ensure_future(link.run())
     await asyncio.sleep(0)
     link.retire()
@@ -218,64 +217,22 @@ async def test_changes_of_what_a_worker_is_are_followed() -> None:
         await until(lambda: worker.connections == 2)
 
 
-# ---- another ability
-
-
-class InfoCalls:
-    """Calls of an ability that has no stream: each request is an RPC of its own."""
-
-    health_service = "millstream.v1.DecodeService"
-
-    def __init__(self, connection: Connection) -> None:
-        self._stub: Any = worker_pb2_grpc.WorkerServiceStub(connection.channel)
-        self._over = asyncio.Event()
-        self.closed = False
-
-    async def ask(self) -> str:
-        response = await self._stub.GetWorkerInfo(worker_pb2.GetWorkerInfoRequest())
-        return str(response.info.model)
-
-    async def run(self) -> None:
-        await self._over.wait()
-
-    def finish(self) -> None:
-        self._over.set()
-
-    def close(self) -> None:
-        self.closed = True
-
-
-async def test_calls_of_another_ability_lie_on_the_same_link() -> None:
-    async with serving(PlayedWorker()) as address:
-        link = WorkerLink(address, InfoCalls, lambda: None)
-        living = asyncio.ensure_future(link.run())
-        await until(lambda: link.view.description is not None)
-        calls = link.require()
-        assert await calls.ask() == "m"
-        link.retire()
-        await asyncio.wait_for(living, 5)
-        assert calls.closed
-
-
-class BreakingCalls(InfoCalls):
-    """Calls whose connection breaks when told to finish."""
-
-    async def run(self) -> None:
-        await super().run()
-        raise RuntimeError("broken")
+# ---- accidents
 
 
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_link_that_breaks_while_it_is_closed_ends(turns: int) -> None:
     """Whatever comes first: up to Python 3.12 a TaskGroup can lose the cancel."""
-    async with serving(PlayedWorker()) as address:
-        link = WorkerLink(address, BreakingCalls, lambda: None)
-        living = asyncio.ensure_future(link.run())
-        await until(lambda: link.view.description is not None)
-        link.require().finish()
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        link.close()
-        living.cancel()
-        await asyncio.wait([living], timeout=5)
-        assert living.done()
+    info = worker_pb2.WorkerInfo(role=worker_pb2.WORKER_ROLE_AGGREGATED, model="m", vocab_size=9)
+    channel = PlayedChannel(GetWorkerInfo=worker_pb2.GetWorkerInfoResponse(info=info))
+    channel.streams["Health/Watch"].comes.put_nowait(CallError(Code.UNIMPLEMENTED))
+    link = WorkerLink("a:1", lambda _: channel, lambda: None)
+    living = asyncio.ensure_future(link.run())
+    await until(lambda: link.view.description is not None)
+    channel.streams["DecodeService/Decode"].comes.put_nowait(CallError(Code.UNAVAILABLE))
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    link.close()
+    living.cancel()
+    await asyncio.wait([living], timeout=5)
+    assert living.done()

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from millstream_server.generation.output import OutputSink
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.links.diffusion_rpc import DiffusionCall
-from millstream_server.links.embed_rpc import EmbedCall
 from millstream_server.links.encode_stream import Encoding
-from millstream_server.links.link import WorkerLink
+from millstream_server.links.entry_stream import SlotCall
+from millstream_server.links.grpc_channel import GrpcChannel
+from millstream_server.links.link import WorkerLink, WorkerStreams
+from millstream_server.links.slot_stream import OpenRequest
 from millstream_server.links.unread import UnreadOutput
-from millstream_server.links.worker_calls import WorkerCalls
 from millstream_server.media.file import MediaFile
 from millstream_server.routing.discovery.base import Discovery, follow
 from millstream_server.routing.router import Router
@@ -22,13 +22,12 @@ from millstream_server.runtime.errors import WorkerLostError
 from millstream_server.runtime.security.tls import ClientTls
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.tracing import Tracing
+from millstream_server.synthesis.output import Chunk, Finished, Progress
 from millstream_server.synthesis.request import DiffusionRequest
-from millstream_server.vectors.output import Ranking
+from millstream_server.vectors.output import EmbedFinished, Ranking, Vectors
 from millstream_server.vectors.request import EmbedRequest, RerankRequest
 
 log = get_log(__name__)
-
-Link = WorkerLink[WorkerCalls]
 
 
 class Fleet:
@@ -55,9 +54,8 @@ class Fleet:
         """Bounds the output of all requests that clients have not read."""
         self._discovery = discovery
         self._router = router
-        self._tls = tls
-        self._tracing = tracing
-        self._links: dict[str, Link] = {}
+        self._open_channel = functools.partial(GrpcChannel, tls=tls, tracing=tracing)
+        self._links: dict[str, WorkerLink] = {}
         self._task: asyncio.Task[None] | None = None
 
     def open(self) -> None:
@@ -73,59 +71,58 @@ class Fleet:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
 
-    def generate(
-        self, address: str, request: GenerationRequest, sink: OutputSink
-    ) -> Callable[[], None]:
-        """Start a request on the worker at ``address``; see `GenerationStream.start`.
+    # ---- requests; all raise WorkerLostError if the worker accepts none of the kind now
 
-        Raises:
-            WorkerLostError: the worker accepts no requests now.
-        """
-        return self._require(address).generate(request, sink)
+    def generate(self, address: str, request: GenerationRequest, sink: OutputSink) -> OpenRequest:
+        """Start a text request on the worker at ``address``; see `GenerationStream.start`."""
+        stream = self._streams(address).text
+        if stream is None:
+            raise _no_longer("generates")
+        return stream.start(request, sink)
 
     def encode(self, address: str, file: MediaFile) -> Encoding:
-        """Start to encode a file on the worker at ``address``; see `EncodeStream.start`.
-
-        Raises:
-            WorkerLostError: the worker accepts no requests now.
-        """
-        return self._require(address).encode(file)
+        """Start to encode a file on the worker at ``address``; see `EncodeStream.start`."""
+        stream = self._streams(address).media
+        if stream is None:
+            raise _no_longer("encodes")
+        return stream.start(file)
 
     def release(self, address: str, lease: str) -> None:
         """Give an encoded item back; no effect if its worker is gone."""
         link = self._links.get(address)
-        if link is not None and link.calls is not None:
-            link.calls.release(lease)
+        if link is not None and link.streams is not None and link.streams.media is not None:
+            link.streams.media.release(lease)
 
-    def diffuse(self, address: str, request: DiffusionRequest) -> DiffusionCall:
-        """Start a request for images or videos on the worker at ``address``.
+    def diffuse(
+        self, address: str, request: DiffusionRequest
+    ) -> SlotCall[Progress | Chunk, Finished]:
+        """Start a request for images or videos on the worker; see `EntryStream.start`."""
+        stream = self._streams(address).diffusion.get(request.kind)
+        if stream is None:
+            raise _no_longer(f"makes {request.kind.value}s")
+        return stream.start(request)
 
-        Raises:
-            WorkerLostError: the worker accepts no such requests now.
-        """
-        return self._require(address).diffuse(request)
-
-    def embed(self, address: str, request: EmbedRequest) -> EmbedCall:
-        """Start a batch of token ids on the worker at ``address``.
-
-        Raises:
-            WorkerLostError: the worker accepts no such requests now.
-        """
-        return self._require(address).embed(request)
+    def embed(self, address: str, request: EmbedRequest) -> SlotCall[Vectors, EmbedFinished]:
+        """Start a batch of token ids on the worker at ``address``; see `EntryStream.start`."""
+        stream = self._streams(address).vectors
+        if stream is None:
+            raise _no_longer("embeds")
+        return stream.start(request)
 
     async def rerank(self, address: str, request: RerankRequest) -> Ranking:
-        """Score pairs of token ids on the worker at ``address``; see `RankCalls.rerank`.
+        """Score pairs of token ids on the worker at ``address``; see `VectorStream.rerank`."""
+        stream = self._streams(address).vectors
+        if stream is None:
+            raise _no_longer("ranks")
+        return await stream.rerank(request)
 
-        Raises:
-            ServingError: they were not scored.
-        """
-        return await self._require(address).rerank(request)
-
-    def _require(self, address: str) -> WorkerCalls:
+    def _streams(self, address: str) -> WorkerStreams:
         link = self._links.get(address)
-        if link is None:
+        if link is None or link.streams is None or link.view.description is None:
             raise WorkerLostError("the worker just disconnected; retry")
-        return link.require()
+        return link.streams
+
+    # ---- links
 
     async def _run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -138,17 +135,20 @@ class Fleet:
         for address in sorted(set(addresses) - self._links.keys()):
             link = self._links[address] = WorkerLink(
                 address,
-                functools.partial(WorkerCalls, unread=self.unread),
+                self._open_channel,
                 self._router.changed,
                 prefixes=self._router.prefixes,
-                tls=self._tls,
-                tracing=self._tracing,
+                unread=self.unread,
             )
             group.create_task(self._keep(link))
 
-    async def _keep(self, link: Link) -> None:
+    async def _keep(self, link: WorkerLink) -> None:
         self._router.add(link.view)
         try:
             await link.run()
         finally:
             self._router.remove(link.view)
+
+
+def _no_longer(does: str) -> WorkerLostError:
+    return WorkerLostError(f"the worker at this address no longer {does}; retry")

@@ -1,57 +1,29 @@
-"""Text requests on a link: one stream per connection, requests in slots, frames to sinks."""
+"""Text requests on a link: step frames to sinks."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from collections.abc import Awaitable, Sequence
+from typing import Any
 
-import grpc
-
-from millstream.v1 import (
-    decode_pb2,
-    decode_pb2_grpc,
-    diffusion_pb2,
-    diffusion_pb2_grpc,
-    generation_pb2,
-    prefill_pb2,
-    prefill_pb2_grpc,
-)
+from millstream.v1 import decode_pb2, diffusion_pb2, generation_pb2, prefill_pb2
 from millstream_server.engines.base import Role
 from millstream_server.generation.logprobs import LogprobColumns
-from millstream_server.generation.output import OutputSink
+from millstream_server.generation.output import OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.stream_metrics import stream_metrics
-from millstream_server.links.link import Connection
-from millstream_server.links.open_request import (
-    DISCARD,
-    OpenRequest,
-    not_asked_for,
-    pending_tokens,
-    place_of,
-)
-from millstream_server.links.outbox import BatchOutbox, Outbox, SingleOutbox
+from millstream_server.links.channel import rpc_of
+from millstream_server.links.slot_stream import Connection, OpenRequest, SlotStream
+from millstream_server.links.unread import not_asked_for
 from millstream_server.protobuf import generation as convert
 from millstream_server.protobuf.errors import error_from_proto
-from millstream_server.runtime.errors import (
-    AdapterNotFoundError,
-    NoWorkerError,
-    ServingError,
-    WorkerLostError,
-)
-from millstream_server.runtime.telemetry.client_rpcs import observe_call
-from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.routing.workers import Place
+from millstream_server.runtime.errors import AdapterNotFoundError, NoWorkerError, ServingError
 
-log = get_log(__name__)
-
-_GATHER_S = 0.001
-"""Least time between two messages to a worker while several requests are in flight: a message costs
-each end some 50 us, whatever it holds."""
 _UNLOADED_S = 0.1
 """After this the Processor knows which adapters a worker has unloaded."""
+_MAX_BATCH_TOKENS = 1 << 18
+"""Most prompt tokens of one message, so that it stays far below a worker's limit of 32 MiB."""
 _MOST_FRAME_TOKENS = 1 << 19
 """Workers send 3 MiB at once, which are 315,000 tokens. So many take 0.3 s, and all else waits."""
 _LOGPROBS_AT_ONCE = 1024
@@ -59,153 +31,137 @@ _LOGPROBS_AT_ONCE = 1024
 _MOST_LATE_TOKENS = 1 << 16
 """What a worker may send for a request after its budget, until it has got the cancel."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Rpc:
-    """The RPC of one role."""
-
-    service: str
-    method: str
-    request: Callable[[], Any]
-    stub: Callable[[grpc.aio.Channel], Any]
-
-
-_DECODE = _Rpc("Decode", "Decode", decode_pb2.DecodeRequest, decode_pb2_grpc.DecodeServiceStub)
+_DECODE = rpc_of(decode_pb2.DESCRIPTOR, "DecodeService/Decode")
 _RPCS = {
     Role.AGGREGATED: _DECODE,
     Role.DECODE: _DECODE,
-    Role.PREFILL: _Rpc(
-        "Prefill", "Prefill", prefill_pb2.PrefillRequest, prefill_pb2_grpc.PrefillServiceStub
-    ),
-    Role.DIFFUSION: _Rpc(
-        "Diffusion",
-        "GenerateText",
-        diffusion_pb2.GenerateTextRequest,
-        diffusion_pb2_grpc.DiffusionServiceStub,
-    ),
+    Role.PREFILL: rpc_of(prefill_pb2.DESCRIPTOR, "PrefillService/Prefill"),
+    Role.DIFFUSION: rpc_of(diffusion_pb2.DESCRIPTOR, "DiffusionService/GenerateText"),
 }
 
 
-class GenerationStream:
-    """The stream of one connection to a worker; the link's `AbilityCalls` for text.
+class OpenGeneration(OpenRequest):
+    """A text request on a worker.
 
-    A request uses a slot from `start` to its end. The slot is free again when the end has arrived,
-    not when it is cancelled: until then the worker may still send tokens for it.
-
-    A worker that sends a request more tokens than `max_new_tokens` loses this request. Whatever
-    else breaks the protocol ends the connection, and with it every request of the worker.
+    It stands in for the request's sink until the first token, and then puts the sink in its place:
+    later tokens take the same way as without it.
     """
+
+    __slots__ = ("prompt_tokens", "sink")
+    _stream: GenerationStream
+
+    def __init__(
+        self,
+        stream: GenerationStream,
+        slot: int,
+        place: Place,
+        request: GenerationRequest,
+        sink: OutputSink,
+    ) -> None:
+        """Use `GenerationStream.start` to make one."""
+        self.prompt_tokens = tokens = len(request.prompt)
+        pending = max(tokens - request.expected_cached_tokens, 1) if stream.prefills else 0
+        OpenRequest.__init__(self, stream, slot, place, pending)  # super() takes 0.2 us
+        self.sink: OutputSink | None = sink
+        """None: the request has failed here, and its worker has not ended it yet."""
+
+    def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
+        """Pass the first tokens on: the prompt is computed."""
+        sink: Any = self.sink
+        self._stream.sinks[self.slot] = sink
+        self._stream.view.computed(self.place, self.pending_tokens)
+        self.pending_tokens = 0
+        sink.emit(token_ids, logprobs)
+
+    def fail(self, error: ServingError) -> None:
+        """Pass the failure on."""
+        if self.sink is not None:
+            self.sink.fail(error)
+
+
+class GenerationStream(SlotStream[OpenGeneration]):
+    """The stream of text requests.
+
+    A worker that sends a request more tokens than `max_new_tokens` loses this request.
+    """
+
+    gather_s = 0.001
+    """A message costs each end some 50 us, whatever it holds."""
 
     def __init__(self, connection: Connection) -> None:
         """Prepare; `run` opens the stream."""
-        self._rpc = _RPCS[connection.description.role]
-        self.health_service = f"millstream.v1.{self._rpc.service}Service"
-        self._connection = connection
-        self._view = connection.view
-        self._metrics = stream_metrics(connection.description.role)
-        self._sinks: list[OutputSink | None] = []
-        """By slot; a request's `OpenRequest` until its first token."""
-        self._requests: list[OpenRequest | None] = []
-        """By slot, too."""
+        worker = connection.description
+        self._metrics = stream_metrics(worker.role)
+        super().__init__(connection, _RPCS[worker.role], self._metrics)
+        self.prefills = worker.role is not Role.DECODE
+        self._batched = worker.batched_controls
+        self._batch_tokens = 0
+        """Prompt tokens in the message that was added last."""
+        self.sinks: list[Any] = []
+        """By slot: the request's `OutputSink`, until its first token its `OpenGeneration`."""
         self._left: list[int] = []
         """By slot, too: the tokens that its request may still get; below 0, it got too many."""
-        self._free: list[int] = []
-        self._finishing = False
-        batched = connection.description.batched_controls
-        self._outbox: Outbox = (BatchOutbox if batched else SingleOutbox)(self._rpc.request)
 
-    # ---- for callers -----------------------------------------------------------------------------
+    # ---- to the worker ---------------------------------------------------------------------------
 
-    def start(self, request: GenerationRequest, sink: OutputSink) -> Callable[[], None]:
-        """Start a request; its output goes to ``sink``. Return the function that cancels it.
+    def start(self, request: GenerationRequest, sink: OutputSink) -> OpenGeneration:
+        """Start a request; its output goes to ``sink``.
 
-        It may be cancelled at any time, also twice and after the end. The sink gets exactly one
-        terminal call, whatever happens to the worker.
+        The sink gets exactly one terminal call, whatever happens to the worker.
         """
-        free = self._free
-        slot = free[-1] if free else len(self._sinks)
-        self._outbox.start(slot, request)  # first: if it raises, no slot is used
-        view = self._view
-        tokens = pending_tokens(self._connection.description.role, request)
-        opened = OpenRequest(
-            self._sinks, slot, sink, view, place_of(view, request), tokens, len(request.prompt)
-        )
-        if free:
-            free.pop()
-            self._sinks[slot] = self._requests[slot] = opened
+        slot = self._next_slot()
+        self._write_start(slot, request)  # first: if it raises, no slot is used
+        place: Place = self.view
+        for rank in self.view.ranks:
+            if rank.dp_rank == request.dp_rank:
+                place = rank
+        opened = OpenGeneration(self, slot, place, request, sink)
+        if slot < len(self.sinks):
+            self.sinks[slot] = opened
             self._left[slot] = request.sampling.max_new_tokens
         else:
-            self._sinks.append(opened)
-            self._requests.append(opened)
+            self.sinks.append(opened)
             self._left.append(request.sampling.max_new_tokens)
-        opened.begin()
-        self._metrics.begun()
-        return functools.partial(self._cancel, opened)
+        self._begin(opened)
+        return opened
 
-    def _cancel(self, opened: OpenRequest) -> None:
-        slot = opened.slot
-        open_ = slot < len(self._requests) and self._requests[slot] is opened
-        if open_ and not opened.cancelled:
-            opened.cancelled = True
-            self._view.in_use -= 1
-            self._outbox.cancel(slot)
+    def _write_start(self, slot: int, request: GenerationRequest) -> None:
+        control = self._next_control(len(request.prompt))
+        try:
+            convert.write_start(control.start, slot, request)
+        except BaseException:
+            last = self._messages[-1]
+            if control is last or len(last.controls) == 1:
+                self._messages.pop()
+            else:
+                del last.controls[-1]
+            raise
 
-    # ---- for the link ----------------------------------------------------------------------------
+    def _next_control(self, tokens: int = 0) -> Any:
+        """Add a control, all that wait in one message where the worker accepts this."""
+        if not self._batched:
+            return super()._next_control()
+        if not self._messages or self._batch_tokens + tokens > _MAX_BATCH_TOKENS:
+            self._messages.append(self.rpc.request())
+            self._batch_tokens = 0
+        self._batch_tokens += tokens
+        return self._messages[-1].controls.add()
 
-    async def run(self) -> None:
-        """Serve until the worker ends the stream, as it also does after `finish`.
-
-        Raises:
-            ExceptionGroup: the stream broke, or the worker broke the protocol.
-        """
-        call = self._open()
-        async with asyncio.TaskGroup() as group:
-            writer = group.create_task(self._write(call))
-            try:
-                while (response := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
-                    frame = response.frame
-                    columns = await self._columns(frame) if frame.logprobs else None
-                    self._dispatch(frame, columns)
-            finally:
-                writer.cancel()
-                call.cancel()
-
-    def finish(self) -> None:
-        """Close the sending side as soon as no request is open; the worker then ends the stream."""
-        self._finishing = True
-        self._outbox.filled.set()
-
-    def close(self) -> None:
-        """Fail every request that is open."""
-        sinks, self._sinks, self._requests, self._left = self._sinks, [], [], []
-        self._view.lost()
-        for sink in sinks:
-            if sink is not None:
-                self._fail(
-                    sink,
-                    WorkerLostError("the worker that ran this request went away; send it again"),
-                )
-
-    def _open(self) -> Any:
-        call = getattr(self._rpc.stub(self._connection.channel), self._rpc.method)()
-        observe_call(call, f"{self.health_service}/{self._rpc.method}")
-        return call
-
-    async def _write(self, call: Any) -> None:
-        outbox = self._outbox
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
-            while True:
-                while (message := outbox.take()) is not None:
-                    await call.write(message)
-                    if self._view.in_flight > 1:
-                        await asyncio.sleep(_GATHER_S)
-                if self._finishing and not self._view.in_flight:
-                    await call.done_writing()
-                    return
-                outbox.filled.clear()
-                await outbox.filled.wait()
+    def _freed(self, slot: int) -> None:
+        self.sinks[slot] = None
+        self._left[slot] = 0
 
     # ---- the token path: once per frame, then once per entry -------------------------------------
+
+    def _receive(self, message: Any) -> Awaitable[None] | None:
+        frame: generation_pb2.StepFrame = message.frame
+        if frame.logprobs:
+            return self._receive_with_logprobs(frame)
+        self._dispatch(frame)
+        return None
+
+    async def _receive_with_logprobs(self, frame: generation_pb2.StepFrame) -> None:
+        self._dispatch(frame, await self._columns(frame))
 
     def _dispatch(
         self, frame: generation_pb2.StepFrame, columns: dict[int, LogprobColumns] | None = None
@@ -223,20 +179,18 @@ class GenerationStream:
             self._connection.on_draining()
         # Converted first: if that raises, no slot must have been released.
         for finish in frame.finishes:
-            self._check_prompt(finish)
+            if finish.HasField("prompt_logprobs"):
+                self._check_prompt(finish)
             end = convert.finish_from_proto(finish)
-            sink = self._release(finish.slot)
-            try:
-                sink.finish(end)
-            except Exception as fault:  # noqa: BLE001 - one sink must not end the others
-                self._report(fault)
+            opened = self._release(finish.slot)
             self._metrics.ended(end.reason.name)
+            if opened.sink is not None:
+                self._tell(opened.sink.finish, end)
         for failure in frame.errors:
-            error = _seen_from_here(error_from_proto(failure.error))
-            self._fail(self._release(failure.slot), error)
+            self._fail(failure.slot, _seen_from_here(error_from_proto(failure.error)))
 
     def _dispatch_tokens(self, frame: generation_pb2.StepFrame, token_ids: list[int]) -> None:
-        sinks: Any = self._sinks
+        sinks = self.sinks
         left = self._left
         if not frame.token_counts:
             for slot, token in zip(frame.slots[:], token_ids, strict=True):
@@ -247,7 +201,7 @@ class GenerationStream:
                     self._over_budget(slot)
             return
         at = 0
-        for slot, count in zip(frame.slots[:], self._counts(frame), strict=True):
+        for slot, count in zip(frame.slots[:], self._token_counts(frame), strict=True):
             left[slot] -= count
             if left[slot] >= 0:
                 sinks[slot].emit(token_ids[at : at + count])
@@ -273,10 +227,10 @@ class GenerationStream:
     def _dispatch_with_logprobs(
         self, frame: generation_pb2.StepFrame, columns: dict[int, LogprobColumns]
     ) -> None:
-        sinks: Any = self._sinks
+        sinks = self.sinks
         tokens: dict[int, list[int]] = {}
         token_ids, at = frame.token_ids[:], 0
-        counts = self._counts(frame) or [1] * len(frame.slots)
+        counts = self._token_counts(frame) or [1] * len(frame.slots)
         for slot, count in zip(frame.slots[:], counts, strict=True):
             tokens.setdefault(slot, []).extend(token_ids[at : at + count])
             at += count
@@ -290,7 +244,7 @@ class GenerationStream:
             else:
                 self._over_budget(slot)
 
-    def _counts(self, frame: generation_pb2.StepFrame) -> list[int]:
+    def _token_counts(self, frame: generation_pb2.StepFrame) -> list[int]:
         counts = frame.token_counts[:]
         if 0 in counts:  # they use no budget: there could be any number of them
             self._broken("sent an entry without tokens")
@@ -298,56 +252,22 @@ class GenerationStream:
 
     def _over_budget(self, slot: int) -> None:
         """Fail a request that got too many tokens, once; none of them is passed on."""
-        opened = self._requests[slot]
-        if opened is None:
-            self._broken(f"sent tokens for slot {slot}, which is not in use")
-        elif opened.sink is DISCARD:
+        opened = self._in_use(slot)
+        if opened.sink is None:
             if self._left[slot] < -_MOST_LATE_TOKENS:
                 self._broken(f"goes on with slot {slot} after its budget")
-        else:
-            sink = opened.sink
-            self._sinks[slot] = opened.sink = DISCARD
-            try:
-                sink.fail(not_asked_for(self._view.address, "more tokens than max_new_tokens"))
-            except Exception as fault:  # noqa: BLE001 - one sink must not end the others
-                self._report(fault)
-            self._cancel(opened)
+            return
+        sink = opened.sink
+        opened.sink = self.sinks[slot] = None
+        error = not_asked_for(self.view.address, "more tokens than max_new_tokens")
+        self._tell(sink.fail, error)
+        self.cancel(opened)
 
     def _check_prompt(self, finish: generation_pb2.SlotFinish) -> None:
         """Check the size of a prompt's logprobs."""
-        if not finish.HasField("prompt_logprobs"):
-            return
-        opened, found = self._requests[finish.slot], len(finish.prompt_logprobs.token_ids)
-        if opened is not None and found > opened.prompt_tokens:
-            self._broken(f"sent logprobs of {found} prompt tokens, of {opened.prompt_tokens}")
-
-    def _broken(self, what: str) -> NoReturn:
-        """End the connection: the worker has broken the protocol."""
-        message = f"worker {self._view.address} {what}"
-        raise RuntimeError(message)
-
-    def _fail(self, sink: OutputSink, error: ServingError) -> None:
-        try:
-            sink.fail(error)
-        except Exception as fault:  # noqa: BLE001 - one sink must not end the others
-            self._report(fault)
-        self._metrics.ended(error.reason)
-
-    def _report(self, fault: Exception) -> None:
-        """Log that a sink raised; it must not end the stream's other requests."""
-        log.error("a request's end failed", worker=self._view.address, error=fault)
-
-    def _release(self, slot: int) -> OutputSink:
-        opened = self._requests[slot]
-        if opened is None:
-            self._broken(f"ended slot {slot}, which is not in use")
-        self._sinks[slot] = self._requests[slot] = None
-        self._left[slot] = 0
-        self._free.append(slot)
-        opened.end()
-        if self._finishing:
-            self._outbox.filled.set()
-        return opened.sink
+        expected = self._in_use(finish.slot).prompt_tokens
+        if (found := len(finish.prompt_logprobs.token_ids)) > expected:
+            self._broken(f"sent logprobs of {found} prompt tokens, of {expected}")
 
 
 def _seen_from_here(error: ServingError) -> ServingError:

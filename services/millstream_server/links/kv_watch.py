@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
-import grpc
-
-from millstream.v1 import kv_events_pb2, worker_pb2_grpc
+from millstream.v1 import kv_events_pb2, worker_pb2
 from millstream_server.engines.base import WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.links.channel import CallError, Channel, rpc_of
 from millstream_server.protobuf.kv_events import kv_message_from_proto, kv_position_to_proto
 from millstream_server.routing.prefix.prefixes import Membership, Prefixes
 from millstream_server.routing.prefix.replica import RankReplica
 from millstream_server.routing.workers import WorkerView
-from millstream_server.runtime.telemetry.client_rpcs import observe_call
+from millstream_server.runtime.errors import Code
 from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
 
-_METHOD = "millstream.v1.WorkerService/WatchKvEvents"
+_WATCH = rpc_of(worker_pb2.DESCRIPTOR, "WorkerService/WatchKvEvents")
 _RETRY_S = 0.5
 _MAX_BYTES = 1 << 20
 """Of a message; the contract's limit."""
@@ -42,9 +40,7 @@ class KvWatch:
         self._replicas: dict[int, RankReplica] = {}
         """By data-parallel rank."""
 
-    async def run(
-        self, service: worker_pb2_grpc.WorkerServiceStub, description: WorkerDescription
-    ) -> None:
+    async def run(self, channel: Channel, description: WorkerDescription) -> None:
         """Follow the events on one connection; returns if the worker has none."""
         engine = description.engine
         membership = self._prefixes.admit(self._view, description)
@@ -59,21 +55,18 @@ class KvWatch:
             }
         offered = True
         while offered:
-            offered = await self._follow(service, membership)
+            offered = await self._follow(channel, membership)
             await asyncio.sleep(_RETRY_S if offered else 0)
 
-    async def _follow(
-        self, service: worker_pb2_grpc.WorkerServiceStub, membership: Membership
-    ) -> bool:
+    async def _follow(self, channel: Channel, membership: Membership) -> bool:
         """Read one stream to its end; return whether the worker offers it.
 
         Raises:
             ValueError: the worker isn't the one that it was when the connection began.
         """
-        call: Any = service.WatchKvEvents(self._request())
-        observe_call(call, _METHOD)
+        watch = channel.watch(_WATCH, self._request())
         try:
-            async for response in call:
+            while (response := await watch.read()) is not None:
                 if not self._prefixes.has(self._view, membership):
                     raise ValueError("the worker's data-parallel ranks or blocks have changed")
                 if problem := _problem(response):
@@ -87,14 +80,11 @@ class KvWatch:
                 while membership.prefixes.index.work():  # noqa: ASYNC110
                     await asyncio.sleep(0)
                 membership.prefixes.count_blocks()
-        except grpc.aio.AioRpcError as error:
-            log.debug("KV events ended", worker=self._view.address, code=error.code().name)
-            return error.code() not in {
-                grpc.StatusCode.UNIMPLEMENTED,
-                grpc.StatusCode.INVALID_ARGUMENT,
-            }
+        except CallError as error:
+            log.debug("KV events ended", worker=self._view.address, code=error.code.name)
+            return error.code not in {Code.UNIMPLEMENTED, Code.INVALID_ARGUMENT}
         finally:
-            call.cancel()
+            watch.cancel()
         return True
 
     def _give_up(self, membership: Membership, problem: str) -> None:

@@ -4,237 +4,93 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Generic, NoReturn, TypeVar
 
-import grpc
-
-from millstream_server.links.link import Connection
-from millstream_server.links.unread import UnreadOutput, overflow
-from millstream_server.runtime.errors import (
-    InvalidRequestError,
-    RequestCancelledError,
-    ServingError,
-    WorkerLostError,
-)
-from millstream_server.runtime.rpc.channel import MAX_WORKER_MESSAGE_BYTES
-from millstream_server.runtime.rpc.slot_output import EndT, EntryT, SlotContent
-from millstream_server.runtime.telemetry.client_rpcs import observe_call
+from millstream_server.engines.base import WorkerDescription
+from millstream_server.links.channel import CallError, Channel, Rpc, Stream
+from millstream_server.routing.workers import Place, WorkerView
+from millstream_server.runtime.errors import ServingError, WorkerLostError
+from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.request_counts import RequestCounts
 
-RequestT_contra = TypeVar("RequestT_contra", contravariant=True)
-RequestT = TypeVar("RequestT")
+log = get_log(__name__)
 
 
-class SlotRpc(Protocol[RequestT_contra, EntryT, EndT]):
-    """What an ability provides for its streams to workers."""
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """One connection to a worker, for its streams."""
 
-    @property
-    def method(self) -> str:
-        """The full name without a slash before it: ``package.Service/Method``."""
-        ...
-
-    def open(self, channel: grpc.aio.Channel) -> Any:
-        """Start the RPC; return its call."""
-        ...
-
-    def start(self, slot: int, request: RequestT_contra) -> Any:
-        """Make the message that starts a request."""
-        ...
-
-    def cancel(self, slot: int) -> Any:
-        """Make the message that stops a request."""
-        ...
-
-    def nbytes(self, entry: EntryT) -> int:
-        """Return about what an entry takes."""
-        ...
-
-    def content(self, response: Any) -> SlotContent[EntryT, EndT]:
-        """Convert a message of the worker.
-
-        Raises:
-            ServingError: it can't be read; this ends the connection.
-        """
-        ...
+    channel: Channel
+    description: WorkerDescription
+    view: WorkerView
+    """The streams count their requests there, the link sets the rest."""
+    on_draining: Callable[[], None]
+    """Called when the worker announces its shutdown on a stream."""
 
 
-class SlotCall(Generic[EntryT, EndT]):
-    """One request on its way. It ends once, whatever happens to the worker.
+class OpenRequest(ABC):
+    """One request in a slot of a worker's stream. It ends once, whatever happens to the worker."""
 
-    Read `entries` to their end, then `end`.
-    """
+    __slots__ = ("_stream", "cancelled", "pending_tokens", "place", "slot")
 
     def __init__(
-        self, stream: SlotStream[Any, EntryT, EndT], slot: int, unread: UnreadOutput | None = None
+        self, stream: SlotStream[Any], slot: int, place: Place, pending_tokens: int = 0
     ) -> None:
-        """Use `SlotStream.start` to make one."""
+        """Use the stream's `start` to make one."""
         self._stream = stream
-        self._slot = slot
-        self._unread = unread or UnreadOutput()
-        self._taken_bytes = 0
-        """Of the entry that was taken last; its reader may still have it."""
-        self._entries: deque[tuple[EntryT, bool, int]] = deque()
-        self._wake = asyncio.Event()
-        self._end: EndT | None = None
-        self._error: ServingError | None = None
-        self._ended = False
-        self._on_end: Callable[[], None] | None = None
+        self.slot = slot
+        self.place = place
+        """Where it counts: the worker, or one of its ranks."""
+        self.pending_tokens = pending_tokens
+        """Prompt tokens that are still to be computed there, as expected."""
         self.cancelled = False
 
-    def when_ended(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when the worker has ended the request, also if nobody reads entries."""
-        self._on_end = callback
-        if self._ended:
-            callback()
-
-    async def entries(self) -> AsyncIterator[tuple[EntryT, bool]]:
-        """Yield entries as they come, and whether only the latest is of interest.
-
-        Of several of these in a row that wait to be read, the last one is kept.
-
-        Raises:
-            ServingError: the request failed.
-        """
-        while True:
-            while self._entries:
-                entry, latest, self._taken_bytes = self._entries.popleft()
-                yield entry, latest
-                self._read()
-            if self._error is not None:
-                raise self._error
-            if self._ended:
-                return
-            self._wake.clear()
-            await self._wake.wait()
-
-    @property
-    def end(self) -> EndT:
-        """The good end, after `entries` ended without an error."""
-        if self._end is None:
-            message = "the request has not ended"
-            raise RuntimeError(message)
-        return self._end
-
     def cancel(self) -> None:
-        """Stop the request, at any time, also twice and after the end; drop its entries.
+        """Stop it, at any time, also twice and after the end."""
+        self._stream.cancel(self)
 
-        `entries` then raises RequestCancelledError, unless the request had ended before.
-        """
-        self._read()
-        self._drop()
-        self._stream.cancel(self._slot, self)
-
-    # ---- for the stream --------------------------------------------------------------------------
-
-    @property
-    def payer(self) -> SlotCall[EntryT, EndT]:
-        """See `Gathering.payer`: each request by itself."""
-        return self
-
-    def add(self, entry: EntryT, *, latest: bool, nbytes: int = 0) -> None:
-        """Take an entry of about ``nbytes``."""
-        if self.cancelled:
-            return
-        if latest and self._entries and self._entries[-1][1]:
-            self._unread.remove(self, self._entries.pop()[2])
-        self._entries.append((entry, latest, nbytes))
-        self._wake.set()
-        self._unread.add(self, nbytes)
-
-    def overflowed(self) -> None:
-        """Fail: see `UnreadOutput`."""
-        self._drop()
-        self._stream.cancel(self._slot, self)
-        self._error = self._error or overflow()
-        self._wake.set()
-
-    def finish(self, end: EndT) -> None:
-        """Take the good end."""
-        self._end = end
-        self._over()
-
+    @abstractmethod
     def fail(self, error: ServingError) -> None:
-        """Take the failure."""
-        self._error = self._error or error
-        self._over()
-
-    def _read(self) -> None:
-        """Count the entry that was taken last as read."""
-        taken, self._taken_bytes = self._taken_bytes, 0
-        self._unread.remove(self, taken)
-
-    def _drop(self) -> None:
-        """Drop the entries that were not taken."""
-        self._unread.remove(self, sum(nbytes for _, _, nbytes in self._entries))
-        self._entries.clear()
-
-    def _over(self) -> None:
-        self._ended = True
-        self._wake.set()
-        if self._on_end is not None:
-            self._on_end()
+        """Take the failure that ended it. For the stream."""
 
 
-class SlotStream(Generic[RequestT, EntryT, EndT]):
-    """The stream of one connection to a worker; the link's `AbilityCalls` for one ability.
+OpenT = TypeVar("OpenT", bound=OpenRequest)
 
-    A request's entries gather in the Processor until they are read.
+
+class SlotStream(ABC, Generic[OpenT]):
+    """The stream of one connection to a worker: slots, reader, writer, end. Ability by subclass.
+
+    A subclass has a `start`, which writes a message and then calls `_begin`; `_receive`, which
+    hands on what a message brings; and its own kind of `OpenRequest`. A request uses a slot until
+    the worker has ended it, also when it is cancelled: until then the worker may still send for it.
+
+    A worker that breaks the protocol ends the connection, and with it all its requests.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        rpc: SlotRpc[RequestT, EntryT, EndT],
-        unread: UnreadOutput | None = None,
-    ) -> None:
-        """Prepare; `run` opens the stream. ``unread`` bounds what gathers."""
+    lost = "the worker that ran this request went away; send it again"
+    """What requests are told when the connection ends."""
+    gather_s = 0.0
+    """Least time between two messages to the worker while several requests are open."""
+
+    def __init__(self, connection: Connection, rpc: Rpc, counts: RequestCounts) -> None:
+        """Prepare; `run` opens the stream."""
+        self.rpc = rpc
+        self.view = connection.view
         self._connection = connection
-        self._unread = unread or UnreadOutput()
-        self._view = connection.view
-        self._rpc = rpc
-        self._counts = RequestCounts(connection.description.role.value)
-        self._open: dict[int, SlotCall[EntryT, EndT]] = {}
+        self._counts = counts
+        self._open: dict[int, OpenT] = {}
+        """By slot."""
         self._free: list[int] = []
         self._slots = 0
-        self._finishing = False
+        """Used ones and free ones."""
         self._messages: deque[Any] = deque()
         self._filled = asyncio.Event()
-
-    @property
-    def health_service(self) -> str:
-        """See `AbilityCalls.health_service`."""
-        return self._rpc.method.partition("/")[0]
-
-    # ---- for callers -----------------------------------------------------------------------------
-
-    def start(self, request: RequestT) -> SlotCall[EntryT, EndT]:
-        """Start a request.
-
-        Raises:
-            InvalidRequestError: it is too large for a worker.
-        """
-        slot = self._free[-1] if self._free else self._slots
-        message = self._rpc.start(slot, request)  # first: if it raises, no slot is used
-        _check_size(message.ByteSize())
-        if self._free:
-            self._free.pop()
-        else:
-            self._slots += 1
-        call = self._open[slot] = SlotCall(self, slot, self._unread)
-        self._view.in_flight += 1
-        self._view.in_use += 1
-        self._counts.begun()
-        self._send(message)
-        return call
-
-    def cancel(self, slot: int, call: SlotCall[EntryT, EndT]) -> None:
-        """Stop a request; see `SlotCall.cancel`."""
-        if self._open.get(slot) is call and not call.cancelled:
-            call.cancelled = True
-            self._view.in_use -= 1
-            self._send(self._rpc.cancel(slot))
+        """Set when there may be a message to send, or nothing more to wait for."""
+        self._finishing = False
 
     # ---- for the link ----------------------------------------------------------------------------
 
@@ -244,91 +100,121 @@ class SlotStream(Generic[RequestT, EntryT, EndT]):
         Raises:
             ExceptionGroup: the stream broke, or the worker broke the protocol.
         """
-        call = self._rpc.open(self._connection.channel)
-        observe_call(call, self._rpc.method)
+        stream = self._connection.channel.stream(self.rpc)
         async with asyncio.TaskGroup() as group:
-            writer = group.create_task(self._write(call))
+            writer = group.create_task(self._write(stream))
             try:
-                while (response := await call.read()) is not grpc.aio.EOF:  # type: ignore[attr-defined]
-                    self._dispatch(self._rpc.content(response))
+                while (message := await stream.read()) is not None:
+                    if rest := self._receive(message):
+                        await rest
             finally:
                 writer.cancel()
-                call.cancel()
+                stream.cancel()
 
     def finish(self) -> None:
-        """Close the sending side as soon as no request is open."""
+        """Close the sending side as soon as no request is open; the worker then ends the stream."""
         self._finishing = True
         self._filled.set()
 
     def close(self) -> None:
-        """Fail every request that is open."""
+        """Fail every request that is open; called once, after `run`."""
         for slot in list(self._open):
-            lost = "the worker that ran this request went away; send it again"
-            self._fail(slot, WorkerLostError(lost))
+            self._fail(slot, WorkerLostError(self.lost))
 
-    async def _write(self, call: Any) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+    # ---- requests --------------------------------------------------------------------------------
+
+    def cancel(self, opened: OpenT) -> None:
+        """Stop a request; see `OpenRequest.cancel`."""
+        slot = opened.slot
+        if self._open.get(slot) is opened and not opened.cancelled:
+            opened.cancelled = True
+            self.view.cancelled()
+            self._next_control().cancel.slot = slot
+            self._filled.set()
+
+    def _next_slot(self) -> int:
+        """Return the slot that the next request gets."""
+        return self._free[-1] if self._free else self._slots
+
+    def _begin(self, opened: OpenT) -> None:
+        """Take the next slot for a request whose start was added to the messages."""
+        if self._free:
+            self._free.pop()
+        else:
+            self._slots += 1
+        self._open[opened.slot] = opened
+        self.view.begin(opened.place, opened.pending_tokens)
+        self._counts.begun()
+        self._filled.set()
+
+    def _in_use(self, slot: int) -> OpenT:
+        return self._open.get(slot) or self._broken(f"named slot {slot}, which is not in use")
+
+    def _release(self, slot: int) -> OpenT:
+        """Free the slot of a request that has ended; it is then told its end."""
+        opened = self._open.pop(slot, None) or self._in_use(slot)
+        self._free.append(slot)
+        self._freed(slot)
+        self.view.end(opened.place, opened.pending_tokens, cancelled=opened.cancelled)
+        if self._finishing:
+            self._filled.set()
+        return opened
+
+    def _freed(self, slot: int) -> None:
+        """Forget what the ability keeps of a slot."""
+
+    def _fail(self, slot: int, error: ServingError) -> None:
+        """End a request with a failure."""
+        opened = self._release(slot)
+        self._counts.ended(error.reason)
+        self._tell(opened.fail, error)
+
+    def _tell(self, take: Callable[[Any], None], end: Any) -> None:
+        """Tell whoever waits for a request its end; one that breaks must not end the others."""
+        try:
+            take(end)
+        except Exception as fault:  # noqa: BLE001
+            log.error("a request's end failed", worker=self.view.address, error=fault)
+
+    def _broken(self, what: str) -> NoReturn:
+        """End the connection: the worker has broken the protocol."""
+        message = f"worker {self.view.address} {what}"
+        raise RuntimeError(message)
+
+    # ---- what goes to the worker, and comes from it ----------------------------------------------
+
+    @abstractmethod
+    def _receive(self, message: Any) -> Awaitable[None] | None:
+        """Hand a message's content to the requests; return the rest of a large one's work.
+
+        Raises:
+            Exception: it can't be read, which ends the connection.
+        """
+
+    def _next_control(self) -> Any:
+        """Add an empty message; return where its start or cancel is written."""
+        message = self.rpc.request()
+        self._messages.append(message)
+        return message
+
+    def _take(self) -> Any:
+        """Remove and return the next message, None when there is none."""
+        return self._messages.popleft() if self._messages else None
+
+    @property
+    def _idle(self) -> bool:
+        """Whether nothing needs the stream."""
+        return not self._open
+
+    async def _write(self, stream: Stream) -> None:
+        with contextlib.suppress(CallError):  # the reader gets it, too
             while True:
-                while self._messages:
-                    await call.write(self._messages.popleft())  # waits while the window is full
-                if self._finishing and not self._open:
-                    await call.done_writing()
+                while (message := self._take()) is not None:
+                    await stream.write(message)  # waits while the worker's window is full
+                    if self.gather_s and len(self._open) > 1:
+                        await asyncio.sleep(self.gather_s)
+                if self._finishing and self._idle:
+                    await stream.done_writing()
                     return
                 self._filled.clear()
                 await self._filled.wait()
-
-    # ---- what the worker sends -------------------------------------------------------------------
-
-    def _dispatch(self, content: SlotContent[EntryT, EndT]) -> None:
-        self._add(content.latest, latest=True)
-        self._add(content.entries, latest=False)
-        for slot, end in content.finished:
-            call = self._release(slot)
-            if call.cancelled:
-                self._counts.ended("CANCELLED")
-                call.fail(RequestCancelledError("the request was cancelled"))
-            else:
-                self._counts.ended("OK")
-                call.finish(end)
-        for slot, error in content.errors:
-            self._fail(slot, error)
-        if content.draining:
-            self._connection.on_draining()
-
-    def _add(self, entries: Sequence[tuple[int, EntryT]], *, latest: bool) -> None:
-        for slot, entry in entries:
-            self._in_use(slot).add(entry, latest=latest, nbytes=self._rpc.nbytes(entry))
-
-    def _fail(self, slot: int, error: ServingError) -> None:
-        call = self._release(slot)
-        self._counts.ended(error.reason)
-        call.fail(error)
-
-    def _in_use(self, slot: int) -> SlotCall[EntryT, EndT]:
-        call = self._open.get(slot)
-        if call is None:
-            message = f"worker {self._view.address} named slot {slot}, which is not in use"
-            raise RuntimeError(message)
-        return call
-
-    def _release(self, slot: int) -> SlotCall[EntryT, EndT]:
-        call = self._in_use(slot)
-        del self._open[slot]
-        self._free.append(slot)
-        self._view.in_flight -= 1
-        if not call.cancelled:
-            self._view.in_use -= 1
-        self._filled.set()
-        return call
-
-    def _send(self, message: Any) -> None:
-        self._messages.append(message)
-        self._filled.set()
-
-
-def _check_size(nbytes: int) -> None:
-    if nbytes > MAX_WORKER_MESSAGE_BYTES:
-        raise InvalidRequestError(
-            f"the request has {nbytes} bytes; at most {MAX_WORKER_MESSAGE_BYTES} go to a worker: "
-            "send a smaller file or fewer inputs"
-        )

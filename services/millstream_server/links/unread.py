@@ -1,4 +1,4 @@
-"""The output of requests that has come from workers and that no client has read yet."""
+"""Bounds of what workers send: output that no client has read yet, or that nobody asked for."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from collections import Counter
 from collections.abc import Hashable
 from typing import Protocol
 
-from millstream_server.runtime.errors import OverloadedError
+from millstream_server.runtime.errors import OverloadedError, WorkerLostError
 from millstream_server.runtime.lifecycle.memory import trim_in_background
 from millstream_server.runtime.retry_delay import jittered
+from millstream_server.runtime.telemetry.log import get_log
+
+log = get_log(__name__)
 
 _RETRY_S = 1.0
 _TRIMMED_BYTES = 32 << 20
@@ -92,4 +95,12 @@ def overflow() -> OverloadedError:
         "the server is busy: too much output waits for clients to read it, and this caller's "
         "requests hold most of it; read faster, or start fewer requests at once",
         retry_delay_s=jittered(_RETRY_S),
+    )
+
+
+def not_asked_for(worker: str, sent: str) -> WorkerLostError:
+    """Log that a worker sent what was not asked for; return the failure of its request."""
+    log.error("a worker sent what was not asked for", worker=worker, sent=sent)
+    return WorkerLostError(
+        "the worker sent something else than what was asked for; send the request again"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,13 +26,19 @@ _MOST_LOGPROBS = 256
 4 MiB, and while one stream's backlog becomes text all others wait."""
 
 
+class Running(Protocol):
+    """A request on a worker (`links.slot_stream.OpenRequest`)."""
+
+    def cancel(self) -> None:
+        """Stop it, at any time, also twice and after the end."""
+        ...
+
+
 class Workers(Protocol):
     """Runs requests on workers (`links.fleet.Fleet`)."""
 
-    def generate(
-        self, address: str, request: GenerationRequest, sink: OutputSink
-    ) -> Callable[[], None]:
-        """Start a request on a worker; return the function that cancels it.
+    def generate(self, address: str, request: GenerationRequest, sink: OutputSink) -> Running:
+        """Start a request on a worker.
 
         Raises:
             WorkerLostError: the worker isn't connected.
@@ -61,12 +67,12 @@ class Leg:
     they hold would stay until the next garbage collection.
     """
 
-    __slots__ = ("_cancel", "error", "result", "span", "turn")
+    __slots__ = ("_running", "error", "result", "span", "turn")
 
     def __init__(self, turn: Turn) -> None:
         """Belong to ``turn``; nothing is started yet."""
         self.turn = turn
-        self._cancel: Callable[[], None] | None = None
+        self._running: Running | None = None
         self.span: RequestSpan = NO_SPAN
         self.result: Finish | None = None
         self.error: ServingError | None = None
@@ -86,7 +92,7 @@ class Leg:
         if trace is not request.trace:
             changes["trace"] = trace
         try:
-            self._cancel = turn.parts.workers.generate(
+            self._running = turn.parts.workers.generate(
                 address, replace(request, **changes) if changes else request, self
             )
         except ServingError as error:
@@ -95,8 +101,8 @@ class Leg:
 
     def cancel(self) -> None:
         """Cancel at the worker; may be called at any time."""
-        if self._cancel is not None:
-            self._cancel()
+        if self._running is not None:
+            self._running.cancel()
 
     @property
     def over(self) -> bool:
@@ -120,7 +126,7 @@ class Leg:
         self.span.failed(error)
 
     def _ended(self) -> None:
-        turn, self.turn, self._cancel = self.turn, _NO_TURN, None
+        turn, self.turn, self._running = self.turn, _NO_TURN, None
         turn.leg_ended(self)
 
 

@@ -18,7 +18,7 @@ def _ignore(_: object) -> None:
 class Place:
     """Where requests can go: a worker with one data-parallel rank, or a rank of a worker with more.
 
-    The worker's link updates it, routing only reads it.
+    `WorkerView` counts the requests, routing only reads.
     """
 
     address: str
@@ -76,12 +76,36 @@ class WorkerView(Place):
         for place in self.ranks or (self,):
             place.on_load(place)
 
-    def lost(self) -> None:
-        """Forget all requests: the connection has ended."""
-        self.in_use = 0
-        for place in (self, *self.ranks):
-            place.in_flight = place.pending_tokens = 0
-            place.on_load(place)
+    def begin(self, place: Place, tokens: int = 0) -> None:
+        """Count a request that starts at ``place``: this worker, or one of its ranks.
+
+        ``tokens``: prompt tokens that it probably has to compute.
+        """
+        self.in_flight += 1
+        self.in_use += 1
+        if place is not self:
+            place.in_flight += 1
+        place.pending_tokens += tokens
+        place.on_load(place)
+
+    def computed(self, place: Place, tokens: int) -> None:
+        """Count these tokens of a request's prompt as computed: it has its first token."""
+        place.pending_tokens -= tokens
+        place.on_load(place)
+
+    def cancelled(self) -> None:
+        """Count a request as cancelled; it still runs until its end."""
+        self.in_use -= 1
+
+    def end(self, place: Place, tokens: int = 0, *, cancelled: bool = False) -> None:
+        """Count a request as ended; ``tokens`` are those of `begin` that were not computed."""
+        self.in_flight -= 1
+        if not cancelled:
+            self.in_use -= 1
+        if place is not self:
+            place.in_flight -= 1
+        place.pending_tokens -= tokens
+        place.on_load(place)
 
 
 @dataclass(slots=True, eq=False)

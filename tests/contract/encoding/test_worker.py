@@ -15,6 +15,7 @@ import pytest
 from millstream.v1 import encode_pb2, encode_pb2_grpc, media_pb2, worker_pb2
 from millstream_server.engines.simulated.encoder import SimulatedEncoderConfig
 from millstream_server.links.encode_stream import EncodeStream
+from millstream_server.links.grpc_channel import GrpcChannel
 from millstream_server.links.link import WorkerLink
 from millstream_server.media.file import MediaFile
 from millstream_server.media.items import Content, Modality
@@ -212,16 +213,22 @@ class Linked:
     """A link to a worker, as a Processor has it."""
 
     def __init__(self, address: str) -> None:
-        self.link = WorkerLink(address, EncodeStream, lambda: None)
+        self.link = WorkerLink(address, GrpcChannel, lambda: None)
         self.task = asyncio.ensure_future(self.link.run())
 
-    async def __aenter__(self) -> WorkerLink[EncodeStream]:
+    async def __aenter__(self) -> WorkerLink:
         await until(lambda: self.link.view.description is not None)
         return self.link
 
     async def __aexit__(self, *_: object) -> None:
         self.task.cancel()
         await asyncio.wait({self.task})
+
+
+def _media(link: WorkerLink) -> EncodeStream:
+    assert link.streams is not None
+    assert link.streams.media is not None
+    return link.streams.media
 
 
 def file(data: bytes, **changes: Any) -> MediaFile:
@@ -234,7 +241,7 @@ async def test_a_link_sends_files_of_any_size_and_gets_results() -> None:
         assert link.view.last_description is not None
         encoder = link.view.last_description.encoder
         assert encoder is not None
-        stream = link.require()
+        stream = _media(link)
         small, large = stream.start(file(PNG)), stream.start(file(LARGE))
         item = await small.result()
         assert (item.tokens, item.content) == (4, Content.ROWS)
@@ -253,7 +260,7 @@ async def test_a_links_cancel_reaches_the_worker_and_its_end_fails_what_is_open(
     async with encode_worker() as one:
         async with Linked(one.settings.listen) as link:
             one.tower.wedge()
-            stream = link.require()
+            stream = _media(link)
             first, second = stream.start(file(PNG)), stream.start(file(LARGE))
             await until(lambda: one.hosted.open_items() == 2)
             first.cancel()
@@ -267,7 +274,7 @@ async def test_a_links_cancel_reaches_the_worker_and_its_end_fails_what_is_open(
 
 async def test_a_drain_waits_until_the_links_results_are_released() -> None:
     async with encode_worker() as one, Linked(one.settings.listen) as link:
-        stream = link.require()
+        stream = _media(link)
         lease = (await stream.start(file(PNG)).result()).lease
         os.kill(os.getpid(), signal.SIGTERM)
         await until(lambda: link.view.description is None)

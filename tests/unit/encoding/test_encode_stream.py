@@ -14,9 +14,10 @@ import pytest
 
 from millstream.v1 import encode_pb2, encode_pb2_grpc, errors_pb2, media_pb2, tensor_pb2
 from millstream_server.engines.base import EngineInfo, Role, WorkerDescription
-from millstream_server.links.encode_stream import EncodeStream
-from millstream_server.links.link import Connection
-from millstream_server.links.upload_outbox import CHUNK_BYTES, INLINE_BYTES
+from millstream_server.links.channel import Channel
+from millstream_server.links.encode_stream import CHUNK_BYTES, INLINE_BYTES, EncodeStream
+from millstream_server.links.grpc_channel import GrpcChannel
+from millstream_server.links.slot_stream import Connection
 from millstream_server.media.file import MediaFile
 from millstream_server.media.items import Content, Geometry, Modality
 from millstream_server.media.tensor import ElementType, TensorSpec
@@ -68,7 +69,7 @@ class PlayedEncoder(encode_pb2_grpc.EncodeServiceServicer):
 class Linked:
     """A played worker and a stream to it."""
 
-    def __init__(self, worker: PlayedEncoder, channel: grpc.aio.Channel) -> None:
+    def __init__(self, worker: PlayedEncoder, channel: Channel) -> None:
         self.worker = worker
         self.view = WorkerView("here")
         self.drained = 0
@@ -89,7 +90,7 @@ async def linked() -> AsyncIterator[Linked]:
     encode_pb2_grpc.add_EncodeServiceServicer_to_server(worker, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+    async with contextlib.aclosing(GrpcChannel(f"127.0.0.1:{port}")) as channel:
         one = Linked(worker, channel)
         try:
             yield one

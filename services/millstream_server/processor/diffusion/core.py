@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Making(Protocol):
-    """A request on its way to a worker and back (`links.slot_stream.SlotCall`)."""
+    """A request on its way to a worker and back (`links.entry_stream.SlotCall`)."""
 
     def entries(self) -> AsyncIterator[tuple[Progress | Chunk, bool]]:
         """Yield what comes, and whether only the latest is of interest."""

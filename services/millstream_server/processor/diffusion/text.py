@@ -212,7 +212,7 @@ class _TextRequest:
             )
             self._span = self._telemetry.leg(leg.role, address)
             request = replace(request, trace=self._span.carry(request.trace))
-            self._cancel = self._parts.workers.generate(address, request, self)
+            self._cancel = self._parts.workers.generate(address, request, self).cancel
         except ServingError as error:
             self._fail_soon(error)
         except Exception as error:  # noqa: BLE001 - a bug must not leave the request open for ever

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from millstream_server.links.open_request import not_asked_for
+from millstream_server.links.unread import not_asked_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -33,7 +33,7 @@ _ANY_IDS = (0,)
 
 
 class Embedding(Protocol):
-    """A batch on its way to a worker and back (`links.slot_stream.SlotCall`)."""
+    """A batch on its way to a worker and back (`links.entry_stream.SlotCall`)."""
 
     def entries(self) -> AsyncIterator[tuple[Vectors, bool]]:
         """Yield vectors as they come."""
