@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from millstream.v1 import chat_pb2, processor_pb2
-from millstream_server.processor.conversation import MAX_WAITING_TURNS, Conversation, Turn
+from millstream_server.processor.conversation import MAX_WAITING_TURNS, Conversation, UserTurn
 from millstream_server.processor.convert import conversation_from_proto, take_request
 from millstream_server.processor.media.budget import MediaBudget, MediaHold
 from millstream_server.processor.media.uploads import Uploads
@@ -75,8 +75,8 @@ async def test_turns_come_in_order_and_then_the_end() -> None:
     result = message("42", chat_pb2.CHAT_ROLE_TOOL, tool_call_id="c")
     await _read(_requests(user_turn("a"), tool_results(result)), conversation)
     first, second = await conversation.next_turn(), await conversation.next_turn()
-    assert isinstance(first, Turn)
-    assert isinstance(second, Turn)
+    assert isinstance(first, UserTurn)
+    assert isinstance(second, UserTurn)
     assert [(m.role, m.text) for m in first.messages] == [(ChatRole.USER, "a")]
     assert [(m.role, m.text) for m in second.messages] == [(ChatRole.TOOL, "42")]
     assert await conversation.next_turn() is None
@@ -155,7 +155,7 @@ async def test_what_was_asked_for_before_the_server_refuses_is_answered_and_noth
     conversation.drain()
     await _say(conversation, user_turn("late"))
     turn = await conversation.next_turn()
-    assert isinstance(turn, Turn)
+    assert isinstance(turn, UserTurn)
     assert [message.text for message in turn.messages] == ["a"]
     with pytest.raises(UnavailableError, match="shutting down") as caught:
         await conversation.next_turn()

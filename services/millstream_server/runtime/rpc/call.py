@@ -8,7 +8,7 @@ defines the status.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol
 
 from millstream_server.runtime.errors import ServingError
@@ -78,7 +78,7 @@ class Call(Protocol):
         What was not sent by then is dropped.
         """
 
-    async def write(self, response: Any) -> None:
+    def write(self, response: Any, /) -> Awaitable[None]:
         """Send a response; wait until the transport has taken it."""
 
     def ready(self) -> None:
