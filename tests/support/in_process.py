@@ -29,13 +29,14 @@ from millstream_server.prefill.servicer import SERVICE as PREFILL
 from millstream_server.processor import app
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.launch import GenerationParts
-from millstream_server.processor.limits import DEFAULT_LIMITS, RequestLimits
 from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.core import ProcessorMedia
 from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.urls import UrlFetcher
 from millstream_server.processor.models import Models
 from millstream_server.processor.pacing import Pacer
+from millstream_server.processor.prompts import Prompts
+from millstream_server.processor.requests import DEFAULT_LIMITS, RequestLimits
 from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.routing.discovery.static import StaticDiscovery
@@ -220,7 +221,8 @@ def make_core(
     intake = Intake(urls, max_item_bytes=MAX_ITEM_BYTES, max_items=8)
     budget = MediaBudget(4 * MAX_ITEM_BYTES)
     return ProcessorCore(
-        Models(models, router, TextLimits()),
+        Models(models, router),
+        Prompts(TextLimits()),
         router,
         GenerationParts(
             pacer=pacer, workers=fleet, ticket_key=KEY, embedding_tickets=EmbeddingTickets(KEY)
@@ -277,7 +279,7 @@ async def processor(
             await server.stop(0)
             await pacer.close()
             await fleet.close()
-            core.models.close()
+            core.prompts.close()
 
 
 @contextlib.asynccontextmanager

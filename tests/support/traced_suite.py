@@ -127,7 +127,7 @@ async def traced_suite(
         core = make_core(
             {MODEL: text_model}, router, fleet, pacer, telemetry=GenerationTelemetry(tracing)
         )
-        stack.callback(core.models.close)
+        stack.callback(core.prompts.close)
         stack.push_async_callback(fleet.close)
         stack.push_async_callback(pacer.close)
         fleet.open()

@@ -22,14 +22,15 @@ from millstream_server.processor.diffusion.text import TextForwarder, TextParts
 from millstream_server.processor.forwarding.forwarder import Forwarder, ForwardingParts
 from millstream_server.processor.forwarding.held_bytes import HeldBytes
 from millstream_server.processor.launch import GenerationParts
-from millstream_server.processor.limits import RequestLimits
 from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.core import ProcessorMedia
 from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.urls import UrlFetcher
 from millstream_server.processor.models import Models
 from millstream_server.processor.pacing import Pacer
+from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.queue.admission_queue import QueueLimits
+from millstream_server.processor.requests import RequestLimits
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.processor.telemetry import GenerationTelemetry
@@ -105,7 +106,7 @@ async def run(settings: ProcessorSettings) -> int:
     add_services(server, core, fleet, _forwarding(settings, service))
     async with contextlib.AsyncExitStack() as parts:  # the last pushed is the first closed
         parts.push_async_callback(service.close)
-        parts.callback(core.models.close)
+        parts.callback(core.prompts.close)
         parts.push_async_callback(fleet.close)
         parts.push_async_callback(pacer.close)
         await service.listen_aside()
@@ -139,6 +140,7 @@ def add_services(server: Server, core: ProcessorCore, workers: Fleet, limits: Fo
     forwarder = Forwarder(
         ForwardingParts(
             models=core.models,
+            prompts=core.prompts,
             router=core.router,
             queues=core.queues,
             meter=core.meter,
@@ -215,7 +217,8 @@ def _core(
 ) -> ProcessorCore:
     key = _ticket_key(settings.ticket_key)
     return ProcessorCore(
-        Models(texts, router, _text_limits(settings)),
+        Models(texts, router),
+        Prompts(_text_limits(settings)),
         router,
         GenerationParts(
             pacer=pacer,

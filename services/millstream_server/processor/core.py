@@ -5,23 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millstream_server.generation.request import (
-    GenerationRequest,
-)
-from millstream_server.processor.caller import Caller
+from millstream_server.engines.base import Role
+from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.processor.conversation import Conversation, Stoppable, Turn
 from millstream_server.processor.generation import Generation
 from millstream_server.processor.launch import GenerationParts
-from millstream_server.processor.limits import (
-    DEFAULT_LIMITS,
-    RequestLimits,
-    most_tokens,
-)
 from millstream_server.processor.media.core import ProcessorMedia
-from millstream_server.processor.models import Models
+from millstream_server.processor.media.encoding import TurnMedia
+from millstream_server.processor.models import Models, ServedModel
+from millstream_server.processor.options import Caller, Completion
+from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.queue.admission import Admission, AdmissionRequest
 from millstream_server.processor.queue.admission_queue import AdmissionQueue
-from millstream_server.processor.requests import Completion, RequestBuilder
+from millstream_server.processor.requests import (
+    DEFAULT_LIMITS,
+    RequestLimits,
+    check,
+    check_options,
+    completion_paths,
+    conversation_paths,
+    most_tokens,
+    request_of,
+    turn_paths,
+)
 from millstream_server.processor.telemetry import (
     CHAT,
     TEXT_COMPLETION,
@@ -29,6 +35,7 @@ from millstream_server.processor.telemetry import (
 )
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
+from millstream_server.routing.tasks import Task
 from millstream_server.runtime.errors import (
     SERVER_FAULTS,
     InvalidRequestError,
@@ -48,6 +55,7 @@ class ProcessorCore:
     def __init__(
         self,
         models: Models,
+        prompts: Prompts,
         router: Router,
         parts: GenerationParts,
         *,
@@ -57,12 +65,12 @@ class ProcessorCore:
     ) -> None:
         """Serve ``models`` on the workers that ``router`` picks."""
         self.models = models
+        self.prompts = prompts
         self.media = media
         self.work = OpenWork()
         self.meter = LoadMeter(self._utilization)
         self.router = router
         self.limits = limits
-        self._requests = RequestBuilder(models, limits, media)
         self.telemetry = telemetry or GenerationTelemetry()
         self._parts = parts
         self.queues = {name: _queue(name, router, limits) for name in models.names}
@@ -92,9 +100,32 @@ class ProcessorCore:
         """
         telemetry = self.telemetry.open(CHAT, caller.trace, conversation.number)
         options, media = conversation.options, None
+        request_id = conversation.request_id
+        paths = turn_paths(turn.field, options.path)
         with telemetry:
             try:
-                request, media = await self._requests.of_turn(conversation, turn, caller, telemetry)
+                served = self.models.served(conversation.model, "start.model", Task.CHAT)
+                telemetry.model_known(served.name, served.engine.engine)
+                await self.prompts.read_grammar(options.sampling)
+                if conversation.has_media:
+                    check_options(request_id, options, paths)  # before files are encoded in vain
+                    routing = RoutingRequest(model=served.name, session=conversation.workers)
+                    media = self.media.of_turn(routing, request_id, caller, telemetry)
+                    conversation.runs(media)
+                    prompt = await self._media_prompt(conversation, turn, served, media)
+                else:
+                    _, token_ids = await self.prompts.of_chat(
+                        served.text,
+                        conversation.messages,
+                        conversation.tools,
+                        conversation_paths(turn.field),
+                    )
+                    prompt = Prompt(token_ids)
+                later_turn = turn.options is None and conversation.number > 1
+                request = request_of(request_id, served, prompt, options, caller, fit=later_turn)
+                if not (media and media.cancelled):
+                    check(request, options, served, self.limits, paths)
+                telemetry.request_known(request, options.n)
                 admission = await self._admit(request, options.n, conversation.runs)
             except BaseException as error:
                 if media:
@@ -103,14 +134,39 @@ class ProcessorCore:
                 raise
             if media and media.cancelled:
                 admission.leave()  # the generation then ends without having started
-            _, text = self.models.text(request.model)
             generation = Generation(
-                request, options, text, admission, self._parts, telemetry=telemetry, media=media
+                request,
+                options,
+                served.text,
+                admission,
+                self._parts,
+                telemetry=telemetry,
+                media=media,
             )
             held_at = media.held_at if media else ""
             self._launch(generation, admission, conversation.workers, held_at)
         conversation.runs(generation)
         return generation
+
+    async def _media_prompt(
+        self, conversation: Conversation, turn: Turn, served: ServedModel, media: TurnMedia
+    ) -> Prompt:
+        """Encode the conversation's media and place them; empty if the turn was cancelled.
+
+        Raises:
+            ServingError: one of them can't be used, or the conversation can't be rendered.
+        """
+        takes, paths = served.engine.media, conversation_paths(turn.field)
+        if takes is not None and takes.modalities and not served.modalities:
+            raise self.router.absent(served.name, Role.ENCODE)
+        text = await self.prompts.render(
+            served.text, conversation.messages, conversation.tools, paths
+        )
+        parts, hold = conversation.media, conversation.uploads.hold
+        await media.encode(parts, lambda: self.media.intake.prepare(parts, served.modalities, hold))
+        if media.cancelled:
+            return Prompt(())
+        return await self.prompts.with_media(served.text, text, media.encoded, paths.messages)
 
     async def complete(self, completion: Completion, caller: Caller) -> Generation:
         """Start a completion; return its generation.
@@ -119,19 +175,30 @@ class ProcessorCore:
             ServingError: it was refused.
         """
         telemetry = self.telemetry.open(TEXT_COMPLETION, caller.trace)
-        options = completion.options
+        options, asked = completion.options, completion.prompt
+        paths = completion_paths(options.path, is_text=isinstance(asked, str))
         with telemetry:
             try:
-                request = await self._requests.of_completion(completion, caller, telemetry)
+                served = self.models.served(completion.model, "model", Task.COMPLETE)
+                telemetry.model_known(served.name, served.engine.engine)
+                await self.prompts.read_grammar(options.sampling)
+                token_ids = (
+                    await self.prompts.tokenize(served.text, asked, special_tokens=True)
+                    if isinstance(asked, str)
+                    else asked
+                )
+                prompt = Prompt(token_ids)
+                request = request_of(completion.request_id, served, prompt, options, caller)
+                check(request, options, served, self.limits, paths)
+                telemetry.request_known(request, options.n)
                 admission = await self._admit(request, options.n, lambda _: None)
             except BaseException as error:
                 self._refused(error)
                 raise
-            _, text = self.models.text(request.model)
             generation = Generation(
                 request,
                 options,
-                text,
+                served.text,
                 admission,
                 self._parts,
                 telemetry=telemetry,

@@ -17,10 +17,10 @@ from millstream_server.generation.span import NO_SPAN, RequestSpan
 from millstream_server.generation.validation import check_request
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.legs import Workers
-from millstream_server.processor.limits import RequestLimits, most_tokens, too_large
 from millstream_server.processor.models import Models, ServedModel
 from millstream_server.processor.queue.admission import Admission, AdmissionRequest
 from millstream_server.processor.queue.admission_queue import AdmissionQueue
+from millstream_server.processor.requests import RequestLimits, most_tokens, too_large
 from millstream_server.processor.telemetry import (
     GENERATE_TEXT,
     GenerationTelemetry,

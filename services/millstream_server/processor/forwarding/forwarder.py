@@ -15,6 +15,7 @@ from millstream_server.processor.forwarding.fit import Fit
 from millstream_server.processor.forwarding.held_bytes import HeldBytes
 from millstream_server.processor.forwarding.telemetry import ForwardedTelemetry
 from millstream_server.processor.models import Models
+from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.queue.admission import Admission, AdmissionRequest
 from millstream_server.processor.queue.admission_queue import AdmissionQueue
 from millstream_server.processor.queue.positions import Positions, Tell
@@ -79,6 +80,7 @@ class ForwardingParts:
     """What all forwarded requests of a process share."""
 
     models: Models
+    prompts: Prompts
     router: Router
     queues: Mapping[str, AdmissionQueue]
     meter: LoadMeter

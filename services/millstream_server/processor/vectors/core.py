@@ -80,9 +80,10 @@ class VectorsCore:
         """Run requests on ``workers``."""
         self._forwarder = forwarder
         self._models = forwarder.parts.models
+        self._threads = forwarder.parts.prompts.threads
         self._workers = workers
         self._tokenizer = BatchTokenizer(
-            forwarder.parts.models.threads, forwarder.parts.max_request_tokens
+            forwarder.parts.prompts.threads, forwarder.parts.max_request_tokens
         )
 
     # ---- Embed -----------------------------------------------------------------------------------
@@ -208,7 +209,7 @@ class VectorsCore:
             fit.require(engines)
         else:
             seconds = count * _SECONDS_PER_ID
-            await self._models.threads.run(lambda: fit.require(engines), seconds, batch=True)
+            await self._threads.run(lambda: fit.require(engines), seconds, batch=True)
 
 
 def _nbytes(request: EmbedRequest) -> int:
