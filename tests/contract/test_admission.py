@@ -94,7 +94,7 @@ class Front:
 
     @property
     def queue(self) -> AdmissionQueue:
-        return self.core.queues[MODEL]
+        return self.core.front.queues[MODEL]
 
     async def fill(self, count: int = 2, **fields: Any) -> list[Conversation]:
         """Have so many endless chats run."""
@@ -495,7 +495,7 @@ async def test_what_is_refused_or_displaced_counts_as_a_failure_of_ours(
     async with crowded(text_model, max_queued=1, comeback_s=0.05) as (two, workers):
         held = await two.fill(2)
         meter = Counted()
-        monkeypatch.setattr(two.core, "meter", meter)
+        monkeypatch.setattr(two.core.front, "meter", meter)
         low = await two.line_up(opts=options(400, priority=LOW))
         high = await two.say(opts=options(400, priority=HIGH))
         assert (await refusal(low.call)).reason == "OVERLOADED"

@@ -118,7 +118,7 @@ def held_bytes(message: Message) -> int:
 
     Those of files in chunks count in the `MediaBudget`, and must not keep others' text out. Those
     of requests in slots count until the request ends, since a stream may outlive many: in
-    `HeldBytes` or, token ids, in the `AdmissionQueue`.
+    `Front.hold` or, token ids, in the `AdmissionQueue`.
     """
     if isinstance(message, _IN_SLOTS):
         return 0

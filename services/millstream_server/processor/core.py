@@ -8,18 +8,16 @@ from typing import Any
 from millstream_server.engines.base import Role
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.processor.conversation import Conversation, Stoppable, Turn
+from millstream_server.processor.front import Front
 from millstream_server.processor.generation import Generation
 from millstream_server.processor.launch import GenerationParts
 from millstream_server.processor.media.core import ProcessorMedia
 from millstream_server.processor.media.encoding import TurnMedia
-from millstream_server.processor.models import Models, ServedModel
+from millstream_server.processor.models import ServedModel
 from millstream_server.processor.options import Caller, Completion
 from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.queue.admission import Admission, AdmissionRequest
-from millstream_server.processor.queue.admission_queue import AdmissionQueue
 from millstream_server.processor.requests import (
-    DEFAULT_LIMITS,
-    RequestLimits,
     check,
     check_options,
     completion_paths,
@@ -28,22 +26,13 @@ from millstream_server.processor.requests import (
     request_of,
     turn_paths,
 )
-from millstream_server.processor.telemetry import (
-    CHAT,
-    TEXT_COMPLETION,
-    GenerationTelemetry,
-)
 from millstream_server.routing.request import RoutingRequest
-from millstream_server.routing.router import Router
 from millstream_server.routing.tasks import Task
 from millstream_server.runtime.errors import (
     SERVER_FAULTS,
     InvalidRequestError,
     ServingError,
-    UnavailableError,
 )
-from millstream_server.runtime.lifecycle.drain import OpenPiece, OpenWork
-from millstream_server.runtime.telemetry.load_meter import LoadMeter
 from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
@@ -54,41 +43,17 @@ class ProcessorCore:
 
     def __init__(
         self,
-        models: Models,
+        front: Front,
         prompts: Prompts,
-        router: Router,
         parts: GenerationParts,
-        *,
-        telemetry: GenerationTelemetry | None = None,
         media: ProcessorMedia,
-        limits: RequestLimits = DEFAULT_LIMITS,
     ) -> None:
-        """Serve ``models`` on the workers that ``router`` picks."""
-        self.models = models
+        """Serve chats and completions on the workers of ``parts``."""
+        self.front = front
         self.prompts = prompts
         self.media = media
-        self.work = OpenWork()
-        self.meter = LoadMeter(self._utilization)
-        self.router = router
-        self.limits = limits
-        self.telemetry = telemetry or GenerationTelemetry()
+        self.models, self.work, self.call = front.models, front.work, front.call
         self._parts = parts
-        self.queues = {name: _queue(name, router, limits) for name in models.names}
-        """Of each model."""
-
-    def call(self, on_drain: Callable[[], None] | None = None) -> OpenPiece:
-        """Count a streaming RPC as open during a ``with`` block.
-
-        ``on_drain`` is called if the server begins to shut down.
-
-        Raises:
-            UnavailableError: this Processor is shutting down. Turns admitted before still run.
-        """
-        if self.work.refusing:
-            raise UnavailableError(
-                "this server is shutting down; retry on another one", retry_delay_s=0.1
-            )
-        return self.work.track(on_drain)
 
     # ---- from a turn to a generation -------------------------------------------------------------
 
@@ -98,7 +63,7 @@ class ProcessorCore:
         Raises:
             ServingError: it was refused.
         """
-        telemetry = self.telemetry.open(CHAT, caller.trace, conversation.number)
+        telemetry = self.front.telemetry.open(Task.CHAT, caller.trace, conversation.number)
         options, media = conversation.options, None
         request_id = conversation.request_id
         paths = turn_paths(turn.field, options.path)
@@ -124,7 +89,7 @@ class ProcessorCore:
                 later_turn = turn.options is None and conversation.number > 1
                 request = request_of(request_id, served, prompt, options, caller, fit=later_turn)
                 if not (media and media.cancelled):
-                    check(request, options, served, self.limits, paths)
+                    check(request, options, served, self.front.limits, paths)
                 telemetry.request_known(request, options.n)
                 admission = await self._admit(request, options.n, conversation.runs)
             except BaseException as error:
@@ -158,7 +123,7 @@ class ProcessorCore:
         """
         takes, paths = served.engine.media, conversation_paths(turn.field)
         if takes is not None and takes.modalities and not served.modalities:
-            raise self.router.absent(served.name, Role.ENCODE)
+            raise self.front.router.absent(served.name, Role.ENCODE)
         text = await self.prompts.render(
             served.text, conversation.messages, conversation.tools, paths
         )
@@ -174,7 +139,7 @@ class ProcessorCore:
         Raises:
             ServingError: it was refused.
         """
-        telemetry = self.telemetry.open(TEXT_COMPLETION, caller.trace)
+        telemetry = self.front.telemetry.open(Task.COMPLETE, caller.trace)
         options, asked = completion.options, completion.prompt
         paths = completion_paths(options.path, is_text=isinstance(asked, str))
         with telemetry:
@@ -189,7 +154,7 @@ class ProcessorCore:
                 )
                 prompt = Prompt(token_ids)
                 request = request_of(completion.request_id, served, prompt, options, caller)
-                check(request, options, served, self.limits, paths)
+                check(request, options, served, self.front.limits, paths)
                 telemetry.request_known(request, options.n)
                 admission = await self._admit(request, options.n, lambda _: None)
             except BaseException as error:
@@ -222,8 +187,8 @@ class ProcessorCore:
             OverloadedError: the queue is full.
             DeadlinePassedError: the caller's deadline passed while it waited.
         """
-        self.router.require(request.model)
-        admission = self.queues[request.model].enter(
+        self.front.router.require(request.model)
+        admission = self.front.queues[request.model].enter(
             AdmissionRequest(
                 units=n,
                 tokens=most_tokens(request, n),
@@ -258,7 +223,7 @@ class ProcessorCore:
                 generation.end_unstarted()
                 return generation
             generation.start(
-                self.router.plan(
+                self.front.router.plan(
                     RoutingRequest(
                         model=request.model,
                         token_ids=request.token_ids,
@@ -282,13 +247,13 @@ class ProcessorCore:
     def _refused(self, error: BaseException) -> None:
         """Count a refusal before there is a `Generation`; invalid requests don't count."""
         if isinstance(error, ServingError) and not isinstance(error, InvalidRequestError):
-            self.meter.finished(failed=error.code in SERVER_FAULTS)
+            self.front.meter.finished(failed=error.code in SERVER_FAULTS)
 
     def end(self, generation: Generation) -> None:
         """Close a generation in any state, and log the turn in one line, without its text."""
         generation.close()
         error, usage, request = generation.error, generation.usage(), generation.request
-        self.meter.finished(failed=error is not None and error.code in SERVER_FAULTS)
+        self.front.meter.finished(failed=error is not None and error.code in SERVER_FAULTS)
         # Who only starts and cancels gets no line each.
         write = log.info if usage.completion_tokens or generation.complete else log.caused
         seed: dict[str, Any] = {} if generation.seed is None else {"seed": generation.seed}
@@ -304,12 +269,3 @@ class ProcessorCore:
             **seed,
             outcome=generation.outcome,
         )
-
-    def _utilization(self) -> float:
-        return max((queue.utilization for queue in self.queues.values()), default=0.0)
-
-
-def _queue(model: str, router: Router, limits: RequestLimits) -> AdmissionQueue:
-    queue = AdmissionQueue(model, limits.queue, lambda: router.capacity(model))
-    router.watch(queue.changed)
-    return queue

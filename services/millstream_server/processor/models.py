@@ -27,7 +27,7 @@ _DOES = {
     Task.GENERATE_VIDEO: "makes videos",
     Task.GENERATE_TEXT: "makes text of token ids",
 }
-_TEXT_TASKS = frozenset({Task.CHAT, Task.COMPLETE})
+_CHATTING = frozenset({Task.CHAT, Task.COMPLETE})
 """Both are refused the same way: a model without a template says itself that Chat needs one."""
 _WITHOUT_TEXT = frozenset({Task.GENERATE_IMAGE, Task.GENERATE_VIDEO, Task.GENERATE_TEXT})
 """These need no tokenizer here."""
@@ -122,7 +122,7 @@ class Models:
         if text is None:
             return frozenset({Task.GENERATE_IMAGE, Task.GENERATE_VIDEO})
         if text.chat_template.available:
-            return _TEXT_TASKS
+            return _CHATTING
         return frozenset({Task.COMPLETE, Task.EMBED, Task.RERANK})
 
     def _check(self, name: str, task: Task, field: str) -> None:
@@ -131,7 +131,7 @@ class Models:
         Raises:
             InvalidRequestError: they do.
         """
-        wanted = _TEXT_TASKS if task in _TEXT_TASKS else {task}
+        wanted = _CHATTING if task in _CHATTING else {task}
         lacks_text = self._texts[name] is None and task not in _WITHOUT_TEXT
         if lacks_text and wanted & self._router.tasks(name):
             sentence = "has no tokenizer here: start the Processor with --models NAME=DIR"
