@@ -8,13 +8,13 @@ from typing import Any
 from millstream_server.engines.base import Role
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.processor.conversation import Conversation, Stoppable, Turn
-from millstream_server.processor.front import Front
+from millstream_server.processor.front import Front, FrontRequest
 from millstream_server.processor.generation import Generation
 from millstream_server.processor.launch import GenerationParts
 from millstream_server.processor.media.core import ProcessorMedia
 from millstream_server.processor.media.encoding import TurnMedia
 from millstream_server.processor.models import ServedModel
-from millstream_server.processor.options import Caller, Completion
+from millstream_server.processor.options import Caller, Completion, Options
 from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.queue.admission import Admission, AdmissionRequest
 from millstream_server.processor.requests import (
@@ -30,7 +30,6 @@ from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.tasks import Task
 from millstream_server.runtime.errors import (
     SERVER_FAULTS,
-    InvalidRequestError,
     ServingError,
 )
 from millstream_server.runtime.telemetry.log import get_log
@@ -55,27 +54,22 @@ class ProcessorCore:
         self.models, self.work, self.call = front.models, front.work, front.call
         self._parts = parts
 
-    # ---- from a turn to a generation -------------------------------------------------------------
-
     async def answer(self, conversation: Conversation, turn: Turn, caller: Caller) -> Generation:
         """Start a turn of ``conversation``; return its generation.
 
         Raises:
             ServingError: it was refused.
         """
-        telemetry = self.front.telemetry.open(Task.CHAT, caller.trace, conversation.number)
-        options, media = conversation.options, None
-        request_id = conversation.request_id
+        options, request_id, media = conversation.options, conversation.request_id, None
         paths = turn_paths(turn.field, options.path)
-        with telemetry:
+        with FrontRequest(self.front, Task.CHAT, caller.trace, number=conversation.number) as asked:
             try:
-                served = self.models.served(conversation.model, "start.model", Task.CHAT)
-                telemetry.model_known(served.name, served.engine.engine)
+                served = self._served(conversation.model, "start.model", Task.CHAT, asked)
                 await self.prompts.read_grammar(options.sampling)
                 if conversation.has_media:
                     check_options(request_id, options, paths)  # before files are encoded in vain
                     routing = RoutingRequest(model=served.name, session=conversation.workers)
-                    media = self.media.of_turn(routing, request_id, caller, telemetry)
+                    media = self.media.of_turn(routing, request_id, caller, asked.telemetry)
                     conversation.runs(media)
                     prompt = await self._media_prompt(conversation, turn, served, media)
                 else:
@@ -90,26 +84,23 @@ class ProcessorCore:
                 request = request_of(request_id, served, prompt, options, caller, fit=later_turn)
                 if not (media and media.cancelled):
                     check(request, options, served, self.front.limits, paths)
-                telemetry.request_known(request, options.n)
-                admission = await self._admit(request, options.n, conversation.runs)
-            except BaseException as error:
+                admission = await self._admit(request, options, asked, conversation.runs)
+            except BaseException:
                 if media:
                     media.release()
-                self._refused(error)
                 raise
-            if media and media.cancelled:
-                admission.leave()  # the generation then ends without having started
-            generation = Generation(
-                request,
-                options,
-                served.text,
-                admission,
-                self._parts,
-                telemetry=telemetry,
-                media=media,
-            )
-            held_at = media.held_at if media else ""
-            self._launch(generation, admission, conversation.workers, held_at)
+        if media and media.cancelled:
+            admission.leave()  # the generation then ends without having started
+        generation = Generation(
+            request,
+            options,
+            served.text,
+            admission,
+            self._parts,
+            telemetry=asked.telemetry,
+            media=media,
+        )
+        self._launch(generation, admission, conversation.workers, media.held_at if media else "")
         conversation.runs(generation)
         return generation
 
@@ -139,45 +130,48 @@ class ProcessorCore:
         Raises:
             ServingError: it was refused.
         """
-        telemetry = self.front.telemetry.open(Task.COMPLETE, caller.trace)
-        options, asked = completion.options, completion.prompt
-        paths = completion_paths(options.path, is_text=isinstance(asked, str))
-        with telemetry:
-            try:
-                served = self.models.served(completion.model, "model", Task.COMPLETE)
-                telemetry.model_known(served.name, served.engine.engine)
-                await self.prompts.read_grammar(options.sampling)
-                token_ids = (
-                    await self.prompts.tokenize(served.text, asked, special_tokens=True)
-                    if isinstance(asked, str)
-                    else asked
-                )
-                prompt = Prompt(token_ids)
-                request = request_of(completion.request_id, served, prompt, options, caller)
-                check(request, options, served, self.front.limits, paths)
-                telemetry.request_known(request, options.n)
-                admission = await self._admit(request, options.n, lambda _: None)
-            except BaseException as error:
-                self._refused(error)
-                raise
-            generation = Generation(
-                request,
-                options,
-                served.text,
-                admission,
-                self._parts,
-                telemetry=telemetry,
-                continuation=True,
+        options, text = completion.options, completion.prompt
+        paths = completion_paths(options.path, is_text=isinstance(text, str))
+        with FrontRequest(self.front, Task.COMPLETE, caller.trace) as asked:
+            served = self._served(completion.model, "model", Task.COMPLETE, asked)
+            await self.prompts.read_grammar(options.sampling)
+            token_ids = (
+                await self.prompts.tokenize(served.text, text, special_tokens=True)
+                if isinstance(text, str)
+                else text
             )
-            return self._launch(generation, admission)
+            prompt = Prompt(token_ids)
+            request = request_of(completion.request_id, served, prompt, options, caller)
+            check(request, options, served, self.front.limits, paths)
+            admission = await self._admit(request, options, asked)
+        generation = Generation(
+            request,
+            options,
+            served.text,
+            admission,
+            self._parts,
+            telemetry=asked.telemetry,
+            continuation=True,
+        )
+        self._launch(generation, admission)
+        return generation
+
+    def _served(self, model: str, field: str, task: Task, asked: FrontRequest) -> ServedModel:
+        served = self.models.served(model, field, task)
+        asked.known(served.name, served.engine.engine)
+        return served
 
     async def _admit(
-        self, request: GenerationRequest, n: int, runs: Callable[[Stoppable], None]
+        self,
+        request: GenerationRequest,
+        options: Options,
+        asked: FrontRequest,
+        runs: Callable[[Stoppable], None] | None = None,
     ) -> Admission:
         """Admit a checked request: at once if there is capacity, else after waiting.
 
         ``runs`` is called with an admission that waits. If it is cancelled then, the returned one
-        doesn't run. A shutdown refuses nothing here: `call` and `Conversation` refuse late
+        doesn't run. A shutdown refuses nothing here: `Front.call` and `Conversation` refuse late
         requests. When the last worker is lost while requests wait, they wait on for
         `QueueLimits.comeback_s`, and run in order after a reconnect; new requests get NO_WORKER at
         once, so that their clients can use another server.
@@ -187,22 +181,20 @@ class ProcessorCore:
             OverloadedError: the queue is full.
             DeadlinePassedError: the caller's deadline passed while it waited.
         """
+        asked.telemetry.request_known(request, options.n)
         self.front.router.require(request.model)
-        admission = self.front.queues[request.model].enter(
+        admission = asked.enter(
             AdmissionRequest(
-                units=n,
-                tokens=most_tokens(request, n),
+                units=options.n,
+                tokens=most_tokens(request, options.n),
                 priority=request.priority,
                 timeout_s=request.time_left_s,
             )
         )
         if admission.waits:
-            try:
+            if runs:
                 runs(admission)
-                await admission.admitted()
-            except BaseException:
-                admission.leave()
-                raise
+            await admission.admitted()
         return admission
 
     def _launch(
@@ -211,7 +203,7 @@ class ProcessorCore:
         admission: Admission,
         session: tuple[str, ...] = (),
         media_at: str = "",
-    ) -> Generation:
+    ) -> None:
         """Route an admitted generation and start it on its workers, without awaiting.
 
         Raises:
@@ -221,7 +213,7 @@ class ProcessorCore:
         try:
             if not admission.runs:  # cancelled while it waited
                 generation.end_unstarted()
-                return generation
+                return
             generation.start(
                 self.front.router.plan(
                     RoutingRequest(
@@ -242,12 +234,6 @@ class ProcessorCore:
                 generation.fail(error)
             self.end(generation)
             raise
-        return generation
-
-    def _refused(self, error: BaseException) -> None:
-        """Count a refusal before there is a `Generation`; invalid requests don't count."""
-        if isinstance(error, ServingError) and not isinstance(error, InvalidRequestError):
-            self.front.meter.finished(failed=error.code in SERVER_FAULTS)
 
     def end(self, generation: Generation) -> None:
         """Close a generation in any state, and log the turn in one line, without its text."""

@@ -75,14 +75,6 @@ class TurnTelemetry:
     trace_id = ""
     """The turn's trace, for log lines; empty without one."""
 
-    def __enter__(self) -> None:
-        """Begin."""
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """End the turn if there was an exception; otherwise `ended` does."""
-        if error is not None:
-            self.failed(error)
-
     def model_known(self, model: str, provider: str, request_id: str = "") -> None:
         """Record the turn's model, one we serve, and its engine's vendor."""
 
