@@ -16,7 +16,7 @@ from millstream_server.processor.media.encoding import TurnMedia
 from millstream_server.processor.models import ServedModel
 from millstream_server.processor.options import Caller, Completion, Options
 from millstream_server.processor.prompts import Prompts
-from millstream_server.processor.queue.admission import Admission, AdmissionRequest
+from millstream_server.processor.queue.admission import Admission
 from millstream_server.processor.requests import (
     check,
     check_options,
@@ -184,12 +184,7 @@ class ProcessorCore:
         asked.telemetry.request_known(request, options.n)
         self.front.router.require(request.model)
         admission = asked.enter(
-            AdmissionRequest(
-                units=options.n,
-                tokens=most_tokens(request, options.n),
-                priority=request.priority,
-                timeout_s=request.time_left_s,
-            )
+            options.n, most_tokens(request, options.n), request.priority, request.time_left_s
         )
         if admission.waits:
             if runs:

@@ -16,7 +16,7 @@ from millstream_server.engines.base import EngineInfo
 from millstream_server.generation.span import NO_SPAN, RequestSpan
 from millstream_server.processor.forwarding.fit import Fit
 from millstream_server.processor.models import Models
-from millstream_server.processor.queue.admission import Admission, AdmissionRequest
+from millstream_server.processor.queue.admission import Admission
 from millstream_server.processor.queue.admission_queue import AdmissionQueue
 from millstream_server.processor.queue.positions import Positions, Tell
 from millstream_server.processor.requests import DEFAULT_LIMITS, RequestLimits
@@ -260,13 +260,17 @@ class FrontRequest:
         self._front.hold(nbytes)
         self._held_bytes += nbytes
 
-    def enter(self, request: AdmissionRequest) -> Admission:
-        """Take it into its model's queue: it runs or waits.
+    def enter(
+        self, units: int, tokens: int, priority: Priority, timeout_s: float | None
+    ) -> Admission:
+        """Take it into its model's queue: it runs or waits; see `AdmissionQueue.enter`.
 
         Raises:
             OverloadedError: the queue is full, or the wait would exceed its deadline.
         """
-        admission = self._admission = self._front.queues[self.model].enter(request)
+        admission = self._admission = self._front.queues[self.model].enter(
+            units, tokens=tokens, priority=priority, timeout_s=timeout_s
+        )
         return admission
 
     async def admit(self, priority: Priority, *, tokens: int = 0, tell: Tell | None = None) -> None:
@@ -276,7 +280,7 @@ class FrontRequest:
             ServingError: it was refused, displaced, or its deadline passed.
         """
         left_s = None if self._deadline_s is None else self._deadline_s - time.monotonic()
-        admission = self.enter(AdmissionRequest(tokens=tokens, priority=priority, timeout_s=left_s))
+        admission = self.enter(1, tokens, priority, left_s)
         if not admission.waits:
             return
         positions = self._front.positions[self.model]

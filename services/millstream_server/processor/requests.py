@@ -19,7 +19,7 @@ from millstream_server.processor.text.stops import check_stops
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
 from millstream_server.runtime.priority import Priority
-from millstream_server.runtime.request_id import request_id_violations, short_text_violations
+from millstream_server.runtime.request_id import short_text_violations
 
 MAX_CHOICES = 16
 MAX_MIN_INTERVAL_S = 10.0
@@ -160,12 +160,14 @@ def _option_violations(
     request_id: str, options: Options, paths: FieldPaths
 ) -> list[FieldViolation]:
     at = paths.options
-    found = [replace(v, field=at + v.field) for v in check_stops(options.stops)]
+    found: list[FieldViolation] = []
+    if options.stops:
+        found += [replace(v, field=at + v.field) for v in check_stops(options.stops)]
     if not 1 <= options.n <= MAX_CHOICES:
         found.append(FieldViolation(f"{at}n", f"must be from 1 to {MAX_CHOICES}, not {options.n}"))
     if not 0 <= options.min_interval_s <= MAX_MIN_INTERVAL_S:
         found.append(FieldViolation(f"{at}min_interval", "must be from 0 s to 10 s"))
-    found += request_id_violations(request_id, paths.request_id)
+    found += short_text_violations(request_id, paths.request_id)
     if options.session:
         found += short_text_violations(options.session, f"{at}session")
     if options.priority is None:
@@ -175,7 +177,7 @@ def _option_violations(
 
 def _stray_placeholders(prompt: Prompt, text: TextModel, paths: FieldPaths) -> list[FieldViolation]:
     """Refuse a text that has the model's placeholders; with media `Prompts.with_media` does."""
-    if prompt.media:
+    if prompt.media or text.family is None:
         return []
     found = sum(prompt.token_ids.count(token) for token in text.soft_tokens)
     if not found:

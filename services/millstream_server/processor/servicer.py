@@ -12,6 +12,7 @@ from millstream.v1 import processor_pb2, processor_pb2_grpc
 from millstream_server.processor import convert, responses
 from millstream_server.processor.conversation import Conversation, DrainNotice
 from millstream_server.processor.core import ProcessorCore
+from millstream_server.processor.listing import model_to_proto
 from millstream_server.processor.media.uploads import Uploads
 from millstream_server.processor.options import Caller
 from millstream_server.processor.text.message_checks import ConversationPaths
@@ -147,7 +148,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         self, request: processor_pb2.ListModelsRequest, call: Call
     ) -> processor_pb2.ListModelsResponse:
         """List the served models."""
-        models = [convert.model_to_proto(model) for model in self._core.models.status()]
+        models = [model_to_proto(model) for model in self._core.models.status()]
         return processor_pb2.ListModelsResponse(models=models)
 
 

@@ -19,7 +19,7 @@ from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.front import Front, FrontRequest
 from millstream_server.processor.legs import Workers
 from millstream_server.processor.models import ServedModel
-from millstream_server.processor.queue.admission import Admission, AdmissionRequest
+from millstream_server.processor.queue.admission import Admission
 from millstream_server.processor.requests import most_tokens, too_large
 from millstream_server.processor.telemetry import TurnTelemetry, Usage
 from millstream_server.routing.request import RoutingRequest
@@ -32,6 +32,7 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.lifecycle.drain import OpenWork
+from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.request_id import check_length
 from millstream_server.runtime.telemetry.log import get_log
 
@@ -68,9 +69,8 @@ class TextForwarder:
         with FrontRequest(self._front, Task.GENERATE_TEXT, request.trace) as asked:
             request = self._checked(request, asked)
             self._front.router.require(request.model)
-            admission = asked.enter(
-                AdmissionRequest(tokens=most_tokens(request, 1), timeout_s=request.time_left_s)
-            )
+            tokens, left_s = most_tokens(request, 1), request.time_left_s
+            admission = asked.enter(1, tokens, Priority.NORMAL, left_s)
         forwarded = _TextRequest(
             self._front,
             self._workers,

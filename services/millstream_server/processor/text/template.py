@@ -20,6 +20,7 @@ from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFea
 
 DEFAULT_MAX_PROMPT_CHARS = 4 * 1024 * 1024
 _MAX_SENTENCE_CHARS = 200
+_PIECES_AT_ONCE = 32
 
 # What a template's own code can raise on messages that it doesn't support.
 _TEMPLATE_FAULTS = (
@@ -107,8 +108,9 @@ class ChatTemplate:
     def _collect(self, template: jinja2.Template, variables: dict[str, object], field: str) -> str:
         pieces: list[str] = []
         chars_left = self._max_prompt_chars
-        for piece in _generate(template, variables):
-            stop_if_gone()
+        for count, piece in enumerate(_generate(template, variables), start=1):
+            if not count % _PIECES_AT_ONCE:
+                stop_if_gone()
             chars_left -= len(piece)
             if chars_left < 0:
                 sentence = f"the prompt would exceed {self._max_prompt_chars} characters"
