@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -31,6 +32,10 @@ _ROLES = {
     chat_pb2.CHAT_ROLE_ASSISTANT: ChatRole.ASSISTANT,
     chat_pb2.CHAT_ROLE_TOOL: ChatRole.TOOL,
 }
+_SAME_NAME = frozenset(
+    ("n", "return_token_ids", "include_special_tokens", "adapter", "session", "cache_salt")
+)
+"""Options whose field has the same name and value here."""
 _IN_SLOTS = (
     diffusion_pb2.GenerateTextRequest,
     diffusion_pb2.GenerateImageRequest,
@@ -183,13 +188,15 @@ def _content(
     Raises:
         ServingError: a part is of an unknown kind, or its media can't be taken.
     """
+    if len(parts) == 1 and parts[0].WhichOneof("part") == "text":
+        return parts[0].text, ()
     kinds = [part.WhichOneof("part") for part in parts]
     if None in kinds:
         raise InvalidRequestError.of(
             f"{field}[{kinds.index(None)}]",
             "set one of text, image, video; this server knows no other kind of content",
         )
-    text = parts[0].text if len(parts) == 1 else "".join(part.text for part in parts)
+    text = "".join(part.text for part in parts)
     if kinds.count("text") == len(kinds):
         return text, ()
     return text, tuple(
@@ -233,22 +240,23 @@ def options_from_proto(options: processor_pb2.GenerationOptions, path: str) -> O
     Raises:
         InvalidRequestError: a part of them can't be read.
     """
-    return Options(
-        path=path,
-        sampling=from_worker.sampling_fields(options.sampling, f"{path}sampling"),
-        logprobs=from_worker.logprob_options_from_proto(options),
-        priority=PRIORITIES.get(options.priority),
-        n=options.n if options.HasField("n") else 1,
-        stops=tuple(options.stop),
-        min_interval_s=options.min_interval.ToNanoseconds() / 1e9
-        if options.HasField("min_interval")
-        else 0.0,
-        return_token_ids=options.return_token_ids,
-        include_special_tokens=options.include_special_tokens,
-        adapter=options.adapter,
-        session=options.session,
-        cache_salt=options.cache_salt,
-    )
+    given: dict[str, Any] = {}
+    sampling: Mapping[str, Any] = {}
+    for field, value in options.ListFields():  # few are set, and each look at one costs
+        name = field.name
+        if name == "sampling":
+            sampling = from_worker.sampling_fields(value, f"{path}sampling")
+        elif name in _SAME_NAME:
+            given[name] = value
+        elif name == "logprobs":
+            given[name] = from_worker.logprob_options_from_proto(options)
+        elif name == "priority":
+            given[name] = PRIORITIES.get(value)
+        elif name == "stop":
+            given["stops"] = tuple(value)
+        elif name == "min_interval":
+            given["min_interval_s"] = value.ToNanoseconds() / 1e9
+    return Options(path=path, sampling=sampling, **given)
 
 
 def completion_from_proto(request: processor_pb2.CompleteRequest) -> Completion:

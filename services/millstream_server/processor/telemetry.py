@@ -270,7 +270,8 @@ class _RecordedTurn(TurnTelemetry):
         measured.duration(error, now - self._arrived)
         if self._sent:  # not for a turn that was cancelled before it ran
             measured.input.inc(usage.prompt_tokens)
-        measured.cached.inc(usage.cached_tokens)
+        if usage.cached_tokens:
+            measured.cached.inc(usage.cached_tokens)
         measured.output.inc(usage.completion_tokens)
         later_tokens = usage.completion_tokens / n - 1  # of each choice, after its first
         if not error and self._first_token_at is not None and later_tokens > 0:
