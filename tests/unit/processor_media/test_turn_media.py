@@ -289,7 +289,7 @@ async def test_pixels_stay_with_the_worker_that_runs_the_request() -> None:
     await done
     assert {found.address for found in media.encoded} == {media.held_at}
     plan = router.plan(RoutingRequest(model="m", media_at=media.held_at))
-    assert plan.addresses == (media.held_at,)
+    assert plan.places == (media.held_at,)
     router.remove(next(view for view in views if view.address == media.held_at))
     with pytest.raises(WorkerLostError, match="that holds this request's media went away"):
         router.plan(RoutingRequest(model="m", media_at=media.held_at))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from millstream_server.generation.span import RequestSpan
 from millstream_server.media.file import MediaFile
-from millstream_server.processor.media.budget import MediaBudget, MediaHold
+from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.encoding import Encoders, TurnMedia
 from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.parts import MediaPart
@@ -45,7 +45,7 @@ class ProcessorMedia:
 
     def uploads(self) -> Uploads:
         """Make the uploads of a new conversation; `close` frees the bytes of all its media."""
-        return Uploads(MediaHold(self._budget), self.intake.max_item_bytes, self._upload_idle_s)
+        return Uploads(self._budget, self.intake.max_item_bytes, self._upload_idle_s)
 
     def of_turn(
         self,

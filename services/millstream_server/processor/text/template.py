@@ -55,10 +55,12 @@ class ChatTemplate:
         Raises:
             UnusableModelError: a template is not valid Jinja.
         """
-        self._special_tokens = dict(special_tokens)
         self._max_prompt_chars = max_prompt_chars
         self._compiled = {name: _compile(name, source) for name, source in sources.items()}
-        self._globals = {name: dict(found.globals) for name, found in self._compiled.items()}
+        self._variables = {
+            name: {**found.globals, **special_tokens, "documents": None}
+            for name, found in self._compiled.items()
+        }
         self._supports_developer = {name: "developer" in source for name, source in sources.items()}
 
     @property
@@ -92,12 +94,10 @@ class ChatTemplate:
             for message in messages
         ]
         variables = {
-            **self._globals[name],
-            **self._special_tokens,
+            **self._variables[name],
             "messages": shaped,
             # Templates test whether `tools` is defined.
             "tools": [tool_for_template(tool) for tool in tools] or None,
-            "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
