@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
-from millstream.v1 import generation_pb2, sampling_pb2
+from millstream.v1 import generation_pb2, processor_pb2, sampling_pb2
 from millstream_server.generation.output import Finish, FinishReason, TokenLogprob
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import Constraint, ConstraintKind, Sampling
+from millstream_server.processor import convert as from_client
 from millstream_server.processor.requests import sampling_of
 from millstream_server.processor.text.model_files import GenerationDefaults
 from millstream_server.protobuf import generation as convert
@@ -93,6 +95,30 @@ def test_every_knob_of_the_contract_is_read() -> None:
     """A field added to the proto and forgotten here would be ignored in silence."""
     known = {f.name for f in sampling_pb2.SamplingParams.DESCRIPTOR.fields}
     assert known == set(Sampling.__dataclass_fields__)
+
+
+def test_every_option_of_the_contract_is_read() -> None:
+    message = processor_pb2.GenerationOptions(
+        sampling=sampling_pb2.SamplingParams(top_k=3),
+        stop=["x"],
+        n=2,
+        logprobs=sampling_pb2.LogprobOptions(top=1),
+        min_interval=Duration(seconds=1),
+        return_token_ids=True,
+        include_special_tokens=True,
+        priority=processor_pb2.REQUEST_PRIORITY_HIGH,
+        adapter="a",
+        session="s",
+        cache_salt="c",
+    )
+    assert {field.name for field, _ in message.ListFields()} == set(
+        message.DESCRIPTOR.fields_by_name
+    )
+    read, unset = (
+        asdict(from_client.options_from_proto(one, ""))
+        for one in (message, processor_pb2.GenerationOptions())
+    )
+    assert [name for name in read if read[name] == unset[name]] == ["path"]
 
 
 def test_greedy_is_sent() -> None:

@@ -126,7 +126,7 @@ def _user_turn(message: processor_pb2.UserTurn, uploads: Uploads) -> Turn:
         raise InvalidRequestError.of(field, "must not be empty")
     if len(message.content) > MAX_PARTS:
         raise InvalidRequestError.of(field, f"at most {MAX_PARTS} parts")
-    text, parts = _content(message.content, field, uploads)
+    text, parts = _content(message.content, "user_turn", uploads)
     return Turn(
         (ChatMessage(ChatRole.USER, text, field="user_turn", parts=parts),),
         options_from_proto(message.options, "user_turn.options.")
@@ -157,50 +157,51 @@ def messages_from_proto(
     """
     if len(messages) > MAX_MESSAGES:
         raise InvalidRequestError.of(field, f"at most {MAX_MESSAGES} messages")
-    if sum(len(m.content) + len(m.tool_calls) for m in messages) > MAX_PARTS:
-        raise InvalidRequestError.of(field, f"at most {MAX_PARTS} content parts and tool calls")
-    return [
-        _message(message, f"{field}[{index}]", uploads) for index, message in enumerate(messages)
-    ]
-
-
-def _message(message: chat_pb2.ChatMessage, field: str, uploads: Uploads | None) -> ChatMessage:
-    """Convert a message; an unknown role becomes None, which is refused later."""
-    text, parts = _content(message.content, f"{field}.content", uploads)
-    return ChatMessage(
-        role=_ROLES.get(message.role),
-        text=text,
-        tool_calls=tuple(ToolCall(c.id, c.name, c.arguments_json) for c in message.tool_calls)
-        if message.tool_calls
-        else (),
-        tool_call_id=message.tool_call_id,
-        name=message.name,
-        field=field,
-        parts=parts,
-    )
+    found, count = [], 0
+    for index, message in enumerate(messages):
+        content, calls = message.content, message.tool_calls
+        count += len(content) + len(calls)
+        if count > MAX_PARTS:
+            raise InvalidRequestError.of(field, f"at most {MAX_PARTS} content parts and tool calls")
+        path = f"{field}[{index}]"
+        text, parts = _content(content, path, uploads)
+        found.append(
+            ChatMessage(
+                _ROLES.get(message.role),  # an unknown role becomes None, which is refused later
+                text,
+                tuple(ToolCall(c.id, c.name, c.arguments_json) for c in calls) if calls else (),
+                message.tool_call_id,
+                message.name,
+                path,
+                parts,
+            )
+        )
+    return found
 
 
 def _content(
     parts: Sequence[chat_pb2.ContentPart], field: str, uploads: Uploads | None
 ) -> tuple[str, tuple[str | MediaPart, ...]]:
-    """Return a message's text, and its parts in order if it has media.
+    """Return the text of a message at the path ``field``, and its parts in order if it has media.
 
     Raises:
         ServingError: a part is of an unknown kind, or its media can't be taken.
     """
-    if len(parts) == 1 and parts[0].WhichOneof("part") == "text":
-        return parts[0].text, ()
+    if len(parts) == 1:
+        part = parts[0]
+        if part.WhichOneof("part") == "text":
+            return part.text, ()
     kinds = [part.WhichOneof("part") for part in parts]
     if None in kinds:
         raise InvalidRequestError.of(
-            f"{field}[{kinds.index(None)}]",
+            f"{field}.content[{kinds.index(None)}]",
             "set one of text, image, video; this server knows no other kind of content",
         )
     text = "".join(part.text for part in parts)
     if kinds.count("text") == len(kinds):
         return text, ()
     return text, tuple(
-        part.text if kind == "text" else _media_part(part, f"{field}[{index}]", uploads)
+        part.text if kind == "text" else _media_part(part, f"{field}.content[{index}]", uploads)
         for index, (part, kind) in enumerate(zip(parts, kinds, strict=True))
     )
 
