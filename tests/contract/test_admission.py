@@ -21,9 +21,9 @@ from millstream.v1 import (
     sampling_pb2,
 )
 from millstream_server.processor.core import ProcessorCore
-from millstream_server.processor.limits import RequestLimits
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.queue.admission_queue import AdmissionQueue, QueueLimits
+from millstream_server.processor.requests import RequestLimits
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.routing.router import Router
@@ -94,7 +94,7 @@ class Front:
 
     @property
     def queue(self) -> AdmissionQueue:
-        return self.core.queues[MODEL]
+        return self.core.front.queues[MODEL]
 
     async def fill(self, count: int = 2, **fields: Any) -> list[Conversation]:
         """Have so many endless chats run."""
@@ -155,7 +155,7 @@ async def front(
         await server.stop(0)
         await pacer.close()
         await fleet.close()
-        core.models.close()
+        core.prompts.close()
 
 
 @contextlib.asynccontextmanager
@@ -405,14 +405,14 @@ async def test_a_turn_whose_template_is_rendered_when_a_shutdown_begins_is_answe
     text_model: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with crowded(text_model) as (two, _):
-        render, begun, go_on = two.core.models.render_chat, asyncio.Event(), asyncio.Event()
+        render, begun, go_on = two.core.prompts.of_chat, asyncio.Event(), asyncio.Event()
 
         async def slow(*arguments: Any) -> Any:
             begun.set()
             await go_on.wait()
             return await render(*arguments)
 
-        monkeypatch.setattr(two.core.models, "render_chat", slow)
+        monkeypatch.setattr(two.core.prompts, "of_chat", slow)
         asked = asyncio.ensure_future(chat(two.stub, "hi", opts=options(3)))
         await begun.wait()
         drained = asyncio.ensure_future(two.core.work.drain(0, 10))
@@ -495,7 +495,7 @@ async def test_what_is_refused_or_displaced_counts_as_a_failure_of_ours(
     async with crowded(text_model, max_queued=1, comeback_s=0.05) as (two, workers):
         held = await two.fill(2)
         meter = Counted()
-        monkeypatch.setattr(two.core, "meter", meter)
+        monkeypatch.setattr(two.core.front, "meter", meter)
         low = await two.line_up(opts=options(400, priority=LOW))
         high = await two.say(opts=options(400, priority=HIGH))
         assert (await refusal(low.call)).reason == "OVERLOADED"

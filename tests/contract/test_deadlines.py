@@ -94,7 +94,7 @@ async def test_the_time_in_the_queue_is_taken_off(
     text_model: TextModel, roles: tuple[Role, ...], method: str
 ) -> None:
     async with served(text_model, roles, ONE_AT_ONCE) as (front, starts):
-        (queue,) = front.core.queues.values()
+        (queue,) = front.core.front.queues.values()
         first = Conversation(front.stub)
         await first.say(start("hi", opts=options(400)))
         await until(lambda: queue.running == 1)

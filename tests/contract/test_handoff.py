@@ -216,7 +216,7 @@ async def test_ending_during_prefill_frees_both(text_model: TextModel, way: str)
 async def test_ending_while_prefill_waits_for_decode_frees_both(text_model: TextModel) -> None:
     async with pair(text_model, decode=replace(DECODE, max_running_requests=1)) as both:
         # As when another Processor has filled the worker: ours would else wait before it starts.
-        both.front.core.queues[MODEL]._limits = QueueLimits(max_running=2)
+        both.front.core.front.queues[MODEL]._limits = QueueLimits(max_running=2)
         first, second = Conversation(both.front.stub), Conversation(both.front.stub)
         await first.say(start("hi", opts=options(400)))
         await first.read()

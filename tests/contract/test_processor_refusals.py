@@ -411,7 +411,7 @@ async def test_an_uncaught_failure_shows_an_id_and_not_its_text(
         def broken(*_: object) -> None:
             raise ZeroDivisionError("the secret path /etc/x")
 
-        monkeypatch.setattr(front.core._requests, "_check", broken)
+        monkeypatch.setattr(front.core.prompts, "of_chat", broken)
         traced = (("traceparent", f"00-{TRACE_ID}-00f067aa0ba902b7-01"),)
         failed = await _chat_refusal(front, start("a"), metadata=traced)
         await one.until_idle()

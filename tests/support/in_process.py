@@ -28,13 +28,15 @@ from millstream_server.links.fleet import Fleet
 from millstream_server.prefill.servicer import SERVICE as PREFILL
 from millstream_server.processor import app
 from millstream_server.processor.core import ProcessorCore
-from millstream_server.processor.limits import DEFAULT_LIMITS, RequestLimits
+from millstream_server.processor.front import Front
 from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.core import ProcessorMedia
 from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.urls import UrlFetcher
 from millstream_server.processor.models import Models
 from millstream_server.processor.pacing import Pacer
+from millstream_server.processor.prompts import Prompts
+from millstream_server.processor.telemetry import FrontTelemetry
 from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.turn import TurnParts
@@ -215,18 +217,17 @@ def make_core(
     pacer: Pacer,
     **options: Any,
 ) -> ProcessorCore:
-    """Make a Processor's core; ``options`` are its keyword arguments."""
+    """Make a Processor's core; ``options`` are keyword arguments of its `Front`."""
     urls = UrlFetcher(enabled=False, hosts=(), max_bytes=MAX_ITEM_BYTES)
     intake = Intake(urls, max_item_bytes=MAX_ITEM_BYTES, max_items=8)
     budget = MediaBudget(4 * MAX_ITEM_BYTES)
     return ProcessorCore(
-        Models(models, router, TextLimits()),
-        router,
+        Front(Models(models, router), router, **options),
+        Prompts(TextLimits()),
         TurnParts(
             pacer=pacer, workers=fleet, ticket_key=KEY, embedding_tickets=EmbeddingTickets(KEY)
         ),
-        media=ProcessorMedia(router, fleet, intake, budget),
-        **options,
+        ProcessorMedia(router, fleet, intake, budget),
     )
 
 
@@ -236,29 +237,28 @@ async def processor(
     workers: Sequence[str],
     *,
     wait: bool = True,
-    limits: RequestLimits = DEFAULT_LIMITS,
-    forwarding: app.Forwarding | None = None,
+    tracing: Tracing | None = None,
+    **options: Any,
 ) -> AsyncIterator[InProcessProcessor]:
     """Serve what a Processor process serves, on the workers at these addresses.
 
-    ``wait`` for all of the workers before the test goes on.
+    ``wait`` for all of the workers before the test goes on; ``options`` are those of `make_core`.
     """
     changed = asyncio.Event()
-    forwarding = forwarding or app.Forwarding()
-    router, fleet = make_fleet(workers, forwarding.tracing)
+    router, fleet = make_fleet(workers, tracing)
     router.watch(changed.set)
     pacer = Pacer(0.05)
-    core = make_core(models, router, fleet, pacer, limits=limits)
+    core = make_core(models, router, fleet, pacer, telemetry=FrontTelemetry(tracing), **options)
     server = Server(
         app.SERVICES,
         ServerOptions(
             max_receive_bytes=4 << 20,
             transport=transports.current(),
-            load=core.meter,
-            tracing=forwarding.tracing,
+            load=core.front.meter,
+            tracing=tracing,
         ),
     )
-    app.add_services(server, core, fleet, forwarding)
+    app.add_services(server, core, fleet)
     port = await server.listen("127.0.0.1:0")
     fleet.open()
     pacer.open()
@@ -277,7 +277,7 @@ async def processor(
             await server.stop(0)
             await pacer.close()
             await fleet.close()
-            core.models.close()
+            core.prompts.close()
 
 
 @contextlib.asynccontextmanager

@@ -16,7 +16,7 @@ from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.servicer import ProcessorServicer
-from millstream_server.processor.telemetry import GenerationTelemetry
+from millstream_server.processor.telemetry import FrontTelemetry
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.lifecycle.conditions import HealthConditions
 from millstream_server.runtime.rpc.reflection import methods_of
@@ -125,9 +125,9 @@ async def traced_suite(
         router, fleet = make_fleet([worker.address for worker in workers])
         pacer = Pacer(0.05)
         core = make_core(
-            {MODEL: text_model}, router, fleet, pacer, telemetry=GenerationTelemetry(tracing)
+            {MODEL: text_model}, router, fleet, pacer, telemetry=FrontTelemetry(tracing)
         )
-        stack.callback(core.models.close)
+        stack.callback(core.prompts.close)
         stack.push_async_callback(fleet.close)
         stack.push_async_callback(pacer.close)
         fleet.open()

@@ -11,7 +11,7 @@ import pytest
 from millstream.v1 import chat_pb2, processor_pb2
 from millstream_server.processor.conversation import MAX_WAITING_TURNS, Conversation, UserTurn
 from millstream_server.processor.convert import conversation_from_proto, take_request
-from millstream_server.processor.media.budget import MediaBudget, MediaHold
+from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.uploads import Uploads
 from millstream_server.processor.servicer import _read
 from millstream_server.processor.text.messages import ChatRole
@@ -47,7 +47,7 @@ async def _requests(*requests: processor_pb2.ChatRequest) -> AsyncIterator[Any]:
 async def _begun(refusing: Callable[[], bool] = lambda: False) -> Conversation:
     """A conversation whose first turn was taken and is prepared."""
     conversation = conversation_from_proto(
-        start("first").start, lambda: False, Uploads(MediaHold(MediaBudget(0)), 0)
+        start("first").start, lambda: False, Uploads(MediaBudget(0), 0)
     )
     assert await conversation.next_turn() is not None
     conversation._refusing = refusing

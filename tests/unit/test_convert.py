@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
-from millstream.v1 import generation_pb2, sampling_pb2
+from millstream.v1 import generation_pb2, processor_pb2, sampling_pb2
 from millstream_server.generation.output import Finish, FinishReason, TokenLogprob
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import Constraint, ConstraintKind, Sampling
-from millstream_server.processor.options import Options
+from millstream_server.processor import convert as from_client
+from millstream_server.processor.requests import sampling_of
 from millstream_server.processor.text.model_files import GenerationDefaults
 from millstream_server.protobuf import generation as convert
 from millstream_server.runtime.errors import InvalidRequestError
@@ -62,24 +64,24 @@ def test_sampling_survives(name: str) -> None:
 
 def test_unset_takes_the_models_default_and_an_explicit_zero_does_not() -> None:
     defaults = GenerationDefaults(temperature=0.7, top_p=0.8, top_k=20, min_p=0.1)
-    unset = Options(path="", sampling=convert.sampling_fields(sampling_pb2.SamplingParams(), ""))
-    assert unset.sampling_for(defaults, 50) == Sampling(
-        max_new_tokens=50, temperature=0.7, top_p=0.8, top_k=20, min_p=0.1
+    given = defaults.given(frozenset({"sampling.min_p"}))
+    unset = convert.sampling_fields(sampling_pb2.SamplingParams(), "")
+    assert sampling_of(unset, given, 50) == Sampling(
+        max_new_tokens=50, temperature=0.7, top_p=0.8, top_k=20
     )
     zeros = sampling_pb2.SamplingParams(
         temperature=0, top_p=0, top_k=0, min_p=0, max_new_tokens=0, seed=0, ignore_eos=False
     )
-    options = Options(path="", sampling=convert.sampling_fields(_wire(zeros), ""))
-    read = options.sampling_for(defaults, 50)
+    read = sampling_of(convert.sampling_fields(_wire(zeros), ""), given, 50)
     assert (read.temperature, read.top_p, read.top_k, read.min_p) == (0, 0, 0, 0)
     assert (read.max_new_tokens, read.seed, read.ignore_eos) == (0, 0, False)
 
 
 def test_a_later_turns_answer_is_bounded_by_what_the_context_leaves() -> None:
-    options = Options(path="", sampling={"max_new_tokens": 99})
-    assert options.sampling_for(GenerationDefaults(), 50).max_new_tokens == 99
-    assert options.sampling_for(GenerationDefaults(), 50, fit=True).max_new_tokens == 50
-    assert options.sampling_for(GenerationDefaults(), -5, fit=True).max_new_tokens == 1
+    asked = {"max_new_tokens": 99}
+    assert sampling_of(asked, {}, 50).max_new_tokens == 99
+    assert sampling_of(asked, {}, 50, fit=True).max_new_tokens == 50
+    assert sampling_of(asked, {}, -5, fit=True).max_new_tokens == 1
 
 
 def test_a_constraint_of_no_known_kind_is_refused_by_name() -> None:
@@ -93,6 +95,30 @@ def test_every_knob_of_the_contract_is_read() -> None:
     """A field added to the proto and forgotten here would be ignored in silence."""
     known = {f.name for f in sampling_pb2.SamplingParams.DESCRIPTOR.fields}
     assert known == set(Sampling.__dataclass_fields__)
+
+
+def test_every_option_of_the_contract_is_read() -> None:
+    message = processor_pb2.GenerationOptions(
+        sampling=sampling_pb2.SamplingParams(top_k=3),
+        stop=["x"],
+        n=2,
+        logprobs=sampling_pb2.LogprobOptions(top=1),
+        min_interval=Duration(seconds=1),
+        return_token_ids=True,
+        include_special_tokens=True,
+        priority=processor_pb2.REQUEST_PRIORITY_HIGH,
+        adapter="a",
+        session="s",
+        cache_salt="c",
+    )
+    assert {field.name for field, _ in message.ListFields()} == set(
+        message.DESCRIPTOR.fields_by_name
+    )
+    read, unset = (
+        asdict(from_client.options_from_proto(one, ""))
+        for one in (message, processor_pb2.GenerationOptions())
+    )
+    assert [name for name in read if read[name] == unset[name]] == ["path"]
 
 
 def test_greedy_is_sent() -> None:

@@ -63,7 +63,7 @@ async def test_a_worker_that_is_no_longer_named_ends_what_it_runs_and_gets_nothi
             running = Sink()
             fleet.generate(first, REQUEST, running)
             discovery.name(second)
-            await until(lambda: router.ready("m") and router.plan(ROUTED).addresses == (second,))
+            await until(lambda: router.ready("m") and router.plan(ROUTED).places == (second,))
             assert router.connected("m") == {Role.AGGREGATED: 1}
             assert router.capacity("m") == 4 + 1, "and what still runs on the old one"
             with pytest.raises(WorkerLostError):
@@ -159,7 +159,7 @@ async def test_a_discovery_that_breaks_keeps_the_workers_it_named_and_starts_aga
     ):
         await until(lambda: router.ready("m"))
         assert await pauses.get() == 1.0
-        assert router.plan(ROUTED).addresses == (first,), "it is kept meanwhile"
+        assert router.plan(ROUTED).places == (first,), "it is kept meanwhile"
         go_on.set()
         assert await pauses.get() == 2.0
-        await until(lambda: router.ready("m") and router.plan(ROUTED).addresses == (second,))
+        await until(lambda: router.ready("m") and router.plan(ROUTED).places == (second,))

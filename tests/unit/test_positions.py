@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from millstream_server.processor.queue.admission import Admission, AdmissionRequest
+from millstream_server.processor.queue.admission import Admission
 from millstream_server.processor.queue.admission_queue import AdmissionQueue, QueueLimits
 from millstream_server.processor.queue.positions import Positions
 from millstream_server.runtime.priority import Priority
@@ -19,11 +19,11 @@ async def test_requests_run_in_the_order_that_was_told(seed: int) -> None:
     """Also where a later one of a higher priority has overtaken too often."""
     rng = random.Random(seed)
     queue = AdmissionQueue("m", QueueLimits(), lambda: 1)
-    running = queue.enter(AdmissionRequest())
+    running = queue.enter()
     told: dict[Admission, int] = {}
     positions = Positions(queue, lambda: 0)
     for _ in range(60):
-        admission = queue.enter(AdmissionRequest(priority=rng.choice(list(Priority))))
+        admission = queue.enter(priority=rng.choice(list(Priority)))
         positions.follow(admission, partial(told.__setitem__, admission))
     await asyncio.sleep(0)
     expected = sorted(told, key=told.__getitem__)
@@ -36,14 +36,14 @@ async def test_requests_run_in_the_order_that_was_told(seed: int) -> None:
 
 async def test_what_the_workers_have_from_others_counts_and_a_change_is_told_once() -> None:
     queue = AdmissionQueue("m", QueueLimits(), lambda: 1)
-    running = queue.enter(AdmissionRequest())
+    running = queue.enter()
     positions = Positions(queue, lambda: 4)
     told: list[int] = []
-    first, second = queue.enter(AdmissionRequest()), queue.enter(AdmissionRequest())
+    first, second = queue.enter(), queue.enter()
     positions.follow(second, told.append)
     await asyncio.sleep(0)
     assert told == [5]
-    queue.enter(AdmissionRequest())  # behind it
+    queue.enter()  # behind it
     await asyncio.sleep(0)
     assert told == [5]
     first.cancel()

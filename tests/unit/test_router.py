@@ -110,7 +110,7 @@ def test_diffusion_workers_that_generate_run_whole_requests() -> None:
     assert router.capacity("m") == 8
     plan = router.plan(REQUEST)
     assert _roles(plan) == [Role.DIFFUSION]
-    assert plan.addresses == ("a:1",)
+    assert plan.places == ("a:1",)
 
 
 def test_diffusion_workers_that_make_images_run_no_text() -> None:
@@ -142,7 +142,7 @@ def test_prefill_and_decode_workers_share_a_request() -> None:
     router = _router(view("p:1", Role.PREFILL), view("d:1", Role.DECODE), view("a:1"))
     plan = router.plan(REQUEST)
     assert _roles(plan) == [Role.PREFILL, Role.DECODE]
-    assert plan.addresses == ("p:1", "d:1")
+    assert plan.places == ("p:1", "d:1")
     assert plan.concurrent
 
 
@@ -158,9 +158,9 @@ def test_a_conversation_stays_with_both_its_workers() -> None:
     decodes = [view(f"d:{n}", Role.DECODE) for n in range(3)]
     router = _router(*prefills, *decodes)
     first = router.plan(REQUEST)
-    follow_up = RoutingRequest(model="m", session=first.addresses)
-    assert {router.plan(follow_up).addresses for _ in range(9)} == {first.addresses}
-    assert len({router.plan(REQUEST).addresses for _ in range(9)}) > 1
+    follow_up = RoutingRequest(model="m", session=first.places)
+    assert {router.plan(follow_up).places for _ in range(9)} == {first.places}
+    assert len({router.plan(REQUEST).places for _ in range(9)}) > 1
 
 
 def test_never_handing_off_takes_the_aggregated_workers() -> None:
@@ -216,15 +216,15 @@ def test_plans_follow_workers_that_come_and_go() -> None:
     router = _router(a)
     told: list[bool] = []
     router.watch(lambda: told.append(router.ready("m")))
-    assert router.plan(REQUEST).addresses == ("a:1",)
+    assert router.plan(REQUEST).places == ("a:1",)
     router.add(b)
     _lose(router, a)
-    assert router.plan(REQUEST).addresses == ("b:1",)
+    assert router.plan(REQUEST).places == ("b:1",)
     router.remove(b)
     assert told == [True, True, False]
     a.description = a.last_description
     router.changed()
-    assert router.plan(REQUEST).addresses == ("a:1",)
+    assert router.plan(REQUEST).places == ("a:1",)
 
 
 # ---- limits

@@ -25,7 +25,7 @@ from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.choice import Leg, Running, Workers
 from millstream_server.processor.options import Options
 from millstream_server.processor.pacing import Pacer
-from millstream_server.processor.queue.admission import Admission, AdmissionRequest
+from millstream_server.processor.queue.admission import Admission
 from millstream_server.processor.queue.admission_queue import AdmissionQueue, QueueLimits
 from millstream_server.processor.responses import Messages
 from millstream_server.processor.telemetry import NO_TELEMETRY, TurnTelemetry
@@ -380,7 +380,7 @@ async def test_it_is_freed_at_its_end_and_not_by_the_garbage_collector(
 async def test_a_client_that_does_not_read_holds_no_capacity(text_model: TextModel) -> None:
     """Else a few of them would keep everybody else out of engines that have nothing to do."""
     queue = AdmissionQueue("unit", QueueLimits(), lambda: 2)
-    it = _started(text_model, ALONE, n=2, admission=queue.enter(AdmissionRequest(units=2)))
+    it = _started(text_model, ALONE, n=2, admission=queue.enter(2))
     sinks = it.workers.sinks["decode"]
     sinks[0].finish(DONE)
     assert queue.running == 2

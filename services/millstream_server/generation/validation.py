@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from millstream_server.engines.base import Role
 from millstream_server.generation.generator import GeneratorInfo
@@ -24,6 +25,7 @@ from millstream_server.generation.sampling import (
     Ability,
     Constraint,
     ConstraintKind,
+    Knob,
     Sampling,
     given_knobs,
 )
@@ -94,22 +96,11 @@ def check_request(
             would ignore them.
         AdapterNotFoundError: its LoRA adapter isn't loaded.
     """
-    at, sampling = paths.options, request.sampling
-    found = itertools.chain(
-        _prompt(request, info, paths),
-        _knobs(sampling, at),
-        _lengths(sampling, at),
-        _named_tokens(sampling, info.vocab_size, at) if _names_tokens(sampling) else (),
-        _constraint(sampling.constraint, at) if sampling.constraint else (),
-        _logprobs(request.logprobs, at) if request.logprobs else (),
-        _ticket(request, info, role),
-        _placement(request, info, role, at),
-        media_violations(request, info, role, ItemPaths(paths.media)) if info.media else (),
-    )
-    violations = tuple(itertools.islice(found, MAX_VIOLATIONS))
-    if violations:
-        raise InvalidRequestError.of_all(violations)
-    missing = tuple(_missing_abilities(request, info, at))
+    knobs = given_knobs(request.sampling)
+    if violations := _violations(request, knobs, info, role, paths):
+        raise InvalidRequestError.of_all(violations[:MAX_VIOLATIONS])
+    at = paths.options
+    missing = tuple(_missing_abilities(request, knobs, info, at))
     if info.refused_fields:
         missing += tuple(refused_violations(request, info.refused_fields, at))
     if request.prompt.media:
@@ -121,13 +112,39 @@ def check_request(
         check_adapter(request.adapter, info, at)
 
 
+def _violations(
+    request: GenerationRequest,
+    knobs: Sequence[tuple[Knob, Any]],
+    info: GeneratorInfo,
+    role: Role,
+    paths: FieldPaths,
+) -> list[FieldViolation]:
+    """Return the values that are out of range; looks only at what the request has."""
+    at, sampling = paths.options, request.sampling
+    found = [*_prompt(request, info, paths), *_knobs(knobs, at), *_lengths(sampling, at)]
+    if sampling.stop_token_ids or sampling.logit_bias:
+        found += itertools.islice(_named_tokens(sampling, info.vocab_size, at), MAX_VIOLATIONS)
+    if sampling.constraint:
+        found += _constraint(sampling.constraint, at)
+    if request.logprobs:
+        found += _logprobs(request.logprobs, at)
+    if request.ticket is not None or role.hands_off:
+        found += _ticket(request, info, role)
+    if request.dp_rank is not None or request.cache_salt or request.ticket is not None:
+        found += _placement(request, info, role, at)
+    if info.media:
+        media = media_violations(request, info, role, ItemPaths(paths.media))
+        found += itertools.islice(media, MAX_VIOLATIONS)
+    return found
+
+
 def _prompt(
     request: GenerationRequest, info: GeneratorInfo, paths: FieldPaths
-) -> Iterator[FieldViolation]:
-    token_ids, max_new_tokens = request.token_ids, request.sampling.max_new_tokens
+) -> list[FieldViolation]:
+    token_ids, max_new_tokens = request.prompt.token_ids, request.sampling.max_new_tokens
     if not token_ids:
-        yield FieldViolation(paths.prompt, "must not be empty")
-        return
+        return [FieldViolation(paths.prompt, "must not be empty")]
+    found = []
     # `min` and `max` run in C; the slow search is for bad prompts only.
     if min(token_ids) < 0 or max(token_ids) >= info.vocab_size:
         index, token = next(
@@ -135,40 +152,45 @@ def _prompt(
             for index, token in enumerate(token_ids)
             if not 0 <= token < info.vocab_size
         )
-        yield FieldViolation(
-            f"{paths.prompt}[{index}]" if paths.prompt_is_ids else paths.prompt,
-            f"{token} is not in the vocabulary (0 to {info.vocab_size - 1})",
+        found.append(
+            FieldViolation(
+                f"{paths.prompt}[{index}]" if paths.prompt_is_ids else paths.prompt,
+                f"{token} is not in the vocabulary (0 to {info.vocab_size - 1})",
+            )
         )
     if len(token_ids) + max(max_new_tokens, 1) > info.context_length:
         # Name the field that must be reduced.
         too_long = len(token_ids) >= info.context_length
-        yield FieldViolation(
-            paths.prompt if too_long else f"{paths.options}sampling.max_new_tokens",
-            f"{len(token_ids)} prompt tokens and max_new_tokens {max_new_tokens} exceed "
-            f"the context length of {info.context_length} tokens",
+        found.append(
+            FieldViolation(
+                paths.prompt if too_long else f"{paths.options}sampling.max_new_tokens",
+                f"{len(token_ids)} prompt tokens and max_new_tokens {max_new_tokens} exceed "
+                f"the context length of {info.context_length} tokens",
+            )
         )
+    return found
 
 
-def _knobs(sampling: Sampling, at: str) -> Iterable[FieldViolation]:
+def _knobs(knobs: Sequence[tuple[Knob, Any]], at: str) -> list[FieldViolation]:
     return [
         FieldViolation(f"{at}sampling.{knob.name}", problem)
-        for knob, value in given_knobs(sampling)
+        for knob, value in knobs
         if (problem := knob.check(value))
     ]
 
 
-def _lengths(sampling: Sampling, at: str) -> Iterator[FieldViolation]:
+def _lengths(sampling: Sampling, at: str) -> list[FieldViolation]:
+    found = []
     if sampling.max_new_tokens < 1:
-        yield FieldViolation(f"{at}sampling.max_new_tokens", "must be 1 or more")
+        found.append(FieldViolation(f"{at}sampling.max_new_tokens", "must be 1 or more"))
     if sampling.min_new_tokens > max(sampling.max_new_tokens, 1):
-        yield FieldViolation(
-            f"{at}sampling.min_new_tokens",
-            f"{sampling.min_new_tokens} is more than max_new_tokens {sampling.max_new_tokens}",
+        found.append(
+            FieldViolation(
+                f"{at}sampling.min_new_tokens",
+                f"{sampling.min_new_tokens} is more than max_new_tokens {sampling.max_new_tokens}",
+            )
         )
-
-
-def _names_tokens(sampling: Sampling) -> bool:
-    return bool(sampling.stop_token_ids or sampling.logit_bias)
+    return found
 
 
 def _named_tokens(sampling: Sampling, vocab_size: int, at: str) -> Iterator[FieldViolation]:
@@ -280,12 +302,13 @@ def check_adapter(name: str, info: GeneratorInfo, at: str = "") -> None:
 
 
 def _missing_abilities(
-    request: GenerationRequest, info: GeneratorInfo, at: str
+    request: GenerationRequest,
+    knobs: Sequence[tuple[Knob, Any]],
+    info: GeneratorInfo,
+    at: str,
 ) -> Iterator[FieldViolation]:
     sampling, logprobs = request.sampling, request.logprobs
-    wanted = {
-        f"sampling.{knob.name}": knob.ability for knob, _ in given_knobs(sampling) if knob.ability
-    }
+    wanted = {f"sampling.{knob.name}": knob.ability for knob, _ in knobs if knob.ability}
     if sampling.constraint is not None:
         wanted["sampling.constraint"] = Ability.CONSTRAINTS
     if sampling.logit_bias:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.v1 import diffusion_pb2_grpc, embedding_pb2_grpc, processor_pb2_grpc
@@ -18,20 +17,20 @@ from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.diffusion.core import DiffusionCore
 from millstream_server.processor.diffusion.servicer import SERVICE as DIFFUSION
 from millstream_server.processor.diffusion.servicer import DiffusionServicer
-from millstream_server.processor.diffusion.text import TextForwarder, TextParts
-from millstream_server.processor.forwarding.forwarder import Forwarder, ForwardingParts
-from millstream_server.processor.forwarding.held_bytes import HeldBytes
-from millstream_server.processor.limits import RequestLimits
+from millstream_server.processor.diffusion.text import TextForwarder
+from millstream_server.processor.front import Front
 from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.core import ProcessorMedia
 from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.urls import UrlFetcher
 from millstream_server.processor.models import Models
 from millstream_server.processor.pacing import Pacer
+from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.queue.admission_queue import QueueLimits
+from millstream_server.processor.requests import RequestLimits
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.settings import ProcessorSettings
-from millstream_server.processor.telemetry import GenerationTelemetry
+from millstream_server.processor.telemetry import FrontTelemetry
 from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.model_files import UnusableModelError
 from millstream_server.processor.text.tokenizer import TextModel
@@ -59,7 +58,6 @@ from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.security.tls import ClientTls
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.runtime.threads import DaemonThreads
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketKey
@@ -72,15 +70,6 @@ SERVICES = (SERVICE, DIFFUSION, EMBEDDING)
 # the event loop is busy. With Python's 5 ms a burst of 64 chats waited a second for first tokens.
 _SWITCH_INTERVAL_S = 0.0005
 _LEAST_TEXT_THREADS = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forwarding:
-    """How requests for images, videos, vectors and scores are forwarded."""
-
-    max_held_bytes: int = 512 << 20
-    max_request_tokens: int = 4 << 20
-    tracing: Tracing | None = None
 
 
 async def run(settings: ProcessorSettings) -> int:
@@ -102,10 +91,10 @@ async def run(settings: ProcessorSettings) -> int:
     core = _core(settings, service, router, fleet, pacer, texts=texts)
     server = service.prepare(_plan(settings, core))
     loading = server.conditions.own(LOADING, holds=True)
-    add_services(server, core, fleet, _forwarding(settings, service))
+    add_services(server, core, fleet)
     async with contextlib.AsyncExitStack() as parts:  # the last pushed is the first closed
         parts.push_async_callback(service.close)
-        parts.callback(core.models.close)
+        parts.callback(core.prompts.close)
         parts.push_async_callback(fleet.close)
         parts.push_async_callback(pacer.close)
         await service.listen_aside()
@@ -134,52 +123,20 @@ async def run(settings: ProcessorSettings) -> int:
         )
 
 
-def add_services(server: Server, core: ProcessorCore, workers: Fleet, limits: Forwarding) -> None:
+def add_services(server: Server, core: ProcessorCore, workers: Fleet) -> None:
     """Add all services of a Processor to ``server``."""
-    forwarder = Forwarder(
-        ForwardingParts(
-            models=core.models,
-            router=core.router,
-            queues=core.queues,
-            meter=core.meter,
-            held=HeldBytes(limits.max_held_bytes),
-            max_request_tokens=limits.max_request_tokens,
-            tracing=limits.tracing,
-        )
-    )
+    front = core.front
     processor_pb2_grpc.add_ProcessorServiceServicer_to_server(
         ProcessorServicer(core), server.methods
     )
     diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(
-        DiffusionServicer(core, DiffusionCore(forwarder, workers), _text(core, workers)),
+        DiffusionServicer(
+            front, DiffusionCore(front, workers), TextForwarder(front, workers, workers.unread)
+        ),
         server.methods,
     )
     embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(
-        EmbeddingServicer(core, VectorsCore(forwarder, workers)), server.methods
-    )
-
-
-def _text(core: ProcessorCore, workers: Fleet) -> TextForwarder:
-    return TextForwarder(
-        TextParts(
-            models=core.models,
-            router=core.router,
-            workers=workers,
-            queues=core.queues,
-            limits=core.limits,
-            telemetry=core.telemetry,
-            meter=core.meter,
-            work=core.work,
-            unread=workers.unread,
-        )
-    )
-
-
-def _forwarding(settings: ProcessorSettings, service: Service) -> Forwarding:
-    return Forwarding(
-        max_held_bytes=settings.max_open_bytes,
-        max_request_tokens=settings.max_request_tokens,
-        tracing=service.tracing,
+        EmbeddingServicer(front, VectorsCore(front, core.prompts, workers)), server.methods
     )
 
 
@@ -214,9 +171,16 @@ def _core(
     texts: Mapping[str, TextModel | None],
 ) -> ProcessorCore:
     key = _ticket_key(settings.ticket_key)
-    return ProcessorCore(
-        Models(texts, router, _text_limits(settings)),
+    front = Front(
+        Models(texts, router),
         router,
+        limits=_limits(settings),
+        telemetry=FrontTelemetry(service.tracing),
+        max_held_bytes=settings.max_open_bytes,
+    )
+    return ProcessorCore(
+        front,
+        Prompts(_text_limits(settings)),
         TurnParts(
             pacer=pacer,
             workers=fleet,
@@ -224,9 +188,7 @@ def _core(
             embedding_tickets=EmbeddingTickets(key) if key else None,
             unread=fleet.unread,
         ),
-        telemetry=GenerationTelemetry(service.tracing),
-        media=_media(settings, router, fleet),
-        limits=_limits(settings),
+        _media(settings, router, fleet),
     )
 
 
@@ -264,7 +226,7 @@ async def follow_readiness(core: ProcessorCore, server: Server, changed: asyncio
         await changed.wait()
         changed.clear()
         ready = core.models.ready()
-        apart = [name for name in core.models.names if core.router.versions_differ(name)]
+        apart = [name for name in core.models.names if core.front.router.versions_differ(name)]
         if bool(apart) is not differ.holds:
             differ.set(holds=bool(apart))
             if apart:
@@ -284,7 +246,7 @@ def _plan(settings: ProcessorSettings, core: ProcessorCore) -> ServicePlan:
     return ServicePlan(
         services=SERVICES,
         max_receive_bytes=settings.max_receive_bytes,
-        load=core.meter,
+        load=core.front.meter,
         open_work=lambda: {"streams": core.work.count},
         ages=True,
         transport=settings.clients.transport,

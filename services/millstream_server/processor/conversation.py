@@ -83,7 +83,8 @@ class Conversation:
         self._refusing = refusing
         self._refused = False
         self._waiting: deque[UserTurn] = deque()
-        self._changed = asyncio.Event()
+        self._changed: asyncio.Future[None] | None = None
+        """Set while the writer waits."""
         self._input_closed = False
         self._error: Failure | None = None
         self._current: Stoppable | None = None
@@ -126,7 +127,7 @@ class Conversation:
             self._refused = True
         else:
             self._waiting.append(turn)
-        self._changed.set()
+        self._wake()
 
     def cancel(self, number: int | None = None) -> None:
         """Cancel turn ``number``; None: the running turn or, between two turns, the next.
@@ -151,18 +152,19 @@ class Conversation:
     def close(self) -> None:
         """Forget all media, now: who still knows this object may live until the next collection."""
         for message in [m for turn in self._waiting for m in turn.messages] + self.messages:
-            for part in message.media:
-                part.data = b""
+            if message.parts:
+                for part in message.media:
+                    part.data = b""
 
     def close_input(self) -> None:
         """The client has closed its side: waiting turns still run, then the conversation ends."""
         self._input_closed = True
-        self._changed.set()
+        self._wake()
 
     def drain(self) -> None:
         """The server shuts down: turns added already still run, then the stream ends."""
         self._draining = self._notice_due = True
-        self._changed.set()
+        self._wake()
 
     # ---- to the client
 
@@ -205,16 +207,22 @@ class Conversation:
             await self._wait()
 
     async def _wait(self) -> None:
-        self._changed.clear()
-        if not self._draining:
-            await self._changed.wait()
-            return
+        self._changed = asyncio.get_running_loop().create_future()
         try:
+            if not self._draining:
+                await self._changed
+                return
             # Not `wait_for`: Python 3.11's loses a cancel that comes with the time-out.
             async with asyncio.timeout(_HALF_CLOSE_S):
-                await self._changed.wait()
+                await self._changed
         except TimeoutError:
             raise _shutting_down() from None
+        finally:
+            self._changed = None
+
+    def _wake(self) -> None:
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
 
     def runs(self, current: Stoppable) -> None:
         """Set what runs for the turn: cancels go to ``current``, also those received before.

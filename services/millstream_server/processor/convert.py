@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from google.protobuf.message import Message
 
@@ -18,8 +19,7 @@ from millstream_server.media.items import Modality
 from millstream_server.processor.conversation import Conversation, UserTurn
 from millstream_server.processor.media.parts import MediaPart
 from millstream_server.processor.media.uploads import Uploads
-from millstream_server.processor.options import Options
-from millstream_server.processor.requests import Completion
+from millstream_server.processor.options import Completion, Options
 from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
 from millstream_server.protobuf import generation as from_worker
 from millstream_server.protobuf.common import PRIORITIES
@@ -32,6 +32,10 @@ _ROLES = {
     chat_pb2.CHAT_ROLE_ASSISTANT: ChatRole.ASSISTANT,
     chat_pb2.CHAT_ROLE_TOOL: ChatRole.TOOL,
 }
+_SAME_NAME = frozenset(
+    ("n", "return_token_ids", "include_special_tokens", "adapter", "session", "cache_salt")
+)
+"""Options whose field has the same name and value here."""
 _IN_SLOTS = (
     diffusion_pb2.GenerateTextRequest,
     diffusion_pb2.GenerateImageRequest,
@@ -107,7 +111,7 @@ def held_bytes(message: Message) -> int:
 
     Those of files in chunks count in the `MediaBudget`, and must not keep others' text out. Those
     of requests in slots count until the request ends, since a stream may outlive many: in
-    `HeldBytes` or, token ids, in the `AdmissionQueue`.
+    `Front.hold` or, token ids, in the `AdmissionQueue`.
     """
     if isinstance(message, _IN_SLOTS):
         return 0
@@ -122,7 +126,7 @@ def _user_turn(message: processor_pb2.UserTurn, uploads: Uploads) -> UserTurn:
         raise InvalidRequestError.of(field, "must not be empty")
     if len(message.content) > MAX_PARTS:
         raise InvalidRequestError.of(field, f"at most {MAX_PARTS} parts")
-    text, parts = _content(message.content, field, uploads)
+    text, parts = _content(message.content, "user_turn", uploads)
     return UserTurn(
         (ChatMessage(ChatRole.USER, text, field="user_turn", parts=parts),),
         options_from_proto(message.options, "user_turn.options.")
@@ -153,48 +157,51 @@ def messages_from_proto(
     """
     if len(messages) > MAX_MESSAGES:
         raise InvalidRequestError.of(field, f"at most {MAX_MESSAGES} messages")
-    if sum(len(m.content) + len(m.tool_calls) for m in messages) > MAX_PARTS:
-        raise InvalidRequestError.of(field, f"at most {MAX_PARTS} content parts and tool calls")
-    return [
-        _message(message, f"{field}[{index}]", uploads) for index, message in enumerate(messages)
-    ]
-
-
-def _message(message: chat_pb2.ChatMessage, field: str, uploads: Uploads | None) -> ChatMessage:
-    """Convert a message; an unknown role becomes None, which is refused later."""
-    text, parts = _content(message.content, f"{field}.content", uploads)
-    return ChatMessage(
-        role=_ROLES.get(message.role),
-        text=text,
-        tool_calls=tuple(ToolCall(c.id, c.name, c.arguments_json) for c in message.tool_calls)
-        if message.tool_calls
-        else (),
-        tool_call_id=message.tool_call_id,
-        name=message.name,
-        field=field,
-        parts=parts,
-    )
+    found, count = [], 0
+    for index, message in enumerate(messages):
+        content, calls = message.content, message.tool_calls
+        count += len(content) + len(calls)
+        if count > MAX_PARTS:
+            raise InvalidRequestError.of(field, f"at most {MAX_PARTS} content parts and tool calls")
+        path = f"{field}[{index}]"
+        text, parts = _content(content, path, uploads)
+        found.append(
+            ChatMessage(
+                _ROLES.get(message.role),  # an unknown role becomes None, which is refused later
+                text,
+                tuple(ToolCall(c.id, c.name, c.arguments_json) for c in calls) if calls else (),
+                message.tool_call_id,
+                message.name,
+                path,
+                parts,
+            )
+        )
+    return found
 
 
 def _content(
     parts: Sequence[chat_pb2.ContentPart], field: str, uploads: Uploads | None
 ) -> tuple[str, tuple[str | MediaPart, ...]]:
-    """Return a message's text, and its parts in order if it has media.
+    """Return the text of a message at the path ``field``, and its parts in order if it has media.
 
     Raises:
         ServingError: a part is of an unknown kind, or its media can't be taken.
     """
+    if len(parts) == 1:
+        part = parts[0]
+        if part.WhichOneof("part") == "text":
+            return part.text, ()
     kinds = [part.WhichOneof("part") for part in parts]
     if None in kinds:
         raise InvalidRequestError.of(
-            f"{field}[{kinds.index(None)}]",
+            f"{field}.content[{kinds.index(None)}]",
             "set one of text, image, video; this server knows no other kind of content",
         )
-    text = parts[0].text if len(parts) == 1 else "".join(part.text for part in parts)
+    text = "".join(part.text for part in parts)
     if kinds.count("text") == len(kinds):
         return text, ()
     return text, tuple(
-        part.text if kind == "text" else _media_part(part, f"{field}[{index}]", uploads)
+        part.text if kind == "text" else _media_part(part, f"{field}.content[{index}]", uploads)
         for index, (part, kind) in enumerate(zip(parts, kinds, strict=True))
     )
 
@@ -234,22 +241,23 @@ def options_from_proto(options: processor_pb2.GenerationOptions, path: str) -> O
     Raises:
         InvalidRequestError: a part of them can't be read.
     """
-    return Options(
-        path=path,
-        sampling=from_worker.sampling_fields(options.sampling, f"{path}sampling"),
-        logprobs=from_worker.logprob_options_from_proto(options),
-        priority=PRIORITIES.get(options.priority),
-        n=options.n if options.HasField("n") else 1,
-        stops=tuple(options.stop),
-        min_interval_s=options.min_interval.ToNanoseconds() / 1e9
-        if options.HasField("min_interval")
-        else 0.0,
-        return_token_ids=options.return_token_ids,
-        include_special_tokens=options.include_special_tokens,
-        adapter=options.adapter,
-        session=options.session,
-        cache_salt=options.cache_salt,
-    )
+    given: dict[str, Any] = {}
+    sampling: Mapping[str, Any] = {}
+    for field, value in options.ListFields():  # few are set, and each look at one costs
+        name = field.name
+        if name == "sampling":
+            sampling = from_worker.sampling_fields(value, f"{path}sampling")
+        elif name in _SAME_NAME:
+            given[name] = value
+        elif name == "logprobs":
+            given[name] = from_worker.logprob_options_from_proto(options)
+        elif name == "priority":
+            given[name] = PRIORITIES.get(value)
+        elif name == "stop":
+            given["stops"] = tuple(value)
+        elif name == "min_interval":
+            given["min_interval_s"] = value.ToNanoseconds() / 1e9
+    return Options(path=path, sampling=sampling, **given)
 
 
 def completion_from_proto(request: processor_pb2.CompleteRequest) -> Completion:

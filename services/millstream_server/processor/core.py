@@ -5,38 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millstream_server.generation.request import (
-    GenerationRequest,
-)
-from millstream_server.processor.caller import Caller
+from millstream_server.engines.base import Role
+from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.processor.conversation import Conversation, Stoppable, UserTurn
-from millstream_server.processor.limits import (
-    DEFAULT_LIMITS,
-    RequestLimits,
-    most_tokens,
-)
+from millstream_server.processor.front import Front, FrontRequest
 from millstream_server.processor.media.core import ProcessorMedia
-from millstream_server.processor.models import Models
-from millstream_server.processor.queue.admission import Admission, AdmissionRequest
-from millstream_server.processor.queue.admission_queue import AdmissionQueue
-from millstream_server.processor.requests import Completion, RequestBuilder
-from millstream_server.processor.telemetry import (
-    CHAT,
-    TEXT_COMPLETION,
-    GenerationTelemetry,
+from millstream_server.processor.media.encoding import TurnMedia
+from millstream_server.processor.models import ServedModel
+from millstream_server.processor.options import Caller, Completion, Options
+from millstream_server.processor.prompts import Prompts
+from millstream_server.processor.queue.admission import Admission
+from millstream_server.processor.requests import (
+    check,
+    check_options,
+    completion_paths,
+    conversation_paths,
+    most_tokens,
+    request_of,
+    turn_paths,
 )
 from millstream_server.processor.turn import Rendering, Turn, TurnParts
 from millstream_server.routing.request import RoutingRequest
-from millstream_server.routing.router import Router
+from millstream_server.routing.tasks import Task
 from millstream_server.runtime.errors import (
     SERVER_FAULTS,
-    InvalidRequestError,
     ServingError,
-    UnavailableError,
 )
-from millstream_server.runtime.lifecycle.drain import OpenPiece, OpenWork
 from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.telemetry.load_meter import LoadMeter
 from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
@@ -47,47 +42,22 @@ class ProcessorCore:
 
     def __init__(
         self,
-        models: Models,
-        router: Router,
+        front: Front,
+        prompts: Prompts,
         parts: TurnParts,
-        *,
-        telemetry: GenerationTelemetry | None = None,
         media: ProcessorMedia,
-        limits: RequestLimits = DEFAULT_LIMITS,
     ) -> None:
-        """Serve ``models`` on the workers that ``router`` picks."""
-        self.models = models
+        """Serve chats and completions on the workers of ``parts``."""
+        self.front = front
+        self.prompts = prompts
         self.media = media
-        self.work = OpenWork()
-        self.meter = LoadMeter(self._utilization)
-        self.router = router
-        self.limits = limits
-        self._requests = RequestBuilder(models, limits, media)
-        self.telemetry = telemetry or GenerationTelemetry()
+        self.models, self.work, self.call = front.models, front.work, front.call
         self._parts = parts
-        self.queues = {name: _queue(name, router, limits) for name in models.names}
-        """Of each model."""
-
-    def call(self, on_drain: Callable[[], None] | None = None) -> OpenPiece:
-        """Count a streaming RPC as open during a ``with`` block.
-
-        ``on_drain`` is called if the server begins to shut down.
-
-        Raises:
-            UnavailableError: this Processor is shutting down. Turns admitted before still run.
-        """
-        if self.work.refusing:
-            raise UnavailableError(
-                "this server is shutting down; retry on another one", retry_delay_s=0.1
-            )
-        return self.work.track(on_drain)
-
-    # ---- from a request to a running turn --------------------------------------------------------
 
     async def answer(
         self,
         conversation: Conversation,
-        asked: UserTurn,
+        said: UserTurn,
         caller: Caller,
         call: Call,
         rendering: Rendering,
@@ -97,37 +67,71 @@ class ProcessorCore:
         Raises:
             ServingError: it was refused.
         """
-        telemetry = self.telemetry.open(CHAT, caller.trace, conversation.number)
-        options, media = conversation.options, None
-        with telemetry:
+        options, request_id, media = conversation.options, conversation.request_id, None
+        paths = turn_paths(said.field, options.path)
+        with FrontRequest(self.front, Task.CHAT, caller.trace, number=conversation.number) as asked:
             try:
-                request, media = await self._requests.of_turn(
-                    conversation, asked, caller, telemetry
-                )
-                admission = await self._admit(request, options.n, conversation.runs)
-            except BaseException as error:
+                served = self._served(conversation.model, "start.model", Task.CHAT, asked)
+                await self.prompts.read_grammar(options.sampling)
+                if conversation.has_media:
+                    check_options(request_id, options, paths)  # before files are encoded in vain
+                    routing = RoutingRequest(model=served.name, session=conversation.workers)
+                    media = self.media.of_turn(routing, request_id, caller, asked.telemetry)
+                    conversation.runs(media)
+                    prompt = await self._media_prompt(conversation, said, served, media)
+                else:
+                    _, token_ids = await self.prompts.of_chat(
+                        served.text,
+                        conversation.messages,
+                        conversation.tools,
+                        conversation_paths(said.field),
+                    )
+                    prompt = Prompt(token_ids)
+                later_turn = said.options is None and conversation.number > 1
+                request = request_of(request_id, served, prompt, options, caller, fit=later_turn)
+                if not (media and media.cancelled):
+                    check(request, options, served, self.front.limits, paths)
+                admission = await self._admit(request, options, asked, conversation.runs)
+            except BaseException:
                 if media:
                     media.release()
-                self._refused(error)
                 raise
-            if media and media.cancelled:
-                admission.leave()  # the turn then ends without having started
-            _, text = self.models.text(request.model)
-            turn = Turn(
-                request,
-                options,
-                text,
-                admission,
-                self._parts,
-                call=call,
-                rendering=rendering,
-                telemetry=telemetry,
-                media=media,
-            )
-            held_at = media.held_at if media else ""
-            self._launch(turn, admission, conversation.workers, held_at)
+        if media and media.cancelled:
+            admission.leave()  # the turn then ends without having started
+        turn = Turn(
+            request,
+            options,
+            served.text,
+            admission,
+            self._parts,
+            call=call,
+            rendering=rendering,
+            telemetry=asked.telemetry,
+            media=media,
+        )
+        self._launch(turn, admission, conversation.workers, media.held_at if media else "")
         conversation.runs(turn)
         return turn
+
+    async def _media_prompt(
+        self, conversation: Conversation, said: UserTurn, served: ServedModel, media: TurnMedia
+    ) -> Prompt:
+        """Encode the conversation's media and place them; empty if the turn was cancelled.
+
+        Raises:
+            ServingError: one of them can't be used, or the conversation can't be rendered.
+        """
+        takes, paths = served.engine.media, conversation_paths(said.field)
+        if takes is not None and takes.modalities and not served.modalities:
+            raise self.front.router.absent(served.name, Role.ENCODE)
+        text = await self.prompts.render(
+            served.text, conversation.messages, conversation.tools, paths
+        )
+        parts, hold = conversation.media, conversation.uploads.hold
+        await media.encode(parts, lambda: self.media.intake.prepare(parts, served.modalities, hold))
+        if media.cancelled:
+            return Prompt(())
+        return await self.prompts.with_media(served.text, text, media.encoded, paths.messages)
 
     async def complete(
         self, completion: Completion, caller: Caller, call: Call, rendering: Rendering
@@ -137,37 +141,50 @@ class ProcessorCore:
         Raises:
             ServingError: it was refused.
         """
-        telemetry = self.telemetry.open(TEXT_COMPLETION, caller.trace)
-        options = completion.options
-        with telemetry:
-            try:
-                request = await self._requests.of_completion(completion, caller, telemetry)
-                admission = await self._admit(request, options.n, lambda _: None)
-            except BaseException as error:
-                self._refused(error)
-                raise
-            _, text = self.models.text(request.model)
-            turn = Turn(
-                request,
-                options,
-                text,
-                admission,
-                self._parts,
-                call=call,
-                rendering=rendering,
-                telemetry=telemetry,
-                continuation=True,
+        options, text = completion.options, completion.prompt
+        paths = completion_paths(options.path, is_text=isinstance(text, str))
+        with FrontRequest(self.front, Task.COMPLETE, caller.trace) as asked:
+            served = self._served(completion.model, "model", Task.COMPLETE, asked)
+            await self.prompts.read_grammar(options.sampling)
+            token_ids = (
+                await self.prompts.tokenize(served.text, text, special_tokens=True)
+                if isinstance(text, str)
+                else text
             )
-            self._launch(turn, admission)
-            return turn
+            prompt = Prompt(token_ids)
+            request = request_of(completion.request_id, served, prompt, options, caller)
+            check(request, options, served, self.front.limits, paths)
+            admission = await self._admit(request, options, asked)
+        turn = Turn(
+            request,
+            options,
+            served.text,
+            admission,
+            self._parts,
+            call=call,
+            rendering=rendering,
+            telemetry=asked.telemetry,
+            continuation=True,
+        )
+        self._launch(turn, admission)
+        return turn
+
+    def _served(self, model: str, field: str, task: Task, asked: FrontRequest) -> ServedModel:
+        served = self.models.served(model, field, task)
+        asked.known(served.name, served.engine.engine)
+        return served
 
     async def _admit(
-        self, request: GenerationRequest, n: int, runs: Callable[[Stoppable], None]
+        self,
+        request: GenerationRequest,
+        options: Options,
+        asked: FrontRequest,
+        runs: Callable[[Stoppable], None] | None = None,
     ) -> Admission:
         """Admit a checked request: at once if there is capacity, else after waiting.
 
         ``runs`` is called with an admission that waits. If it is cancelled then, the returned one
-        doesn't run. A shutdown refuses nothing here: `call` and `Conversation` refuse late
+        doesn't run. A shutdown refuses nothing here: `Front.call` and `Conversation` refuse late
         requests. When the last worker is lost while requests wait, they wait on for
         `QueueLimits.comeback_s`, and run in order after a reconnect; new requests get NO_WORKER at
         once, so that their clients can use another server.
@@ -177,22 +194,15 @@ class ProcessorCore:
             OverloadedError: the queue is full.
             DeadlinePassedError: the caller's deadline passed while it waited.
         """
-        self.router.require(request.model)
-        admission = self.queues[request.model].enter(
-            AdmissionRequest(
-                units=n,
-                tokens=most_tokens(request, n),
-                priority=request.priority,
-                timeout_s=request.time_left_s,
-            )
+        asked.telemetry.request_known(request, options.n)
+        self.front.router.require(request.model)
+        admission = asked.enter(
+            options.n, most_tokens(request, options.n), request.priority, request.time_left_s
         )
         if admission.waits:
-            try:
+            if runs:
                 runs(admission)
-                await admission.admitted()
-            except BaseException:
-                admission.leave()
-                raise
+            await admission.admitted()
         return admission
 
     def _launch(
@@ -202,7 +212,7 @@ class ProcessorCore:
         session: tuple[str, ...] = (),
         media_at: str = "",
     ) -> None:
-        """Route an admitted turn and start it on its workers, without awaiting.
+        """Route an admitted generation and start it on its workers, without awaiting.
 
         Raises:
             UnavailableError: a worker it takes is away.
@@ -213,7 +223,7 @@ class ProcessorCore:
                 turn.end_unstarted()
                 return
             turn.start(
-                self.router.plan(
+                self.front.router.plan(
                     RoutingRequest(
                         model=request.model,
                         token_ids=request.token_ids,
@@ -233,16 +243,11 @@ class ProcessorCore:
             self.end(turn)
             raise
 
-    def _refused(self, error: BaseException) -> None:
-        """Count a refusal before there is a `Turn`; invalid requests don't count."""
-        if isinstance(error, ServingError) and not isinstance(error, InvalidRequestError):
-            self.meter.finished(failed=error.code in SERVER_FAULTS)
-
     def end(self, turn: Turn) -> None:
         """Close a turn in any state, and log the turn in one line, without its text."""
         turn.close()
         error, usage, request = turn.error, turn.usage(), turn.request
-        self.meter.finished(failed=error is not None and error.code in SERVER_FAULTS)
+        self.front.meter.finished(failed=error is not None and error.code in SERVER_FAULTS)
         # Who only starts and cancels gets no line each.
         write = log.info if usage.completion_tokens or turn.complete else log.caused
         seed: dict[str, Any] = {} if turn.seed is None else {"seed": turn.seed}
@@ -258,12 +263,3 @@ class ProcessorCore:
             **seed,
             outcome=turn.outcome,
         )
-
-    def _utilization(self) -> float:
-        return max((queue.utilization for queue in self.queues.values()), default=0.0)
-
-
-def _queue(model: str, router: Router, limits: RequestLimits) -> AdmissionQueue:
-    queue = AdmissionQueue(model, limits.queue, lambda: router.capacity(model))
-    router.watch(queue.changed)
-    return queue

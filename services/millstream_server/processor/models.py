@@ -1,38 +1,36 @@
-"""The models that a Processor serves: their text handling, and their workers' limits."""
+"""Which model a request is for, what it can do, and its workers' limits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableSequence, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from millstream_server.engines.base import EngineInfo, Role
 from millstream_server.generation.generator import GeneratorInfo
-from millstream_server.generation.request import Prompt
 from millstream_server.media.items import Modality
-from millstream_server.processor.media.encoding import EncodedPart
-from millstream_server.processor.media.prompt import media_prompt
-from millstream_server.processor.tasks import ModelTasks
-from millstream_server.processor.text.fair_queue import TextLimits
-from millstream_server.processor.text.json_checks import schema_seconds
-from millstream_server.processor.text.message_checks import ConversationPaths, check_messages
-from millstream_server.processor.text.messages import ChatMessage, Tool
-from millstream_server.processor.text.threads import TextThreads, stop_if_gone
-from millstream_server.processor.text.tokenizer import SECONDS_PER_CHAR, TextModel
+from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.routing.router import Router
 from millstream_server.routing.tasks import Task
 from millstream_server.runtime.errors import (
     InvalidRequestError,
+    ModelNotFoundError,
     NoWorkerError,
-    UnsupportedFeatureError,
 )
 
-_SMALL_CHARS = 1024
-_SMALL_MESSAGES = 16
-_SMALL_PARTS = 64
-_SMALL_PROMPT_CHARS = 4096
-"""Of a rendered prompt that is tokenized on the event loop, in about 2 ms."""
-_CHECKED_AT_ONCE = 1 << 14
-_SECONDS_PER_MESSAGE = 20e-6
+_DOES = {
+    Task.CHAT: "chats",
+    Task.COMPLETE: "continues texts",
+    Task.EMBED: "embeds texts",
+    Task.RERANK: "ranks documents",
+    Task.GENERATE_IMAGE: "makes images",
+    Task.GENERATE_VIDEO: "makes videos",
+    Task.GENERATE_TEXT: "makes text of token ids",
+}
+_CHATTING = frozenset({Task.CHAT, Task.COMPLETE})
+"""Both are refused the same way: a model without a template says itself that Chat needs one."""
+_WITHOUT_TEXT = frozenset({Task.GENERATE_IMAGE, Task.GENERATE_VIDEO, Task.GENERATE_TEXT})
+"""These need no tokenizer here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +40,8 @@ class ServedModel:
     name: str
     text: TextModel
     engine: GeneratorInfo
+    defaults: Mapping[str, Any]
+    """The model's own sampling parameters, without those that its engine refuses."""
     modalities: frozenset[Modality] = frozenset()
     """Media that a prompt may have now."""
 
@@ -69,14 +69,10 @@ class ModelStatus:
 class Models:
     """All models of a Processor."""
 
-    def __init__(
-        self, texts: Mapping[str, TextModel | None], router: Router, text_limits: TextLimits
-    ) -> None:
+    def __init__(self, texts: Mapping[str, TextModel | None], router: Router) -> None:
         """Serve ``texts``, by model name, on the workers of ``router``; None: without text."""
         self._texts = texts
         self._router = router
-        self.threads = TextThreads(text_limits)
-        self._tasks = ModelTasks(texts, router.tasks)
         self._served: dict[tuple[str, Task], ServedModel] = {}
         """Cache, emptied when a worker is added, removed or changed; has only models of ours."""
         router.watch(self._served.clear)
@@ -91,10 +87,68 @@ class Models:
 
         Raises:
             ModelNotFoundError: it isn't served here.
-            InvalidRequestError: no name was given and several models may do this, or the model
-            does something else.
+            InvalidRequestError: no name was given and several models, or none, may do this; or
+            the model's workers do something else.
         """
-        return self._tasks.find(name, task, field)
+        if not name:
+            return self._only(task, field)
+        self._require(name)
+        self._check(name, task, field)
+        return name
+
+    def _require(self, name: str) -> None:
+        if name not in self._texts:
+            raise ModelNotFoundError(
+                f"model {name[:64]!r} is not served here; ListModels names those that are"
+            )
+
+    def _only(self, task: Task, field: str) -> str:
+        if len(self._texts) == 1:
+            (name,) = self._texts
+            self._check(name, task, field)
+            return name
+        able = sorted(name for name in self._texts if task in self._probable(name))
+        if len(able) == 1:
+            return able[0]
+        if not able:
+            raise InvalidRequestError.of(field, f"no model here {_DOES[task]}")
+        raise InvalidRequestError.of(field, f"name one of {able}")
+
+    def _probable(self, name: str) -> frozenset[Task]:
+        """Return what a model does or, before a worker has said it, what its files suggest."""
+        if known := self._does(name):
+            return known
+        text = self._texts[name]
+        if text is None:
+            return frozenset({Task.GENERATE_IMAGE, Task.GENERATE_VIDEO})
+        if text.chat_template.available:
+            return _CHATTING
+        return frozenset({Task.COMPLETE, Task.EMBED, Task.RERANK})
+
+    def _check(self, name: str, task: Task, field: str) -> None:
+        """Refuse a model whose workers do something else; without any, a worker may yet come.
+
+        Raises:
+            InvalidRequestError: they do.
+        """
+        wanted = _CHATTING if task in _CHATTING else {task}
+        lacks_text = self._texts[name] is None and task not in _WITHOUT_TEXT
+        if lacks_text and wanted & self._router.tasks(name):
+            sentence = "has no tokenizer here: start the Processor with --models NAME=DIR"
+            raise InvalidRequestError.of(field, f"{name!r} {sentence}")
+        does = self._does(name)
+        if does and not wanted & does:
+            raise InvalidRequestError.of(field, f"{name!r} {_instead(does)}")
+
+    def _does(self, name: str) -> frozenset[Task]:
+        """Return what a model does, as far as its workers have said; empty before any has."""
+        tasks = self._router.tasks(name)
+        text = self._texts[name]
+        if text is None:
+            return tasks & _WITHOUT_TEXT
+        if Task.COMPLETE in tasks and text.chat_template.available:
+            return tasks | {Task.CHAT}
+        return tasks
 
     def text(self, name: str, field: str = "model") -> tuple[str, TextModel]:
         """Look up a model's text handling; an empty name means the only model with one.
@@ -110,7 +164,7 @@ class Models:
                 why = f"name one of {with_text}" if with_text else "no model here has a tokenizer"
                 raise InvalidRequestError.of(field, why)
             (name,) = with_text
-        self._tasks.require(name)
+        self._require(name)
         text = self._texts[name]
         if text is None:
             raise InvalidRequestError.of(field, f"{name!r} has no tokenizer here")
@@ -137,11 +191,8 @@ class Models:
             raise NoWorkerError(
                 "no worker of this model is in service; retry in a moment", retry_delay_s=1.0
             )
-        return ServedModel(name, text, engine, self._modalities(name))
-
-    def absent(self, name: str, role: Role) -> NoWorkerError:
-        """Make the error that a model has no worker of a role."""
-        return self._router.absent(name, role)
+        defaults = text.generation_defaults.given(engine.refused_fields)
+        return ServedModel(name, text, engine, defaults, self._modalities(name))
 
     def status(self) -> list[ModelStatus]:
         """Describe every model."""
@@ -153,7 +204,7 @@ class Models:
                 self._router.limits(name),
                 self._router.connected(name),
                 self._modalities(name),
-                self._tasks.now(name) if self._router.ready(name) else frozenset(),
+                self._does(name) if self._router.ready(name) else frozenset(),
                 self._router.task_workers(name).infos,
             )
             for name in self.names
@@ -168,148 +219,8 @@ class Models:
         """Return whether every model has a worker of every role it needs."""
         return all(self._router.ready(name) for name in self._texts)
 
-    # ---- text ------------------------------------------------------------------------------------
 
-    async def render_chat(
-        self,
-        text: TextModel,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[Tool],
-        paths: ConversationPaths,
-    ) -> tuple[str, MutableSequence[int]]:
-        """Check a conversation, render the model's template, tokenize: prompt text and ids.
-
-        A short conversation is done on the event loop, which is faster than a thread.
-
-        Raises:
-            InvalidRequestError: it can't be rendered.
-            OverloadedError: too much text work waits.
-        """
-
-        def encode(prompt: str) -> MutableSequence[int]:
-            return text.encode(prompt, add_special_tokens=False)
-
-        def work() -> tuple[str, MutableSequence[int]]:
-            prompt = _render(text, messages, tools, paths)
-            return prompt, encode(prompt)
-
-        if not _is_small(messages, tools):
-            return await self.threads.run(work, _seconds(messages, tools))
-        prompt = _render(text, messages, tools, paths)
-        if len(prompt) <= _SMALL_PROMPT_CHARS:
-            return prompt, encode(prompt)
-        # The template added much.
-        ids = await self.threads.run(lambda: encode(prompt), len(prompt) * SECONDS_PER_CHAR)
-        return prompt, ids
-
-    async def render_media(
-        self,
-        text: TextModel,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[Tool],
-        paths: ConversationPaths,
-    ) -> str:
-        """Check a conversation with media and render the model's template, without tokenizing.
-
-        Raises:
-            InvalidRequestError: it can't be rendered.
-            OverloadedError: too much text work waits.
-        """
-        if _is_small(messages, tools):
-            return _render(text, messages, tools, paths)
-        return await self.threads.run(
-            lambda: _render(text, messages, tools, paths), _seconds(messages, tools)
-        )
-
-    async def place_media(
-        self, text: TextModel, rendered: str, encoded: Sequence[EncodedPart], field: str
-    ) -> Prompt:
-        """Make the prompt of a rendered conversation and its encoded media.
-
-        Raises:
-            InvalidRequestError: the text has more or fewer placeholders than there are media.
-        """
-        family = text.family
-        if family is None:
-            raise UnsupportedFeatureError.of(field, "this model takes text only")
-
-        def tokenize(piece: str) -> Sequence[int]:
-            return text.encode(piece, add_special_tokens=False)
-
-        return await self.threads.run(
-            lambda: media_prompt(rendered, family, encoded, tokenize, field),
-            len(rendered) * SECONDS_PER_CHAR,
-        )
-
-    async def tokenize(
-        self, text: TextModel, prompt: str, *, special_tokens: bool
-    ) -> MutableSequence[int]:
-        """Tokenize a raw text."""
-        if len(prompt) <= _SMALL_CHARS:
-            return text.encode(prompt, add_special_tokens=special_tokens)
-        return await self.threads.run(
-            lambda: text.encode(prompt, add_special_tokens=special_tokens),
-            len(prompt) * SECONDS_PER_CHAR,
-        )
-
-    async def detokenize(self, text: TextModel, ids: Sequence[int], *, special_tokens: bool) -> str:
-        """Turn token ids into text.
-
-        Raises:
-            InvalidRequestError: an id is outside of the vocabulary.
-            OverloadedError: too much text work waits.
-        """
-
-        def work() -> str:
-            _check_ids(ids, text.vocab_size)
-            return text.decode(ids, skip_special_tokens=not special_tokens)
-
-        return await self.threads.run(work, text.decode_seconds(len(ids)))
-
-    def close(self) -> None:
-        """Stop the text threads."""
-        self.threads.close()
-
-
-def _check_ids(ids: Sequence[int], vocab_size: int) -> None:
-    for start in range(0, len(ids), _CHECKED_AT_ONCE):
-        stop_if_gone()
-        part = ids[start : start + _CHECKED_AT_ONCE]
-        if max(part) >= vocab_size:
-            at = start + next(i for i, token in enumerate(part) if token >= vocab_size)
-            raise InvalidRequestError.of(
-                f"token_ids[{at}]", f"must be below the vocabulary's size, {vocab_size}"
-            )
-
-
-def _render(
-    text: TextModel,
-    messages: Sequence[ChatMessage],
-    tools: Sequence[Tool],
-    paths: ConversationPaths,
-) -> str:
-    violations = check_messages(messages, tools, paths)
-    if violations:
-        raise InvalidRequestError.of_all(violations)
-    return text.chat_template.render(messages, tools, field=paths.messages)
-
-
-def _is_small(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> bool:
-    """Return whether the work is so short that a thread would not be worth it."""
-    return (
-        not tools
-        and len(messages) <= _SMALL_MESSAGES
-        # Templates may print ids and names too.
-        and sum(len(m.text) + len(m.name) + len(m.tool_call_id) for m in messages) <= _SMALL_CHARS
-        and sum(len(message.parts) for message in messages) <= _SMALL_PARTS
-        and not any(message.tool_calls for message in messages)
-    )
-
-
-def _seconds(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> float:
-    """Estimate how long it takes to check, render and tokenize a conversation."""
-    chars = sum(len(m.text) + len(m.name) + len(m.tool_call_id) for m in messages)
-    chars += sum(len(call.arguments_json) for m in messages for call in m.tool_calls)
-    chars += sum(len(tool.description) + len(tool.parameters_json_schema) for tool in tools)
-    schemas_s = sum(schema_seconds(tool.parameters_json_schema) for tool in tools)
-    return chars * SECONDS_PER_CHAR + len(messages) * _SECONDS_PER_MESSAGE + schemas_s
+def _instead(does: frozenset[Task]) -> str:
+    """Say what a model does, and by which RPC."""
+    parts = [f"{_DOES[task]}: use {task.value}" for task in Task if task in does]
+    return "; ".join(parts)

@@ -1,23 +1,30 @@
-"""A client's generation options, in plain types."""
+"""What a client asked for besides its messages, in plain types, not validated."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from millstream_server.generation.request import (
-    LogprobOptions,
-)
-from millstream_server.generation.sampling import Sampling
-from millstream_server.processor.text.model_files import GenerationDefaults
+from millstream_server.generation.request import LogprobOptions
 from millstream_server.runtime.priority import Priority
+from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """The caller of an RPC."""
+
+    deadline_s: float | None = None
+    """On the clock of `time.monotonic`; None: none."""
+    trace: TraceContext = NOT_TRACED
+    name: str = ""
+    """Whose key or certificate it has (`runtime.security.auth.caller`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Options of one turn, not validated."""
+    """Options of one turn."""
 
     path: str
     """Path of their message, with a dot at the end: ``start.options.``."""
@@ -38,33 +45,12 @@ class Options:
     cache_salt: str = ""
     """Requests with different ones share no KV cache."""
 
-    def sampling_for(
-        self,
-        defaults: GenerationDefaults,
-        tokens_left: int,
-        *,
-        fit: bool = False,
-        refused: frozenset[str] = frozenset(),
-    ) -> Sampling:
-        """Fill in what the client left unset: the model's own defaults, then neutral values.
 
-        Defaults in ``refused`` (`GeneratorInfo.refused_fields`) are left out: the client would be
-        refused for what it didn't ask for.
-        An unset max_new_tokens becomes ``tokens_left``, what the context leaves; with ``fit`` it is
-        never more than that.
-        """
-        values = {**_given(defaults, refused), **self.sampling}
-        most = max(1, tokens_left)
-        asked = values.setdefault("max_new_tokens", most)
-        if fit:
-            values["max_new_tokens"] = min(asked, most)
-        return Sampling(**values)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A raw prompt to be continued: text or token ids."""
 
-
-@functools.cache
-def _given(defaults: GenerationDefaults, refused: frozenset[str]) -> Mapping[str, Any]:
-    return {
-        name: value
-        for name, value in asdict(defaults).items()
-        if value is not None and f"sampling.{name}" not in refused
-    }
+    model: str
+    request_id: str
+    prompt: str | Sequence[int]
+    options: Options

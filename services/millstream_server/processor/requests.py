@@ -1,202 +1,77 @@
-"""From what a client asked to one checked request."""
+"""The one request of a prompt and its options: made, and checked, without side effects."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from millstream_server.engines.base import Role
 from millstream_server.generation.request import GenerationRequest, Prompt
-from millstream_server.generation.validation import (
-    MAX_CONSTRAINT_BYTES,
-    FieldPaths,
-    check_request,
-    shape_problem,
-)
-from millstream_server.processor.caller import Caller
-from millstream_server.processor.conversation import Conversation, UserTurn
-from millstream_server.processor.limits import RequestLimits, too_large
-from millstream_server.processor.media.core import ProcessorMedia
-from millstream_server.processor.media.encoding import TurnMedia
-from millstream_server.processor.models import Models, ServedModel
-from millstream_server.processor.options import Options
-from millstream_server.processor.telemetry import TurnTelemetry
+from millstream_server.generation.sampling import Sampling
+from millstream_server.generation.validation import FieldPaths, check_request
+from millstream_server.processor.models import ServedModel
+from millstream_server.processor.options import Caller, Options
+from millstream_server.processor.queue.admission_queue import QueueLimits
 from millstream_server.processor.text.message_checks import ConversationPaths
 from millstream_server.processor.text.stops import check_stops
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.routing.tasks import Task
 from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
 from millstream_server.runtime.priority import Priority
-from millstream_server.runtime.request_id import request_id_violations, short_text_violations
+from millstream_server.runtime.request_id import short_text_violations
 
 MAX_CHOICES = 16
 MAX_MIN_INTERVAL_S = 10.0
-_MANY_CHARS = 4096
-"""A grammar up to here is read on the event loop, in about 1 ms."""
-_SECONDS_PER_CHAR = 0.3e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completion:
-    """A raw prompt to be continued: text or token ids."""
+class RequestLimits:
+    """Limits on single requests, and on each model's queue."""
 
-    model: str
-    request_id: str
-    prompt: str | Sequence[int]
-    options: Options
+    max_request_tokens: int = 4 << 20
+    """n x (prompt + max_new_tokens) of one request."""
+    max_request_logprobs: int = 1 << 20
+    """Logprobs of one request: about 120 bytes each, so 128 MiB for a client that doesn't read.
 
-
-class RequestBuilder:
-    """Renders, tokenizes, fills in defaults, and checks: the one check of the front door."""
-
-    def __init__(self, models: Models, limits: RequestLimits, media: ProcessorMedia) -> None:
-        """Make requests for ``models`` within ``limits``; ``media`` takes in images and videos."""
-        self._models = models
-        self._media = media
-        self._limits = limits
-
-    async def of_turn(
-        self, conversation: Conversation, turn: UserTurn, caller: Caller, telemetry: TurnTelemetry
-    ) -> tuple[GenerationRequest, TurnMedia | None]:
-        """Make the request of a turn that ``conversation`` has taken, and encode its media.
-
-        If the turn was cancelled meanwhile, the media say so, and the request must not run.
-
-        Raises:
-            ServingError: it can't be served.
-        """
-        served = self._served(conversation.model, "start.model", Task.CHAT, telemetry)
-        paths = _conversation_paths(turn.field)
-        media = None
-        await self._read_constraint(conversation.options)
-        try:
-            if conversation.has_media:
-                _check_options(conversation, turn)  # before files are encoded for nothing
-                media = self._media.of_turn(conversation, served.name, caller, telemetry)
-                prompt = await self._media_prompt(conversation, served, media, paths)
-            else:
-                _, token_ids = await self._models.render_chat(
-                    served.text, conversation.messages, conversation.tools, paths
-                )
-                prompt = Prompt(token_ids)
-            request = self._of_prompt(conversation, turn, served, prompt, caller)
-        except BaseException:
-            if media:
-                media.release()
-            raise
-        telemetry.request_known(request, conversation.options.n)
-        return request, media
-
-    async def _media_prompt(
-        self,
-        conversation: Conversation,
-        served: ServedModel,
-        media: TurnMedia,
-        paths: ConversationPaths,
-    ) -> Prompt:
-        """Encode the conversation's media and place them; empty if the turn was cancelled."""
-        parts, hold = conversation.media, conversation.uploads.hold
-        takes = served.engine.media
-        if takes is not None and takes.modalities and not served.modalities:
-            raise self._models.absent(served.name, Role.ENCODE)
-        text = await self._models.render_media(
-            served.text, conversation.messages, conversation.tools, paths
-        )
-        conversation.runs(media)
-        await media.encode(
-            parts, lambda: self._media.intake.prepare(parts, served.modalities, hold)
-        )
-        if media.cancelled:
-            return Prompt(())
-        return await self._models.place_media(served.text, text, media.encoded, paths.messages)
-
-    def _of_prompt(
-        self,
-        conversation: Conversation,
-        turn: UserTurn,
-        served: ServedModel,
-        prompt: Prompt,
-        caller: Caller,
-    ) -> GenerationRequest:
-        options = conversation.options
-        later_turn = turn.options is None and conversation.number > 1
-        request = _request(conversation.request_id, served, prompt, options, caller, fit=later_turn)
-        if not prompt:  # cancelled while its media were encoded
-            return request
-        self._check(
-            request,
-            options,
-            served,
-            _turn_paths(turn.field, options.path),
-        )
-        return request
-
-    async def of_completion(
-        self, completion: Completion, caller: Caller, telemetry: TurnTelemetry
-    ) -> GenerationRequest:
-        """Make the request of a raw prompt.
-
-        Raises:
-            ServingError: it can't be served.
-        """
-        options, prompt = completion.options, completion.prompt
-        served = self._served(completion.model, "model", Task.COMPLETE, telemetry)
-        await self._read_constraint(options)
-        if isinstance(prompt, str):
-            token_ids: Sequence[int] = await self._models.tokenize(
-                served.text, prompt, special_tokens=True
-            )
-        else:
-            token_ids = prompt
-        request = _request(completion.request_id, served, Prompt(token_ids), options, caller)
-        is_text = isinstance(prompt, str)
-        paths = FieldPaths(
-            prompt="text" if is_text else "token_ids.ids",
-            options=options.path,
-            prompt_is_ids=not is_text,
-        )
-        self._check(request, options, served, paths)
-        telemetry.request_known(request, options.n)
-        return request
-
-    async def _read_constraint(self, options: Options) -> None:
-        """Check a long grammar's shape in a thread; `check_request` finds the result."""
-        constraint = options.sampling.get("constraint")
-        if constraint is None or not _MANY_CHARS < len(constraint.source) <= MAX_CONSTRAINT_BYTES:
-            return
-        await self._models.threads.run(
-            lambda: shape_problem(constraint), len(constraint.source) * _SECONDS_PER_CHAR
-        )
-
-    def _served(self, model: str, field: str, task: Task, telemetry: TurnTelemetry) -> ServedModel:
-        served = self._models.served(model, field, task)
-        telemetry.model_known(served.name, served.engine.engine)
-        return served
-
-    def _check(
-        self,
-        request: GenerationRequest,
-        options: Options,
-        served: ServedModel,
-        paths: FieldPaths,
-    ) -> None:
-        """Refuse what can't succeed, naming every wrong field.
-
-        Raises:
-            InvalidRequestError: something is wrong.
-        """
-        violations = (
-            _option_violations(request.request_id, options, paths)
-            or _stray_placeholders(request.prompt, served.text, paths)
-            or too_large(request, options.n, self._limits, paths.options)
-        )
-        if violations:
-            raise InvalidRequestError.of_all(violations)
-        check_request(request, served.engine, Role.AGGREGATED, paths)
+    Enough for 49,000 tokens with 20 alternatives each.
+    """
+    queue: QueueLimits = field(default_factory=QueueLimits)
+    """Limits of each model's queue."""
 
 
-def _request(
+DEFAULT_LIMITS = RequestLimits()
+
+
+# ---- the paths of a request's parts in its client's messages -------------------------------------
+
+
+@functools.cache  # of a few fields of ours
+def turn_paths(messages: str, options: str) -> FieldPaths:
+    """Return a turn's paths, by the turn's own and its options'."""
+    return FieldPaths(
+        prompt=messages, options=options, request_id="start.request_id", prompt_is_ids=False
+    )
+
+
+@functools.cache  # likewise
+def conversation_paths(messages: str) -> ConversationPaths:
+    """Return the paths of a conversation whose last turn came in the field ``messages``."""
+    return ConversationPaths(messages, "start.tools")
+
+
+@functools.cache  # likewise
+def completion_paths(options: str, *, is_text: bool) -> FieldPaths:
+    """Return a completion's paths, by its options'."""
+    return FieldPaths(
+        prompt="text" if is_text else "token_ids.ids", options=options, prompt_is_ids=not is_text
+    )
+
+
+# ---- from a prompt to a request ------------------------------------------------------------------
+
+
+def request_of(
     request_id: str,
     served: ServedModel,
     prompt: Prompt,
@@ -205,16 +80,20 @@ def _request(
     *,
     fit: bool = False,
 ) -> GenerationRequest:
-    """Make the request of a turn; with ``fit`` the answer is bounded by what the context leaves."""
+    """Make the request of a prompt; with ``fit`` the answer is bounded by what the context leaves.
+
+    `check` comes next.
+    """
+    engine = served.engine
     return GenerationRequest(
         request_id=request_id,
         model=served.name,
         prompt=prompt,
-        sampling=options.sampling_for(
-            served.text.generation_defaults,
-            served.engine.context_length - len(prompt),
+        sampling=sampling_of(
+            options.sampling,
+            served.defaults,
+            engine.context_length - len(prompt),
             fit=fit,
-            refused=served.engine.refused_fields,
         ),
         logprobs=options.logprobs,
         priority=Priority.NORMAL if options.priority is None else options.priority,
@@ -225,9 +104,80 @@ def _request(
     )
 
 
+def sampling_of(
+    asked: Mapping[str, Any], defaults: Mapping[str, Any], tokens_left: int, *, fit: bool = False
+) -> Sampling:
+    """Fill in what the client left unset: the model's own ``defaults``, then neutral values.
+
+    An unset max_new_tokens becomes ``tokens_left``, what the context leaves; with ``fit`` it is
+    never more than that.
+    """
+    values = {**defaults, **asked}
+    most = max(1, tokens_left)
+    new = values.setdefault("max_new_tokens", most)
+    if fit and new > most:
+        values["max_new_tokens"] = most
+    return Sampling(**values)
+
+
+# ---- checks --------------------------------------------------------------------------------------
+
+
+def check(
+    request: GenerationRequest,
+    options: Options,
+    served: ServedModel,
+    limits: RequestLimits,
+    paths: FieldPaths,
+) -> None:
+    """Refuse what can't succeed, naming every wrong field.
+
+    Raises:
+        InvalidRequestError: something is wrong.
+    """
+    violations = (
+        _option_violations(request.request_id, options, paths)
+        or _stray_placeholders(request.prompt, served.text, paths)
+        or too_large(request, options.n, limits, paths.options)
+    )
+    if violations:
+        raise InvalidRequestError.of_all(violations)
+    check_request(request, served.engine, Role.AGGREGATED, paths)
+
+
+def check_options(request_id: str, options: Options, paths: FieldPaths) -> None:
+    """Refuse wrong options before there is a prompt.
+
+    Raises:
+        InvalidRequestError: one is wrong.
+    """
+    violations = _option_violations(request_id, options, paths)
+    if violations:
+        raise InvalidRequestError.of_all(violations)
+
+
+def _option_violations(
+    request_id: str, options: Options, paths: FieldPaths
+) -> list[FieldViolation]:
+    at = paths.options
+    found: list[FieldViolation] = []
+    if options.stops:
+        found += [replace(v, field=at + v.field) for v in check_stops(options.stops)]
+    if not 1 <= options.n <= MAX_CHOICES:
+        found.append(FieldViolation(f"{at}n", f"must be from 1 to {MAX_CHOICES}, not {options.n}"))
+    if not 0 <= options.min_interval_s <= MAX_MIN_INTERVAL_S:
+        found.append(FieldViolation(f"{at}min_interval", "must be from 0 s to 10 s"))
+    found += short_text_violations(request_id, paths.request_id)
+    if options.session:
+        found += short_text_violations(options.session, f"{at}session")
+    if options.priority is None:
+        found.append(FieldViolation(f"{at}priority", "is not one that this server has"))
+    return found
+
+
 def _stray_placeholders(prompt: Prompt, text: TextModel, paths: FieldPaths) -> list[FieldViolation]:
-    """Refuse a text that has the model's own placeholders; with media `place_media` counts them."""
-    if prompt.media:
+    """Refuse a text that has the model's placeholders; with media `Prompts.with_media` does."""
+    if prompt.media or text.family is None:
         return []
     found = sum(prompt.token_ids.count(token) for token in text.soft_tokens)
     if not found:
@@ -241,39 +191,39 @@ def _stray_placeholders(prompt: Prompt, text: TextModel, paths: FieldPaths) -> l
     ]
 
 
-@functools.cache  # of a few fields of ours
-def _turn_paths(field: str, options: str) -> FieldPaths:
-    """Return a turn's paths, by the turn's own and its options'."""
-    return FieldPaths(
-        prompt=field, options=options, request_id="start.request_id", prompt_is_ids=False
-    )
+def most_tokens(request: GenerationRequest, n: int) -> int:
+    """Count the tokens that a request may use: prompt and completion of every choice."""
+    return n * (len(request.prompt) + request.sampling.max_new_tokens)
 
 
-@functools.cache  # likewise
-def _conversation_paths(field: str) -> ConversationPaths:
-    return ConversationPaths(field, "start.tools")
-
-
-def _check_options(conversation: Conversation, turn: UserTurn) -> None:
-    options = conversation.options
-    paths = _turn_paths(turn.field, options.path)
-    violations = _option_violations(conversation.request_id, options, paths)
-    if violations:
-        raise InvalidRequestError.of_all(violations)
-
-
-def _option_violations(
-    request_id: str, options: Options, paths: FieldPaths
+def too_large(
+    request: GenerationRequest, n: int, limits: RequestLimits, at: str
 ) -> list[FieldViolation]:
-    at = paths.options
-    found = [replace(v, field=at + v.field) for v in check_stops(options.stops)]
-    if not 1 <= options.n <= MAX_CHOICES:
-        found.append(FieldViolation(f"{at}n", f"must be from 1 to {MAX_CHOICES}, not {options.n}"))
-    if not 0 <= options.min_interval_s <= MAX_MIN_INTERVAL_S:
-        found.append(FieldViolation(f"{at}min_interval", "must be from 0 s to 10 s"))
-    found += request_id_violations(request_id, paths.request_id)
-    if options.session:
-        found += short_text_violations(options.session, f"{at}session")
-    if options.priority is None:
-        found.append(FieldViolation(f"{at}priority", "is not one that this server has"))
+    """Return violations of the limits, before anything is allocated.
+
+    ``at`` is the path of the options, with its dot.
+    """
+    tokens, new = len(request.prompt), request.sampling.max_new_tokens
+    found = []
+    if most_tokens(request, n) > limits.max_request_tokens:
+        found.append(
+            FieldViolation(
+                f"{at}n" if n > 1 else f"{at}sampling.max_new_tokens",
+                f"{n} x ({tokens} prompt tokens + max_new_tokens {new}) is more than "
+                f"{limits.max_request_tokens}, the most of one request",
+            )
+        )
+    logprobs = request.logprobs
+    if logprobs:
+        positions = new + (tokens if logprobs.prompt else 0)
+        each = max(logprobs.top, 0) + 1
+        if n * positions * each > limits.max_request_logprobs:
+            found.append(
+                FieldViolation(
+                    f"{at}logprobs.top" if each > 1 else f"{at}logprobs",
+                    f"{n} x {positions} tokens x {each} logprobs is more than "
+                    f"{limits.max_request_logprobs}, the most of one request; lower top, n or "
+                    "max_new_tokens",
+                )
+            )
     return found

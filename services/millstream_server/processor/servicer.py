@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 
 from millstream.v1 import processor_pb2, processor_pb2_grpc
 from millstream_server.processor import convert, responses
-from millstream_server.processor.caller import Caller
 from millstream_server.processor.conversation import Conversation, DrainNotice
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.listing import model_to_proto
 from millstream_server.processor.media.uploads import Uploads
+from millstream_server.processor.options import Caller
 from millstream_server.processor.text.message_checks import ConversationPaths
 from millstream_server.runtime.errors import (
     InternalError,
@@ -98,12 +98,12 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         self, request: processor_pb2.TokenizeRequest, call: Call
     ) -> processor_pb2.TokenizeResponse:
         """Turn text or a conversation into token ids."""
-        models = self._core.models
-        _, text = models.text(request.model)
+        core = self._core
+        _, text = core.models.text(request.model)
         kind = request.WhichOneof("input")
         if kind == "conversation":
             paths = ConversationPaths("conversation.messages", "conversation.tools")
-            prompt, ids = await models.render_chat(
+            prompt, ids = await core.prompts.of_chat(
                 text,
                 convert.messages_from_proto(request.conversation.messages, paths.messages, None),
                 convert.tools_from_proto(request.conversation.tools, paths.tools),
@@ -115,7 +115,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
             return response
         if kind != "text":
             raise InvalidRequestError.of("input", "set one of text, conversation")
-        ids = await models.tokenize(
+        ids = await core.prompts.tokenize(
             text, request.text, special_tokens=not request.no_special_tokens
         )
         response = processor_pb2.TokenizeResponse()
@@ -131,7 +131,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         ids = request.token_ids
         if len(ids) > MAX_DETOKENIZE_IDS:
             raise InvalidRequestError.of("token_ids", f"at most {MAX_DETOKENIZE_IDS}")
-        answer = await self._core.models.detokenize(
+        answer = await self._core.prompts.detokenize(
             text, ids, special_tokens=request.include_special_tokens
         )
         response = processor_pb2.DetokenizeResponse(text=answer)

@@ -1,8 +1,8 @@
-"""Spans and metrics of a turn and its legs.
+"""Spans and metrics of requests and their legs.
 
-`GenerationTelemetry.open` at the turn's arrival, then `TurnTelemetry.model_known`, `request_known`,
-`leg` for each leg, `first_token` and, at the end, `ended`. A turn that fails before it has a
-`Generation` ends when the exception leaves ``with turn:``. Nothing here runs per token.
+`FrontTelemetry.open` at a request's arrival, then `TurnTelemetry.model_known` and, for text,
+`request_known`, `leg` for each leg, `first_token` and, at the end, `ended`; all other requests have
+`at_worker` and `succeeded`. `failed` ends one before. Nothing here runs per token.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from opentelemetry.context import Context
@@ -28,11 +27,21 @@ from millstream_server.generation.span import (
     reason_of,
     server_of,
 )
+from millstream_server.routing.tasks import TEXT_TASKS, Task
 from millstream_server.runtime.telemetry import metrics
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
 from millstream_server.runtime.telemetry.tracing import Tracing
 
-CHAT, TEXT_COMPLETION, GENERATE_TEXT = "chat", "text_completion", "generate_text"
+_OPERATIONS = {
+    Task.CHAT: "chat",
+    Task.COMPLETE: "text_completion",
+    Task.GENERATE_TEXT: "generate_text",
+    Task.EMBED: "embeddings",
+    Task.RERANK: "rerank",
+    Task.GENERATE_IMAGE: "generate_image",
+    Task.GENERATE_VIDEO: "generate_video",
+}
+"""`gen_ai.operation.name`."""
 ABANDONED = "ABANDONED"
 """`error.type` of a turn whose client disconnected."""
 
@@ -57,7 +66,7 @@ class Usage:
 
 
 class TurnTelemetry:
-    """No-op telemetry of a turn."""
+    """No-op telemetry of a turn, or of another request."""
 
     __slots__ = ()
 
@@ -66,18 +75,7 @@ class TurnTelemetry:
     trace_id = ""
     """The turn's trace, for log lines; empty without one."""
 
-    def __enter__(self) -> None:
-        """Begin the turn."""
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """End the turn if there was an exception; otherwise `ended` does."""
-
-    def model_known(self, model: str, provider: str) -> None:
+    def model_known(self, model: str, provider: str, request_id: str = "") -> None:
         """Record the turn's model, one we serve, and its engine's vendor."""
 
     def request_known(self, request: GenerationRequest, n: int) -> None:
@@ -87,8 +85,8 @@ class TurnTelemetry:
         """Start the span of one leg."""
         return NO_SPAN
 
-    def encoding(self, address: str) -> RequestSpan:
-        """Start the span of one image or video on an encode worker."""
+    def at_worker(self, name: str, address: str) -> RequestSpan:
+        """Start the span of anything else that a worker does."""
         return NO_SPAN
 
     def first_token(self) -> None:
@@ -97,46 +95,55 @@ class TurnTelemetry:
     def ended(self, usage: Usage, reasons: Sequence[FinishReason], error: str, n: int) -> None:
         """End the turn; ``error`` is a reason or `ABANDONED`, or empty: then ``reasons`` has n."""
 
+    def succeeded(self, input_tokens: int) -> None:
+        """End a request without tokens of its own; the model has read ``input_tokens``."""
+
+    def failed(self, error: BaseException) -> None:
+        """End it, unless it has ended."""
+
 
 NO_TELEMETRY = TurnTelemetry()
 
 
-class GenerationTelemetry:
-    """Makes the telemetry of a Processor's turns; one per process."""
+class FrontTelemetry:
+    """Makes the telemetry of a Processor's requests; one per process."""
 
     def __init__(self, tracing: Tracing | None = None) -> None:
         """Record metrics and, with ``tracing``, spans."""
         self.tracing = tracing
-        self._models: dict[tuple[str, str, str], _ModelMetrics] = {}
+        self._models: dict[tuple[Task, str, str], _ModelMetrics] = {}
 
-    def open(
-        self, operation: str, trace: TraceContext = NOT_TRACED, number: int = 1
-    ) -> TurnTelemetry:
-        """Begin a turn, the ``number``-th of its conversation; ``trace`` is its RPC's."""
-        return _RecordedTurn(self, operation, trace, number)
+    def open(self, task: Task, trace: TraceContext = NOT_TRACED, number: int = 1) -> TurnTelemetry:
+        """Begin a request; ``trace`` is its own or its RPC's.
 
-    def model(self, operation: str, provider: str, model: str) -> _ModelMetrics:
+        A turn is the ``number``-th of its conversation.
+        """
+        return _RecordedTurn(self, task, trace, number)
+
+    def model(self, task: Task, provider: str, model: str) -> _ModelMetrics:
         """Return a model's metrics; ``model`` must be one we serve, or empty."""
-        key = (operation, provider, model)
+        key = (task, provider, model)
         found = self._models.get(key)
         if found is None:
-            found = self._models[key] = _ModelMetrics(operation, provider, model)
+            found = self._models[key] = _ModelMetrics(task, provider, model)
         return found
 
 
 class _ModelMetrics:
-    """Metrics of one operation on one model, with the labels set."""
+    """Metrics of one task on one model, with the labels set; most are for text only."""
 
-    def __init__(self, operation: str, provider: str, model: str) -> None:
-        labels = (operation, provider, model, model)
+    def __init__(self, task: Task, provider: str, model: str) -> None:
+        labels = (_OPERATIONS[task], provider, model, model)
         self._labels = labels
         self._model = model
         self._durations: dict[str, Any] = {}
         self._hand_offs: dict[str, Any] = {}
+        self.input = metrics.TOKENS.labels(model, "input")
+        if task not in TEXT_TASKS:
+            return
         self.first_token = metrics.TIME_TO_FIRST_TOKEN.labels(*labels)
         self.per_token = metrics.TIME_PER_OUTPUT_TOKEN.labels(*labels)
         self.hand_off = metrics.KV_HANDOFF_DURATION.labels(model)
-        self.input = metrics.TOKENS.labels(model, "input")
         self.cached = metrics.TOKENS.labels(model, "cached")
         self.output = metrics.TOKENS.labels(model, "output")
 
@@ -163,20 +170,18 @@ class _RecordedTurn(TurnTelemetry):
         "_first_token_at",
         "_metrics",
         "_number",
-        "_operation",
         "_over",
         "_owner",
         "_sent",
         "_span",
+        "_task",
         "trace",
         "trace_id",
     )
 
-    def __init__(
-        self, owner: GenerationTelemetry, operation: str, trace: TraceContext, number: int
-    ) -> None:
+    def __init__(self, owner: FrontTelemetry, task: Task, trace: TraceContext, number: int) -> None:
         self._owner = owner
-        self._operation = operation
+        self._task = task
         self.trace = trace
         self._number = number
         self._arrived = time.perf_counter()
@@ -189,27 +194,13 @@ class _RecordedTurn(TurnTelemetry):
         self._sent = False
         self.trace_id = trace.trace_id
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None or self._over:
-            return
-        self._over = True
-        measured = self._metrics or self._owner.model(self._operation, "", "")
-        measured.duration(reason_of(error), time.perf_counter() - self._arrived)
-        span = self._span or self._start_span("", "")
-        if span is not None:
-            fail(span, reason_of(error), error)
-            span.end()
-
-    def model_known(self, model: str, provider: str) -> None:
-        self._metrics = self._owner.model(self._operation, provider, model)
+    def model_known(self, model: str, provider: str, request_id: str = "") -> None:
+        self._metrics = self._owner.model(self._task, provider, model)
         self._span = self._start_span(model, provider)
         if self._span is not None:
             self._context = set_span_in_context(self._span, _NOWHERE)
+            if request_id:
+                self._span.set_attribute("gen_ai.response.id", request_id)
 
     def request_known(self, request: GenerationRequest, n: int) -> None:
         span = self._span
@@ -232,12 +223,15 @@ class _RecordedTurn(TurnTelemetry):
         tracing = self._owner.tracing
         if tracing is None:
             return None
+        operation = _OPERATIONS[self._task]
+        # Where a stream carries many requests, the current span is the stream's.
+        parent = tracing.parent if self._task in TEXT_TASKS else tracing.extract
         span = tracing.tracer.start_span(
-            f"{self._operation} {model}".rstrip(),
-            tracing.parent(self.trace),
+            f"{operation} {model}".rstrip(),
+            parent(self.trace),
             SpanKind.INTERNAL,
             {
-                "gen_ai.operation.name": self._operation,
+                "gen_ai.operation.name": operation,
                 "gen_ai.provider.name": provider,
                 "gen_ai.request.model": model,
                 "gen_ai.response.model": model,
@@ -249,14 +243,10 @@ class _RecordedTurn(TurnTelemetry):
 
     def leg(self, role: Role, address: str) -> RequestSpan:
         self._sent = True
-        name = _LEGS[role]
-        span = self._leg_span(name, address)
+        span = self.at_worker(_LEGS[role], address)
         return _HandOff(span, self._measured) if role is Role.PREFILL else span
 
-    def encoding(self, address: str) -> RequestSpan:
-        return self._leg_span("encode", address)
-
-    def _leg_span(self, name: str, address: str) -> RequestSpan:
+    def at_worker(self, name: str, address: str) -> RequestSpan:
         tracing = self._owner.tracing
         if tracing is None or self._context is None:
             return NO_SPAN
@@ -280,13 +270,33 @@ class _RecordedTurn(TurnTelemetry):
         measured.duration(error, now - self._arrived)
         if self._sent:  # not for a turn that was cancelled before it ran
             measured.input.inc(usage.prompt_tokens)
-        measured.cached.inc(usage.cached_tokens)
+        if usage.cached_tokens:
+            measured.cached.inc(usage.cached_tokens)
         measured.output.inc(usage.completion_tokens)
         later_tokens = usage.completion_tokens / n - 1  # of each choice, after its first
         if not error and self._first_token_at is not None and later_tokens > 0:
             measured.per_token.observe((now - self._first_token_at) / later_tokens)
         if self._span is not None:
             self._end_span(self._span, usage, reasons, error)
+
+    def succeeded(self, input_tokens: int) -> None:
+        self._over = True
+        self._measured.duration("", time.perf_counter() - self._arrived)
+        self._measured.input.inc(input_tokens)
+        if self._span is not None:
+            self._span.set_attribute("gen_ai.usage.input_tokens", input_tokens)
+            self._span.end()
+
+    def failed(self, error: BaseException) -> None:
+        if self._over:
+            return
+        self._over = True
+        reason = reason_of(error)
+        self._measured.duration(reason, time.perf_counter() - self._arrived)
+        span = self._span or self._start_span("", "")
+        if span is not None:
+            fail(span, reason, error)
+            span.end()
 
     def _end_span(
         self, span: Span, usage: Usage, reasons: Sequence[FinishReason], error: str
@@ -307,7 +317,7 @@ class _RecordedTurn(TurnTelemetry):
 
     @property
     def _measured(self) -> _ModelMetrics:
-        return self._metrics or self._owner.model(self._operation, "", "")
+        return self._metrics or self._owner.model(self._task, "", "")
 
 
 class _HandOff(RequestSpan):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from millstream_server.engines.base import Role
 from millstream_server.routing.workers import Candidate, WorkerView
@@ -16,16 +16,15 @@ class PlannedLeg:
     place: Candidate
     cached_tokens: int = 0
     """Tokens of the prompt that are probably in the KV cache there; 0 for the tokens' leg."""
+    worker: WorkerView = field(init=False, compare=False)
+    """The worker that runs it."""
+    dp_rank: int | None = field(init=False, compare=False)
+    """The data-parallel rank, as in `GenerationRequest.dp_rank`; None: there is one."""
 
-    @property
-    def worker(self) -> WorkerView:
-        """The worker that runs it."""
-        return self.place.worker
-
-    @property
-    def dp_rank(self) -> int | None:
-        """The data-parallel rank, as in `GenerationRequest.dp_rank`; None: there is one."""
-        return self.place.dp_rank
+    def __post_init__(self) -> None:
+        """Set what each request of a plan reads."""
+        object.__setattr__(self, "worker", self.place.worker)
+        object.__setattr__(self, "dp_rank", self.place.dp_rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +43,9 @@ class Plan:
     legs: tuple[PlannedLeg, ...]
     concurrent: bool = True
     """True: start all legs at once. False: each leg only after the one before has succeeded."""
+    places: tuple[str, ...] = field(init=False, compare=False)
+    """Where the legs run: `RoutingRequest.session` of the conversation's next turn."""
 
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The workers' addresses."""
-        return tuple(leg.worker.address for leg in self.legs)
-
-    @property
-    def places(self) -> tuple[str, ...]:
-        """Where the legs run: `RoutingRequest.session` of the conversation's next turn."""
-        return tuple(leg.place.name for leg in self.legs)
+    def __post_init__(self) -> None:
+        """Set `places`."""
+        object.__setattr__(self, "places", tuple(leg.place.name for leg in self.legs))

@@ -134,7 +134,8 @@ class Router:
         A draining worker counts with the requests it still runs, since those use no capacity of the
         others. Cancelled requests there don't count, even if the worker never ends them.
         """
-        return self._of(model).capacity + self.task_workers(model).capacity
+        workers, whole = self._of(model), self.task_workers(model)
+        return workers.capacity + (whole.capacity if whole.views else 0)
 
     def limits(self, model: str) -> GeneratorInfo | None:
         """Return the engine limits for a model's requests; None without workers."""
@@ -146,7 +147,9 @@ class Router:
         Raises:
             NoWorkerError: a role that it needs has no worker.
         """
-        self._of(model).require()
+        workers = self._of(model)
+        if not workers.ready:
+            workers.require()
 
     def absent(self, model: str, role: Role) -> NoWorkerError:
         """Make the error that a model has no worker of a role."""

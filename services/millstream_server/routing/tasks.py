@@ -23,6 +23,8 @@ class Task(enum.Enum):
     GENERATE_TEXT = "DiffusionService.GenerateText"
 
 
+TEXT_TASKS = frozenset({Task.CHAT, Task.COMPLETE, Task.GENERATE_TEXT})
+"""Those whose result is tokens, one after the other."""
 TASK_OF_KIND = {Kind.IMAGE: Task.GENERATE_IMAGE, Kind.VIDEO: Task.GENERATE_VIDEO}
 
 

@@ -16,7 +16,7 @@ from millstream_server.runtime.errors import (
     InvalidRequestError,
     UnsupportedFeatureError,
 )
-from millstream_server.runtime.request_id import request_id_violations
+from millstream_server.runtime.request_id import short_text_violations
 from millstream_server.synthesis.diffuser import DiffuserInfo, Job
 from millstream_server.synthesis.request import (
     DEFAULT_STRENGTH,
@@ -127,7 +127,7 @@ def _other_kind(kind: Kind, info: DiffuserInfo) -> UnsupportedFeatureError:
 
 
 def _violations(request: DiffusionRequest, info: DiffuserInfo) -> Iterator[FieldViolation]:
-    yield from request_id_violations(request.request_id)
+    yield from short_text_violations(request.request_id)
     yield from _prompts(request)
     yield from _in_range("options.n", request.n, 1, info.max_outputs)
     yield from _size(request, info)

@@ -13,7 +13,7 @@ from millstream_server.runtime.errors import (
     InvalidRequestError,
     UnsupportedFeatureError,
 )
-from millstream_server.runtime.request_id import request_id_violations
+from millstream_server.runtime.request_id import short_text_violations
 from millstream_server.vectors.embedder import EmbedderInfo
 from millstream_server.vectors.request import (
     MAX_DOCUMENTS,
@@ -73,7 +73,7 @@ def _raise(problems: Iterator[FieldViolation]) -> None:
 def _embed_problems(
     request: EmbedRequest, info: EmbedderInfo, texts: Container[int]
 ) -> Iterator[FieldViolation]:
-    yield from request_id_violations(request.request_id)
+    yield from short_text_violations(request.request_id)
     yield from check_dimensions(request.dimensions, info)
     count = len(request.inputs)
     if not 1 <= count <= MAX_INPUTS:
@@ -90,7 +90,7 @@ def _embed_problems(
 def _rerank_problems(
     request: RerankRequest, info: EmbedderInfo, texts: Container[int]
 ) -> Iterator[FieldViolation]:
-    yield from request_id_violations(request.request_id)
+    yield from short_text_violations(request.request_id)
     if request.top_n is not None and request.top_n < 1:
         yield FieldViolation("top_n", f"is {request.top_n}; it must be at least 1")
     if not texts:

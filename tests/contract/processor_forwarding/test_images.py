@@ -12,9 +12,8 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc, errors_pb2, processor_pb2
-from millstream_server.processor import app
-from millstream_server.processor.limits import RequestLimits
 from millstream_server.processor.queue.admission_queue import QueueLimits
+from millstream_server.processor.requests import RequestLimits
 from tests.support.failures import refusal
 from tests.support.in_process import InProcessProcessor, processor
 from tests.support.played_forwarding import (
@@ -161,10 +160,9 @@ async def test_a_full_queue_is_overload_with_a_delay() -> None:
 
 
 async def test_memory_for_requests_is_bounded_and_given_back() -> None:
-    forwarding = app.Forwarding(max_held_bytes=1000)
     picture = diffusion_pb2.InputImage(data=bytes(900))
     async with (
-        drawing(PlayedDiffuser(at_once=2), forwarding=forwarding) as (front, worker),
+        drawing(PlayedDiffuser(at_once=2), max_held_bytes=1000) as (front, worker),
         slots(front.diffusion.GenerateImage()) as client,
     ):
         await client.send(image(0, input_image=picture))
@@ -191,7 +189,7 @@ async def test_a_cancel_while_it_waits_reaches_no_worker() -> None:
         worker.finish(await worker.started())
         await client.end_of(0)
         assert len(worker.starts) == 1
-        assert front.core.queues["drawing"].running == 0
+        assert front.core.front.queues["drawing"].running == 0
 
 
 async def test_a_cancel_while_it_runs_reaches_the_worker_which_gets_the_next_request() -> None:

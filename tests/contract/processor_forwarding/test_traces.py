@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from millstream_server.processor import app
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.telemetry.metrics import REQUEST_DURATION
 from tests.support.in_process import processor
@@ -36,7 +35,7 @@ async def test_a_batch_is_one_trace_from_the_client_to_the_worker(text_model: Te
         processor(
             {"embedder": text_model},
             [address],
-            forwarding=app.Forwarding(tracing=spans.tracing),
+            tracing=spans.tracing,
         ) as front,
         slots(front.embedding.Embed(metadata=INCOMING)) as client,
     ):
@@ -65,9 +64,7 @@ async def test_a_cancelled_image_ends_its_spans_with_the_reason() -> None:
     spans, worker = SpanLog(), PlayedDiffuser()
     async with (
         played(worker) as address,
-        processor(
-            {"drawing": None}, [address], forwarding=app.Forwarding(tracing=spans.tracing)
-        ) as front,
+        processor({"drawing": None}, [address], tracing=spans.tracing) as front,
         slots(front.diffusion.GenerateImage()) as client,
     ):
         spans.forget()

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from millstream.v1 import embedding_pb2, errors_pb2, processor_pb2
-from millstream_server.processor import app
+from millstream_server.processor.requests import RequestLimits
 from millstream_server.processor.text.tokenizer import TextModel
 from tests.support.failures import refusal
 from tests.support.in_process import InProcessProcessor, processor
@@ -148,9 +148,9 @@ async def test_a_very_long_request_id_is_not_logged_whole(
 
 
 async def test_a_batch_of_too_many_tokens_is_refused(text_model: TextModel) -> None:
-    forwarding = app.Forwarding(max_request_tokens=50)
+    limits = RequestLimits(max_request_tokens=50)
     async with (
-        serving(text_model, PlayedEmbedder(), forwarding=forwarding) as front,
+        serving(text_model, PlayedEmbedder(), limits=limits) as front,
         slots(front.embedding.Embed()) as client,
     ):
         await client.send(batch(0, *["abcdef"] * 40))
@@ -170,7 +170,7 @@ async def test_two_workers_share_the_batches(text_model: TextModel) -> None:
             await client.send(batch(slot, "a"))
         await until(lambda: (len(one.starts), len(two.starts)) == (2, 2))
         await client.send(batch(4, "a"))
-        await until(lambda: front.core.queues["embedder"].queued == 1)
+        await until(lambda: front.core.front.queues["embedder"].queued == 1)
         one.free.set()
         two.free.set()
         for slot in range(5):
@@ -277,7 +277,7 @@ async def test_a_ranking_s_deadline_trace_and_cancel_reach_the_worker(
         assert worker.metadata[0]["traceparent"] == TRACEPARENT
         call.cancel()
         await until(lambda: worker.cancelled == 1)
-        await until(lambda: front.core.queues["ranker"].running == 0)
+        await until(lambda: front.core.front.queues["ranker"].running == 0)
 
 
 async def test_a_ranking_whose_worker_is_lost_can_be_sent_again(text_model: TextModel) -> None:

@@ -15,15 +15,13 @@ from millstream_server.generation.span import RequestSpan
 from millstream_server.media.file import MediaFile
 from millstream_server.media.items import Content, EncodedItem, Geometry, Modality
 from millstream_server.media.tensor import ElementType, TensorSpec
-from millstream_server.processor.caller import Caller
-from millstream_server.processor.conversation import Conversation
-from millstream_server.processor.media.budget import MediaBudget, MediaHold
+from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.core import ProcessorMedia
 from millstream_server.processor.media.encoding import TurnMedia
 from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.parts import MediaPart
-from millstream_server.processor.media.uploads import Uploads
 from millstream_server.processor.media.urls import UrlFetcher
+from millstream_server.processor.options import Caller
 from millstream_server.processor.telemetry import NO_TELEMETRY
 from millstream_server.routing.policies import make_policy
 from millstream_server.routing.policy import PolicyName
@@ -291,7 +289,7 @@ async def test_pixels_stay_with_the_worker_that_runs_the_request() -> None:
     await done
     assert {found.address for found in media.encoded} == {media.held_at}
     plan = router.plan(RoutingRequest(model="m", media_at=media.held_at))
-    assert plan.addresses == (media.held_at,)
+    assert plan.places == (media.held_at,)
     router.remove(next(view for view in views if view.address == media.held_at))
     with pytest.raises(WorkerLostError, match="that holds this request's media went away"):
         router.plan(RoutingRequest(model="m", media_at=media.held_at))
@@ -329,8 +327,7 @@ async def test_callers_share_cached_results_only_if_they_may(
         shared_cache=shared,
     )
     for name in ("a", "b"):
-        uploads = Uploads(MediaHold(MediaBudget(0)), 0)
-        turn = media.of_turn(Conversation(uploads), "m", Caller(name=name), NO_TELEMETRY)
+        turn = media.of_turn(RoutingRequest(model="m"), "r", Caller(name=name), NO_TELEMETRY)
         done = started(turn, [part(b"1")])
         await until(lambda: not workers.items[-1].outcome.done() if workers.items else False)
         workers.items[-1].finish()

@@ -8,7 +8,7 @@ import pytest
 
 from millstream.v1 import media_pb2, processor_pb2
 from millstream_server.processor.convert import held_bytes
-from millstream_server.processor.media.budget import MediaBudget, MediaHold
+from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.uploads import (
     DEFAULT_IDLE_S,
     MAX_UPLOADS,
@@ -20,7 +20,7 @@ from millstream_server.runtime.errors import InvalidRequestError, OverloadedErro
 
 def uploads(max_bytes: int = 1000, max_item_bytes: int = 100) -> tuple[Uploads, MediaBudget]:
     budget = MediaBudget(max_bytes)
-    return Uploads(MediaHold(budget), max_item_bytes), budget
+    return Uploads(budget, max_item_bytes), budget
 
 
 def test_chunks_of_several_uploads_may_alternate() -> None:
@@ -81,7 +81,7 @@ def test_uploads_that_no_message_names_are_bounded() -> None:
 
 def test_memory_is_taken_as_chunks_come_not_when_announced() -> None:
     budget = MediaBudget(100)
-    first, second = (Uploads(MediaHold(budget), 100) for _ in range(2))
+    first, second = (Uploads(budget, 100) for _ in range(2))
     first.add("a", b"1" * 10, 100)
     second.add("a", b"1" * 90, 100)
     with pytest.raises(OverloadedError, match="fill the 100 bytes"):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from millstream.v1 import processor_pb2
-from millstream_server.processor.models import Models
+from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.responses import add_token_ids
 from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.message_checks import DEFAULT_PATHS
@@ -43,9 +43,8 @@ class Text:
 
 
 @pytest.fixture
-def models() -> Iterator[Models]:
-    router: Any = SimpleNamespace(tasks=None, watch=lambda _: None)
-    made = Models({}, router, TextLimits())
+def prompts() -> Iterator[Prompts]:
+    made = Prompts(TextLimits())
     yield made
     made.close()
 
@@ -62,14 +61,14 @@ def models() -> Iterator[Models]:
     ],
 )
 async def test_only_short_work_holds_the_event_loop(
-    models: Models,
+    prompts: Prompts,
     messages: list[ChatMessage],
     tools: list[Tool],
     rendered: str,
     places: list[str],
 ) -> None:
     text: Any = Text(rendered)
-    assert await models.render_chat(text, messages, tools, DEFAULT_PATHS) == (rendered, [1])
+    assert await prompts.of_chat(text, messages, tools, DEFAULT_PATHS) == (rendered, [1])
     assert text.places == places
 
 

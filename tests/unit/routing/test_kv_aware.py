@@ -158,7 +158,7 @@ def test_prefill_is_chosen_by_prefix_and_decode_by_load() -> None:
     _store(router, d, LONG[:400])
     _load(d, 0, requests=1)
     plan = router.plan(RoutingRequest(model="m", token_ids=LONG[:500]))
-    assert plan.addresses == ("q:1", "e:1")
+    assert plan.places == ("q:1", "e:1")
     assert [leg.cached_tokens for leg in plan.legs] == [400, 0]
 
 

@@ -56,7 +56,7 @@ def test_a_prefill_worker_is_paired_with_decode_workers_of_its_weight_version() 
         *(_prefill("p:1", "1"), _prefill("q:1", "2"), _prefill("r:1", "3")),
         *(_decode("d:1", "1"), _decode("e:1", "2"), _decode("f:1", "4")),
     )
-    pairs = {router.plan(REQUEST).addresses for _ in range(20)}
+    pairs = {router.plan(REQUEST).places for _ in range(20)}
     assert pairs == {("p:1", "d:1"), ("q:1", "e:1")}
     assert router.capacity("m") == 8, "nothing can run on f"
 
@@ -67,15 +67,15 @@ def test_without_a_pair_aggregated_workers_run_requests_or_the_error_says_why() 
     with pytest.raises(NoWorkerError, match="different weight versions"):
         router.plan(REQUEST)
     router.add(view("a:1", weight_version="2"))
-    assert router.plan(REQUEST).addresses == ("a:1",)
+    assert router.plan(REQUEST).places == ("a:1",)
 
 
 def test_requests_with_an_adapter_go_only_where_it_is_loaded() -> None:
     router = _router(_adapted("a:1"), _adapted("b:1", "x"), _adapted("c:1", "x", "y"))
-    with_x = {router.plan(RoutingRequest(model="m", adapter="x")).addresses for _ in range(9)}
+    with_x = {router.plan(RoutingRequest(model="m", adapter="x")).places for _ in range(9)}
     assert with_x == {("b:1",), ("c:1",)}
-    assert router.plan(RoutingRequest(model="m", adapter="y")).addresses == ("c:1",)
-    assert len({router.plan(REQUEST).addresses for _ in range(9)}) == 3
+    assert router.plan(RoutingRequest(model="m", adapter="y")).places == ("c:1",)
+    assert len({router.plan(REQUEST).places for _ in range(9)}) == 3
     with pytest.raises(AdapterNotFoundError, match="'z' isn't loaded; loaded now: 'x', 'y'"):
         router.plan(RoutingRequest(model="m", adapter="z"))
     with pytest.raises(UnsupportedFeatureError, match="take no LoRA adapters"):
@@ -105,8 +105,8 @@ def test_both_workers_of_a_hand_off_have_the_adapter() -> None:
     ]
     router = _router(*workers)
     for _ in range(4):
-        assert router.plan(RoutingRequest(model="m", adapter="x")).addresses == ("q:1", "e:1")
-        assert router.plan(RoutingRequest(model="m", adapter="y")).addresses == ("q:1", "d:1")
+        assert router.plan(RoutingRequest(model="m", adapter="x")).places == ("q:1", "e:1")
+        assert router.plan(RoutingRequest(model="m", adapter="y")).places == ("q:1", "d:1")
     router.remove(workers[-1])
     with pytest.raises(AdapterNotFoundError):
         router.plan(RoutingRequest(model="m", adapter="x"))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from millstream_server.processor.forwarding.fit import Fit
 from millstream_server.processor.forwarding.promised import PromisedFiles
+from millstream_server.processor.front import Front, FrontRequest, Running
 from millstream_server.routing.tasks import TASK_OF_KIND
 from millstream_server.runtime.errors import InternalError
 from millstream_server.synthesis.checks import outputs_of, resolve
@@ -15,15 +16,14 @@ from millstream_server.synthesis.output import Chunk, Finished, Progress
 from millstream_server.synthesis.request import DiffusionRequest, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from millstream_server.engines.base import EngineInfo
-    from millstream_server.processor.forwarding.forwarder import Forwarder
     from millstream_server.runtime.rpc.slot_session import Output
 
 
-class Making(Protocol):
-    """A request on its way to a worker and back (`links.entry_stream.SlotCall`)."""
+class Making(Running, Protocol):
+    """A request for images or a video on its way to a worker and back."""
 
     def entries(self) -> AsyncIterator[tuple[Progress | Chunk, bool]]:
         """Yield what comes, and whether only the latest is of interest."""
@@ -32,14 +32,6 @@ class Making(Protocol):
     @property
     def end(self) -> Finished:
         """The good end, after `entries`."""
-        ...
-
-    def cancel(self) -> None:
-        """Stop it, at any time, also after its end."""
-        ...
-
-    def when_ended(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when the worker has ended it."""
         ...
 
 
@@ -58,9 +50,9 @@ class Workers(Protocol):
 class DiffusionCore:
     """Forwards requests for images and videos; one per process."""
 
-    def __init__(self, forwarder: Forwarder, workers: Workers) -> None:
+    def __init__(self, front: Front, workers: Workers) -> None:
         """Run requests on ``workers``."""
-        self._forwarder = forwarder
+        self._front = front
         self._workers = workers
 
     async def run(self, request: DiffusionRequest, output: Output[Progress | Chunk]) -> Finished:
@@ -69,33 +61,35 @@ class DiffusionCore:
         Raises:
             ServingError: it failed.
         """
-        task = TASK_OF_KIND[request.kind]
-        with self._forwarder.request(task, request, _nbytes(request)) as forwarded:
-            request, fit = _checked(request, forwarded.name, forwarded.engines())
-            await forwarded.admit(tell=lambda at: output.latest(Progress(queue_position=at)))
-            address, engine = forwarded.pick(fit)
-            request = _filled(request, _diffuser(engine), forwarded.name)
+        with FrontRequest(
+            self._front,
+            TASK_OF_KIND[request.kind],
+            request.trace,
+            request_id=request.request_id,
+            deadline_s=request.deadline_s,
+        ) as asked:
+            asked.hold(_nbytes(request))
+            engines = asked.find(request.model)
+            request, fit = _checked(request, asked.model, engines)
+            await asked.admit(
+                request.priority, tell=lambda at: output.latest(Progress(queue_position=at))
+            )
+            address, engine = asked.pick(fit, request.priority)
+            request = _filled(request, _diffuser(engine), asked.model)
             promised = PromisedFiles(
                 outputs_of(request), _pixels(request), address, to_url=request.to_url
             )
-            trace = forwarded.leg(address)
-            making = self._workers.diffuse(address, replace(request, trace=trace))
-            making.when_ended(forwarded.released)
-            try:
-                async for entry, _ in making.entries():
-                    if isinstance(entry, Progress):
-                        promised.check_progress(entry)
-                        output.latest(entry)
-                    else:
-                        promised.check(entry)
-                        await output.put(entry, len(entry.data))
-                promised.check_all(making.end)
-            except BaseException as error:
-                making.cancel()
-                forwarded.ended(error)
-                raise
-            forwarded.ended()
-            forwarded.used(making.end.prompt_tokens)
+            sent = replace(request, trace=asked.leg(address))
+            making = asked.follow(self._workers.diffuse(address, sent))
+            async for entry, _ in making.entries():
+                if isinstance(entry, Progress):
+                    promised.check_progress(entry)
+                    output.latest(entry)
+                else:
+                    promised.check(entry)
+                    await output.put(entry, len(entry.data))
+            promised.check_all(making.end)
+            asked.end(input_tokens=making.end.prompt_tokens)
             return replace(making.end, request_id=request.request_id)
 
 

@@ -7,30 +7,25 @@ engine it has a `TextForwarder`, which admits each request, routes it, and passe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 
 from millstream_server.engines.base import Role
+from millstream_server.generation.logprobs import logprob_bytes, output_bytes
 from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.span import NO_SPAN, RequestSpan
 from millstream_server.generation.validation import check_request
-from millstream_server.links.unread import UnreadOutput
+from millstream_server.links.unread import UnreadOutput, overflow
 from millstream_server.processor.choice import Workers
-from millstream_server.processor.limits import RequestLimits, most_tokens, too_large
-from millstream_server.processor.models import Models, ServedModel
-from millstream_server.processor.queue.admission import Admission, AdmissionRequest
-from millstream_server.processor.queue.admission_queue import AdmissionQueue
-from millstream_server.processor.telemetry import (
-    GENERATE_TEXT,
-    GenerationTelemetry,
-    TurnTelemetry,
-    Usage,
-)
+from millstream_server.processor.front import Front, FrontRequest
+from millstream_server.processor.models import ServedModel
+from millstream_server.processor.queue.admission import Admission
+from millstream_server.processor.requests import most_tokens, too_large
+from millstream_server.processor.telemetry import TurnTelemetry, Usage
 from millstream_server.routing.request import RoutingRequest
-from millstream_server.routing.router import Router
+from millstream_server.routing.tasks import Task
 from millstream_server.runtime.errors import (
-    SERVER_FAULTS,
     InternalError,
     InvalidRequestError,
     NoWorkerError,
@@ -38,33 +33,14 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.lifecycle.drain import OpenWork
+from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.request_id import check_length
-from millstream_server.runtime.telemetry.load_meter import LoadMeter
 from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.worker.generation.slot import RequestRunner
 
 log = get_log(__name__)
 
 _NO_WORKER = "no worker with a diffusion language model is in service; retry in a moment"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextParts:
-    """What forwarded requests share with the Processor's other requests."""
-
-    models: Models
-    router: Router
-    workers: Workers
-    queues: Mapping[str, AdmissionQueue]
-    limits: RequestLimits
-    telemetry: GenerationTelemetry
-    meter: LoadMeter
-    work: OpenWork
-    unread: UnreadOutput
-
-    def count(self, error: ServingError) -> None:
-        """Count a failure in the load reports, as `ProcessorCore` does."""
-        if not isinstance(error, InvalidRequestError):
-            self.meter.finished(failed=error.code in SERVER_FAULTS)
 
 
 class TextForwarder:
@@ -72,13 +48,14 @@ class TextForwarder:
 
     role = Role.DIFFUSION
 
-    def __init__(self, parts: TextParts) -> None:
-        """Forward with ``parts``."""
-        self.work = parts.work
+    def __init__(self, front: Front, workers: Workers, unread: UnreadOutput) -> None:
+        """Run requests on ``workers``; ``unread`` counts what clients don't read."""
+        self.work = front.work
         self.streams = OpenWork()
         """Not awaited in a drain: the server ends streams without requests."""
-        self.unread = parts.unread
-        self._parts = parts
+        self.unread = unread
+        self._front = front
+        self._workers = workers
         self._open: dict[str, _TextRequest] = {}
 
     def context_length_of(self, model: str) -> int:
@@ -91,19 +68,19 @@ class TextForwarder:
         Raises:
             ServingError: it was refused.
         """
-        parts = self._parts
-        telemetry = parts.telemetry.open(GENERATE_TEXT, request.trace)
-        try:
-            with telemetry:
-                request = self._checked(request, telemetry)
-                parts.router.require(request.model)
-                admission = parts.queues[request.model].enter(
-                    AdmissionRequest(tokens=most_tokens(request, 1), timeout_s=request.time_left_s)
-                )
-        except ServingError as error:
-            parts.count(error)
-            raise
-        forwarded = _TextRequest(parts, request, sink, admission, telemetry)
+        with FrontRequest(self._front, Task.GENERATE_TEXT, request.trace) as asked:
+            request = self._checked(request, asked)
+            self._front.router.require(request.model)
+            tokens, left_s = most_tokens(request, 1), request.time_left_s
+            admission = asked.enter(1, tokens, Priority.NORMAL, left_s)
+        forwarded = _TextRequest(
+            self._front,
+            self._workers,
+            request,
+            sink,
+            admission=admission,
+            telemetry=asked.telemetry,
+        )
         forwarded.ended = lambda: self._open.pop(request.engine_id, None)
         self._open[request.engine_id] = forwarded
         forwarded.begin()
@@ -115,20 +92,20 @@ class TextForwarder:
         if forwarded is not None:
             forwarded.cancel()
 
-    def _checked(self, request: GenerationRequest, telemetry: TurnTelemetry) -> GenerationRequest:
+    def _checked(self, request: GenerationRequest, asked: FrontRequest) -> GenerationRequest:
         served = self._served(request.model)
-        telemetry.model_known(served.name, served.engine.engine)
+        asked.known(served.name, served.engine.engine)
         request = replace(request, model=served.name)
         check_length(request.request_id)
-        if violations := too_large(request, 1, self._parts.limits, ""):
+        if violations := too_large(request, 1, self._front.limits, ""):
             raise InvalidRequestError.of_all(violations)
         check_request(request, served.engine, Role.DIFFUSION)
-        telemetry.request_known(request, 1)
+        asked.telemetry.request_known(request, 1)
         return request
 
     def _served(self, name: str) -> ServedModel:
         """Look up a diffusion language model; an empty name means the only one."""
-        models, router = self._parts.models, self._parts.router
+        models, router = self._front.models, self._front.router
         found = [m for m in models.names if router.runs_in(m, Role.DIFFUSION)]
         if not name and len(found) == 1:
             name = found[0]
@@ -149,16 +126,19 @@ class _TextRequest:
 
     def __init__(
         self,
-        parts: TextParts,
+        front: Front,
+        workers: Workers,
         request: GenerationRequest,
         sink: OutputSink,
+        *,
         admission: Admission,
         telemetry: TurnTelemetry,
     ) -> None:
         """Report to ``sink``."""
         self.ended: Callable[[], object] = lambda: None
         """Called at the end."""
-        self._parts = parts
+        self._front = front
+        self._workers = workers
         self._request = request
         self._sink = sink
         self._admission = admission
@@ -167,7 +147,7 @@ class _TextRequest:
         self._cancel: Callable[[], None] | None = None
         self._waiting: asyncio.Task[None] | None = None
         self._started = False
-        parts.work.begin()
+        front.work.begin()
 
     def begin(self) -> None:
         """Run it now if it is admitted, else when it is."""
@@ -200,7 +180,7 @@ class _TextRequest:
     def _launch(self) -> None:
         request = self._request
         try:
-            plan = self._parts.router.plan(
+            plan = self._front.router.plan(
                 RoutingRequest(
                     model=request.model, token_ids=request.token_ids, adapter=request.adapter
                 )
@@ -212,7 +192,7 @@ class _TextRequest:
             )
             self._span = self._telemetry.leg(leg.role, address)
             request = replace(request, trace=self._span.carry(request.trace))
-            self._cancel = self._parts.workers.generate(address, request, self).cancel
+            self._cancel = self._workers.generate(address, request, self).cancel
         except ServingError as error:
             self._fail_soon(error)
         except Exception as error:  # noqa: BLE001 - a bug must not leave the request open for ever
@@ -235,7 +215,7 @@ class _TextRequest:
         """Pass the end on."""
         self._leave()
         self._sink.finish(finish)
-        self._parts.meter.finished(failed=False)
+        self._front.count(None)
         self._span.finished(finish)
         usage = Usage(
             prompt_tokens=finish.prompt_tokens,
@@ -248,7 +228,7 @@ class _TextRequest:
         """Pass a failure on."""
         self._leave()
         self._sink.fail(error)
-        self._parts.count(error)
+        self._front.count(error)
         self._span.failed(error)
         usage = Usage(len(self._request.prompt), 0, 0)
         self._telemetry.ended(usage, [], error.reason, 1)
@@ -256,4 +236,75 @@ class _TextRequest:
     def _leave(self) -> None:
         self._admission.leave()
         self.ended()
-        self._parts.work.end()
+        self._front.work.end()
+
+
+class CountedTexts:
+    """Runs a stream's requests and counts their output until it is taken to be sent.
+
+    A `worker.generation.slot.RequestRunner`, and a `links.unread.Gathering`.
+    """
+
+    def __init__(
+        self,
+        runner: RequestRunner,
+        unread: UnreadOutput,
+        payer: Hashable,
+        end_call: Callable[[ServingError], None],
+    ) -> None:
+        """Run requests with ``runner``; ``end_call`` ends the stream if too much gathers."""
+        self.role = runner.role
+        self.work = runner.work
+        self.streams = runner.streams
+        self.context_length_of = runner.context_length_of
+        self.cancel = runner.cancel
+        self.payer = payer
+        self._runner = runner
+        self._unread = unread
+        self._end_call = end_call
+        self._nbytes = 0
+        self._closed = False
+
+    def submit(self, request: GenerationRequest, sink: OutputSink) -> str:
+        """See `RequestRunner.submit`."""
+        return self._runner.submit(request, _CountedSink(sink, self.add))
+
+    def add(self, nbytes: int) -> None:
+        """Count output that has come."""
+        if not self._closed:
+            self._nbytes += nbytes
+            self._unread.add(self, nbytes)
+
+    def taken(self, left: int) -> None:
+        """Note that a message was taken to be sent; ``left`` bytes wait for the next ones."""
+        sent, self._nbytes = self._nbytes - left, left
+        self._unread.remove(self, sent)
+
+    def close(self) -> None:
+        """Count nothing any more."""
+        self._closed = True
+        self.taken(0)
+
+    def overflowed(self) -> None:
+        """See `Gathering.overflowed`."""
+        self.close()
+        self._end_call(overflow())
+
+
+class _CountedSink:
+    __slots__ = ("_add", "_sink")
+
+    def __init__(self, sink: OutputSink, add: Callable[[int], None]) -> None:
+        self._sink = sink
+        self._add = add
+
+    def emit(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
+        self._sink.emit(token_ids, logprobs)
+        self._add(output_bytes(token_ids, logprobs))
+
+    def finish(self, finish: Finish) -> None:
+        self._sink.finish(finish)
+        self._add(logprob_bytes(finish.prompt_logprobs))
+
+    def fail(self, error: ServingError) -> None:
+        self._sink.fail(error)

@@ -6,17 +6,16 @@ from typing import TYPE_CHECKING
 
 from millstream_server.generation.span import RequestSpan
 from millstream_server.media.file import MediaFile
-from millstream_server.processor.caller import Caller
-from millstream_server.processor.media.budget import MediaBudget, MediaHold
+from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.encoding import Encoders, TurnMedia
 from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.parts import MediaPart
 from millstream_server.processor.media.uploads import DEFAULT_IDLE_S, Uploads
+from millstream_server.processor.options import Caller
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 
 if TYPE_CHECKING:
-    from millstream_server.processor.conversation import Conversation
     from millstream_server.processor.telemetry import TurnTelemetry
 
 
@@ -46,12 +45,16 @@ class ProcessorMedia:
 
     def uploads(self) -> Uploads:
         """Make the uploads of a new conversation; `close` frees the bytes of all its media."""
-        return Uploads(MediaHold(self._budget), self.intake.max_item_bytes, self._upload_idle_s)
+        return Uploads(self._budget, self.intake.max_item_bytes, self._upload_idle_s)
 
     def of_turn(
-        self, conversation: Conversation, model: str, caller: Caller, telemetry: TurnTelemetry
+        self,
+        request: RoutingRequest,
+        request_id: str,
+        caller: Caller,
+        telemetry: TurnTelemetry,
     ) -> TurnMedia:
-        """Make what encodes one turn's media."""
+        """Make what encodes one turn's media; ``request`` has its model and session."""
 
         def file_of(part: MediaPart, span: RequestSpan) -> MediaFile:
             return MediaFile(
@@ -59,10 +62,9 @@ class ProcessorMedia:
                 data=part.data,
                 sha256=part.sha256,
                 salt="" if self._shared_cache else caller.name,
-                request_id=conversation.request_id,
+                request_id=request_id,
                 trace=span.carry(caller.trace),
                 deadline_s=caller.deadline_s,
             )
 
-        request = RoutingRequest(model=model, session=conversation.workers)
         return TurnMedia(self._router, self._encoders, request, file_of, telemetry)

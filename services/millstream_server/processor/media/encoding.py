@@ -156,7 +156,7 @@ class TurnMedia:
                 raise at_path(error, part.field) from error
 
     async def _encode_at(self, address: str, part: MediaPart) -> EncodedPart:
-        span = self._telemetry.encoding(address)
+        span = self._telemetry.at_worker("encode", address)
         file = self._file_of(part, span)
         try:
             item = await self._encoders.encode(address, file).result()

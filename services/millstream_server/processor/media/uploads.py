@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from millstream_server.processor.media.budget import MediaHold
+from millstream_server.processor.media.budget import MediaBudget, MediaHold
 from millstream_server.runtime.errors import InvalidRequestError, UnavailableError
 
 MAX_UPLOADS = 64
@@ -44,18 +44,26 @@ class Uploads:
     """One conversation's uploads. The memory is taken as the chunks come, not when announced."""
 
     def __init__(
-        self, hold: MediaHold, max_item_bytes: int, idle_s: float = DEFAULT_IDLE_S
+        self, budget: MediaBudget, max_item_bytes: int, idle_s: float = DEFAULT_IDLE_S
     ) -> None:
-        """Count the bytes in ``hold``, as all media of the conversation.
+        """Count the bytes in ``budget``, as all media of the conversation.
 
         While a file isn't complete the client may be ``idle_s`` behind `MIN_BYTES_PER_S`.
         """
-        self.hold = hold
+        self._budget = budget
+        self._hold: MediaHold | None = None
         self._max_item_bytes = max_item_bytes
         self._idle_s = idle_s
         self._open: dict[str, _Upload] = {}
         self._incomplete = 0
         self._due_s = 0.0  # on the clock of `time.monotonic`
+
+    @property
+    def hold(self) -> MediaHold:
+        """What the conversation's media hold of the memory; most conversations have none."""
+        if self._hold is None:
+            self._hold = MediaHold(self._budget)
+        return self._hold
 
     def add(self, upload_id: str, data: bytes, total: int) -> None:
         """Take in a chunk; ``total`` is the file's size in the first one.
@@ -120,7 +128,8 @@ class Uploads:
             upload.small.clear()
         self._open.clear()
         self._incomplete = 0
-        self.hold.close()
+        if self._hold is not None:
+            self._hold.close()
 
     def take(self, upload_id: str, path: str) -> list[bytes]:
         """Return a complete upload's pieces and forget it; ``path`` is the field that names it.

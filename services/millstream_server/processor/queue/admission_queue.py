@@ -25,8 +25,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from millstream_server.processor.queue.admission import Admission, AdmissionRequest, State
-from millstream_server.processor.queue.held_time import HeldTime
+from millstream_server.processor.queue.admission import Admission, HeldTime, State
 from millstream_server.runtime.errors import NoWorkerError, OverloadedError
 from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.retry_delay import jittered
@@ -63,15 +62,15 @@ class _Lane:
 
     def add(self, admission: Admission) -> None:
         self.waiting[admission.number] = admission
-        self.widths[admission.request.units] += 1
-        self.units += admission.request.units
-        self.tokens += admission.request.tokens
+        self.widths[admission.units] += 1
+        self.units += admission.units
+        self.tokens += admission.tokens
 
     def remove(self, admission: Admission) -> None:
         del self.waiting[admission.number]
-        self.widths[admission.request.units] -= 1
-        self.units -= admission.request.units
-        self.tokens -= admission.request.tokens
+        self.widths[admission.units] -= 1
+        self.units -= admission.units
+        self.tokens -= admission.tokens
 
     @property
     def first(self) -> Admission:
@@ -95,8 +94,8 @@ class AdmissionQueue:
         """``capacity`` returns how many units can run now; call `changed` after it has changed."""
         self.running = 0
         """Running units."""
-        self.on_change: Callable[[], None] = lambda: None
-        """Called after each change of what waits or runs."""
+        self.on_change: Callable[[], None] | None = None
+        """Called after each change of what waits or runs, while somebody wants to know."""
         self._limits = limits
         self._capacity = capacity
         self._clock = clock
@@ -132,37 +131,54 @@ class AdmissionQueue:
         waiting = sum(lane.units for lane in self._lanes.values())
         return (self.running + waiting) / limit if limit else 1.0
 
-    def enter(self, request: AdmissionRequest) -> Admission:
-        """Add a request: it runs or waits.
+    def enter(
+        self,
+        units: int = 1,
+        *,
+        tokens: int = 0,
+        priority: Priority = Priority.NORMAL,
+        timeout_s: float | None = None,
+    ) -> Admission:
+        """Add a request, whose caller's deadline is in ``timeout_s``: it runs or waits.
 
         Raises:
-            OverloadedError: the queue is full, or the wait would exceed the request's deadline.
+            OverloadedError: the queue is full, or the wait would exceed the deadline.
         """
-        admission = Admission(request, self._arrivals, self._clock(), self._leave)
+        now_s = self._clock()
+        admission = Admission(
+            self._leave,
+            self._arrivals,
+            now_s,
+            units=units,
+            tokens=tokens,
+            priority=priority,
+            timeout_s=timeout_s,
+        )
         self._arrivals += 1
-        if self._may_pass(request.priority) and self._fits(request.units):
-            self._run(admission)
+        if (not self.queued or self._may_pass(priority)) and self._fits(units):
+            self._run(admission, now_s)
             return admission
-        self._check_deadline(request)
-        self._make_space(request)
-        self._lanes[request.priority].add(admission)
+        self._check_deadline(units, priority, timeout_s)
+        self._make_space(admission)
+        self._lanes[priority].add(admission)
         self.queued += 1
-        self.on_change()
+        self._tell()
         self.changed()  # the displaced request may have been the one ahead of it
         return admission
 
     def _leave(self, admission: Admission) -> None:
-        if admission.runs:
-            units = admission.request.units
-            self._count(-units)
-            since_s = admission.since_s
-            self._held.end(units, since_s, admission.change(State.LEFT, self._clock()))
-        elif admission.waits:
+        now_s = self._clock()
+        if admission.state is State.RUNNING:
+            self.running -= admission.units
+            self._tell()
+            self._held.end(admission.units, admission.since_s, now_s)
+        elif admission.state is State.WAITING:
             self._forget(admission)
-            admission.change(State.LEFT, self._clock())
         else:
             return
-        self._admit_next()
+        admission.change(State.LEFT, now_s)
+        if self.queued:
+            self._admit_next()
 
     def changed(self) -> None:
         """Admit the requests that fit now; call it after the capacity has changed."""
@@ -178,8 +194,6 @@ class AdmissionQueue:
 
     def _heads(self) -> list[Admission]:
         """Return each priority's first, highest priority first."""
-        if not self.queued:  # as for most requests
-            return []
         return [lane.first for lane in self._lanes.values() if lane.waiting]
 
     def _next(self) -> Admission | None:
@@ -192,9 +206,7 @@ class AdmissionQueue:
     def _may_pass(self, priority: Priority) -> bool:
         """Return whether a new request may go first: only lower, not yet overdue ones wait."""
         heads = self._heads()
-        return not heads or (
-            heads[0].request.priority < priority and self.overtaken < MAX_OVERTAKEN
-        )
+        return not heads or (heads[0].priority < priority and self.overtaken < MAX_OVERTAKEN)
 
     def _fits(self, units: int) -> bool:
         limit = self.limit
@@ -202,27 +214,28 @@ class AdmissionQueue:
         return self.running + units <= limit or (limit > 0 and not self.running)
 
     def _admit_next(self) -> None:
-        while (admission := self._next()) and self._fits(admission.request.units):
+        while (admission := self._next()) and self._fits(admission.units):
             self._forget(admission)
-            self._run(admission)
+            self._run(admission, self._clock())
 
-    def _run(self, admission: Admission) -> None:
-        overtakes = any(head.number < admission.number for head in self._heads())
+    def _run(self, admission: Admission, now_s: float) -> None:
+        overtakes = self.queued and any(h.number < admission.number for h in self._heads())
         self.overtaken = self.overtaken + 1 if overtakes else 0
-        admission.waited_s = admission.change(State.RUNNING, self._clock())
-        self._count(admission.request.units)
-        self._held.begin(admission.request.units, admission.since_s)
-        self._metrics.waited(admission)
+        self._metrics.waited(admission.priority, now_s - admission.since_s)
+        admission.change(State.RUNNING, now_s)
+        self.running += admission.units
+        self._held.begin(admission.units, now_s)
+        self._tell()
 
-    def _count(self, units: int) -> None:
-        self.running += units
-        self.on_change()
+    def _tell(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
 
     def _forget(self, admission: Admission) -> None:
         """Remove it from its lane."""
-        self._lanes[admission.request.priority].remove(admission)
+        self._lanes[admission.priority].remove(admission)
         self.queued -= 1
-        self.on_change()
+        self._tell()
 
     def _give_up(self) -> None:
         """Fail all waiting requests: no worker has reconnected."""
@@ -237,33 +250,33 @@ class AdmissionQueue:
                     )
                 )
 
-    def _make_space(self, request: AdmissionRequest) -> None:
+    def _make_space(self, admission: Admission) -> None:
         """Check that one more can wait; displace requests of lower priority if needed."""
         limits = self._limits
-        count, tokens = self.queued + 1, self.queued_tokens + request.tokens
-        lower = [lane for priority, lane in self._lanes.items() if priority < request.priority]
+        count, tokens = self.queued + 1, self.queued_tokens + admission.tokens
+        lower = [lane for priority, lane in self._lanes.items() if priority < admission.priority]
         if count - sum(len(lane.waiting) for lane in lower) > limits.max_queued:
             self._refuse("requests", f"the queue is full ({limits.max_queued} waiting)")
         if tokens - sum(lane.tokens for lane in lower) > limits.max_queued_tokens:
             self._refuse(
                 "tokens",
-                f"this request's {request.tokens} tokens and those of the waiting requests are "
+                f"this request's {admission.tokens} tokens and those of the waiting requests are "
                 f"more than {limits.max_queued_tokens}",
             )
         for lane in reversed(lower):
             while lane.waiting and (count > limits.max_queued or tokens > limits.max_queued_tokens):
                 last = lane.last
-                count, tokens = count - 1, tokens - last.request.tokens
+                count, tokens = count - 1, tokens - last.tokens
                 metrics.ADMISSION_REFUSED.labels("displaced").inc()
                 last.fail(self._overload("requests of higher priority took this one's place"))
 
-    def _check_deadline(self, request: AdmissionRequest) -> None:
-        wait_s = self.expected_wait_s(request)
-        if request.timeout_s is not None and wait_s is not None and request.timeout_s < wait_s:
+    def _check_deadline(self, units: int, priority: Priority, timeout_s: float | None) -> None:
+        wait_s = self.expected_wait_s(units, priority)
+        if timeout_s is not None and wait_s is not None and timeout_s < wait_s:
             self._refuse(
                 "deadline",
                 f"this request would wait about {wait_s:.1f} s to run, and its deadline is in "
-                f"{max(request.timeout_s, 0):.1f} s",
+                f"{max(timeout_s, 0):.1f} s",
             )
 
     def _refuse(self, cause: str, why: str) -> None:
@@ -275,17 +288,17 @@ class AdmissionQueue:
             f"the server is busy: {why}; retry later", retry_delay_s=self._delay_s()
         )
 
-    def expected_wait_s(self, request: AdmissionRequest) -> float | None:
+    def expected_wait_s(self, units: int = 1, priority: Priority = Priority.NORMAL) -> float | None:
         """Estimate a new request's least wait in seconds; None without enough data."""
-        ahead = [lane.widths for p, lane in self._lanes.items() if p >= request.priority]
-        return self._held.wait_s(request.units, ahead, self.limit, self._clock())
+        ahead = [lane.widths for p, lane in self._lanes.items() if p >= priority]
+        return self._held.wait_s(units, ahead, self.limit, self._clock())
 
     def _delay_s(self) -> float:
         """Return a refused client's retry delay: when half of the queue will have been admitted.
 
         Sooner the queue might still be full; later it might be empty.
         """
-        whole_s = self.expected_wait_s(AdmissionRequest(priority=Priority.LOW))
+        whole_s = self.expected_wait_s(priority=Priority.LOW)
         return jittered(_UNKNOWN_DELAY_S if whole_s is None else whole_s / 2)
 
 
@@ -299,8 +312,8 @@ class _Metrics:
         metrics.ADMISSION_QUEUED_TOKENS.labels(name).set_function(lambda: queue.queued_tokens)
         self._wait = {p: metrics.ADMISSION_WAIT.labels(name, p.name.lower()) for p in Priority}
 
-    def waited(self, admission: Admission) -> None:
-        self._wait[admission.request.priority].observe(admission.waited_s)
+    def waited(self, priority: Priority, seconds: float) -> None:
+        self._wait[priority].observe(seconds)
 
 
 def _by_arrival(admission: Admission) -> int:

@@ -26,17 +26,19 @@ class Positions:
         self._waiting: dict[Admission, Tell] = {}
         self._told: dict[Admission, int] = {}
         self._due = False
-        queue.on_change = self._changed
 
     def follow(self, admission: Admission, tell: Tell) -> None:
         """Call ``tell`` with the number, soon and after changes, until the admission runs."""
         self._waiting[admission] = tell
+        self._queue.on_change = self._changed
         self._changed()
 
     def forget(self, admission: Admission) -> None:
         """Tell no more."""
         self._waiting.pop(admission, None)
         self._told.pop(admission, None)
+        if not self._waiting:
+            self._queue.on_change = None
 
     def _changed(self) -> None:
         """Compute once per round of the event loop, however much happens in it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
@@ -29,6 +29,18 @@ class GenerationDefaults:
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+
+    def given(self, refused: frozenset[str]) -> dict[str, float]:
+        """Return those that there are, without those in ``refused``.
+
+        These are a worker's (`GeneratorInfo.refused_fields`): its clients would be refused for what
+        they didn't ask for.
+        """
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if value is not None and f"sampling.{name}" not in refused
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,6 +62,9 @@ def _check(size: int) -> None:
         raise SecurityError("the template makes a text or a list that is too large")
 
 
+_OF_DICTS = frozenset(dir(dict))
+
+
 def _checked_text(value: Any) -> Any:
     """Return what is about to become a text; a list may hold the same text a million times."""
     if value.__class__ is not str and not isinstance(value, str | int):
@@ -221,6 +224,11 @@ class _Sandbox(ImmutableSandboxedEnvironment):
     def join_texts(values: Iterable[Any]) -> str:
         """Compute ``a ~ b``."""
         return _concat(str(_checked_text(value)) for value in values)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if obj.__class__ is dict and attribute not in _OF_DICTS and attribute in obj:
+            return obj[attribute]  # else the library first fails to find it as an attribute
+        return super().getattr(obj, attribute)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "+":  # templates make their texts with it

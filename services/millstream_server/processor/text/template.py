@@ -20,6 +20,7 @@ from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFea
 
 DEFAULT_MAX_PROMPT_CHARS = 4 * 1024 * 1024
 _MAX_SENTENCE_CHARS = 200
+_PIECES_AT_ONCE = 32
 
 # What a template's own code can raise on messages that it doesn't support.
 _TEMPLATE_FAULTS = (
@@ -54,10 +55,12 @@ class ChatTemplate:
         Raises:
             UnusableModelError: a template is not valid Jinja.
         """
-        self._special_tokens = dict(special_tokens)
         self._max_prompt_chars = max_prompt_chars
         self._compiled = {name: _compile(name, source) for name, source in sources.items()}
-        self._globals = {name: dict(found.globals) for name, found in self._compiled.items()}
+        self._variables = {
+            name: {**found.globals, **special_tokens, "documents": None}
+            for name, found in self._compiled.items()
+        }
         self._supports_developer = {name: "developer" in source for name, source in sources.items()}
 
     @property
@@ -91,12 +94,10 @@ class ChatTemplate:
             for message in messages
         ]
         variables = {
-            **self._globals[name],
-            **self._special_tokens,
+            **self._variables[name],
             "messages": shaped,
             # Templates test whether `tools` is defined.
             "tools": [tool_for_template(tool) for tool in tools] or None,
-            "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
@@ -107,8 +108,9 @@ class ChatTemplate:
     def _collect(self, template: jinja2.Template, variables: dict[str, object], field: str) -> str:
         pieces: list[str] = []
         chars_left = self._max_prompt_chars
-        for piece in _generate(template, variables):
-            stop_if_gone()
+        for count, piece in enumerate(_generate(template, variables), start=1):
+            if not count % _PIECES_AT_ONCE:
+                stop_if_gone()
             chars_left -= len(piece)
             if chars_left < 0:
                 sentence = f"the prompt would exceed {self._max_prompt_chars} characters"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from millstream_server.processor.forwarding.fit import Fit
 from millstream_server.processor.forwarding.promised import PromisedVectors, check_ranked
+from millstream_server.processor.front import Front, FrontRequest, Running
 from millstream_server.processor.vectors.tokens import BatchTokenizer
 from millstream_server.routing.tasks import Task
 from millstream_server.runtime.errors import FieldViolation, InternalError, InvalidRequestError
@@ -18,10 +19,10 @@ from millstream_server.vectors.output import EmbedFinished, Ranking, Vectors
 from millstream_server.vectors.request import MAX_DOCUMENTS, EmbedRequest, RerankRequest
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from millstream_server.engines.base import EngineInfo
-    from millstream_server.processor.forwarding.forwarder import Forwarded, Forwarder
+    from millstream_server.processor.prompts import Prompts
     from millstream_server.runtime.rpc.slot_session import Output
 
 _WORKERS_FIELD = re.compile(r"(inputs|pairs)\[(\d+)\](?:\.token_ids)?")
@@ -32,8 +33,8 @@ _ANY_IDS = (0,)
 """Stands for an input while all else of a request is checked."""
 
 
-class Embedding(Protocol):
-    """A batch on its way to a worker and back (`links.entry_stream.SlotCall`)."""
+class Embedding(Running, Protocol):
+    """A batch on its way to a worker and back."""
 
     def entries(self) -> AsyncIterator[tuple[Vectors, bool]]:
         """Yield vectors as they come."""
@@ -42,14 +43,6 @@ class Embedding(Protocol):
     @property
     def end(self) -> EmbedFinished:
         """The good end, after `entries`."""
-        ...
-
-    def cancel(self) -> None:
-        """Stop it, at any time, also after its end."""
-        ...
-
-    def when_ended(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when the worker has ended it."""
         ...
 
 
@@ -76,14 +69,12 @@ class Workers(Protocol):
 class VectorsCore:
     """Forwards batches of texts, and queries with documents; one per process."""
 
-    def __init__(self, forwarder: Forwarder, workers: Workers) -> None:
-        """Run requests on ``workers``."""
-        self._forwarder = forwarder
-        self._models = forwarder.parts.models
+    def __init__(self, front: Front, prompts: Prompts, workers: Workers) -> None:
+        """Run requests on ``workers``, tokenize in the threads of ``prompts``."""
+        self._front = front
+        self._threads = prompts.threads
         self._workers = workers
-        self._tokenizer = BatchTokenizer(
-            forwarder.parts.models.threads, forwarder.parts.max_request_tokens
-        )
+        self._tokenizer = BatchTokenizer(prompts.threads, front.limits.max_request_tokens)
 
     # ---- Embed -----------------------------------------------------------------------------------
 
@@ -94,33 +85,37 @@ class VectorsCore:
             ServingError: it failed; errors of inputs name the client's fields.
         """
         texts = {i for i, part in enumerate(request.inputs) if isinstance(part, str)}
-        with self._forwarder.request(Task.EMBED, request, _nbytes(request)) as forwarded:
-            request, fit = await self._embed_request(request, texts, forwarded)
-            await forwarded.admit(tokens=sum(map(len, request.inputs)))
-            address, engine = forwarded.pick(fit)
+        with self._open(Task.EMBED, request) as asked:
+            asked.hold(_nbytes(request))
+            asked.find(request.model)
+            request, fit = await self._embed_request(request, texts, asked)
+            await asked.admit(request.priority, tokens=sum(map(len, request.inputs)))
+            address, engine = asked.pick(fit, request.priority)
             dimensions = request.dimensions or _embedder(engine).width
             promised = PromisedVectors(len(request.inputs), dimensions, address)
-            trace = forwarded.leg(address)
-            batch = self._workers.embed(address, replace(request, trace=trace))
-            batch.when_ended(forwarded.released)
+            sent = replace(request, trace=asked.leg(address))
+            batch = asked.follow(self._workers.embed(address, sent))
             try:
                 async for vectors, _ in batch.entries():
                     promised.check(vectors)
                     await output.put(vectors, len(vectors.values))
-                promised.check_all()
             except InvalidRequestError as error:
-                forwarded.ended(error)
                 raise _for_client(error, texts) from error
-            except BaseException as error:
-                batch.cancel()
-                forwarded.ended(error)
-                raise
-            forwarded.ended()
-            forwarded.used(batch.end.input_tokens)
-            return replace(batch.end, request_id=request.request_id, model=forwarded.name)
+            promised.check_all()
+            asked.end(input_tokens=batch.end.input_tokens)
+            return replace(batch.end, request_id=request.request_id, model=asked.model)
+
+    def _open(self, task: Task, request: EmbedRequest | RerankRequest) -> FrontRequest:
+        return FrontRequest(
+            self._front,
+            task,
+            request.trace,
+            request_id=request.request_id,
+            deadline_s=request.deadline_s,
+        )
 
     async def _embed_request(
-        self, request: EmbedRequest, texts: Container[int], forwarded: Forwarded
+        self, request: EmbedRequest, texts: Container[int], asked: FrontRequest
     ) -> tuple[EmbedRequest, Fit]:
         """Check and tokenize a batch.
 
@@ -128,13 +123,13 @@ class VectorsCore:
             InvalidRequestError: none of the workers can take it.
         """
         outline = replace(request, inputs=[_ANY_IDS] * len(request.inputs))
-        engines = forwarded.engines()
+        engines = asked.engines()
         Fit(lambda engine: check_embed(outline, _embedder(engine))).require(engines)
-        _, text = self._models.text(forwarded.name)
+        _, text = self._front.models.text(asked.model)
         ids = await self._tokenizer.inputs(text, request.inputs, _most_tokens(engines))
-        request = replace(request, inputs=ids, model=forwarded.name)
+        request = replace(request, inputs=ids, model=asked.model)
         fit = Fit(lambda engine: check_embed(request, _embedder(engine), texts=texts))
-        await self._require(fit, ids, forwarded)
+        await self._require(fit, ids, asked)
         return request, fit
 
     # ---- Rerank ----------------------------------------------------------------------------------
@@ -147,30 +142,26 @@ class VectorsCore:
         """
         documents = request.documents
         texts = range(len(documents))
-        with self._forwarder.request(Task.RERANK, request, 0) as forwarded:
-            sent, fit = await self._rerank_request(request, texts, forwarded)
-            await forwarded.admit(tokens=sum(map(len, sent.pairs)))
-            address, _ = forwarded.pick(fit)
-            trace = forwarded.leg(address)
+        with self._open(Task.RERANK, request) as asked:
+            asked.find(request.model)
+            sent, fit = await self._rerank_request(request, texts, asked)
+            await asked.admit(request.priority, tokens=sum(map(len, sent.pairs)))
+            address, _ = asked.pick(fit, request.priority)
+            sent = replace(sent, trace=asked.leg(address))
             try:
-                ranking = await self._workers.rerank(address, replace(sent, trace=trace))
-                check_ranked(ranking.results, len(sent.pairs), sent.top_n, address)
+                ranking = await self._workers.rerank(address, sent)
             except InvalidRequestError as error:
-                forwarded.ended(error)
                 raise _for_client(error, texts) from error
-            except BaseException as error:
-                forwarded.ended(error)
-                raise
-            forwarded.ended()
-            forwarded.used(ranking.input_tokens)
+            check_ranked(ranking.results, len(sent.pairs), sent.top_n, address)
+            asked.end(input_tokens=ranking.input_tokens)
             returned = documents if request.return_documents else [""] * len(sent.pairs)
             results = [replace(one, document=returned[one.index]) for one in ranking.results]
             return replace(
-                ranking, results=results, request_id=request.request_id, model=forwarded.name
+                ranking, results=results, request_id=request.request_id, model=asked.model
             )
 
     async def _rerank_request(
-        self, request: RerankRequest, texts: Sequence[int], forwarded: Forwarded
+        self, request: RerankRequest, texts: Sequence[int], asked: FrontRequest
     ) -> tuple[RerankRequest, Fit]:
         """Check and tokenize a request; the result has pairs only.
 
@@ -183,32 +174,32 @@ class VectorsCore:
         if texts:
             sent = replace(request, query="", documents=(), return_documents=False)
             outline = replace(sent, pairs=[_ANY_IDS] * len(texts))
-            engines = forwarded.engines()
+            engines = asked.engines()
             Fit(lambda engine: check_rerank(outline, _embedder(engine), texts=texts)).require(
                 engines
             )
-            _, text = self._models.text(forwarded.name)
+            _, text = self._front.models.text(asked.model)
             pairs = await self._tokenizer.pairs(
                 text, request.query, request.documents, _most_tokens(engines)
             )
-        sent = replace(sent, pairs=pairs, model=forwarded.name)
+        sent = replace(sent, pairs=pairs, model=asked.model)
         fit = Fit(lambda engine: check_rerank(sent, _embedder(engine), texts=texts))
-        await self._require(fit, pairs, forwarded)
+        await self._require(fit, pairs, asked)
         return sent, fit
 
-    async def _require(self, fit: Fit, ids: Sequence[Sequence[int]], forwarded: Forwarded) -> None:
+    async def _require(self, fit: Fit, ids: Sequence[Sequence[int]], asked: FrontRequest) -> None:
         """Check token ids, many of them in a thread.
 
         Raises:
             InvalidRequestError: none of the workers can take them.
         """
-        engines = forwarded.engines()
+        engines = asked.engines()
         count = sum(map(len, ids))
         if count <= _MANY_IDS:
             fit.require(engines)
         else:
             seconds = count * _SECONDS_PER_ID
-            await self._models.threads.run(lambda: fit.require(engines), seconds, batch=True)
+            await self._threads.run(lambda: fit.require(engines), seconds, batch=True)
 
 
 def _nbytes(request: EmbedRequest) -> int:

@@ -209,7 +209,10 @@ class _Text(logging.Formatter):
         at = f"{self._seconds(record.created)},{int(record.msecs):03d}"
         line = f"{at} {record.levelname} {record.name}: {_cut(record.getMessage())}"
         for name, value in _fields(record).items():
-            line += f" {name}={_value(value)}"
+            # Nearly all fields: without a call for each.
+            kind = value.__class__
+            plain = kind is int or (kind is str and len(value) <= _LONGEST and _plain(value))
+            line += f" {name}={value if plain else _value(value)}"
         # May contain text from clients: keep it on one line.
         line = _printable(line)
         for part in traceback_of(record).splitlines():

@@ -19,7 +19,7 @@ class TraceContext:
     @property
     def trace_id(self) -> str:
         """The trace's id, 32 hex digits; empty without a well-formed traceparent."""
-        found = _TRACEPARENT.match(self.traceparent)
+        found = _TRACEPARENT.match(self.traceparent) if self.traceparent else None
         return found[1] if found else ""
 
 

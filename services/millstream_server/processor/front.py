@@ -1,0 +1,350 @@
+"""What every request passes, whatever it asks for: telemetry, admission, its worker, its end.
+
+A `FrontRequest` is made when a request arrives, and ended once. Text, images, videos, vectors and
+scores use the same one; each ability's own path says what is done in its ``with`` block.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, Self, TypeVar
+
+from millstream_server.engines.base import EngineInfo
+from millstream_server.generation.span import NO_SPAN, RequestSpan
+from millstream_server.processor.forwarding.fit import Fit
+from millstream_server.processor.models import Models
+from millstream_server.processor.queue.admission import Admission
+from millstream_server.processor.queue.admission_queue import AdmissionQueue
+from millstream_server.processor.queue.positions import Positions, Tell
+from millstream_server.processor.requests import DEFAULT_LIMITS, RequestLimits
+from millstream_server.processor.telemetry import FrontTelemetry
+from millstream_server.routing.request import RoutingRequest
+from millstream_server.routing.router import Router
+from millstream_server.routing.tasks import TEXT_TASKS, Task
+from millstream_server.runtime.errors import (
+    SERVER_FAULTS,
+    DeadlinePassedError,
+    InvalidRequestError,
+    OverloadedError,
+    ServingError,
+    UnavailableError,
+)
+from millstream_server.runtime.lifecycle.drain import OpenPiece, OpenWork
+from millstream_server.runtime.priority import Priority
+from millstream_server.runtime.retry_delay import jittered
+from millstream_server.runtime.telemetry import metrics
+from millstream_server.runtime.telemetry.load_meter import LoadMeter
+from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.telemetry.request_spans import reason_of
+from millstream_server.runtime.telemetry.trace_context import TraceContext
+
+log = get_log(__name__)
+
+MAX_HELD_BYTES = 512 << 20
+_RETRY_S = 1.0
+_MAX_LOGGED_ID = 128
+"""A longer one will be refused."""
+
+
+class Running(Protocol):
+    """A request on its way to a worker and back (`links.entry_stream.SlotCall`)."""
+
+    def cancel(self) -> None:
+        """Stop it, at any time, also after its end."""
+        ...
+
+    def when_ended(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when the worker has ended it."""
+        ...
+
+
+RunningT = TypeVar("RunningT", bound=Running)
+
+
+class Front:
+    """What a Processor's requests share; one per process."""
+
+    def __init__(
+        self,
+        models: Models,
+        router: Router,
+        *,
+        limits: RequestLimits = DEFAULT_LIMITS,
+        telemetry: FrontTelemetry | None = None,
+        max_held_bytes: int = MAX_HELD_BYTES,
+    ) -> None:
+        """Serve ``models`` on the workers that ``router`` picks.
+
+        Requests on slot streams may take ``max_held_bytes`` together. Messages of other RPCs count
+        until the RPC ends (`runtime.rpc.limits`). A slot stream may stay open for days, so its
+        requests count until they end.
+        """
+        self.models = models
+        self.router = router
+        self.limits = limits
+        self.telemetry = telemetry or FrontTelemetry()
+        self.work = OpenWork()
+        self.meter = LoadMeter(self._utilization)
+        self.queues = {name: self._queue(name) for name in models.names}
+        """Of each model."""
+        self.positions = {
+            name: Positions(queue, self._outstanding(name)) for name, queue in self.queues.items()
+        }
+        self.held_bytes = 0
+        self._max_held_bytes = max_held_bytes
+
+    def call(self, on_drain: Callable[[], None] | None = None) -> OpenPiece:
+        """Count a streaming RPC as open during a ``with`` block.
+
+        ``on_drain`` is called if the server begins to shut down.
+
+        Raises:
+            UnavailableError: this Processor is shutting down. Turns admitted before still run.
+        """
+        if self.work.refusing:
+            raise UnavailableError(
+                "this server is shutting down; retry on another one", retry_delay_s=0.1
+            )
+        return self.work.track(on_drain)
+
+    def count(self, error: BaseException | None) -> None:
+        """Count an end in the load reports, but not what is the client's fault."""
+        if error is None:
+            self.meter.finished()
+        elif isinstance(error, ServingError) and not isinstance(error, InvalidRequestError):
+            self.meter.finished(failed=error.code in SERVER_FAULTS)
+
+    def hold(self, nbytes: int) -> None:
+        """Count bytes that a request holds.
+
+        Raises:
+            OverloadedError: the limit would be exceeded.
+        """
+        if self.held_bytes + nbytes > self._max_held_bytes:
+            metrics.ADMISSION_REFUSED.labels("bytes").inc()
+            raise OverloadedError(
+                f"the server is busy: open requests hold {self.held_bytes} of the "
+                f"{self._max_held_bytes} bytes it has for them, and this one needs {nbytes}; "
+                "retry later",
+                retry_delay_s=jittered(_RETRY_S),
+            )
+        self.held_bytes += nbytes
+
+    def _queue(self, name: str) -> AdmissionQueue:
+        queue = AdmissionQueue(name, self.limits.queue, lambda: self.router.capacity(name))
+        self.router.watch(queue.changed)
+        return queue
+
+    def _outstanding(self, name: str) -> Callable[[], int]:
+        return lambda: self.router.task_workers(name).outstanding
+
+    def _utilization(self) -> float:
+        return max((queue.utilization for queue in self.queues.values()), default=0.0)
+
+
+class FrontRequest:
+    """One request, from its arrival to its end.
+
+    Order of calls: `known` or `find`, `enter` or `admit`, then `end`. An exception that leaves the
+    ``with`` block ends it as failed.
+
+    A request for text is handed on in the block: a `Turn` then owns its `Admission` and its
+    `telemetry`, and ends both instead of `end`. All others end in the block.
+    """
+
+    __slots__ = (
+        "_admission",
+        "_deadline_s",
+        "_front",
+        "_held_bytes",
+        "_over",
+        "_request_id",
+        "_running",
+        "_span",
+        "_task",
+        "model",
+        "telemetry",
+    )
+
+    def __init__(
+        self,
+        front: Front,
+        task: Task,
+        trace: TraceContext,
+        *,
+        request_id: str = "",
+        deadline_s: float | None = None,
+        number: int = 1,
+    ) -> None:
+        """Open a request that arrives now.
+
+        ``trace`` is its own or its RPC's, ``deadline_s`` on the clock of `time.monotonic`,
+        ``number`` counts the turns of a conversation.
+        """
+        self.telemetry = front.telemetry.open(task, trace, number)
+        self.model = ""
+        """The model's name, when it is known."""
+        self._front = front
+        self._task = task
+        self._admission: Admission | None = None
+        self._request_id = request_id
+        self._deadline_s = deadline_s
+        self._held_bytes = 0
+        self._span: RequestSpan = NO_SPAN
+        self._running: Running | None = None
+        self._over = False
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End it if the block has failed.
+
+        Raises:
+            DeadlinePassedError: the block was cancelled for the request's deadline.
+        """
+        if error is None:
+            return
+        deadline_s = self._deadline_s
+        if (
+            isinstance(error, asyncio.CancelledError)
+            and deadline_s is not None
+            and deadline_s <= time.monotonic()
+        ):
+            late = DeadlinePassedError("the deadline passed before the request had ended")
+            self.end(late)
+            raise late from None
+        self.end(error)
+
+    # ---- its model and its capacity --------------------------------------------------------------
+
+    def known(self, model: str, provider: str) -> None:
+        """Record its model, one we serve, and the vendor of the model's engine."""
+        self.model = model
+        self.telemetry.model_known(model, provider, self._request_id[:_MAX_LOGGED_ID])
+
+    def find(self, model: str) -> list[EngineInfo]:
+        """Find its model and the workers that do its task; return what their engines are.
+
+        Raises:
+            ServingError: the model isn't served here, or has no such worker.
+        """
+        name = self._front.models.name_of(model, self._task)
+        engines = self._front.router.task_workers(name).engines(self._task)
+        self.known(name, engines[0].engine)
+        return engines
+
+    def engines(self) -> list[EngineInfo]:
+        """Return what the engines of the workers that do its task are now.
+
+        Raises:
+            NoWorkerError: there is none.
+        """
+        return self._front.router.task_workers(self.model).engines(self._task)
+
+    def hold(self, nbytes: int) -> None:
+        """Count about what its content takes, until its end.
+
+        Raises:
+            OverloadedError: requests may take no more memory.
+        """
+        self._front.hold(nbytes)
+        self._held_bytes += nbytes
+
+    def enter(
+        self, units: int, tokens: int, priority: Priority, timeout_s: float | None
+    ) -> Admission:
+        """Take it into its model's queue: it runs or waits; see `AdmissionQueue.enter`.
+
+        Raises:
+            OverloadedError: the queue is full, or the wait would exceed its deadline.
+        """
+        admission = self._admission = self._front.queues[self.model].enter(
+            units, tokens=tokens, priority=priority, timeout_s=timeout_s
+        )
+        return admission
+
+    async def admit(self, priority: Priority, *, tokens: int = 0, tell: Tell | None = None) -> None:
+        """Wait until it may run; ``tell`` gets its positions in the queue.
+
+        Raises:
+            ServingError: it was refused, displaced, or its deadline passed.
+        """
+        left_s = None if self._deadline_s is None else self._deadline_s - time.monotonic()
+        admission = self.enter(1, tokens, priority, left_s)
+        if not admission.waits:
+            return
+        positions = self._front.positions[self.model]
+        if tell is not None:
+            positions.follow(admission, tell)
+        try:
+            await admission.admitted()
+        finally:
+            positions.forget(admission)
+
+    # ---- one worker that runs all of it ----------------------------------------------------------
+
+    def pick(self, fit: Fit, priority: Priority) -> tuple[str, EngineInfo]:
+        """Pick its worker; return the address and what its engine is.
+
+        Raises:
+            NoWorkerError: there is none.
+        """
+        routed = RoutingRequest(model=self.model, priority=priority)
+        return self._front.router.task_workers(self.model).pick(routed, self._task, fit)
+
+    def leg(self, address: str) -> TraceContext:
+        """Begin its span at a worker; return the trace context for the worker."""
+        self._span = self.telemetry.at_worker(self._task.name.lower(), address)
+        return self._span.carry(self.telemetry.trace)
+
+    def follow(self, running: RunningT) -> RunningT:
+        """Cancel what runs for it if it fails; release its capacity when the worker has ended."""
+        self._running = running
+        running.when_ended(self._release)
+        return running
+
+    def _release(self) -> None:
+        if self._admission is not None:
+            self._admission.leave()
+
+    # ---- its end ---------------------------------------------------------------------------------
+
+    def end(self, error: BaseException | None = None, *, input_tokens: int = 0) -> None:
+        """Release what it holds, count it, and log it unless it is text; once.
+
+        ``input_tokens`` are those that the model has read.
+        """
+        if self._over:
+            return
+        self._over = True
+        self._release()
+        self._front.held_bytes -= self._held_bytes
+        if error is None:
+            self._span.succeeded()
+            self.telemetry.succeeded(input_tokens)
+        else:
+            if self._running is not None:
+                self._running.cancel()
+            self._span.failed(error)
+            self.telemetry.failed(error)
+        self._front.count(error)
+        if self._task not in TEXT_TASKS:
+            write = log.caused if error else log.info
+            write(
+                "request ended",
+                request=self._request_id[:_MAX_LOGGED_ID],
+                trace_id=self.telemetry.trace_id,
+                model=self.model or "-",
+                task=self._task.name,
+                outcome=reason_of(error) or "OK",
+            )

@@ -1,0 +1,196 @@
+"""From messages or a raw text to a prompt's token ids: short ones at once, long ones in threads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableSequence, Sequence
+from typing import Any
+
+from millstream_server.generation.request import Prompt
+from millstream_server.generation.validation import MAX_CONSTRAINT_BYTES, shape_problem
+from millstream_server.processor.media.encoding import EncodedPart
+from millstream_server.processor.media.prompt import media_prompt
+from millstream_server.processor.text.fair_queue import TextLimits
+from millstream_server.processor.text.json_checks import schema_seconds
+from millstream_server.processor.text.message_checks import ConversationPaths, check_messages
+from millstream_server.processor.text.messages import ChatMessage, Tool
+from millstream_server.processor.text.threads import TextThreads, stop_if_gone
+from millstream_server.processor.text.tokenizer import SECONDS_PER_CHAR, TextModel
+from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+
+_SMALL_CHARS = 1024
+_SMALL_MESSAGES = 16
+_SMALL_PARTS = 64
+_SMALL_PROMPT_CHARS = 4096
+"""Of a rendered prompt that is tokenized on the event loop, in about 2 ms."""
+_SMALL_GRAMMAR_CHARS = 4096
+"""A grammar up to here is read on the event loop, in about 1 ms."""
+_CHECKED_AT_ONCE = 1 << 14
+_SECONDS_PER_MESSAGE = 20e-6
+_SECONDS_PER_GRAMMAR_CHAR = 0.3e-6
+
+
+class Prompts:
+    """Renders and tokenizes; one per process.
+
+    What is short is done on the event loop, which is faster than a thread. All methods raise
+    `OverloadedError` if too much text work waits.
+    """
+
+    def __init__(self, limits: TextLimits) -> None:
+        """Start no thread before it is needed."""
+        self.threads = TextThreads(limits)
+
+    async def of_chat(
+        self,
+        text: TextModel,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Tool],
+        paths: ConversationPaths,
+    ) -> tuple[str, MutableSequence[int]]:
+        """Check a conversation, render the model's template, tokenize: prompt text and ids.
+
+        Raises:
+            InvalidRequestError: it can't be rendered.
+        """
+
+        def work() -> tuple[str, MutableSequence[int]]:
+            prompt = rendered(text, messages, tools, paths)
+            return prompt, text.encode(prompt, add_special_tokens=False)
+
+        if not _is_small(messages, tools):
+            return await self.threads.run(work, _seconds(messages, tools))
+        prompt = rendered(text, messages, tools, paths)
+        if len(prompt) <= _SMALL_PROMPT_CHARS:
+            return prompt, text.encode(prompt, add_special_tokens=False)
+        # The template added much.
+        ids = await self.threads.run(
+            lambda: text.encode(prompt, add_special_tokens=False), len(prompt) * SECONDS_PER_CHAR
+        )
+        return prompt, ids
+
+    async def render(
+        self,
+        text: TextModel,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Tool],
+        paths: ConversationPaths,
+    ) -> str:
+        """Check a conversation with media and render the model's template, without tokenizing.
+
+        Raises:
+            InvalidRequestError: it can't be rendered.
+        """
+        if _is_small(messages, tools):
+            return rendered(text, messages, tools, paths)
+        return await self.threads.run(
+            lambda: rendered(text, messages, tools, paths), _seconds(messages, tools)
+        )
+
+    async def with_media(
+        self, text: TextModel, rendered: str, encoded: Sequence[EncodedPart], field: str
+    ) -> Prompt:
+        """Make the prompt of a rendered conversation and its encoded media.
+
+        Raises:
+            InvalidRequestError: the text has more or fewer placeholders than there are media.
+        """
+        family = text.family
+        if family is None:
+            raise UnsupportedFeatureError.of(field, "this model takes text only")
+
+        def tokenize(piece: str) -> Sequence[int]:
+            return text.encode(piece, add_special_tokens=False)
+
+        return await self.threads.run(
+            lambda: media_prompt(rendered, family, encoded, tokenize, field),
+            len(rendered) * SECONDS_PER_CHAR,
+        )
+
+    async def tokenize(
+        self, text: TextModel, prompt: str, *, special_tokens: bool
+    ) -> MutableSequence[int]:
+        """Tokenize a raw text."""
+        if len(prompt) <= _SMALL_CHARS:
+            return text.encode(prompt, add_special_tokens=special_tokens)
+        return await self.threads.run(
+            lambda: text.encode(prompt, add_special_tokens=special_tokens),
+            len(prompt) * SECONDS_PER_CHAR,
+        )
+
+    async def detokenize(self, text: TextModel, ids: Sequence[int], *, special_tokens: bool) -> str:
+        """Turn token ids into text.
+
+        Raises:
+            InvalidRequestError: an id is outside of the vocabulary.
+        """
+
+        def work() -> str:
+            _check_ids(ids, text.vocab_size)
+            return text.decode(ids, skip_special_tokens=not special_tokens)
+
+        return await self.threads.run(work, text.decode_seconds(len(ids)))
+
+    async def read_grammar(self, sampling: Mapping[str, Any]) -> None:
+        """Check a long grammar's shape in a thread; `check_request` finds the result."""
+        constraint = sampling.get("constraint")
+        if (
+            constraint is not None
+            and _SMALL_GRAMMAR_CHARS < len(constraint.source) <= MAX_CONSTRAINT_BYTES
+        ):
+            seconds = len(constraint.source) * _SECONDS_PER_GRAMMAR_CHAR
+            await self.threads.run(lambda: shape_problem(constraint), seconds)
+
+    def close(self) -> None:
+        """Stop the text threads."""
+        self.threads.close()
+
+
+def rendered(
+    text: TextModel,
+    messages: Sequence[ChatMessage],
+    tools: Sequence[Tool],
+    paths: ConversationPaths,
+) -> str:
+    """Check a conversation and render the model's template.
+
+    Raises:
+        InvalidRequestError: it can't be rendered.
+    """
+    violations = check_messages(messages, tools, paths)
+    if violations:
+        raise InvalidRequestError.of_all(violations)
+    return text.chat_template.render(messages, tools, field=paths.messages)
+
+
+def _check_ids(ids: Sequence[int], vocab_size: int) -> None:
+    for start in range(0, len(ids), _CHECKED_AT_ONCE):
+        stop_if_gone()
+        part = ids[start : start + _CHECKED_AT_ONCE]
+        if max(part) >= vocab_size:
+            at = start + next(i for i, token in enumerate(part) if token >= vocab_size)
+            raise InvalidRequestError.of(
+                f"token_ids[{at}]", f"must be below the vocabulary's size, {vocab_size}"
+            )
+
+
+def _is_small(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> bool:
+    """Return whether the work is so short that a thread would not be worth it."""
+    if tools or len(messages) > _SMALL_MESSAGES:
+        return False
+    chars = parts = 0
+    for message in messages:
+        if message.tool_calls:
+            return False
+        # Templates may print ids and names too.
+        chars += len(message.text) + len(message.name) + len(message.tool_call_id)
+        parts += len(message.parts)
+    return chars <= _SMALL_CHARS and parts <= _SMALL_PARTS
+
+
+def _seconds(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> float:
+    """Estimate how long it takes to check, render and tokenize a conversation."""
+    chars = sum(len(m.text) + len(m.name) + len(m.tool_call_id) for m in messages)
+    chars += sum(len(call.arguments_json) for m in messages for call in m.tool_calls)
+    chars += sum(len(tool.description) + len(tool.parameters_json_schema) for tool in tools)
+    schemas_s = sum(schema_seconds(tool.parameters_json_schema) for tool in tools)
+    return chars * SECONDS_PER_CHAR + len(messages) * _SECONDS_PER_MESSAGE + schemas_s
