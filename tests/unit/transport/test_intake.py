@@ -92,8 +92,8 @@ async def test_of_a_burst_of_new_connections_each_has_few_frames_before_the_next
     await until(lambda: sound.taken == len(b"chat"))
     assert max(each.taken for each in burst) < 10
     await until(lambda: not burst[0].intake.new)
-    for each in (*burst, sound):
-        each.intake.stop()
+    for taker in (*burst, sound):
+        taker.intake.stop()
 
 
 async def test_a_slice_ends_when_its_time_is_over() -> None:

@@ -16,8 +16,8 @@ _SLICE_S = 0.0001
 """Who is let go on may take so long, however little is left of the turn: at least one frame."""
 _NEW_S = 0.0014
 """A connection is new until its frames have taken so long: enough for the preface, settings and the
-first request, which else would wait for all that stay silent. A new one gets the shortest slices: of
-a burst of hundreds each comes to its first request soon."""
+first request, which else would wait for all that stay silent. A new one gets the shortest slices:
+of a burst of hundreds each comes to its first request soon."""
 
 
 class Intake:
