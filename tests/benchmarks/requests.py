@@ -3,7 +3,6 @@
     python -m tests.benchmarks.requests                     # a table, about two minutes
     python -m tests.benchmarks.requests --cases chats --topologies aggregated --json
     python -m tests.benchmarks.requests --against ../before --rounds 5    # ratios, in pairs
-    python -m tests.benchmarks.requests --transport both --rounds 5       # h2 over grpc
 
 The services have simulated engines and the settings of `millstream up`: metrics, admin port, a log
 line for each request. Both topologies: a Processor with one aggregated worker, or with a prefill
@@ -24,7 +23,6 @@ measured by the client from its call to the first token.
 
 With --against, a round measures each case here and there, in an order that turns with every round.
 A ratio is here over there, within one round: below 1 is cheaper here (chats per second: slower).
-With --transport both, here is the Processor's own transport, there grpc.aio.
 """
 
 from __future__ import annotations
@@ -169,14 +167,6 @@ _CASES = {
 # ---- runs ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Side:
-    """One of two that are compared: whose services, and how the Processor serves its clients."""
-
-    checkout: Path | None = None
-    transport: str | None = None
-
-
 @dataclass
 class Run:
     """Every case on both topologies, here and, when asked for, in another checkout."""
@@ -189,7 +179,9 @@ class Run:
     def measure(self) -> None:
         """Measure all rounds."""
         model = make_random_model(self.folder / "tiny")
-        sides = self._sides()
+        sides: dict[str, Path | None] = {"here": None}
+        if self.arguments.against:
+            sides["there"] = self.arguments.against
         for turn in range(self.arguments.rounds):
             order = list(sides)[:: -1 if turn % 2 else 1]
             for topology, case in self._wanted():
@@ -201,27 +193,18 @@ class Run:
                     by_side.setdefault(side, []).append(figures)
                     progress(f"round {turn + 1}, {topology}, {case}, {side}: {_line(figures)}")
 
-    def _sides(self) -> dict[str, Side]:
-        chosen = self.arguments.transport
-        if chosen == "both":
-            return {"here": Side(transport="h2"), "there": Side(transport="grpc")}
-        sides = {"here": Side(transport=chosen)}
-        if self.arguments.against:
-            sides["there"] = Side(checkout=self.arguments.against)
-        return sides
-
     def _wanted(self) -> list[tuple[str, str]]:
         cases = [case for case in self.arguments.cases if case != _BARE]
         bare = [("-", _BARE)] if _BARE in self.arguments.cases else []
         return [*itertools.product(self.arguments.topologies, cases), *bare]
 
-    def _suite(self, model: Path, topology: str, case: str, side: Side) -> Suite:
+    def _suite(self, model: Path, topology: str, case: str, checkout: Path | None) -> Suite:
         if case == _BARE:
             bare = ServiceProcess(
                 "tests.support.bare_stream", {"metrics_listen": None}, self.folder / "bare.log"
             )
             return Suite({_BARE: bare})
-        start = _Starter(self.folder, model, _CASES[case].step_ms, side)
+        start = _Starter(self.folder, model, _CASES[case].step_ms, checkout)
         if topology == _AGGREGATED:
             workers = {"decode": start.decode(_AGGREGATED)}
         else:
@@ -258,14 +241,13 @@ class _Starter:
     folder: Path
     model: Path
     step_ms: float
-    side: Side
+    checkout: Path | None
 
     def processor(self, workers: Iterable[ServiceProcess]) -> ServiceProcess:
         flags = {
             "workers": ",".join(worker.address for worker in workers),
             "models": f"tiny={self.model}",
             "policy": "least_loaded",
-            "transport": self.side.transport,
         }
         return self._service("processor", flags)
 
@@ -292,7 +274,7 @@ class _Starter:
             "log_format": "text",
         }
         log = self.folder / f"{role}.log"
-        env = environment_of(self.side.checkout)
+        env = environment_of(self.checkout)
         return ServiceProcess(f"millstream_server.{role}", {**loopback, **flags}, log, env=env)
 
 
@@ -364,11 +346,6 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=5.0, help="about how long each takes (5)")
     parser.add_argument("--rounds", type=int, default=1, help="how often each is measured (1)")
-    parser.add_argument(
-        "--transport",
-        choices=("h2", "grpc", "both"),
-        help="of the Processor here; both: by turns, with ratios (its own default)",
-    )
     parser.add_argument("--against", type=Path, help="directory of another checkout to compare")
     arguments = parser.parse_args()
     with folder_for(arguments) as folder:

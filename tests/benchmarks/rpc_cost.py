@@ -37,7 +37,7 @@ from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.telemetry.load_meter import LoadMeter
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.server import H2Server
-from millstream_server.runtime.transport.settings import TransportName
+from millstream_server.runtime.transport.settings import TransportSettings
 
 SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 """One that reflection can describe; its method is ours."""
@@ -91,10 +91,10 @@ async def _bare_h2() -> tuple[Any, int]:
     return server, port
 
 
-async def _ours(transport: TransportName) -> tuple[Any, int]:
+async def _ours(clients: TransportSettings | None) -> tuple[Any, int]:
     options = ServerOptions(
-        transport=transport,
         max_receive_bytes=1 << 20,
+        clients=clients,
         auth=AuthPolicy(keys=ApiKeys(inline=f"alice:{KEY}")),
         limits=RpcLimits(),
         load=LoadMeter(lambda: 0.5),
@@ -107,8 +107,8 @@ async def _ours(transport: TransportName) -> tuple[Any, int]:
 _SERVERS: dict[str, Callable[[], Awaitable[tuple[Any, int]]]] = {
     "bare_grpc": _bare_grpc,
     "bare_h2": _bare_h2,
-    "grpc": functools.partial(_ours, "grpc"),
-    "h2": functools.partial(_ours, "h2"),
+    "grpc": functools.partial(_ours, None),
+    "h2": functools.partial(_ours, TransportSettings()),
 }
 
 

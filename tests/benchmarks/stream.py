@@ -2,12 +2,13 @@
 
     python -m tests.benchmarks.stream           # a table
     python -m tests.benchmarks.stream --json    # one JSON object
-    python -m tests.benchmarks.stream --transport both --rounds 3 --steps-ms 10 --max-pace-s 0
+    python -m tests.benchmarks.stream --against ../before --rounds 3 --max-pace-s 0    # ratios
 
 The engine is simulated: it costs about half a microsecond per token and is counted to the worker.
 CPU time is what the kernel charged to a process (user and system) between the first request and the
 last answer, divided by the tokens. With --max-pace-s 0 the Processor may not gather tokens: each is
-a message. How to read and repeat it: docs/benchmarks.md.
+a message. With --against, each row is measured here and there by turns; a ratio is here over there,
+within one round: below 1 is cheaper here. How to read and repeat it: docs/benchmarks.md.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from tests.benchmarks.token_cost import (
     stubs_for,
     tokens_each,
 )
-from tests.support.checkouts import spread
+from tests.support.checkouts import environment_of, spread
 from tests.support.models import make_random_model
 from tests.support.processes import cpu_s, rss_mb
 from tests.support.suite import ServiceProcess, running
@@ -66,8 +67,8 @@ class Row:
     step_ms: float
     connections: int
     """Of the clients, over which the streams are spread."""
-    transport: str
-    """Of the Processor; empty: its default."""
+    side: str
+    """Whose services: `here`, or `there` in another checkout."""
     worker_us_per_token: float
     processor_us_per_token: float
     hop_us_per_token: float
@@ -151,9 +152,7 @@ class Load:
     seconds: float
 
 
-async def measure(
-    worker: ServiceProcess, processor: ServiceProcess, load: Load, transport: str
-) -> Row:
+async def measure(worker: ServiceProcess, processor: ServiceProcess, load: Load, side: str) -> Row:
     """One row: warm up, latency, then throughput and cost."""
     streams = load.streams
     tokens = tokens_each(streams, load.step_ms, load.seconds)
@@ -172,7 +171,7 @@ async def measure(
         streams=streams,
         step_ms=load.step_ms,
         connections=len(stubs),
-        transport=transport,
+        side=side,
         worker_us_per_token=spent.worker_us_per_token,
         processor_us_per_token=spent.processor_us_per_token,
         hop_us_per_token=hop_us,
@@ -207,21 +206,23 @@ def loads_of(arguments: argparse.Namespace) -> list[Load]:
 
 def run(arguments: argparse.Namespace) -> list[list[Row]]:
     """Measure every load, each on freshly started processes; a list for each round."""
-    chosen = arguments.transport
-    transports = ["h2", "grpc"] if chosen == "both" else [chosen]
+    sides: dict[str, Path | None] = {"here": None}
+    if arguments.against:
+        sides["there"] = arguments.against
     rounds: list[list[Row]] = []
     with tempfile.TemporaryDirectory() as folder:
         model = make_random_model(Path(folder, "tiny"))
         for turn in range(arguments.rounds):
             rounds.append([])
             for load in loads_of(arguments):
-                for transport in transports[:: -1 if turn % 2 else 1]:
-                    flags = {"max_pace_s": arguments.max_pace_s, "transport": transport or None}
+                for side in list(sides)[:: -1 if turn % 2 else 1]:
+                    flags = {"max_pace_s": arguments.max_pace_s}
                     log = Path(folder, "services.log")
-                    pair = services(model, log, load.step_ms, processor_flags=flags)
+                    env = environment_of(sides[side])
+                    pair = services(model, log, load.step_ms, env=env, processor_flags=flags)
                     with running(*pair):
-                        rounds[-1].append(uvloop.run(measure(*pair, load, transport)))
-                    sys.stderr.write(f"{load} {transport}: done\n")
+                        rounds[-1].append(uvloop.run(measure(*pair, load, side)))
+                    sys.stderr.write(f"{load} {side}: done\n")
     return rounds
 
 
@@ -235,15 +236,15 @@ _COMPARED = (
 
 
 def ratios(rounds: Sequence[Sequence[Row]]) -> list[dict[str, Any]]:
-    """Divide h2's figures by grpc's, within a round; below 1: h2 is cheaper."""
+    """Divide the figures here by those there, within a round; below 1: cheaper here."""
     found: dict[tuple[float, int, int], dict[str, list[float]]] = {}
     for rows in rounds:
-        by_transport: dict[str, dict[tuple[float, int, int], Row]] = {"h2": {}, "grpc": {}}
+        by_side: dict[str, dict[tuple[float, int, int], Row]] = {"here": {}, "there": {}}
         for row in rows:
             key = row.step_ms, row.streams, row.connections
-            by_transport.setdefault(row.transport, {})[key] = row
-        for key in by_transport["h2"].keys() & by_transport["grpc"].keys():
-            ours, theirs = (asdict(by_transport[name][key]) for name in ("h2", "grpc"))
+            by_side[row.side][key] = row
+        for key in by_side["here"].keys() & by_side["there"].keys():
+            ours, theirs = (asdict(by_side[name][key]) for name in ("here", "there"))
             for name in _COMPARED:
                 if theirs[name]:
                     values = found.setdefault(key, {}).setdefault(name, [])
@@ -261,7 +262,7 @@ def table(rows: Sequence[Row]) -> str:
         ("streams", "streams", "{:d}"),
         ("step_ms", "step ms", "{:g}"),
         ("connections", "connections", "{:d}"),
-        ("transport", "transport", "{}"),
+        ("side", "side", "{}"),
         ("worker_us_per_token", "worker µs/tok", "{:.2f}"),
         ("processor_us_per_token", "processor µs/tok", "{:.2f}"),
         ("hop_us_per_token", "hop µs/tok", "{:.2f}"),
@@ -303,12 +304,7 @@ def main() -> None:
         help="of the clients: a few, one for each stream, or a few and one more row of 64 streams, "
         "10 ms with one for each (both)",
     )
-    parser.add_argument(
-        "--transport",
-        choices=("h2", "grpc", "both"),
-        default="",
-        help="of the Processor; both: by turns, with ratios (the Processor's default)",
-    )
+    parser.add_argument("--against", type=Path, help="directory of another checkout to compare")
     parser.add_argument("--max-pace-s", type=float, help="of the Processor; 0: no gathering")
     parser.add_argument("--rounds", type=int, default=1, help="how often all is measured (1)")
     arguments = parser.parse_args()
@@ -328,7 +324,7 @@ def _line(ratio: dict[str, Any]) -> str:
         if isinstance(of, dict)
     ]
     what = "{streams} streams, {step_ms:g} ms, {connections} connections".format(**ratio)
-    return f"h2 / grpc, {what}: {', '.join(cells)}"
+    return f"here / there, {what}: {', '.join(cells)}"
 
 
 def _ints(text: str) -> list[int]:

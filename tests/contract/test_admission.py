@@ -54,8 +54,6 @@ from tests.support.transports import new_server
 from tests.support.waiting import until
 from tests.support.worker_streams import decode_stream
 
-pytestmark = pytest.mark.both_transports
-
 SERVICE = "millstream.v1.ProcessorService"
 CANCELLED = generation_pb2.FINISH_REASON_CANCELLED
 LENGTH = generation_pb2.FINISH_REASON_LENGTH

@@ -26,8 +26,6 @@ from tests.support.echo_service import SERVICE, SHAPES, answer, call, echoing, r
 from tests.support.failures import Failure, refusal
 from tests.support.logged import fields_of
 
-pytestmark = pytest.mark.both_transports
-
 KEY = "k-0123456789abcdef"
 OTHER_KEY = "k-fedcba9876543210"
 _ASKS_FOR_KEY = (
@@ -89,6 +87,7 @@ async def test_without_a_right_key_nothing_is_reached(shape: str, metadata: Any)
         assert served.echo.reached == 0
 
 
+@pytest.mark.both_transports
 @pytest.mark.parametrize("level", ["debug", "info", "warning", "error"])
 async def test_no_log_level_writes_a_key(level: str, capfd: pytest.CaptureFixture[str]) -> None:
     root = logging.getLogger()
@@ -107,6 +106,7 @@ async def test_no_log_level_writes_a_key(level: str, capfd: pytest.CaptureFixtur
     assert bool(said) is (level in ("debug", "info"))
 
 
+@pytest.mark.both_transports
 async def test_an_empty_key_is_named_as_such() -> None:
     """HTTP/2 doesn't take the blank at its end; grpc.aio does."""
     async with echoing(_with_keys()) as served, served.channel() as channel:
@@ -326,6 +326,7 @@ async def test_a_peer_is_known_by_its_uri(
     )
 
 
+@pytest.mark.both_transports
 @pytest.mark.parametrize(
     ("uris", "dns", "pattern", "allowed"),
     [
@@ -358,6 +359,7 @@ async def test_a_name_counts_as_what_its_entry_is(  # noqa: PLR0917 - a table
             assert failed.code is grpc.StatusCode.PERMISSION_DENIED
 
 
+@pytest.mark.both_transports
 async def test_a_peer_is_known_by_its_dns_names_not_its_common_name(
     tmp_path: Path, authority: Authority
 ) -> None:
@@ -393,6 +395,7 @@ async def test_with_keys_and_peers_both_are_needed(tmp_path: Path, authority: Au
         assert failed.code is grpc.StatusCode.PERMISSION_DENIED
 
 
+@pytest.mark.both_transports
 async def test_where_peers_are_named_plaintext_callers_are_refused() -> None:
     policy = AuthPolicy(peers=PeerIdentities(["*"]))
     async with echoing(policy) as served, served.channel() as channel:

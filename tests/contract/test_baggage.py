@@ -14,8 +14,6 @@ from tests.support.spans import INCOMING, SpanLog, trace_of
 from tests.support.starts import kept_starts
 from tests.support.traced_suite import traced_suite
 
-pytestmark = pytest.mark.both_transports
-
 PAIR = (Role.PREFILL, Role.DECODE)
 RPC = "millstream.v1.ProcessorService/Chat"
 

@@ -31,8 +31,6 @@ from tests.support.scripted import Scripted, fail, hang, serving, text
 from tests.support.transports import new_server
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.both_transports
-
 both = pytest.mark.parametrize("kind", KINDS)
 LONG_S = 9.0
 """A pause, or a wait for a connection, that a test doesn't sit out."""

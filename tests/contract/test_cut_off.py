@@ -76,7 +76,7 @@ async def _serving(
     handlers: Any, options: ServerOptions = PLAIN
 ) -> AsyncIterator[tuple[Server, grpc.aio.Channel]]:
     """Serve until the test has stopped it, or failed."""
-    server = Server((SERVICE,), replace(options, transport=transports.current()))
+    server = Server((SERVICE,), replace(options, clients=transports.clients()))
     server.methods.add_generic_rpc_handlers((handlers,))
     port = await server.listen("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:

@@ -24,8 +24,6 @@ from tests.support.in_process import (
 from tests.support.starts import Starts, kept_starts
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.both_transports
-
 ALONE = (Role.AGGREGATED,)
 PAIR = (Role.PREFILL, Role.DECODE)
 TIMEOUT_S = 60.0

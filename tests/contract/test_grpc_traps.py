@@ -27,7 +27,7 @@ from millstream_server.runtime.rpc.health import HealthServicer
 from millstream_server.runtime.rpc.limits import RpcLimits
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.telemetry.load_meter import LoadMeter
-from millstream_server.runtime.transport.settings import TransportName, TransportSettings
+from millstream_server.runtime.transport.settings import TransportSettings
 from tests.support.failures import refusal
 from tests.support.ports import free_port
 from tests.support.vendor import trap
@@ -92,18 +92,16 @@ def stock(most: int = 1, **arguments: Any) -> Any:
     return server
 
 
-def ours(most: int = 1, transport: TransportName = "h2") -> Server:
+STREAMS = 500
+MANY_RESETS = TransportSettings(max_resets=10 * STREAMS)
+
+
+def ours(most: int = 1, clients: TransportSettings | None = MANY_RESETS) -> Server:
     limits = RpcLimits(max_open_streams=most)
-    options = ServerOptions(
-        max_receive_bytes=BIG,
-        limits=limits,
-        transport=transport,
-        clients=TransportSettings(max_resets=10 * STREAMS),
-    )
-    return Server((SERVICE,), options)
+    return Server((SERVICE,), ServerOptions(max_receive_bytes=BIG, limits=limits, clients=clients))
 
 
-ours_on_grpc = functools.partial(ours, transport="grpc")
+ours_on_grpc = functools.partial(ours, clients=None)
 OURS = pytest.mark.parametrize(
     "make", [pytest.param(ours, id="h2"), pytest.param(ours_on_grpc, id="grpc")]
 )
@@ -210,7 +208,6 @@ async def test_ours_gives_its_reasons(make: Make) -> None:
 # ---- what cancelled streams leave behind
 
 
-STREAMS = 500
 MOST_LEFT = 48
 """Bytes a stream. The status that nobody will read is an array of 96, which aio never frees."""
 

@@ -22,8 +22,6 @@ from tests.support.transports import new_server
 from tests.support.vendor import trap
 from tests.support.waiting import EOF, until
 
-pytestmark = pytest.mark.both_transports
-
 NAME = "millstream.v1.DecodeService"
 OTHER = "millstream.v1.WorkerService"
 SERVING = health_pb2.HealthCheckResponse.SERVING

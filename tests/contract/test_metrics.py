@@ -54,7 +54,6 @@ class Named:
 # ---- the table
 
 
-@pytest.mark.both_transports
 @pytest.mark.parametrize("accept", ["text/plain", OPENMETRICS])
 async def test_what_a_suite_emits_is_what_the_table_says(
     text_model: TextModel, accept: str

@@ -15,8 +15,6 @@ from millstream_server.runtime.telemetry.load import LoadSnapshot
 from tests.support.reporting import call_named, channel_to, served
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.both_transports
-
 
 def _weighted(**policy: Any) -> dict[str, Any]:
     weights = {"blackoutPeriod": "0s", "weightUpdatePeriod": "0.1s", **policy}

@@ -25,8 +25,6 @@ from tests.support.failures import refusal
 from tests.support.in_process import ALPHABET, MODEL, suite
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.both_transports
-
 STOP = generation_pb2.FINISH_REASON_STOP
 LENGTH = generation_pb2.FINISH_REASON_LENGTH
 CANCELLED = generation_pb2.FINISH_REASON_CANCELLED

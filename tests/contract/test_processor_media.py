@@ -22,7 +22,7 @@ from millstream_server.media.file import MediaFile
 from millstream_server.media.items import Modality
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.security.auth import ANONYMOUS
-from tests.support import in_process, media_files, transports
+from tests.support import in_process, media_files
 from tests.support.chats import CANCEL, Conversation, gather, options, start, user_turn
 from tests.support.failures import failure
 from tests.support.in_process import ALPHABET, MAX_ITEM_BYTES, MODEL
@@ -54,11 +54,10 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_vision_model(tmp_path_factory.mktemp("model") / "qwen", "qwen2_5_vl")
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=transports.TRANSPORTS)
-async def suite(directory: Path, request: pytest.FixtureRequest) -> AsyncIterator[MediaSuite]:
-    with transports.using(request.param):
-        async with media_suite(directory) as started:
-            yield started
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def suite(directory: Path) -> AsyncIterator[MediaSuite]:
+    async with media_suite(directory) as started:
+        yield started
 
 
 async def ask(stub: Any, *parts: Any, opts: Any = FEW) -> Any:

@@ -30,8 +30,6 @@ from tests.support.in_process import (
     worker,
 )
 
-pytestmark = pytest.mark.both_transports
-
 STOP = generation_pb2.FINISH_REASON_STOP
 LENGTH = generation_pb2.FINISH_REASON_LENGTH
 STEPPING = replace(ALPHABET, step_s=0.005)

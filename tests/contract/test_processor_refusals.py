@@ -40,8 +40,6 @@ from tests.support.logged import fields_of
 from tests.support.models import byte_level_model
 from tests.support.waiting import EOF
 
-pytestmark = pytest.mark.both_transports
-
 STEPPING = replace(ALPHABET, step_s=0.01)
 
 

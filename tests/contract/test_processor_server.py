@@ -20,8 +20,6 @@ from tests.support.failures import refusal
 from tests.support.in_process import ALPHABET, MODEL, processor, suite, worker
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.both_transports
-
 NOWHERE = "127.0.0.1:1"
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -11,8 +11,6 @@ from millstream_server.processor.text.tokenizer import TextModel
 from tests.support.failures import refusal
 from tests.support.in_process import suite
 
-pytestmark = pytest.mark.both_transports
-
 EMPTY = chat_pb2.ChatMessage()
 CROWDED = chat_pb2.ChatMessage(content=[chat_pb2.ContentPart()] * (MAX_PARTS + 1))
 

@@ -32,8 +32,6 @@ from tests.support.transports import new_server
 from tests.support.vendor import trap
 from tests.support.waiting import EOF
 
-pytestmark = pytest.mark.both_transports
-
 MODULES = (processor_pb2, decode_pb2, worker_pb2)
 SERVICES = tuple(
     service.full_name

@@ -210,7 +210,7 @@ async def test_a_span_names_its_caller() -> None:
 @pytest.mark.parametrize("keys", [None, ApiKeys(inline="alice:" + "k" * 32)])
 async def test_made_up_methods_leave_nothing_behind(keys: ApiKeys | None) -> None:
     options = ServerOptions(
-        max_receive_bytes=1 << 20, transport=transports.current(), auth=AuthPolicy(keys=keys)
+        max_receive_bytes=1 << 20, clients=transports.clients(), auth=AuthPolicy(keys=keys)
     )
     server = Server((), options)
     port = await server.listen("127.0.0.1:0")

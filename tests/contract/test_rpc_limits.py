@@ -21,8 +21,6 @@ from tests.support.failures import refusal
 from tests.support.transports import new_server
 from tests.support.waiting import EOF, until
 
-pytestmark = pytest.mark.both_transports
-
 SERVICE = "test.v1.Holding"
 KINDS = {
     "Unary": "unary_unary",

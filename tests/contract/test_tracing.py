@@ -48,8 +48,6 @@ from tests.support.spans import (
 from tests.support.traced_suite import traced_suite, traced_worker
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.both_transports
-
 PAIR = (Role.PREFILL, Role.DECODE)
 RPC = "millstream.v1.ProcessorService/Chat"
 SLOW = replace(ALPHABET, step_s=0.02)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 from tests.support import forked
 
+HERE = Path(__file__).resolve().parents[2]
 ASKED_FOR = {
     "streams",
     "worker_us_per_token",
@@ -38,18 +40,18 @@ async def test_it_prints_one_object() -> None:
         assert row["tokens_per_s"] > 0
 
 
-async def test_both_transports_are_measured_in_pairs_with_a_connection_for_each_stream() -> None:
+async def test_two_checkouts_are_measured_in_pairs_with_a_connection_for_each_stream() -> None:
     done = await asyncio.to_thread(
         forked.run,
         "services",
         *("tests.benchmarks.stream", "--json", "--streams", "8", "--steps-ms", "2"),
-        *("--seconds", "0.2", "--transport", "both", "--connections", "each", "--max-pace-s", "0"),
+        *("--seconds", "0.2", "--against", str(HERE), "--connections", "each", "--max-pace-s", "0"),
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert [(row["transport"], row["connections"]) for row in report["rows"]] == [
-        ("h2", 8),
-        ("grpc", 8),
+    assert [(row["side"], row["connections"]) for row in report["rows"]] == [
+        ("here", 8),
+        ("there", 8),
     ]
     assert all(row["longest_pacing_ms"] == 0 for row in report["rows"])
     (ratio,) = report["ratios"]

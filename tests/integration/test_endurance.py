@@ -110,7 +110,7 @@ async def test_hostile_callers_fail_no_sound_chat() -> None:
     done = await asyncio.to_thread(
         forked.run,
         "services",
-        *("tests.benchmarks.hostile", "--json", "--only", rows, "--transport", "h2"),
+        *("tests.benchmarks.hostile", "--json", "--only", rows),
         *("--seconds", "1", "--idle-s", "0.5", "--after-s", "0", "--alone-s", "0"),
     )
     assert done.stdout, done.stderr[-4000:]
@@ -205,7 +205,7 @@ async def _wire_problem(port: int) -> str:
 
 
 async def test_the_wire_fuzzer_sees_a_planted_fault() -> None:
-    async with serving("h2", {SERVICE: Kinds().by_name()}) as server:
+    async with serving({SERVICE: Kinds().by_name()}) as server:
         assert (await _wire_problem(server.port)).startswith("INTERNAL: ")
     assert "no connection" in await _wire_problem(server.port)
     bad = frame(Kind.HEADERS, 1, b"\x80", END_HEADERS)  # index 0

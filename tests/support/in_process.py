@@ -46,13 +46,13 @@ from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.router import Router
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.telemetry.tracing import Tracing
+from millstream_server.runtime.transport.settings import TransportSettings
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketGate, TicketKey
 from millstream_server.worker.generation.app import make_plan
 from millstream_server.worker.generation.fetching import Fetcher
 from millstream_server.worker.host import WorkerHost, WorkerPlan
 from millstream_server.worker.service import SERVICE as WORKER
-from tests.support import transports
 from tests.support.waiting import until
 
 MODEL = "tiny"
@@ -253,7 +253,7 @@ async def processor(
         app.SERVICES,
         ServerOptions(
             max_receive_bytes=4 << 20,
-            transport=transports.current(),
+            clients=TransportSettings(),
             load=core.front.meter,
             tracing=tracing,
         ),

@@ -11,7 +11,7 @@ from millstream_server.runtime.rpc.server import ServerOptions
 from millstream_server.runtime.security.api_keys import ApiKeys
 from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
-from tests.support import transports
+from millstream_server.runtime.transport.settings import TransportSettings
 from tests.support.certificates import Authority, SecretMount
 from tests.support.fake_generators import FakeDiffusion, FakeEmbedding, generators
 
@@ -47,7 +47,7 @@ async def secured_front(folder: Path, *, mutual: bool = False) -> AsyncIterator[
     key_file.write_text(f"{KEY}\n")
     options = ServerOptions(
         max_receive_bytes=4 << 20,
-        transport=transports.current(),
+        clients=TransportSettings(),
         tls=ServerTls(TlsFiles(files.cert, files.key, files.ca if mutual else None)),
         auth=AuthPolicy(keys=ApiKeys(inline=f"alice:{KEY}")),
     )

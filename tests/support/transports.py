@@ -1,11 +1,11 @@
-"""Servers of test services on each of the two transports."""
+"""Servers of test services on each of the two transports: clients' (h2), workers' (grpc)."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from millstream_server.runtime.rpc.channel import MAX_CONCURRENT_STREAMS, server_options
 from millstream_server.runtime.rpc.grpc_server import GrpcServer
@@ -15,8 +15,9 @@ from millstream_server.runtime.rpc.open_calls import OpenCalls
 from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.server import H2Server
-from millstream_server.runtime.transport.settings import TransportName
+from millstream_server.runtime.transport.settings import TransportSettings
 
+TransportName = Literal["h2", "grpc"]
 TRANSPORTS: tuple[TransportName, ...] = ("h2", "grpc")
 _current: TransportName = "h2"
 
@@ -24,6 +25,11 @@ _current: TransportName = "h2"
 def current() -> TransportName:
     """Return the transport of servers that a test doesn't choose one for."""
     return _current
+
+
+def clients() -> TransportSettings | None:
+    """Return the option of a `Server` that chooses this transport."""
+    return TransportSettings() if _current == "h2" else None
 
 
 @contextlib.contextmanager
@@ -73,26 +79,19 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serving(
-    transport: str,
     services: Mapping[str, Mapping[str, Any]],
     *,
     max_receive_bytes: int = 1 << 20,
     **options: Any,
 ) -> AsyncIterator[Served]:
-    """Serve handlers, by service and method, on a free port, without layers.
+    """Serve handlers, by service and method, on a free port, without layers, as clients are served.
 
-    ``options`` are `TransportOptions`, for h2 only. Pings may come as often as they like.
+    ``options`` are `TransportOptions`. Pings may come as often as they like.
     """
     calls = OpenCalls()
-    server: H2Server | GrpcServer
-    if transport == "h2":
-        options = {"min_ping_interval_s": 0.0, **options}
-        chosen = TransportOptions(max_receive_bytes=max_receive_bytes, **options)
-        server = H2Server(Rpcs(open_calls=calls), chosen)
-    else:
-        server = GrpcServer(
-            RpcInterceptor(open_calls=calls), server_options(max_receive_bytes=max_receive_bytes)
-        )
+    options = {"min_ping_interval_s": 0.0, **options}
+    chosen = TransportOptions(max_receive_bytes=max_receive_bytes, **options)
+    server = H2Server(Rpcs(open_calls=calls), chosen)
     for name, handlers in services.items():
         server.add_registered_method_handlers(name, handlers)
     port = server.bind("127.0.0.1:0")

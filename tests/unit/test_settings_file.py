@@ -316,3 +316,26 @@ class Unchecked(DecodeSettings):
 
     def checked(self) -> Self:
         return self
+
+
+# ---- settings that have gone
+
+
+def test_a_setting_that_has_gone_is_refused_by_name_wherever_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("workers: [a:1]\ntransport: grpc\n")
+    needed = ["--models", "a=b", "--workers", "a:1"]
+    for argv, env, name in (
+        (["--transport", "grpc"], {}, "--transport: there is no such setting any more"),
+        (["--transport=grpc"], {}, "--transport: there is no such setting any more"),
+        ([], {"MILLSTREAM_TRANSPORT": "h2"}, "MILLSTREAM_TRANSPORT: there is no such setting any"),
+        (["--config", str(file)], {}, "line 2: there is no setting transport any more"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            load(ProcessorSettings, [*needed, *argv], env, prog="p", description="d")
+        assert ended.value.code == 2
+        said = capsys.readouterr().err
+        assert name in said
+        assert "leave it out: clients are served by Millstream's own transport" in said

@@ -249,7 +249,6 @@ def _plan(settings: ProcessorSettings, core: ProcessorCore) -> ServicePlan:
         load=core.front.meter,
         open_work=lambda: {"streams": core.work.count},
         ages=True,
-        transport=settings.clients.transport,
         clients=settings.clients,
         without_spans=(f"{DIFFUSION}/GenerateText",),  # its requests have spans
         auth=AuthPolicy(keys=keys, peers=peers_policy(settings)),

@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.hostile                               # all rows, about ten minutes
     python -m tests.benchmarks.hostile --only silent-streams,ping
-    python -m tests.benchmarks.hostile --transport grpc --json
+    python -m tests.benchmarks.hostile --same-address --json
 
 Each row has a Processor and a worker (simulated engine, steps of 10 ms) of its own, a sound client
 that begins two chats every half second, one of them on a new connection, and an attacker, each a
@@ -67,9 +67,7 @@ class Bench:
             self._alone(files)
 
     def _trial(self, row: Row, files: Files, name: str) -> Trial:
-        chosen = self.arguments.transport
-        flags = {"transport": chosen} if chosen else {}
-        return Trial(row, self.folder / name, flags, self._source, files)
+        return Trial(row, self.folder / name, self._source, files)
 
     @property
     def _source(self) -> str:
@@ -196,9 +194,6 @@ def main() -> int:
     """Parse arguments, attack, report."""
     parser = parser_of("hostile", __doc__)
     parser.add_argument("--only", type=_rows, help="rows, comma-separated (all)")
-    parser.add_argument(
-        "--transport", choices=("h2", "grpc"), help="of the Processor (its own default)"
-    )
     parser.add_argument("--seconds", type=float, default=5.0, help="of each attack, at least (5)")
     parser.add_argument(
         "--after-s", type=float, default=30.0, help="until memory has to be given back (30)"

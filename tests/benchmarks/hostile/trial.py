@@ -61,7 +61,6 @@ class Trial:
 
     row: Row
     folder: Path
-    flags: Mapping[str, object]
     """Of the Processor."""
     source: str
     files: Files
@@ -83,7 +82,7 @@ class Trial:
         self.processor = ServiceProcess("millstream_server.processor", {
             "models": f"tiny={_model(self.folder.parent)}", "workers": self.worker.address,
             "health_listen": f"127.0.0.1:{self.health_port}", "metrics_listen": "",
-            **secure, **self.flags,
+            **secure,
         }, self.folder / "processor.log")  # fmt: skip
 
     def start(self) -> None:

@@ -27,8 +27,6 @@ from tests.support.played_forwarding import (
 )
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.both_transports
-
 MODELS = {"drawing": None}
 
 

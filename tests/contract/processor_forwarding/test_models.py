@@ -29,8 +29,6 @@ from tests.support.played_forwarding import (
 )
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.both_transports
-
 
 def _without_template(folder: Path) -> Path:
     return byte_level_model(folder, tokenizer_config={"chat_template": None})

@@ -7,8 +7,6 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any
 
-import pytest
-
 from millstream.v1 import (
     diffusion_pb2,
     embedding_pb2,
@@ -32,8 +30,6 @@ from tests.support.diffusion_worker import (
 from tests.support.in_process import InProcessProcessor, processor
 from tests.support.played_forwarding import batch, slots
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.both_transports
 
 QUEUED = 50
 

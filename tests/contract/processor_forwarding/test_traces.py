@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.telemetry.metrics import REQUEST_DURATION
 from tests.support.in_process import processor
@@ -18,8 +16,6 @@ from tests.support.played_forwarding import (
 )
 from tests.support.spans import INCOMING, TRACE_ID, SpanLog, attributes, id_of, parent_of, trace_of
 from tests.support.waiting import until
-
-pytestmark = pytest.mark.both_transports
 
 
 def _count(operation: str, model: str, error: str) -> float:

@@ -29,8 +29,6 @@ from tests.support.played_forwarding import (
 )
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.both_transports
-
 TRACEPARENT = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
 
 

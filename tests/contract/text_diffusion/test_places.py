@@ -18,8 +18,6 @@ from tests.support.starts import kept_starts
 from tests.support.text_diffusion import DLLM, STEPPING, serving
 from tests.support.worker_streams import text_stream
 
-pytestmark = pytest.mark.both_transports
-
 STOP = generation_pb2.FINISH_REASON_STOP
 LENGTH = generation_pb2.FINISH_REASON_LENGTH
 NOWHERE = "127.0.0.1:1"

@@ -24,10 +24,7 @@ ENDLESS = 400
 LENGTH = generation_pb2.FINISH_REASON_LENGTH
 CANCELLED = generation_pb2.FINISH_REASON_CANCELLED
 
-pytestmark = [
-    pytest.mark.both_transports,
-    pytest.mark.parametrize("place", ["worker", "processor"]),
-]
+pytestmark = pytest.mark.parametrize("place", ["worker", "processor"])
 
 
 async def test_tokens_come_in_blocks_and_in_order(place: str, text_model: TextModel) -> None:

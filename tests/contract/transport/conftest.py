@@ -29,7 +29,7 @@ class InteropServer:
 async def served() -> AsyncIterator[InteropServer]:
     interop = Interop()
     services = {SERVICE: interop.handlers()}
-    async with serving("h2", services, max_receive_bytes=LIMIT, max_streams=STREAMS) as server:
+    async with serving(services, max_receive_bytes=LIMIT, max_streams=STREAMS) as server:
         yield InteropServer(server.port, interop)
 
 

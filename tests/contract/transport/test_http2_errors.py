@@ -50,7 +50,7 @@ def kinds() -> Kinds:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def server(kinds: Kinds) -> AsyncIterator[Served]:
-    async with serving("h2", {SERVICE: kinds.by_name()}, max_streams=20) as served:
+    async with serving({SERVICE: kinds.by_name()}, max_streams=20) as served:
         yield served
 
 

@@ -1,4 +1,4 @@
-"""gRPC's interop cases, with both of grpcio's clients, on both transports.
+"""gRPC's interop cases, with both of grpcio's clients.
 
 They have their names from grpc/grpc's doc/interop-test-descriptions.md. We compress no responses,
 so of `server_compressed_*` there is only that a client that accepts gzip is served.
@@ -26,7 +26,7 @@ from tests.support.interop_service import (
     SyncCaller,
     ask,
 )
-from tests.support.transports import TRANSPORTS, serving
+from tests.support.transports import serving
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -43,10 +43,10 @@ class Served:
     callers: dict[str, Caller]
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=TRANSPORTS)
-async def served(request: pytest.FixtureRequest) -> AsyncIterator[Served]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def served() -> AsyncIterator[Served]:
     interop = Interop()
-    async with serving(request.param, {SERVICE: interop.handlers()}) as server:
+    async with serving({SERVICE: interop.handlers()}) as server:
         target = f"127.0.0.1:{server.port}"
         options = [("grpc.use_local_subchannel_pool", 1)]
         with grpc.insecure_channel(target, options=options) as channel:

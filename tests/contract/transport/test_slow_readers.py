@@ -17,7 +17,7 @@ _SERVICES = {SERVICE: Interop().handlers()}
 
 
 async def test_a_caller_with_wide_windows_and_long_frames_may_read_slowly() -> None:
-    async with serving("h2", _SERVICES) as server, connected(server.port) as wire:
+    async with serving(_SERVICES) as server, connected(server.port) as wire:
         wire.send(settings(_WIDE), _ALL)
         await wire.answered()
         rpc = wire.rpc(UNARY)
@@ -34,7 +34,7 @@ async def test_a_caller_with_wide_windows_and_long_frames_may_read_slowly() -> N
 
 async def test_pings_while_a_long_message_is_read_are_fine() -> None:
     async with (
-        serving("h2", _SERVICES, min_ping_interval_s=300.0) as server,
+        serving(_SERVICES, min_ping_interval_s=300.0) as server,
         connected(server.port) as wire,
     ):
         wire.send(settings({Setting.INITIAL_WINDOW_SIZE: 1 << 14}))
@@ -50,7 +50,7 @@ async def test_pings_while_a_long_message_is_read_are_fine() -> None:
 
 async def test_only_as_many_responses_are_dropped_as_the_bound_needs() -> None:
     async with (
-        serving("h2", _SERVICES, max_unsent_bytes=350_000) as server,
+        serving(_SERVICES, max_unsent_bytes=350_000) as server,
         connected(server.port) as wire,
     ):
         wire.send(settings({Setting.INITIAL_WINDOW_SIZE: 0}))

@@ -36,7 +36,7 @@ from millstream_server.runtime.telemetry.metrics_endpoint import MetricsEndpoint
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.server import H2Server
-from millstream_server.runtime.transport.settings import TransportName, TransportSettings
+from millstream_server.runtime.transport.settings import TransportSettings
 
 log = get_log(__name__)
 
@@ -59,9 +59,8 @@ class ServicePlan:
     """The services' names have a health, but nothing serves them."""
     ages: bool = False
     """Whether connections end at a maximum age: for the Processor, not for workers."""
-    transport: TransportName = "grpc"
-    clients: TransportSettings = field(default_factory=TransportSettings)
-    """Bounds of the transport h2."""
+    clients: TransportSettings | None = None
+    """See `ServerOptions`."""
     auth: AuthPolicy = field(default_factory=AuthPolicy)
     admin_services: tuple[AdminService, ...] = ()
     """On the admin address only."""
@@ -115,7 +114,6 @@ class Service:
             plan.services,
             ServerOptions(
                 max_receive_bytes=plan.max_receive_bytes,
-                transport=plan.transport,
                 clients=plan.clients,
                 max_connection_age_s=settings.max_connection_age_s if plan.ages else 0.0,
                 max_connection_age_grace_s=settings.max_connection_age_grace_s,

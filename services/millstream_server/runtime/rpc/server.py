@@ -26,7 +26,7 @@ from millstream_server.runtime.telemetry.metrics import DRAINING, SERVING
 from millstream_server.runtime.telemetry.server_rpcs import TelemetryLayer
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.runtime.transport.server import H2Server
-from millstream_server.runtime.transport.settings import TransportName, TransportSettings
+from millstream_server.runtime.transport.settings import TransportSettings
 
 log = get_log(__name__)
 
@@ -42,9 +42,8 @@ class ServerOptions:
 
     max_receive_bytes: int
     """Largest message accepted; a larger one ends its RPC with RESOURCE_EXHAUSTED."""
-    transport: TransportName = "grpc"
-    clients: TransportSettings = field(default_factory=TransportSettings)
-    """Bounds of the transport h2."""
+    clients: TransportSettings | None = None
+    """Bounds of a port that clients reach; None: the suite's own callers do, served by grpc.aio."""
     max_connection_age_s: float = 0.0
     max_connection_age_grace_s: float = 0.0
     tls: ServerTls | None = None
@@ -97,7 +96,7 @@ class Server:
 
     def _make_transport(self, options: ServerOptions) -> H2Server | GrpcServer:
         layers = self._layers(options)
-        if options.transport == "h2":
+        if options.clients is not None:
             return H2Server(
                 Rpcs(layers, self._services, self._open_calls),
                 options.clients.options(

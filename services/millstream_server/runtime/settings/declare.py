@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 PREFIX = "MILLSTREAM_"
@@ -43,6 +43,18 @@ def declared(cls: type[Any]) -> Iterator[dataclasses.Field[Any]]:
             yield from declared(f.metadata["group"])
         else:
             yield f
+
+
+def removed(cls: type[Any]) -> Mapping[str, str]:
+    """Return the settings that ``cls`` or a group of it once had: what to write instead, by name.
+
+    A class has them in `REMOVED`: a variable that is ignored would change a service unnoticed.
+    """
+    found = dict(getattr(cls, "REMOVED", {}))
+    for f in dataclasses.fields(cls):
+        if "group" in f.metadata:
+            found |= removed(f.metadata["group"])
+    return found
 
 
 def flag(name: str) -> str:

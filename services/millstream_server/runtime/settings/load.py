@@ -18,7 +18,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from millstream_server.runtime.settings.arguments import EngineArguments
-from millstream_server.runtime.settings.declare import SettingsError, declared, flag, variable
+from millstream_server.runtime.settings.declare import (
+    SettingsError,
+    declared,
+    flag,
+    removed,
+    variable,
+)
 from millstream_server.runtime.settings.file import FileValue, KnownKeys, read_file
 from millstream_server.runtime.settings.show import plain, print_config, schema
 from millstream_server.runtime.settings.values import from_file, from_text
@@ -69,6 +75,7 @@ def load(
         sys.stdout.write(json.dumps(schema(cls), indent=2) + "\n")
         raise SystemExit(0)
     try:
+        _refuse_removed(cls, unknown, env)
         _refuse_unknown(cls, unknown, behind, prog)
         path = flags.config or env.get(variable(_CONFIG))
         file = read_file(Path(path), known_keys(cls)) if path else {}
@@ -111,6 +118,7 @@ def known_keys(cls: type[Any]) -> KnownKeys:
         names=[f.name for f in settings if not f.metadata["secret"]],
         secrets=[f.name for f in settings if f.metadata["secret"]],
         mappings=[f.name for f in settings if f.metadata["pairs"] or _is_arguments(f)],
+        removed=removed(cls),
     )
 
 
@@ -125,6 +133,14 @@ def _split(argv: Sequence[str] | None) -> tuple[list[str], list[str] | None]:
         return words, None
     at = words.index("--")
     return words[:at], words[at + 1 :]
+
+
+def _refuse_removed(cls: type[Any], unknown: list[str], env: Mapping[str, str]) -> None:
+    flags = {word.partition("=")[0] for word in unknown}
+    for name, instead in removed(cls).items():
+        for source, given in ((flag(name), flags), (variable(name), env)):
+            if source in given:
+                raise SettingsError(f"{source}: there is no such setting any more; {instead}")
 
 
 def _refuse_unknown(

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from millstream_server.runtime.transport.framing import PREFIX_BYTES, prefix
+from millstream_server.runtime.rpc.call import Source
+from millstream_server.runtime.transport.carrier import Carrier
 from millstream_server.runtime.transport.headers import RESPONSE, Header
-
-if TYPE_CHECKING:
-    from millstream_server.runtime.rpc.call import Source
-    from millstream_server.runtime.transport.connection import Connection
+from millstream_server.runtime.transport.inbox import PREFIX_BYTES, prefix
 
 _DATA = Struct(">HBBBIBI").pack
 """A DATA frame's head with a message's prefix: length (24 bits), type 0, flags 0, stream; flag 0,
@@ -39,7 +37,7 @@ class Sender:
     )
 
     def __init__(
-        self, connection: Connection, stream_id: int, serialize: Callable[[Any], bytes]
+        self, connection: Carrier, stream_id: int, serialize: Callable[[Any], bytes]
     ) -> None:
         """Send on a stream that is open; ``serialize`` makes bytes of a source's messages."""
         self._connection = connection

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
 from millstream_server.runtime.settings import setting
 from millstream_server.runtime.transport.options import TransportOptions
-
-TransportName = Literal["h2", "grpc"]
-"""Who carries RPCs: this package, or grpc.aio."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportSettings:
     """How clients are served, and what they may hold together."""
 
-    transport: TransportName = setting(
-        "h2",
-        help="who carries clients' RPCs: h2 (our own transport: cheaper, bounded by caller) or "
-        "grpc (grpc.aio); the settings below are for h2",
-    )
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "transport": "leave it out: clients are served by Millstream's own transport (ADR 0028)",
+    }
+
     # A phone that wakes up takes seconds for its first packet; whoever says nothing for longer
     # isn't there, and its stream costs memory.
     first_message_s: float = setting(
