@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
 from millstream.v1 import decode_pb2, decode_pb2_grpc
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.worker.generation.app import GenerationService
-from millstream_server.worker.generation.session import WorkerSession
-from millstream_server.worker.generation.slot import RequestRunner
+from millstream_server.worker.generation.session import RequestRunner, WorkerSession
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
@@ -24,8 +24,8 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
     ) -> AsyncIterator[decode_pb2.DecodeResponse]:
         """Run one stream's requests; see generation.proto for the rules."""
         session = WorkerSession(self._runner, decode_pb2.DecodeResponse)
-        with session.reading(request_iterator):
-            while (response := await session.next()) is not None:
+        async with contextlib.aclosing(session.responses(request_iterator)) as responses:
+            async for response in responses:
                 yield response
 
 

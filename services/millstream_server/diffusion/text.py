@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,8 +12,7 @@ from millstream_server.engines.base import Role
 from millstream_server.runtime.errors import UnsupportedMethodError
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.worker.generation import app
-from millstream_server.worker.generation.session import WorkerSession
-from millstream_server.worker.generation.slot import RequestRunner
+from millstream_server.worker.generation.session import RequestRunner, WorkerSession
 
 
 class TextDiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
@@ -27,8 +27,8 @@ class TextDiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
     ) -> AsyncIterator[diffusion_pb2.GenerateTextResponse]:
         """Run one stream's requests; see generation.proto for the rules."""
         session = WorkerSession(self._runner, diffusion_pb2.GenerateTextResponse)
-        with session.reading(request_iterator):
-            while (response := await session.next()) is not None:
+        async with contextlib.aclosing(session.responses(request_iterator)) as responses:
+            async for response in responses:
                 yield response
 
     async def GenerateImage(

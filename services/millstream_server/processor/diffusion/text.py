@@ -68,7 +68,7 @@ class TextParts:
 
 
 class TextForwarder:
-    """Runs requests on the workers of their models; a `worker.generation.slot.RequestRunner`."""
+    """Runs requests on the workers of their models; a `worker.generation.session.RequestRunner`."""
 
     role = Role.DIFFUSION
 

@@ -9,13 +9,13 @@ from millstream_server.generation.output import Finish, OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.links.unread import UnreadOutput, overflow
 from millstream_server.runtime.errors import ServingError
-from millstream_server.worker.generation.slot import RequestRunner
+from millstream_server.worker.generation.session import RequestRunner
 
 
 class CountedTexts:
     """Runs a stream's requests and counts their output until it is taken to be sent.
 
-    A `worker.generation.slot.RequestRunner`, and a `links.unread.Gathering`.
+    A `worker.generation.session.RequestRunner`, and a `links.unread.Gathering`.
     """
 
     def __init__(

@@ -19,9 +19,8 @@ from millstream_server.runtime.errors import UnsupportedMethodError
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.slot_session import CancelSlot, SlotSession, StartSlot
 from millstream_server.runtime.telemetry.trace_context import TraceContext
-from millstream_server.synthesis.output import Finished
 from millstream_server.synthesis.request import DiffusionRequest, Kind
-from millstream_server.worker.diffusion.core import DiffusionOutput, DiffusionWorker
+from millstream_server.worker.diffusion.core import DiffusionWorker
 
 SERVICE = "millstream.v1.DiffusionService"
 STREAMS = (f"{SERVICE}/GenerateImage", f"{SERVICE}/GenerateVideo")
@@ -38,15 +37,12 @@ class _Streams:
     ) -> None:
         self.work = worker.work
         self.streams = worker.streams
+        self.run = worker.run
         self.response = response
-        self._worker = worker
         self._read = read
 
     def control(self, message: Any) -> StartSlot[DiffusionRequest] | CancelSlot:
         return control_of(message, self._read)
-
-    async def run(self, request: DiffusionRequest, output: DiffusionOutput) -> Finished:
-        return await self._worker.run(request, output)
 
 
 class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
