@@ -133,8 +133,7 @@ class WorkerHost(Generic[InfoT]):
             plan.counted,
         )
         self.metrics = EngineMetrics(plan.engine, plan.role, plan.model)
-        self.reports = LoadReports(plan.engine)
-        """Counts the tokens of requests that have ended, for load reports."""
+        self.reports = LoadReports(plan.engine, self.requests.ended)
         self.loading = Loading(plan.engine)
         """How far the model is loaded."""
 

@@ -71,6 +71,16 @@ class OpenLimits:
     """Input tokens of these requests, or what else their ability counts; 0: no limit."""
 
 
+@dataclass(slots=True)
+class TokenTotals:
+    """Tokens of all requests that have ended since the start."""
+
+    prompt: int = 0
+    cached: int = 0
+    """Those of the prompts' that were found in the KV cache."""
+    completion: int = 0
+
+
 class OpenRequests:
     """Admits requests, counts them and reports them. All calls come from one event loop.
 
@@ -103,6 +113,7 @@ class OpenRequests:
         """Open requests."""
         self.tokens = 0
         """Input tokens of open requests, or what else their ability counts."""
+        self.ended = TokenTotals()
         self.limits = OpenLimits(max_requests=0)
         """Nothing is admitted before this is set."""
         self.meter = LoadMeter(utilization)

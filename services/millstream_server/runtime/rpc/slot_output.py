@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from millstream_server.runtime.errors import ServingError, UnavailableError
+from millstream_server.runtime.rpc.slots import Outgoing
 
 
 class Response(Protocol):
@@ -62,8 +63,8 @@ class SlotContent(Generic[EntryT, EndT]):
         )
 
 
-class SlotOutput(Generic[EntryT, EndT, ResponseT]):
-    """Collects entries and ends; satisfies `runtime.rpc.slots.Outgoing`."""
+class SlotOutput(Outgoing[ResponseT], Generic[EntryT, EndT, ResponseT]):
+    """Collects entries and ends."""
 
     def __init__(
         self, response: Callable[[SlotContent[EntryT, EndT]], ResponseT], stall_limit_s: float
@@ -72,22 +73,15 @@ class SlotOutput(Generic[EntryT, EndT, ResponseT]):
 
         A request fails whose entry waits while nothing is taken for ``stall_limit_s``.
         """
-        self.wake = asyncio.Event()
+        super().__init__()
         self._response = response
         self._stall_limit_s = stall_limit_s
         self._latest: dict[int, EntryT] = {}
         self._items: deque[tuple[str, int, Any, int]] = deque()
         """Kind, slot, content and bytes of each."""
         self._bytes = 0
-        self._taken = asyncio.Event()
         self._taken_at = time.monotonic()
         self._turn = asyncio.Lock()
-        self._draining = False
-
-    @property
-    def filled(self) -> bool:
-        """See `Outgoing.filled`."""
-        return bool(self._items or self._latest or self._draining)
 
     @property
     def crowded(self) -> bool:
@@ -97,7 +91,7 @@ class SlotOutput(Generic[EntryT, EndT, ResponseT]):
     def latest(self, slot: int, entry: EntryT) -> None:
         """Add an entry; it replaces the slot's last such entry, if that was not taken yet."""
         self._latest[slot] = entry
-        self.wake.set()
+        self._fill()
 
     async def put(self, slot: int, entry: EntryT, nbytes: int) -> None:
         """Add an entry of ``nbytes``; wait first while too much is waiting to be sent.
@@ -131,16 +125,6 @@ class SlotOutput(Generic[EntryT, EndT, ResponseT]):
         self._latest.pop(slot, None)
         self._add("error", slot, error, 256)
 
-    def drain(self) -> None:
-        """See `Outgoing.drain`."""
-        self._draining = True
-        self.wake.set()
-
-    async def taken(self) -> None:
-        """See `Outgoing.taken`."""
-        self._taken.clear()
-        await self._taken.wait()
-
     def take(self) -> Iterator[ResponseT]:
         """Make the next message, or several: one that is too large would end the caller's stream.
 
@@ -155,11 +139,11 @@ class SlotOutput(Generic[EntryT, EndT, ResponseT]):
             found[kind].append((slot, content))
         self._bytes -= nbytes
         self._taken_at = time.monotonic()
-        self._taken.set()
-        draining, self._draining = self._draining, False
-        return self._messages(
-            SlotContent(latest, found["entry"], found["finish"], found["error"], draining)
+        content = SlotContent(
+            latest, found["entry"], found["finish"], found["error"], self._draining
         )
+        self._empty(rest=bool(self._items))
+        return self._messages(content)
 
     def _messages(self, content: SlotContent[EntryT, EndT]) -> Iterator[ResponseT]:
         response = self._response(content)
@@ -172,4 +156,4 @@ class SlotOutput(Generic[EntryT, EndT, ResponseT]):
     def _add(self, kind: str, slot: int, content: Any, nbytes: int) -> None:
         self._items.append((kind, slot, content, nbytes))
         self._bytes += nbytes
-        self.wake.set()
+        self._fill()

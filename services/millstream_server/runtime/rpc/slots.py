@@ -11,7 +11,7 @@ import contextlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from millstream_server.runtime.errors import (
     DeadlinePassedError,
@@ -33,41 +33,55 @@ _CONTROLS_AT_ONCE = 64
 
 MessageT = TypeVar("MessageT")
 ResponseT = TypeVar("ResponseT")
-ResponseT_co = TypeVar("ResponseT_co", covariant=True)
 StartT = TypeVar("StartT")
 
 
-class Outgoing(Protocol[ResponseT_co]):
+class Outgoing(ABC, Generic[ResponseT]):
     """What a stream has to send: requests add it, and it is taken when the call can be written."""
 
-    wake: asyncio.Event
-    """Set when there is something to take."""
+    __slots__ = ("_draining", "_taken", "filled", "wake")
 
-    @property
-    def filled(self) -> bool:
+    def __init__(self) -> None:
+        """Start without content."""
+        self.filled = False
         """Whether there is something to take."""
-        ...
+        self.wake = asyncio.Event()
+        """Set when there is."""
+        self._draining = False
+        self._taken = asyncio.Event()
 
     @property
+    @abstractmethod
     def crowded(self) -> bool:
         """Whether so much waits to be sent that no further control of the caller is obeyed."""
-        ...
 
-    def take(self) -> Iterable[ResponseT_co]:
+    @abstractmethod
+    def take(self) -> Iterable[ResponseT]:
         """Return the next message, or the next few."""
-        ...
 
-    async def taken(self) -> None:
-        """Wait for the next `take`."""
-        ...
-
+    @abstractmethod
     def fail(self, slot: int, error: ServingError) -> None:
         """Add a slot's failure."""
-        ...
 
     def drain(self) -> None:
         """Say that the server is shutting down."""
-        ...
+        self._draining = True
+        self._fill()
+
+    async def taken(self) -> None:
+        """Wait for the next `take`."""
+        self._taken.clear()
+        await self._taken.wait()
+
+    def _fill(self) -> None:
+        self.filled = True
+        self.wake.set()
+
+    def _empty(self, *, rest: bool) -> None:
+        """Note a `take`; ``rest``: something had no room in the message."""
+        self.filled = rest
+        self._draining = False
+        self._taken.set()
 
 
 class Slots(ABC, Generic[MessageT, StartT, ResponseT]):

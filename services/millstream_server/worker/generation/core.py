@@ -20,7 +20,6 @@ from millstream_server.runtime.telemetry.metrics import TICKETS_REFUSED
 from millstream_server.transfer.ticket import Ticket, TicketGate
 from millstream_server.worker.generation.fetching import Fetcher, FetchThenSubmit
 from millstream_server.worker.host import WorkerHost
-from millstream_server.worker.load_report import LoadReports
 from millstream_server.worker.open_requests import OpenRequest, OpenRequests
 
 
@@ -62,7 +61,7 @@ class GenerationWorker:
             UnsupportedFeatureError: it has media, which this worker can't fetch.
             OverloadedError: a limit on open requests would be exceeded.
         """
-        opened = _OpenText(self._requests, request, sink, self._host.reports)
+        opened = _OpenText(self._requests, request, sink)
         try:
             info = self._host.info.value or self._host.loaded()
             check_length(request.request_id)
@@ -115,27 +114,21 @@ class _OpenText(OpenRequest):
     The count comes first, telemetry last: if telemetry fails, the caller still gets the end.
     """
 
-    __slots__ = ("_reports", "_sink", "emit")
+    __slots__ = ("_sink", "emit")
 
     def __init__(
-        self,
-        requests: OpenRequests,
-        request: GenerationRequest,
-        sink: OutputSink,
-        reports: LoadReports,
+        self, requests: OpenRequests, request: GenerationRequest, sink: OutputSink
     ) -> None:
         super().__init__(requests, request.request_id, request.trace)
-        self._reports = reports
         self._sink = sink
         self.emit = sink.emit  # token path: no call in between
 
     def finish(self, finish: Finish) -> None:
         self.leave()
-        self._reports.count(
-            prompt=finish.prompt_tokens,
-            cached=finish.cached_tokens,
-            completion=finish.completion_tokens,
-        )
+        ended = self._requests.ended
+        ended.prompt += finish.prompt_tokens
+        ended.cached += finish.cached_tokens
+        ended.completion += finish.completion_tokens
         self._sink.finish(finish)
         if self.traced:
             self.finished(finish.reason.name, usage_attributes(finish))

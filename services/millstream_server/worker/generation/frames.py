@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from millstream_server.generation.stream_metrics import StreamMetrics
 from millstream_server.protobuf import generation as convert
 from millstream_server.protobuf.errors import error_to_proto
 from millstream_server.runtime.errors import ServingError
+from millstream_server.runtime.rpc.slots import Outgoing
 
 _MAX_ENDS = 1024
 """While more ends are waiting to be sent, no further control of the caller is obeyed."""
@@ -23,17 +23,15 @@ _TOKEN_BYTES, _LOGPROB_BYTES, _END_BYTES = 10, 10, 256
 """Most bytes of a token with its slot, of a logprob, and of an end without its texts."""
 
 
-class FrameBuilder:
+class FrameBuilder(Outgoing[Any]):
     """Collects what slots report; `take` makes the next frame of it.
 
     Everything reported in one iteration of the event loop is in one frame. Tokens collect while a
-    write is in progress: a slow reader gets fewer, larger frames, of a bounded size each. Satisfies
-    `runtime.rpc.slots.Outgoing`.
+    write is in progress: a slow reader gets fewer, larger frames, of a bounded size each.
     """
 
     __slots__ = (
         "_counts",
-        "_draining",
         "_errors",
         "_finishes",
         "_logprobs",
@@ -41,21 +39,15 @@ class FrameBuilder:
         "_response_type",
         "_sequence",
         "_slots",
-        "_taken",
         "_token_ids",
-        "filled",
-        "wake",
     )
 
     def __init__(self, response_type: Callable[[], Any], metrics: StreamMetrics) -> None:
         """Make responses of ``response_type``, a message with a field `frame`."""
-        self.filled = False
-        self.wake = asyncio.Event()
+        super().__init__()
         self._response_type = response_type
         self._metrics = metrics
         self._sequence = 0
-        self._taken = asyncio.Event()
-        self._draining = False
         self._slots: list[int] = []
         self._counts: list[int] = []
         """Tokens per entry of ``_slots``."""
@@ -64,10 +56,6 @@ class FrameBuilder:
         """With the index of their entry in ``_slots``."""
         self._finishes: list[tuple[int, Finish]] = []
         self._errors: list[tuple[int, ServingError]] = []
-
-    def _fill(self) -> None:
-        self.filled = True
-        self.wake.set()
 
     # The token path: one call per request and engine step.
     def emit(
@@ -92,20 +80,10 @@ class FrameBuilder:
         self._fill()
         self._errors.append((slot, error))
 
-    def drain(self) -> None:
-        """See `Outgoing.drain`."""
-        self._fill()
-        self._draining = True
-
     @property
     def crowded(self) -> bool:
         """See `Outgoing.crowded`."""
         return len(self._finishes) + len(self._errors) > _MAX_ENDS
-
-    async def taken(self) -> None:
-        """See `Outgoing.taken`."""
-        self._taken.clear()
-        await self._taken.wait()
 
     @property
     def held_bytes(self) -> int:
@@ -126,7 +104,7 @@ class FrameBuilder:
         self._sequence += 1
         frame.sequence = self._sequence
         if self._draining:
-            frame.draining, self._draining = True, False
+            frame.draining = True
         room = self._take_tokens(frame)
         sizes: Iterable[int] = (_finish_bytes(finish) for _, finish in self._finishes)
         count, room = _fitting(sizes, room, at_least_one=not frame.slots)
@@ -139,11 +117,8 @@ class FrameBuilder:
         for slot, error in self._errors[:count]:
             frame.errors.add(slot=slot, error=error_to_proto(error))
         del self._errors[:count]
-        self.filled = False
-        if self._slots or self._finishes or self._errors:
-            self._fill()
         self._metrics.frame(len(frame.token_ids))
-        self._taken.set()
+        self._empty(rest=bool(self._slots or self._finishes or self._errors))
         return (response,)
 
     def _take_tokens(self, frame: Any) -> int:
@@ -157,14 +132,17 @@ class FrameBuilder:
             tokens = sum(self._counts[:entries])
         if not entries:
             return room
-        frame.slots.extend(slots[:entries])
-        frame.token_ids.extend(token_ids[:tokens])
+        whole = entries == len(slots)
+        frame.slots.extend(slots if whole else slots[:entries])
+        frame.token_ids.extend(token_ids if whole else token_ids[:tokens])
         if entries != tokens:
             frame.token_counts.extend(self._counts[:entries])
-        for at, logprobs in self._logprobs:
-            if at < entries:
-                frame.logprobs.add(slot=slots[at], tokens=convert.logprobs_to_proto(logprobs))
-        self._logprobs = [(at - entries, found) for at, found in self._logprobs if at >= entries]
+        if self._logprobs:
+            for at, found in self._logprobs:
+                if at < entries:
+                    frame.logprobs.add(slot=slots[at], tokens=convert.logprobs_to_proto(found))
+            rest = [(at - entries, found) for at, found in self._logprobs if at >= entries]
+            self._logprobs = rest
         del slots[:entries], self._counts[:entries], token_ids[:tokens]
         return room
 
