@@ -178,7 +178,8 @@ async def test_a_decode_worker_fetches_nothing() -> None:
     parts.core.role = Role.DECODE
     with pytest.raises(InvalidRequestError, match="ticket"):  # the hand-off's, which isn't here
         parts.core.submit(geometry_only(ASKED), Sink())
-    assert parts.core._fetches_for(geometry_only(ASKED)) is None
+    engine: Any = parts.engine
+    assert parts.core._engine_for(geometry_only(ASKED)) is engine
 
 
 async def test_a_worker_without_transfer_refuses_media() -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from millstream.v1 import decode_pb2, decode_pb2_grpc
@@ -19,14 +18,11 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         """Run requests on ``runner``."""
         self._runner = runner
 
-    async def Decode(
+    def Decode(
         self, request_iterator: AsyncIterator[decode_pb2.DecodeRequest], call: Call
-    ) -> AsyncIterator[decode_pb2.DecodeResponse]:
+    ) -> AsyncGenerator[decode_pb2.DecodeResponse, None]:
         """Run one stream's requests; see generation.proto for the rules."""
-        session = WorkerSession(self._runner, decode_pb2.DecodeResponse)
-        async with contextlib.aclosing(session.responses(request_iterator)) as responses:
-            async for response in responses:
-                yield response
+        return WorkerSession(self._runner, decode_pb2.DecodeResponse).responses(request_iterator)
 
 
 def _add(runner: RequestRunner, server: Any) -> None:

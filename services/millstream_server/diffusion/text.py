@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc
@@ -22,14 +21,13 @@ class TextDiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
         """Run requests on ``runner``."""
         self._runner = runner
 
-    async def GenerateText(
+    def GenerateText(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateTextRequest], call: Call
-    ) -> AsyncIterator[diffusion_pb2.GenerateTextResponse]:
+    ) -> AsyncGenerator[diffusion_pb2.GenerateTextResponse, None]:
         """Run one stream's requests; see generation.proto for the rules."""
-        session = WorkerSession(self._runner, diffusion_pb2.GenerateTextResponse)
-        async with contextlib.aclosing(session.responses(request_iterator)) as responses:
-            async for response in responses:
-                yield response
+        return WorkerSession(self._runner, diffusion_pb2.GenerateTextResponse).responses(
+            request_iterator
+        )
 
     async def GenerateImage(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateImageRequest], call: Call

@@ -209,8 +209,8 @@ def _servicer(handler: Handler) -> Callable[..., Any]:
     sent = "stream" if handler.request_streaming else "unary"
     returned = "stream" if handler.response_streaming else "unary"
     servicer: Callable[..., Any] = getattr(handler, f"{sent}_{returned}")
-    if handler.response_streaming and not inspect.isasyncgenfunction(servicer):
-        raise TypeError(f"{servicer} must be an async generator of its responses")
+    if handler.response_streaming and inspect.iscoroutinefunction(servicer):
+        raise TypeError(f"{servicer} must return an async generator of its responses")
     return servicer
 
 

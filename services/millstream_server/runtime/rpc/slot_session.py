@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from millstream_server.runtime.errors import OverloadedError, ServingError, UnavailableError
 from millstream_server.runtime.lifecycle.drain import OpenWork
@@ -158,8 +158,7 @@ class SlotSession(
             self._start(control.slot, control)
         elif isinstance(control, CancelSlot):
             self._cancel(control.slot)
-        elif control is not None and (slot := self.open.get(control.slot)):
-            assert isinstance(slot, _Running)  # noqa: S101 - for the type checker
+        elif control is not None and isinstance(slot := self.open.get(control.slot), _Running):
             slot.tell(control)
 
     def _slot(self, number: int) -> _Running[RequestT, EntryT, EndT]:
@@ -174,42 +173,40 @@ class SlotSession(
             )
 
 
-class _Running(Slot[StartSlot[RequestT]], Generic[RequestT, EntryT, EndT]):
+class _Running(
+    Slot[SlotSession[Any, RequestT, EntryT, EndT, Any], StartSlot[RequestT]],
+    Generic[RequestT, EntryT, EndT],
+):
     """A slot whose request runs in a task; the request's `Output`."""
 
-    __slots__ = ("_request", "_session", "_task")
+    __slots__ = ("_request", "_task")
 
-    def __init__(
-        self, session: SlotSession[MessageT, RequestT, EntryT, EndT, ResponseT], number: int
-    ) -> None:
-        super().__init__(session, number)
-        self._session = session
-        self._request: RequestT | None = None
-        self._task: asyncio.Task[EndT] | None = None
+    _request: RequestT | None
+    _task: asyncio.Task[EndT] | None
 
     def start(self, start: StartSlot[RequestT]) -> None:
-        request = self._request = start.read(self._session.trace)
+        request = self._request = start.read(self.session.trace)
         self.run_until(request.deadline_s)
-        self._task = asyncio.create_task(self._session.service.run(request, self))
+        self._task = asyncio.create_task(self.session.service.run(request, self))
         self._task.add_done_callback(self._ended)
 
     def tell(self, message: TellSlot[RequestT]) -> None:
-        if self._request is not None:
-            try:
-                message.tell(self._request)
-            except ServingError as error:
-                # Its traceback knows this slot: a cycle would keep an upload's bytes.
-                self.stop(error.with_traceback(None))
+        assert self._request is not None  # noqa: S101 - it has started
+        try:
+            message.tell(self._request)
+        except ServingError as error:
+            # Its traceback knows this slot: a cycle would keep an upload's bytes.
+            self.stop(error.with_traceback(None))
 
     def cancel(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        assert self._task is not None  # noqa: S101 - it has started
+        self._task.cancel()
 
     def latest(self, entry: EntryT) -> None:
-        self._session.output.latest(self.number, entry)
+        self.session.output.latest(self.number, entry)
 
     async def put(self, entry: EntryT, nbytes: int) -> None:
-        await self._session.output.put(self.number, entry, nbytes)
+        await self.session.output.put(self.number, entry, nbytes)
 
     def _ended(self, task: asyncio.Task[EndT]) -> None:
         """Report the end, once: the task has ended in whatever way."""
@@ -220,7 +217,7 @@ class _Running(Slot[StartSlot[RequestT]], Generic[RequestT, EntryT, EndT]):
             self.fail(self.stopped or stop)
         elif (error := task.exception()) is None:
             self.free()
-            self._session.output.finish(self.number, task.result())
+            self.session.output.finish(self.number, task.result())
         elif isinstance(error, ServingError):
             self.fail(error)
         else:

@@ -34,6 +34,7 @@ _CONTROLS_AT_ONCE = 64
 MessageT = TypeVar("MessageT")
 ResponseT = TypeVar("ResponseT")
 StartT = TypeVar("StartT")
+SessionT = TypeVar("SessionT", bound="Slots[Any, Any, Any]")
 
 
 class Outgoing(ABC, Generic[ResponseT]):
@@ -107,7 +108,7 @@ class Slots(ABC, Generic[MessageT, StartT, ResponseT]):
         self._streams = streams
         self._opened_in_drain = work.leaving
         self.output = output
-        self.open: dict[int, Slot[StartT]] = {}
+        self.open: dict[int, Slot[Any, StartT]] = {}
         """Slots in use, by their number."""
 
     # ---- what a subclass adds --------------------------------------------------------------------
@@ -129,7 +130,7 @@ class Slots(ABC, Generic[MessageT, StartT, ResponseT]):
         """
 
     @abstractmethod
-    def _slot(self, number: int) -> Slot[StartT]:
+    def _slot(self, number: int) -> Slot[Any, StartT]:
         """Make a slot."""
 
     # ---- the stream ------------------------------------------------------------------------------
@@ -209,17 +210,17 @@ class Slots(ABC, Generic[MessageT, StartT, ResponseT]):
         self._work.check_in_service()
 
 
-class Slot(ABC, Generic[StartT]):
+class Slot(ABC, Generic[SessionT, StartT]):
     """A slot in use, from its request's start to its end. A subclass says how a request runs."""
 
-    __slots__ = ("_deadline", "_slots", "number", "stopped")
+    __slots__ = ("_deadline", "number", "session", "stopped")
 
     too_late: ClassVar[str] = "the deadline passed before the request arrived"
     deadline_passed: ClassVar[str] = "the deadline passed before the request had ended"
 
-    def __init__(self, slots: Slots[Any, StartT, Any], number: int) -> None:
-        """Be slot ``number`` of ``slots``."""
-        self._slots = slots
+    def __init__(self, session: SessionT, number: int) -> None:
+        """Be slot ``number`` of ``session``."""
+        self.session = session
         self._deadline: asyncio.TimerHandle | None = None
         self.number = number
         self.stopped: ServingError | None = None
@@ -261,14 +262,14 @@ class Slot(ABC, Generic[StartT]):
 
     def free(self) -> None:
         """Leave the slot; call it before the terminal entry."""
-        self._slots.open.pop(self.number, None)
+        self.session.open.pop(self.number, None)
         if self._deadline is not None:
             self._deadline.cancel()
 
     def fail(self, error: ServingError) -> None:
         """End with a failure."""
         self.free()
-        self._slots.output.fail(self.number, error)
+        self.session.output.fail(self.number, error)
 
 
 def internal(event: str, error: BaseException) -> InternalError:

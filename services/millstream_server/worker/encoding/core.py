@@ -117,33 +117,12 @@ class EncodeWorker:
             }
             return leased
 
-    def release(self, lease: str) -> None:
-        """End a lease; an unknown one is ignored."""
-        if self.leases.release(lease):
-            self._lease_ended()
-
-    def release_all(self, owner: Hashable) -> None:
-        """End all leases of a stream that has ended."""
-        before = len(self.leases)
-        self.leases.release_all(owner)
-        self._leases_ended(before - len(self.leases))
-
-    def close(self) -> None:
-        """End all leases."""
-        before = len(self.leases)
-        self.leases.close()
-        self._leases_ended(before)
-
     def _lease(self, stored: Stored, owner: Hashable) -> Lease:
         """Lease a result; it counts as open work, so that a drain waits until it is fetched."""
         lease = self.leases.grant(stored, owner)
         self.work.begin()
         metrics.ENCODE_LEASES.inc()
         return lease
-
-    def _leases_ended(self, count: int) -> None:
-        for _ in range(count):
-            self._lease_ended()
 
     def _lease_ended(self) -> None:
         self.work.end()

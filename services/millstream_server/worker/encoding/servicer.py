@@ -50,7 +50,7 @@ class _Stream:
             case "cancel":
                 return CancelSlot(message.cancel.slot)
             case "release":
-                self._worker.release(message.release.lease)
+                self._worker.leases.release(message.release.lease)
                 return None
             case _:
                 raise InvalidRequestError.of("control", "set one of start, more, cancel, release")
@@ -96,7 +96,7 @@ class EncodeServicer(encode_pb2_grpc.EncodeServiceServicer):
                 async for response in responses:
                     yield response
         finally:
-            self._worker.release_all(stream)
+            self._worker.leases.release_all(stream)
 
     async def Fetch(
         self, request_iterator: AsyncIterator[encode_pb2.FetchRequest], call: Call

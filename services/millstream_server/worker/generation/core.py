@@ -66,7 +66,7 @@ class GenerationWorker:
             info = self._host.info.value or self._host.loaded()
             check_length(request.request_id)
             check_request(request, info, self.role)
-            fetches = self._fetches_for(request)
+            engine = self._engine_for(request)
             tokens = len(request.prompt)
             self._requests.check(tokens)  # before the ticket, which is valid only once
             if request.ticket is not None:
@@ -74,10 +74,7 @@ class GenerationWorker:
             opened.admit(tokens)
             if opened.trace is not request.trace:
                 request = replace(request, trace=opened.trace)
-            if fetches is not None:
-                fetches.submit(request, opened, opened.fetched)
-            else:
-                self._engine.submit(request, opened)
+            engine.submit(request, opened)
         except BaseException as error:
             opened.failed(error)  # code that raises doesn't report the end
             raise
@@ -88,10 +85,10 @@ class GenerationWorker:
         if engine_id and not (self._fetches and self._fetches.cancel(engine_id)):
             self._engine.abort(engine_id)
 
-    def _fetches_for(self, request: GenerationRequest) -> FetchThenSubmit | None:
-        """Return what runs a request with media; None for text, and for geometry alone."""
+    def _engine_for(self, request: GenerationRequest) -> Generator | FetchThenSubmit:
+        """Return what runs a request: media, but for geometry alone, have to be fetched first."""
         if not request.prompt.media or self.role is Role.DECODE:
-            return None
+            return self._engine
         if self._fetches is None:
             raise UnsupportedFeatureError.of(
                 "media", "this worker can't fetch embeddings; send the request to one that can"

@@ -90,29 +90,28 @@ class WorkerSession(Slots[Any, generation_pb2.StartGeneration, Any]):
         return _TextSlot(self, number)
 
 
-class _TextSlot(Slot[generation_pb2.StartGeneration]):
+class _TextSlot(Slot[WorkerSession, generation_pb2.StartGeneration]):
     """One request's slot; the engine's sink, as far as this stream is concerned."""
 
-    __slots__ = ("_engine_id", "_session", "emit")
+    __slots__ = ("_engine_id", "emit")
 
     too_late = "the deadline passed before the request reached the worker"
     deadline_passed = "the deadline passed; what was generated was sent"
 
     def __init__(self, session: WorkerSession, number: int) -> None:
         super().__init__(session, number)
-        self._session = session
         self._engine_id = ""
         self.emit = partial(session.frames.emit, number)  # token path: a single Python call
 
     def start(self, start: generation_pb2.StartGeneration) -> None:
-        session = self._session
+        session = self.session
         context_length = session.runner.context_length_of(start.model)
         request = start_from_proto(start, context_length, session.trace)
         self.run_until(request.deadline_s)
         self._engine_id = session.runner.submit(request, self)
 
     def cancel(self) -> None:
-        self._session.runner.cancel(self._engine_id)
+        self.session.runner.cancel(self._engine_id)
 
     def finish(self, finish: Finish) -> None:
         stopped = self.stopped
@@ -120,4 +119,4 @@ class _TextSlot(Slot[generation_pb2.StartGeneration]):
             self.fail(stopped)
             return
         self.free()
-        self._session.frames.finish(self.number, finish)
+        self.session.frames.finish(self.number, finish)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from millstream.v1 import embedding_pb2, embedding_pb2_grpc
 from millstream_server.protobuf.common import control_of
@@ -48,14 +47,11 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
         self._worker = worker
         self._slots = EmbedSlots(worker, work, streams)
 
-    async def Embed(
+    def Embed(
         self, request_iterator: AsyncIterator[embedding_pb2.EmbedRequest], call: Call
-    ) -> AsyncIterator[embedding_pb2.EmbedResponse]:
+    ) -> AsyncGenerator[embedding_pb2.EmbedResponse, None]:
         """Embed one stream's batches; see embedding.proto for the rules."""
-        session = SlotSession(self._slots)
-        async with contextlib.aclosing(session.responses(request_iterator)) as responses:
-            async for response in responses:
-                yield response
+        return SlotSession(self._slots).responses(request_iterator)
 
     async def Rerank(
         self, request: embedding_pb2.RerankRequest, call: Call
