@@ -101,7 +101,7 @@ class OpenRequests:
         Without ``tracing`` requests have no spans.
         """
         self._counted = counted
-        self._tracing = tracing
+        self.tracing = tracing
         self._span_name = f"{described.operation} {described.model}".rstrip()
         self._attributes = {
             "gen_ai.operation.name": described.operation,
@@ -119,13 +119,11 @@ class OpenRequests:
         self.meter = LoadMeter(utilization)
         self.counts = RequestCounts(described.role.value)
 
-    def span(self, request_id: str, trace: TraceContext) -> Span | None:
-        """Start a request's span, a child of ``trace``; without tracing there is none."""
-        if self._tracing is None:
-            return None
+    def span(self, tracing: Tracing, request_id: str, trace: TraceContext) -> Span:
+        """Start a request's span, a child of ``trace``."""
         attributes = {**self._attributes, "millstream.request_id": request_id[:MAX_REQUEST_ID]}
-        return self._tracing.tracer.start_span(
-            self._span_name, self._tracing.extract(trace), SpanKind.SERVER, attributes
+        return tracing.tracer.start_span(
+            self._span_name, tracing.extract(trace), SpanKind.SERVER, attributes
         )
 
     @contextlib.contextmanager
@@ -209,7 +207,8 @@ class OpenRequest:
     def __init__(self, requests: OpenRequests, request_id: str, trace: TraceContext) -> None:
         """Count and trace a request that has arrived; it isn't admitted yet."""
         requests.counts.begun()
-        span = requests.span(request_id, trace)
+        tracing = requests.tracing
+        span = requests.span(tracing, request_id, trace) if tracing else None
         self._requests = requests
         self._span = span
         self._tokens = 0
