@@ -15,8 +15,8 @@ from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
 from millstream_server.runtime.errors import EngineFailedError, ServingError
 from millstream_server.runtime.telemetry.metrics import STREAM_REQUESTS_OPEN
+from millstream_server.runtime.telemetry.request_counts import RequestCounts
 from millstream_server.worker.generation.core import GenerationWorker
-from millstream_server.worker.request_telemetry import RequestTelemetry
 from tests.support.in_process import hosted
 
 START = GenerationRequest(request_id="r", prompt=Prompt([1]), sampling=Sampling(max_new_tokens=4))
@@ -79,8 +79,7 @@ async def test_the_end_is_passed_on_whatever_telemetry_does(
     def breaks(*_: Any) -> None:
         raise RuntimeError
 
-    for name in ("finished", "failed"):
-        monkeypatch.setattr(RequestTelemetry, name, breaks)
+    monkeypatch.setattr(RequestCounts, "ended", breaks)
     engine, sink = Engine(), Sink()
     core = await _core(engine)
     core.submit(START, sink)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,6 @@ from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.generation.output import Finish, FinishReason, OutputSink
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.generation.stream_metrics import stream_metrics
 from millstream_server.media.items import EmbeddingTicket
 from millstream_server.media.tensor import Tensor
 from millstream_server.protobuf.generation import write_start
@@ -32,9 +31,7 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.runtime.telemetry.trace_context import TraceContext
 from millstream_server.worker.generation.core import GenerationWorker
-from millstream_server.worker.generation.frames import FrameBuilder
 from millstream_server.worker.generation.session import WorkerSession
-from millstream_server.worker.generation.slot import Slot
 from millstream_server.worker.host import WorkerHost
 from tests.support.in_process import hosted
 from tests.support.logged import events
@@ -181,7 +178,8 @@ async def test_a_decode_worker_fetches_nothing() -> None:
     parts.core.role = Role.DECODE
     with pytest.raises(InvalidRequestError, match="ticket"):  # the hand-off's, which isn't here
         parts.core.submit(geometry_only(ASKED), Sink())
-    assert parts.core._fetches_for(geometry_only(ASKED)) is None
+    engine: Any = parts.engine
+    assert parts.core._engine_for(geometry_only(ASKED)) is engine
 
 
 async def test_a_worker_without_transfer_refuses_media() -> None:
@@ -285,23 +283,11 @@ async def test_an_engine_that_died_meanwhile_fails_the_request() -> None:
     assert isinstance(await settled(sink), EngineFailedError)
 
 
-async def test_a_deadline_during_the_fetch() -> None:
-    parts = await make()
-    frames = FrameBuilder(decode_pb2.DecodeResponse, stream_metrics(Role.AGGREGATED))
-    slot = Slot(3, parts.core, frames, lambda _: None)
-    slot.start(replace(ASKED, deadline_s=time.monotonic() + 0.02))
-    await asyncio.wait_for(frames.wake.wait(), 5)
-    frame = frames.take().frame
-    (error,) = frame.errors
-    assert error.slot == 3
-    assert error.error.code == DeadlinePassedError.code
-    assert not frame.finishes
-    assert sorted(parts.fetcher.stopped) == ["a", "b"]
-    assert parts.open == (0, 0)
+Responses = AsyncGenerator[Any, None]
 
 
 @contextlib.asynccontextmanager
-async def stream(parts: Parts) -> AsyncIterator[tuple[WorkerSession, asyncio.Queue[Any]]]:
+async def stream(parts: Parts) -> AsyncIterator[tuple[Responses, asyncio.Queue[Any]]]:
     controls: asyncio.Queue[Any] = asyncio.Queue()
 
     async def read() -> AsyncIterator[Any]:
@@ -309,8 +295,8 @@ async def stream(parts: Parts) -> AsyncIterator[tuple[WorkerSession, asyncio.Que
             yield control
 
     session = WorkerSession(parts.core, decode_pb2.DecodeResponse)
-    with session.reading(read()):
-        yield session, controls
+    async with contextlib.aclosing(session.responses(read())) as responses:
+        yield responses, controls
 
 
 def _start(asked: GenerationRequest) -> decode_pb2.DecodeRequest:
@@ -319,22 +305,39 @@ def _start(asked: GenerationRequest) -> decode_pb2.DecodeRequest:
     return decode_pb2.DecodeRequest(start=start)
 
 
+async def test_a_deadline_during_the_fetch() -> None:
+    parts = await make()
+    async with stream(parts) as (responses, controls):
+        controls.put_nowait(_start(replace(ASKED, deadline_s=time.monotonic() + 0.02)))
+        frame = (await asyncio.wait_for(anext(responses), 5)).frame
+    (error,) = frame.errors
+    assert error.slot == 1
+    assert error.error.code == DeadlinePassedError.code
+    assert not frame.finishes
+    assert sorted(parts.fetcher.stopped) == ["a", "b"]
+    assert parts.open == (0, 0)
+
+
 async def test_the_end_of_the_stream_stops_the_fetch() -> None:
     parts = await make()
-    async with stream(parts) as (_, controls):
+    async with stream(parts) as (responses, controls):
         controls.put_nowait(_start(ASKED))
+        waiting = asyncio.ensure_future(anext(responses))
         await until(lambda: len(parts.fetcher.asked) == 2)
+        waiting.cancel()
+        await asyncio.wait({waiting})
     await until(lambda: parts.open == (0, 0))
     assert sorted(parts.fetcher.stopped) == ["a", "b"]
 
 
 async def test_a_drain_waits_for_a_request_whose_tensors_are_on_the_way() -> None:
     parts = await make()
-    async with stream(parts) as (session, controls):
+    async with stream(parts) as (responses, controls):
         controls.put_nowait(_start(ASKED))
+        first = asyncio.ensure_future(anext(responses))
         await until(lambda: len(parts.fetcher.asked) == 2)
         draining = asyncio.ensure_future(parts.host.drain(0.0, 5.0))
-        assert (await session.next()).frame.draining  # type: ignore[union-attr]
+        assert (await first).frame.draining
         await asyncio.sleep(0)
         assert not draining.done()
         parts.fetcher.gate.set()
@@ -343,8 +346,6 @@ async def test_a_drain_waits_for_a_request_whose_tensors_are_on_the_way() -> Non
             Finish(reason=FinishReason.LENGTH, prompt_tokens=20, completion_tokens=4)
         )
         controls.put_nowait(None)
-        response = await session.next()
-        assert response is not None
-        assert [end.slot for end in response.frame.finishes] == [1]
-        assert await session.next() is None
+        assert [end.slot for end in (await anext(responses)).frame.finishes] == [1]
+        assert await anext(responses, None) is None
     assert await draining

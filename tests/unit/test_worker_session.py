@@ -23,7 +23,7 @@ DONE = Finish(reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=1)
 
 
 class Scripted:
-    """Satisfies `worker.generation.slot.RequestRunner`; keeps the sinks for the test."""
+    """Satisfies `worker.generation.session.RequestRunner`; keeps the sinks for the test."""
 
     role = Role.AGGREGATED
 
@@ -52,14 +52,8 @@ class Open:
 
     def __init__(self, engine: Scripted) -> None:
         self.controls: asyncio.Queue[Any] = asyncio.Queue()
-        self.responses = self._respond(engine)
+        self.responses = WorkerSession(engine, decode_pb2.DecodeResponse).responses(self._read())
         self._engine = engine
-
-    async def _respond(self, engine: Scripted) -> AsyncIterator[decode_pb2.DecodeResponse]:
-        session = WorkerSession(engine, decode_pb2.DecodeResponse)
-        with session.reading(self._read()):
-            while (response := await session.next()) is not None:
-                yield response
 
     async def _read(self) -> AsyncIterator[Any]:
         while (control := await self.controls.get()) is not None:
@@ -70,7 +64,8 @@ class Open:
         self.controls.put_nowait(decode_pb2.DecodeRequest(start=start))
 
     async def frame(self) -> generation_pb2.StepFrame:
-        return (await asyncio.wait_for(anext(self.responses), 5)).frame
+        frame: generation_pb2.StepFrame = (await asyncio.wait_for(anext(self.responses), 5)).frame
+        return frame
 
     async def sinks(self, *slots: int) -> list[OutputSink]:
         """Start slots and answer where their output goes."""
@@ -140,7 +135,7 @@ async def test_leaving_stops_every_open_request_once_and_no_ended_one() -> None:
     a, _, _ = await stream.sinks(1, 2, 3)
     a.finish(DONE)
     await stream.next
-    await stream.responses.aclose()  # type: ignore[attr-defined]
+    await stream.responses.aclose()
     assert sorted(engine.cancelled) == ["2", "3"]
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from millstream.v1 import decode_pb2, decode_pb2_grpc
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.worker.generation.app import GenerationService
-from millstream_server.worker.generation.session import WorkerSession
-from millstream_server.worker.generation.slot import RequestRunner
+from millstream_server.worker.generation.session import RequestRunner, WorkerSession
 
 
 class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
@@ -19,14 +18,11 @@ class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
         """Run requests on ``runner``."""
         self._runner = runner
 
-    async def Decode(
+    def Decode(
         self, request_iterator: AsyncIterator[decode_pb2.DecodeRequest], call: Call
-    ) -> AsyncIterator[decode_pb2.DecodeResponse]:
+    ) -> AsyncGenerator[decode_pb2.DecodeResponse, None]:
         """Run one stream's requests; see generation.proto for the rules."""
-        session = WorkerSession(self._runner, decode_pb2.DecodeResponse)
-        with session.reading(request_iterator):
-            while (response := await session.next()) is not None:
-                yield response
+        return WorkerSession(self._runner, decode_pb2.DecodeResponse).responses(request_iterator)
 
 
 def _add(runner: RequestRunner, server: Any) -> None:

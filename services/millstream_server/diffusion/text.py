@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc
@@ -11,8 +11,7 @@ from millstream_server.engines.base import Role
 from millstream_server.runtime.errors import UnsupportedMethodError
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.worker.generation import app
-from millstream_server.worker.generation.session import WorkerSession
-from millstream_server.worker.generation.slot import RequestRunner
+from millstream_server.worker.generation.session import RequestRunner, WorkerSession
 
 
 class TextDiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
@@ -22,14 +21,13 @@ class TextDiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
         """Run requests on ``runner``."""
         self._runner = runner
 
-    async def GenerateText(
+    def GenerateText(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateTextRequest], call: Call
-    ) -> AsyncIterator[diffusion_pb2.GenerateTextResponse]:
+    ) -> AsyncGenerator[diffusion_pb2.GenerateTextResponse, None]:
         """Run one stream's requests; see generation.proto for the rules."""
-        session = WorkerSession(self._runner, diffusion_pb2.GenerateTextResponse)
-        with session.reading(request_iterator):
-            while (response := await session.next()) is not None:
-                yield response
+        return WorkerSession(self._runner, diffusion_pb2.GenerateTextResponse).responses(
+            request_iterator
+        )
 
     async def GenerateImage(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateImageRequest], call: Call

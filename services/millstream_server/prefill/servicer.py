@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 from millstream.v1 import prefill_pb2, prefill_pb2_grpc
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.worker.generation.app import GenerationService
-from millstream_server.worker.generation.session import WorkerSession
-from millstream_server.worker.generation.slot import RequestRunner
+from millstream_server.worker.generation.session import RequestRunner, WorkerSession
 
 
 class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
@@ -19,14 +18,11 @@ class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
         """Run requests on ``runner``."""
         self._runner = runner
 
-    async def Prefill(
+    def Prefill(
         self, request_iterator: AsyncIterator[prefill_pb2.PrefillRequest], call: Call
-    ) -> AsyncIterator[prefill_pb2.PrefillResponse]:
+    ) -> AsyncGenerator[prefill_pb2.PrefillResponse, None]:
         """Run one stream's requests; see generation.proto for the rules."""
-        session = WorkerSession(self._runner, prefill_pb2.PrefillResponse)
-        with session.reading(request_iterator):
-            while (response := await session.next()) is not None:
-                yield response
+        return WorkerSession(self._runner, prefill_pb2.PrefillResponse).responses(request_iterator)
 
 
 def _add(runner: RequestRunner, server: Any) -> None:

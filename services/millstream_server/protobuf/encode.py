@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from millstream.v1 import encode_pb2
 from millstream_server.media.file import MediaFile
-from millstream_server.protobuf.common import context_of, deadline_of
+from millstream_server.protobuf.common import deadline_of, trace_of, write_trace
 from millstream_server.protobuf.media import MODALITIES, MODALITIES_TO_PROTO
 from millstream_server.runtime.errors import InvalidRequestError
-from millstream_server.runtime.telemetry.trace_context import NOT_TRACED
+from millstream_server.runtime.telemetry.trace_context import TraceContext
 
 
 def write_item(message: encode_pb2.EncodeItem, slot: int, file: MediaFile, *, inline: bool) -> None:
@@ -20,17 +20,15 @@ def write_item(message: encode_pb2.EncodeItem, slot: int, file: MediaFile, *, in
         message.data = bytes(file.data)
     message.sha256 = file.sha256
     message.cache_salt = file.salt
-    trace = file.trace
-    if trace is not NOT_TRACED and trace != NOT_TRACED:  # also baggage without a traceparent
-        message.trace.traceparent = trace.traceparent
-        message.trace.tracestate = trace.tracestate
-        message.trace.baggage = trace.baggage
+    write_trace(message.trace, file.trace)
     if (left_s := file.time_left_s) is not None:
         message.timeout.FromNanoseconds(int(left_s * 1e9))
 
 
-def file_from_proto(message: encode_pb2.EncodeItem) -> MediaFile:
+def file_from_proto(message: encode_pb2.EncodeItem, stream: TraceContext) -> MediaFile:
     """Convert a start; ``data`` is what the message has of the file, possibly nothing.
+
+    ``stream`` is the trace of an item that has none of its own.
 
     Raises:
         InvalidRequestError: its kind of media is unknown.
@@ -43,6 +41,6 @@ def file_from_proto(message: encode_pb2.EncodeItem) -> MediaFile:
         sha256=message.sha256,
         salt=message.cache_salt,
         request_id=message.request_id,
-        trace=context_of(message.trace) if message.HasField("trace") else NOT_TRACED,
+        trace=trace_of(message, stream),
         deadline_s=deadline_of(message),
     )

@@ -23,7 +23,7 @@ from millstream_server.media.items import MAX_MEDIA_ITEMS, MediaInput
 from millstream_server.protobuf.common import context_of, deadline_of
 from millstream_server.protobuf.media import item_from_proto, item_to_proto
 from millstream_server.runtime.errors import InvalidRequestError
-from millstream_server.runtime.telemetry.trace_context import NOT_TRACED
+from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
 from millstream_server.transfer.ticket import Ticket
 
 _FINISH_TO_PROTO = {
@@ -119,14 +119,21 @@ def logprob_options_from_proto(message: Any) -> LogprobOptions | None:
 
 
 def start_from_proto(
-    message: generation_pb2.StartGeneration, context_length: int
+    message: generation_pb2.StartGeneration,
+    context_length: int,
+    stream: TraceContext = NOT_TRACED,
 ) -> GenerationRequest:
     """Convert a start. An unset max_new_tokens becomes what ``context_length`` leaves.
+
+    ``stream`` is the trace of a request that has none of its own.
 
     Raises:
         InvalidRequestError: a part of it can't be read.
     """
     token_ids = message.token_ids[:]
+    trace = context_of(message.trace) if message.HasField("trace") else NOT_TRACED
+    if stream is not NOT_TRACED and not trace.traceparent:
+        trace = stream
     return GenerationRequest(
         request_id=message.request_id,
         model=message.model,
@@ -136,7 +143,7 @@ def start_from_proto(
         ),
         logprobs=logprob_options_from_proto(message),
         ticket=_ticket_from_proto(message.ticket) if message.HasField("ticket") else None,
-        trace=context_of(message.trace) if message.HasField("trace") else NOT_TRACED,
+        trace=trace,
         deadline_s=deadline_of(message),
         adapter=message.adapter,
         dp_rank=message.dp_rank if message.HasField("dp_rank") else None,

@@ -37,10 +37,10 @@ from millstream_server.worker.open_requests import (
     DEFAULT_TIMES,
     PROMPT_TOKENS,
     Counted,
+    Described,
     OpenLimits,
     OpenRequests,
 )
-from millstream_server.worker.request_telemetry import RequestTelemetry
 from millstream_server.worker.service.info import Describe, InfoWatch
 from millstream_server.worker.service.servicer import WorkerServicer
 from millstream_server.worker.watched import Watched
@@ -127,13 +127,13 @@ class WorkerHost(Generic[InfoT]):
         self._max_open_requests = max_open_requests
         self.requests = OpenRequests(
             self.work,
-            RequestTelemetry(plan.operation, plan.role, plan.model, tracing),
+            Described(plan.operation, plan.role, plan.model),
+            tracing,
             self._utilization,
             plan.counted,
         )
         self.metrics = EngineMetrics(plan.engine, plan.role, plan.model)
-        self.reports = LoadReports(plan.engine)
-        """Counts the tokens of requests that have ended, for load reports."""
+        self.reports = LoadReports(plan.engine, self.requests.ended)
         self.loading = Loading(plan.engine)
         """How far the model is loaded."""
 

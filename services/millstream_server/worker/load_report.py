@@ -6,22 +6,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from millstream_server.engines.base import Engine, EngineLoad, Probeable, RankLoad
+from millstream_server.worker.open_requests import TokenTotals
 
 _SAMPLE_S = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenTotals:
-    """Tokens of all requests that have ended since the start."""
-
-    prompt: int = 0
-    cached: int = 0
-    """Those of the prompts' that were found in the KV cache."""
-    completion: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,23 +98,16 @@ class ReportingEngine(Engine, Probeable, Protocol):
 class LoadReports:
     """What reports are made of. All calls come from one event loop."""
 
-    def __init__(self, engine: ReportingEngine) -> None:
-        """Nothing is asked before `state`."""
+    def __init__(self, engine: ReportingEngine, ended: TokenTotals) -> None:
+        """Nothing is asked before `state`; ``ended`` are the tokens of requests that have ended."""
         self._engine = engine
+        self._ended = ended
         self.progress = RankProgress(engine)
-        self._prompt = self._cached = self._completion = 0
-
-    def count(self, *, prompt: int, cached: int, completion: int) -> None:
-        """Count the tokens of a request that has ended."""
-        self._prompt += prompt
-        self._cached += cached
-        self._completion += completion
 
     async def state(self) -> LoadState:
         """Return the load of now."""
         engine = await self._engine.load()
-        tokens = TokenTotals(prompt=self._prompt, cached=self._cached, completion=self._completion)
-        return LoadState(engine=engine, tokens=tokens)
+        return LoadState(engine=engine, tokens=replace(self._ended))
 
 
 @dataclass(slots=True)

@@ -6,14 +6,16 @@ Processors, each of which assumes that it has the whole worker, and for callers 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from opentelemetry.trace import Span
+from opentelemetry.trace import Span, SpanKind
 
+from millstream_server.engines.base import Role
 from millstream_server.runtime.errors import (
     SERVER_FAULTS,
     OverloadedError,
@@ -22,14 +24,18 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.retry_delay import jittered
+from millstream_server.runtime.rpc.slot_session import Output
 from millstream_server.runtime.telemetry import metrics
 from millstream_server.runtime.telemetry.load_meter import LoadMeter
+from millstream_server.runtime.telemetry.request_counts import RequestCounts
+from millstream_server.runtime.telemetry.request_spans import fail, reason_of
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
 from millstream_server.runtime.telemetry.tracing import Tracing
-from millstream_server.worker.request_telemetry import RequestTelemetry
 
 DEFAULT_TIMES = 4
 """Default limit: this many times what the engine runs at once, so that it never idles."""
+MAX_REQUEST_ID = 128
+"""Most characters of a client's request id in a span."""
 _RETRY_S = 1.0
 _NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
 
@@ -46,6 +52,15 @@ class Counted(NamedTuple):
 PROMPT_TOKENS = Counted()
 
 
+class Described(NamedTuple):
+    """What all requests of a worker have in common, in metrics and spans."""
+
+    operation: str
+    """`gen_ai.operation.name`; spans are named after it."""
+    role: Role
+    model: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenLimits:
     """Limits on what is open at once."""
@@ -56,35 +71,79 @@ class OpenLimits:
     """Input tokens of these requests, or what else their ability counts; 0: no limit."""
 
 
+@dataclass(slots=True)
+class TokenTotals:
+    """Tokens of all requests that have ended since the start."""
+
+    prompt: int = 0
+    cached: int = 0
+    """Those of the prompts' that were found in the KV cache."""
+    completion: int = 0
+
+
 class OpenRequests:
     """Admits requests, counts them and reports them. All calls come from one event loop.
 
-    One instance per worker. A request goes through `begin`, `OpenRequest.admit`, and either
-    `OpenRequest.finished` or `OpenRequest.failed`.
+    One instance per worker and ability. A request is an `OpenRequest`, `admit` and either
+    `finished` or `failed`; if it is a coroutine, a `running` block around it.
     """
 
     def __init__(
         self,
         work: OpenWork,
-        telemetry: RequestTelemetry,
+        described: Described,
+        tracing: Tracing | None,
         utilization: Callable[[], float],
         counted: Counted = PROMPT_TOKENS,
     ) -> None:
-        """Count in ``work``; ``utilization`` goes into load reports."""
+        """Count in ``work``; ``utilization`` goes into load reports.
+
+        Without ``tracing`` requests have no spans.
+        """
         self._counted = counted
+        self.tracing = tracing
+        self._span_name = f"{described.operation} {described.model}".rstrip()
+        self._attributes = {
+            "gen_ai.operation.name": described.operation,
+            "gen_ai.request.model": described.model,
+            "millstream.role": described.role.value,
+        }
         self.work = work
         self.count = 0
         """Open requests."""
         self.tokens = 0
         """Input tokens of open requests, or what else their ability counts."""
+        self.ended = TokenTotals()
         self.limits = OpenLimits(max_requests=0)
         """Nothing is admitted before this is set."""
-        self.telemetry = telemetry
         self.meter = LoadMeter(utilization)
+        self.counts = RequestCounts(described.role.value)
 
-    def begin(self, request_id: str = "", trace: TraceContext = NOT_TRACED) -> OpenRequest:
-        """Count and trace a request that has arrived; it isn't admitted yet."""
-        return OpenRequest(self, self.telemetry.begun(request_id, trace), trace)
+    def span(self, tracing: Tracing, request_id: str, trace: TraceContext) -> Span:
+        """Start a request's span, a child of ``trace``."""
+        attributes = {**self._attributes, "millstream.request_id": request_id[:MAX_REQUEST_ID]}
+        return tracing.tracer.start_span(
+            self._span_name, tracing.extract(trace), SpanKind.SERVER, attributes
+        )
+
+    @contextlib.contextmanager
+    def running(
+        self, request_id: str, trace: TraceContext, output: Output[Any] | None = None
+    ) -> Iterator[OpenRequest]:
+        """Trace a request during a ``with`` block, which admits it, and report its end.
+
+        ``output`` is that of a request on a slot stream: it knows why the request is cancelled.
+        """
+        request = OpenRequest(self, request_id, trace)
+        try:
+            yield request
+        except asyncio.CancelledError as error:
+            request.failed((output and output.stopped) or error)
+            raise
+        except BaseException as error:
+            request.failed(error)
+            raise
+        request.finished("OK", request.attributes)
 
     @contextlib.contextmanager
     def hold(
@@ -96,16 +155,11 @@ class OpenRequests:
             UnavailableError: the worker accepts no new requests.
             OverloadedError: a limit would be exceeded.
         """
-        request = self.begin(request_id, trace)
-        try:
+        with self.running(request_id, trace) as request:
             self.check_accepts()
             self.check(tokens)
             request.admit(tokens)
             yield request
-        except BaseException as error:
-            request.failed(error)
-            raise
-        request.finished("OK")
 
     def check_accepts(self) -> None:
         """Check that new requests are accepted, of callers without a long stream.
@@ -139,16 +193,30 @@ class OpenRequests:
 class OpenRequest:
     """One request, from its arrival to its end."""
 
-    __slots__ = ("_admitted", "_ended", "_open", "_requests", "_span", "_tokens", "trace")
+    __slots__ = (
+        "_admitted",
+        "_ended",
+        "_open",
+        "_requests",
+        "_span",
+        "_tokens",
+        "attributes",
+        "trace",
+    )
 
-    def __init__(self, requests: OpenRequests, span: Span | None, trace: TraceContext) -> None:
-        """Use `OpenRequests.begin` to make one."""
+    def __init__(self, requests: OpenRequests, request_id: str, trace: TraceContext) -> None:
+        """Count and trace a request that has arrived; it isn't admitted yet."""
+        requests.counts.begun()
+        tracing = requests.tracing
+        span = requests.span(tracing, request_id, trace) if tracing else None
         self._requests = requests
         self._span = span
         self._tokens = 0
         self._admitted = self._open = self._ended = False
         self.trace = trace if span is None else Tracing.carry(span, trace.baggage)
         """The parent of the engine's spans: the request's span, else the caller's trace context."""
+        self.attributes: Mapping[str, Any] = _NO_ATTRIBUTES
+        """For the span of a request that ends well."""
 
     @property
     def traced(self) -> bool:
@@ -182,19 +250,28 @@ class OpenRequest:
     def finished(self, outcome: str, attributes: Mapping[str, Any] = _NO_ATTRIBUTES) -> None:
         """Report success, once; ``attributes`` go into the span."""
         self.leave()
-        if not self._ended:
-            self._ended = True
-            self._requests.meter.finished(failed=False)
-            self._requests.telemetry.finished(self._span, outcome, attributes)
+        if self._ended:
+            return
+        self._ended = True
+        self._requests.meter.finished(failed=False)
+        self._requests.counts.ended(outcome)
+        if self._span is not None:
+            self._span.set_attributes(dict(attributes))
+            self._span.end()
 
     def failed(self, error: BaseException) -> None:
         """Report a failure, once; a request that wasn't admitted doesn't count in load reports."""
         self.leave()
-        if not self._ended:
-            self._ended = True
-            if self._admitted:
-                self._requests.meter.finished(failed=_is_server_fault(error))
-            self._requests.telemetry.failed(self._span, error)
+        if self._ended:
+            return
+        self._ended = True
+        if self._admitted:
+            self._requests.meter.finished(failed=_is_server_fault(error))
+        reason = reason_of(error)
+        self._requests.counts.ended(reason)
+        if self._span is not None:
+            fail(self._span, reason, error)
+            self._span.end()
 
 
 def _is_server_fault(error: BaseException) -> bool:

@@ -38,10 +38,11 @@ class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
         """Generate one stream's texts of token ids; see generation.proto for the rules."""
         texts = CountedTexts(self._text, self._text.unread, call.caller_key, call.fail)
         session = WorkerSession(texts, diffusion_pb2.GenerateTextResponse)
-        with contextlib.closing(texts), session.reading(request_iterator):
-            while (response := await session.next()) is not None:
-                texts.taken(session.held_bytes)
-                yield response
+        with contextlib.closing(texts):
+            async with contextlib.aclosing(session.responses(request_iterator)) as responses:
+                async for response in responses:
+                    texts.taken(session.frames.held_bytes)
+                    yield response
 
     async def GenerateImage(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateImageRequest], call: Call

@@ -36,7 +36,7 @@ from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.request_id import check_length
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.worker.generation.slot import RequestRunner
+from millstream_server.worker.generation.session import RequestRunner
 
 log = get_log(__name__)
 
@@ -44,7 +44,7 @@ _NO_WORKER = "no worker with a diffusion language model is in service; retry in 
 
 
 class TextForwarder:
-    """Runs requests on the workers of their models; a `worker.generation.slot.RequestRunner`."""
+    """Runs requests on the workers of their models; a `worker.generation.session.RequestRunner`."""
 
     role = Role.DIFFUSION
 

@@ -77,7 +77,7 @@ class Method:
         """Parses a request; returns `Malformed` for what can't be parsed."""
         self.serialize: Callable[[Any], bytes] = handler.response_serializer or bytes
         self.response_streaming: bool = handler.response_streaming
-        self._sends = handler.response_streaming and not inspect.isasyncgenfunction(self._servicer)
+        self._sends = handler.response_streaming and inspect.iscoroutinefunction(self._servicer)
         """Whether the servicer itself sends its responses, by the `Call`."""
         self._layers = layers
         self._open = open_calls
@@ -214,8 +214,6 @@ def _servicer(handler: Handler) -> Callable[..., Any]:
     sent = "stream" if handler.request_streaming else "unary"
     returned = "stream" if handler.response_streaming else "unary"
     servicer: Callable[..., Any] = getattr(handler, f"{sent}_{returned}")
-    if not (inspect.isasyncgenfunction(servicer) or inspect.iscoroutinefunction(servicer)):
-        raise TypeError(f"{servicer} must be an async generator of its responses, or a coroutine")
     return servicer
 
 

@@ -5,17 +5,30 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from millstream_server.runtime.errors import ServingError, UnavailableError
+from millstream_server.runtime.rpc.slots import Outgoing
+
+
+class Response(Protocol):
+    """What is read of a message that is sent."""
+
+    def ByteSize(self) -> int:  # noqa: N802 - protobuf's name
+        """Return its size on the wire."""
+        ...
+
 
 EntryT = TypeVar("EntryT")
 EndT = TypeVar("EndT")
+ResponseT = TypeVar("ResponseT", bound=Response)
 
 _MESSAGE_BYTES = 1 << 20
 """A message is full when its entries have so many bytes."""
+_MAX_MESSAGE_BYTES = 3 << 20
+"""gRPC's callers take 4 MiB unless they say otherwise; one entry has little more than 1 MiB."""
 _PENDING_BYTES = 2 << 20
 """While more is waiting to be sent, requests with further entries wait."""
 _PENDING_ITEMS = 4096
@@ -50,39 +63,35 @@ class SlotContent(Generic[EntryT, EndT]):
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    kind: str
-    slot: int
-    content: Any
-    nbytes: int
+class SlotOutput(Outgoing[ResponseT], Generic[EntryT, EndT, ResponseT]):
+    """Collects entries and ends."""
 
+    def __init__(
+        self, response: Callable[[SlotContent[EntryT, EndT]], ResponseT], stall_limit_s: float
+    ) -> None:
+        """Make messages by ``response``.
 
-class SlotOutput(Generic[EntryT, EndT]):
-    """Collects entries and ends; `take` returns those of the next message."""
-
-    def __init__(self, stall_limit_s: float) -> None:
-        """A request fails whose entry waits while nothing is taken for ``stall_limit_s``."""
-        self.wake = asyncio.Event()
-        """Set when there is something to take."""
+        A request fails whose entry waits while nothing is taken for ``stall_limit_s``.
+        """
+        super().__init__()
+        self._response = response
         self._stall_limit_s = stall_limit_s
         self._latest: dict[int, EntryT] = {}
-        self._items: deque[_Item] = deque()
+        self._items: deque[tuple[str, int, Any, int]] = deque()
+        """Kind, slot, content and bytes of each."""
         self._bytes = 0
-        self._taken = asyncio.Event()
         self._taken_at = time.monotonic()
         self._turn = asyncio.Lock()
-        self._draining = False
 
     @property
-    def filled(self) -> bool:
-        """Whether there is something to take."""
-        return bool(self._items or self._latest or self._draining)
+    def crowded(self) -> bool:
+        """See `Outgoing.crowded`."""
+        return len(self._items) > _PENDING_ITEMS
 
     def latest(self, slot: int, entry: EntryT) -> None:
         """Add an entry; it replaces the slot's last such entry, if that was not taken yet."""
         self._latest[slot] = entry
-        self.wake.set()
+        self._fill()
 
     async def put(self, slot: int, entry: EntryT, nbytes: int) -> None:
         """Add an entry of ``nbytes``; wait first while too much is waiting to be sent.
@@ -95,59 +104,56 @@ class SlotOutput(Generic[EntryT, EndT]):
         began = time.monotonic()
         async with self._turn:
             while self._bytes > _PENDING_BYTES:
-                await self._until_taken(began)
-        self._add(_Item("entry", slot, entry, nbytes))
-
-    async def _until_taken(self, began: float) -> None:
-        """Wait for the next `take`; ``began`` is since when the entry waits."""
-        left_s = max(began, self._taken_at) + self._stall_limit_s - time.monotonic()
-        self._taken.clear()
-        try:
-            async with asyncio.timeout(left_s):
-                await self._taken.wait()
-        except TimeoutError:
-            raise UnavailableError(
-                f"the caller read nothing for {self._stall_limit_s:g} s; read the stream and "
-                "send the request again"
-            ) from None
+                left_s = max(began, self._taken_at) + self._stall_limit_s - time.monotonic()
+                try:
+                    async with asyncio.timeout(left_s):
+                        await self.taken()
+                except TimeoutError:
+                    raise UnavailableError(
+                        f"the caller read nothing for {self._stall_limit_s:g} s; read the stream "
+                        "and send the request again"
+                    ) from None
+        self._add("entry", slot, entry, nbytes)
 
     def finish(self, slot: int, end: EndT) -> None:
         """Add a slot's good end; a latest entry that was not taken is dropped."""
         self._latest.pop(slot, None)
-        self._add(_Item("finish", slot, end, 64))
+        self._add("finish", slot, end, 64)
 
     def fail(self, slot: int, error: ServingError) -> None:
         """Add a slot's failure; a latest entry that was not taken is dropped."""
         self._latest.pop(slot, None)
-        self._add(_Item("error", slot, error, 256))
+        self._add("error", slot, error, 256)
 
-    def drain(self) -> None:
-        """Say that the server is shutting down."""
-        self._draining = True
-        self.wake.set()
+    def take(self) -> Iterator[ResponseT]:
+        """Make the next message, or several: one that is too large would end the caller's stream.
 
-    async def short(self) -> None:
-        """Wait until so little is waiting to be sent that further messages may be read."""
-        while len(self._items) > _PENDING_ITEMS:
-            self._taken.clear()
-            await self._taken.wait()
-
-    def take(self) -> SlotContent[EntryT, EndT]:
-        """Remove and return the content of the next message."""
+        Only the message itself tells its size; that of errors and previews isn't known before.
+        """
         latest, self._latest = list(self._latest.items()), {}
         found: dict[str, list[Any]] = {"entry": [], "finish": [], "error": []}
         nbytes = 0
         while self._items and nbytes < _MESSAGE_BYTES:
-            item = self._items.popleft()
-            nbytes += item.nbytes
-            found[item.kind].append((item.slot, item.content))
+            kind, slot, content, size = self._items.popleft()
+            nbytes += size
+            found[kind].append((slot, content))
         self._bytes -= nbytes
         self._taken_at = time.monotonic()
-        self._taken.set()
-        draining, self._draining = self._draining, False
-        return SlotContent(latest, found["entry"], found["finish"], found["error"], draining)
+        content = SlotContent(
+            latest, found["entry"], found["finish"], found["error"], self._draining
+        )
+        self._empty(rest=bool(self._items))
+        return self._messages(content)
 
-    def _add(self, item: _Item) -> None:
-        self._items.append(item)
-        self._bytes += item.nbytes
-        self.wake.set()
+    def _messages(self, content: SlotContent[EntryT, EndT]) -> Iterator[ResponseT]:
+        response = self._response(content)
+        if response.ByteSize() <= _MAX_MESSAGE_BYTES or (halves := content.halves()) is None:
+            yield response
+            return
+        for half in halves:
+            yield from self._messages(half)
+
+    def _add(self, kind: str, slot: int, content: Any, nbytes: int) -> None:
+        self._items.append((kind, slot, content, nbytes))
+        self._bytes += nbytes
+        self._fill()

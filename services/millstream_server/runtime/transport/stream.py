@@ -18,6 +18,7 @@ from millstream_server.runtime.errors import (
     ServingError,
     StatusError,
 )
+from millstream_server.runtime.rpc.call import Source
 from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall, Trailers
 from millstream_server.runtime.rpc.serving import Method
 from millstream_server.runtime.rpc.status import to_trailers

@@ -31,12 +31,12 @@ class Leases:
     """The open leases of a store. For one event loop."""
 
     def __init__(
-        self, store: EmbeddingStore, lease_s: float, on_expired: Callable[[], None] = lambda: None
+        self, store: EmbeddingStore, lease_s: float, on_ended: Callable[[], None] = lambda: None
     ) -> None:
-        """A lease ends after ``lease_s``; ``on_expired`` is called for each that does so."""
+        """A lease ends after ``lease_s`` at the latest; ``on_ended`` is called at each end."""
         self.store = store
         self._lease_s = lease_s
-        self._on_expired = on_expired
+        self._on_ended = on_ended
         self._open: dict[str, tuple[Lease, Hashable, asyncio.TimerHandle]] = {}
         self._of: dict[Hashable, set[str]] = {}
 
@@ -48,7 +48,7 @@ class Leases:
         """Make a lease for ``owner``, such as a stream; it pins the tensor."""
         self.store.pin(stored)
         lease = Lease(secrets.token_hex(16), stored, time.monotonic() + self._lease_s)
-        timer = asyncio.get_running_loop().call_later(self._lease_s, self._expire, lease.name)
+        timer = asyncio.get_running_loop().call_later(self._lease_s, self.release, lease.name)
         self._open[lease.name] = (lease, owner, timer)
         self._of.setdefault(owner, set()).add(lease.name)
         return lease
@@ -58,11 +58,11 @@ class Leases:
         entry = self._open.get(name)
         return entry[0] if entry else None
 
-    def release(self, name: str) -> bool:
-        """End a lease; return whether it was open."""
+    def release(self, name: str) -> None:
+        """End a lease; an unknown one is ignored."""
         entry = self._open.pop(name, None)
         if entry is None:
-            return False
+            return
         lease, owner, timer = entry
         timer.cancel()
         names = self._of[owner]
@@ -70,7 +70,7 @@ class Leases:
         if not names:
             del self._of[owner]
         self.store.unpin(lease.stored)
-        return True
+        self._on_ended()
 
     def release_all(self, owner: Hashable) -> None:
         """End all leases of an owner: its stream has ended."""
@@ -81,7 +81,3 @@ class Leases:
         """End all."""
         for name in list(self._open):
             self.release(name)
-
-    def _expire(self, name: str) -> None:
-        if self.release(name):
-            self._on_expired()

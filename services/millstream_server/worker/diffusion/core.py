@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from millstream_server.media.frames import Frames
@@ -40,19 +39,11 @@ class DiffusionWorker:
         Raises:
             ServingError: it failed; the message is for the caller.
         """
-        opened = self._requests.begin(request.request_id, request.trace)
-        stages = Stages()
-        try:
-            settings = self._admitted(request, opened)
+        with self._requests.running(request.request_id, request.trace, output) as opened:
+            settings, stages = self._admitted(request, opened), Stages()
             finished = await _Making(self._engine, request, settings, output, stages).finished()
-        except asyncio.CancelledError as error:
-            opened.failed(output.stopped or error)
-            raise
-        except BaseException as error:
-            opened.failed(error)
-            raise
-        opened.finished("OK", _attributes(finished) | stages.attributes())
-        return finished
+            opened.attributes = _attributes(finished) | stages.attributes()
+            return finished
 
     def _admitted(self, request: DiffusionRequest, opened: OpenRequest) -> DiffusionSettings:
         settings = resolve(request, self._engine.info, model=self._model)

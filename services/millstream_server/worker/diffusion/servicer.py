@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Any
 
 from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc
@@ -19,9 +18,8 @@ from millstream_server.runtime.errors import UnsupportedMethodError
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.slot_session import CancelSlot, SlotSession, StartSlot
 from millstream_server.runtime.telemetry.trace_context import TraceContext
-from millstream_server.synthesis.output import Finished
 from millstream_server.synthesis.request import DiffusionRequest, Kind
-from millstream_server.worker.diffusion.core import DiffusionOutput, DiffusionWorker
+from millstream_server.worker.diffusion.core import DiffusionWorker
 
 SERVICE = "millstream.v1.DiffusionService"
 STREAMS = (f"{SERVICE}/GenerateImage", f"{SERVICE}/GenerateVideo")
@@ -38,15 +36,12 @@ class _Streams:
     ) -> None:
         self.work = worker.work
         self.streams = worker.streams
+        self.run = worker.run
         self.response = response
-        self._worker = worker
         self._read = read
 
     def control(self, message: Any) -> StartSlot[DiffusionRequest] | CancelSlot:
         return control_of(message, self._read)
-
-    async def run(self, request: DiffusionRequest, output: DiffusionOutput) -> Finished:
-        return await self._worker.run(request, output)
 
 
 class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
@@ -65,27 +60,21 @@ class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
         self._refuse("text", "text")
         yield diffusion_pb2.GenerateTextResponse()
 
-    async def GenerateImage(
+    def GenerateImage(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateImageRequest], call: Call
-    ) -> AsyncIterator[diffusion_pb2.GenerateImageResponse]:
+    ) -> AsyncGenerator[diffusion_pb2.GenerateImageResponse, None]:
         """Serve one stream's requests; see diffusion.proto for the rules."""
         if self._kind is not Kind.IMAGE:
             self._refuse("images", "image")
-        session: SlotSession[Any, Any, Any, Any, Any] = SlotSession(self._images)
-        async with contextlib.aclosing(session.responses(request_iterator)) as responses:
-            async for response in responses:
-                yield response
+        return SlotSession(self._images).responses(request_iterator)
 
-    async def GenerateVideo(
+    def GenerateVideo(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateVideoRequest], call: Call
-    ) -> AsyncIterator[diffusion_pb2.GenerateVideoResponse]:
+    ) -> AsyncGenerator[diffusion_pb2.GenerateVideoResponse, None]:
         """Serve one stream's requests; see diffusion.proto for the rules."""
         if self._kind is not Kind.VIDEO:
             self._refuse("videos", "video")
-        session: SlotSession[Any, Any, Any, Any, Any] = SlotSession(self._videos)
-        async with contextlib.aclosing(session.responses(request_iterator)) as responses:
-            async for response in responses:
-                yield response
+        return SlotSession(self._videos).responses(request_iterator)
 
     def _refuse(self, what: str, kind: str) -> None:
         raise UnsupportedMethodError(

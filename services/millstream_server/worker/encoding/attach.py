@@ -22,8 +22,12 @@ from millstream_server.worker.encoding.service import Serving, add_service
 from millstream_server.worker.encoding.servicer import SERVICE, STREAM
 from millstream_server.worker.engine_metrics import MetricsSource
 from millstream_server.worker.host import HostedEngine, InfoT, WorkerHost, WorkerPlan
-from millstream_server.worker.open_requests import DEFAULT_TIMES, OpenLimits, OpenRequests
-from millstream_server.worker.request_telemetry import RequestTelemetry
+from millstream_server.worker.open_requests import (
+    DEFAULT_TIMES,
+    Described,
+    OpenLimits,
+    OpenRequests,
+)
 
 
 def with_encoding(
@@ -40,8 +44,8 @@ def with_encoding(
     engines = _Engines(plan.engine, encoder)
 
     def add(host: WorkerHost[InfoT], server: ServicerTable) -> None:
-        telemetry = RequestTelemetry("encode", Role.ENCODE, plan.model, host.tracing)
-        requests = OpenRequests(host.work, telemetry, lambda: 0.0)
+        described = Described("encode", Role.ENCODE, plan.model)
+        requests = OpenRequests(host.work, described, host.tracing, lambda: 0.0)
         engines.requests = requests
         worker = add_service(server, encoder, requests, host.streams, serving)
         on_leases(worker.leases)

@@ -13,6 +13,7 @@ from millstream_server.media.items import EncodedItem
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.request_id import check_length
+from millstream_server.runtime.rpc.slot_session import Output
 from millstream_server.runtime.telemetry import metrics
 from millstream_server.transfer.embeddings.leases import Lease, Leases
 from millstream_server.transfer.embeddings.store import Stored
@@ -20,7 +21,7 @@ from millstream_server.worker.encoding.engine import HostedEncoder
 from millstream_server.worker.encoding.pipeline import Described, Pipeline
 from millstream_server.worker.encoding.stages import Stage, Stages
 from millstream_server.worker.encoding.upload import ByteBudget, Upload
-from millstream_server.worker.open_requests import OpenRequest, OpenRequests
+from millstream_server.worker.open_requests import OpenRequests
 
 _SHA256_BYTES = 32
 _HASH_HERE_BYTES = 256 << 10
@@ -39,6 +40,22 @@ class EncodeOptions:
     """A result that isn't fetched for so long may be dropped."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodeRequest:
+    """An item on a stream."""
+
+    file: MediaFile
+    """``data`` is what came of it with its start."""
+    upload: Upload
+    owner: Hashable
+    """Whose lease it gets: the stream."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        """See `MediaFile.deadline_s`."""
+        return self.file.deadline_s
+
+
 @dataclass(frozen=True, slots=True)
 class LeasedItem:
     """An item's result, and the lease that keeps it."""
@@ -48,7 +65,7 @@ class LeasedItem:
 
 
 class EncodeWorker:
-    """Encodes items on one encoder; satisfies `worker.encoding.slot.ItemRunner`."""
+    """Encodes items on one encoder."""
 
     def __init__(
         self,
@@ -68,61 +85,37 @@ class EncodeWorker:
         engine.open_items = lambda: requests.count
         metrics.ENCODE_STORE_BYTES.set_function(lambda: engine.store.used_bytes)
 
-    def admit(self, file: MediaFile, total_bytes: int) -> OpenRequest:
-        """Check and count an item; ``file.data`` is what came of it with its start.
+    async def run(self, item: EncodeRequest, output: Output[None]) -> LeasedItem:
+        """Find or make the item's result, and lease it; cancel it to stop.
+
+        An entry in ``output`` asks the caller for the item's bytes.
 
         Raises:
             UnavailableError: the model is still loading.
             InvalidRequestError: the item can't be encoded.
             OverloadedError: a limit on open items would be exceeded.
-        """
-        opened = self._requests.begin(file.request_id, file.trace)
-        try:
-            _ = self._engine.pipeline
-            if self._engine.info is not None:
-                _check(file, total_bytes, self._engine.info)
-            self._requests.check(0)
-            opened.admit(0)
-        except BaseException as error:
-            opened.failed(error)
-            raise
-        return opened
-
-    async def encode(
-        self, file: MediaFile, upload: Upload, owner: Hashable, stages: Stages
-    ) -> LeasedItem:
-        """Find or make the item's result, and lease it to ``owner``.
-
-        Raises:
             ServingError: it isn't encoded.
         """
-        pipeline = self._engine.pipeline
-        if not upload.here:
-            digest = pipeline.digest(file)
-            if pipeline.being_made(digest) or self._engine.store.get(digest):
-                return await self._result(pipeline, digest, file, owner, stages)
-        with self._budget.hold(upload.total_bytes):
-            with stages.timed(Stage.UPLOAD):
-                data = await upload.received()
-            file = replace(file, data=data, sha256=await _verified(file.sha256, data))
-            return await self._result(pipeline, pipeline.digest(file), file, owner, stages)
-
-    def release(self, lease: str) -> None:
-        """End a lease; an unknown one is ignored."""
-        if self.leases.release(lease):
-            self._lease_ended()
-
-    def release_all(self, owner: Hashable) -> None:
-        """End all leases of a stream that has ended."""
-        before = len(self.leases)
-        self.leases.release_all(owner)
-        self._leases_ended(before - len(self.leases))
-
-    def close(self) -> None:
-        """End all leases."""
-        before = len(self.leases)
-        self.leases.close()
-        self._leases_ended(before)
+        file, upload = item.file, item.upload
+        with self._requests.running(file.request_id, file.trace, output) as opened:
+            pipeline, stages = self._engine.pipeline, Stages()
+            if self._engine.info is not None:
+                _check(file, upload.total_bytes, self._engine.info)
+            self._requests.check(0)
+            opened.admit(0)
+            leased = None if upload.here else await self._found(pipeline, item, stages)
+            if leased is None:
+                with self._budget.hold(upload.total_bytes):
+                    with stages.timed(Stage.UPLOAD):
+                        data = await upload.received(lambda: output.latest(None))
+                    file = replace(file, data=data, sha256=await _verified(file.sha256, data))
+                    leased = await self._result(pipeline, replace(item, file=file), stages)
+            opened.attributes = {
+                **stages.attributes(),
+                "millstream.encode.tokens": leased.item.tokens,
+                "millstream.encode.cached": leased.item.cached,
+            }
+            return leased
 
     def _lease(self, stored: Stored, owner: Hashable) -> Lease:
         """Lease a result; it counts as open work, so that a drain waits until it is fetched."""
@@ -131,27 +124,31 @@ class EncodeWorker:
         metrics.ENCODE_LEASES.inc()
         return lease
 
-    def _leases_ended(self, count: int) -> None:
-        for _ in range(count):
-            self._lease_ended()
-
     def _lease_ended(self) -> None:
         self.work.end()
         metrics.ENCODE_LEASES.dec()
 
-    async def _result(
-        self, pipeline: Pipeline, digest: bytes, file: MediaFile, owner: Hashable, stages: Stages
-    ) -> LeasedItem:
-        def take(stored: Stored) -> Lease:
-            return self._lease(stored, owner)
+    async def _found(
+        self, pipeline: Pipeline, item: EncodeRequest, stages: Stages
+    ) -> LeasedItem | None:
+        """Return the result of an item whose bytes aren't here; None: they are needed."""
+        digest = pipeline.digest(item.file)
+        if pipeline.being_made(digest) or self._engine.store.get(digest):
+            return await self._result(pipeline, item, stages)
+        return None
 
+    async def _result(self, pipeline: Pipeline, item: EncodeRequest, stages: Stages) -> LeasedItem:
+        def take(stored: Stored) -> Lease:
+            return self._lease(stored, item.owner)
+
+        digest = pipeline.digest(item.file)
         stored = self._engine.store.get(digest)
         if stored is not None:
             metrics.ENCODE_LOOKUPS.labels("hit").inc()
             return _encoded(take(stored), cached=True)
         joins = pipeline.being_made(digest)
         metrics.ENCODE_LOOKUPS.labels("joined" if joins else "miss").inc()
-        return _encoded(await pipeline.encode(digest, file, stages, take), cached=joins)
+        return _encoded(await pipeline.encode(digest, item.file, stages, take), cached=joins)
 
 
 def _encoded(lease: Lease, *, cached: bool) -> LeasedItem:

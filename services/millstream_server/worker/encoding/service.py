@@ -63,7 +63,7 @@ def add_service(
         sender = Sender(engine.store, serving.transfer)
         embeddings = EmbeddingServer(worker.leases, serving.tickets, sender)
         engine.when_closing(embeddings.close)
-    engine.when_closing(worker.close)
+    engine.when_closing(worker.leases.close)
     servicer = EncodeServicer(worker, embeddings)
     encode_pb2_grpc.add_EncodeServiceServicer_to_server(servicer, server)
     return worker

@@ -17,18 +17,12 @@ _RETRY_S = 1.0
 class Upload:
     """A file that is here, or comes in chunks after `received` has asked for it."""
 
-    def __init__(
-        self, total_bytes: int, data: bytes | memoryview, want: Callable[[], None], idle_s: float
-    ) -> None:
-        """Take ``data`` for the whole file; if it is empty, ``want`` asks the caller for it.
-
-        Each chunk has to come within ``idle_s``.
-        """
+    def __init__(self, total_bytes: int, data: bytes | memoryview, idle_s: float) -> None:
+        """Take ``data`` for the whole file; if it is empty, chunks must come within ``idle_s``."""
         self.total_bytes = total_bytes
         self.here = bool(data)
         """Whether the file came with the start."""
         self._data = memoryview(data)
-        self._want = want
         self._idle_s = idle_s
         self._wanted = False
         self._buffer = memoryview(b"")
@@ -54,8 +48,8 @@ class Upload:
         self._filled = end
         self._came.set()
 
-    async def received(self) -> memoryview:
-        """Return the whole file.
+    async def received(self, want: Callable[[], None]) -> memoryview:
+        """Return the whole file; ``want`` asks the caller for it, if it isn't here.
 
         Raises:
             UnavailableError: no chunk came for too long.
@@ -63,7 +57,7 @@ class Upload:
         if self.here:
             return self._data
         self._wanted, self._buffer = True, memoryview(bytearray(self.total_bytes))
-        self._want()
+        want()
         while self._filled < self.total_bytes:
             self._came.clear()
             try:

@@ -20,8 +20,7 @@ from millstream_server.runtime.telemetry.metrics import TICKETS_REFUSED
 from millstream_server.transfer.ticket import Ticket, TicketGate
 from millstream_server.worker.generation.fetching import Fetcher, FetchThenSubmit
 from millstream_server.worker.host import WorkerHost
-from millstream_server.worker.load_report import LoadReports
-from millstream_server.worker.open_requests import OpenRequest
+from millstream_server.worker.open_requests import OpenRequest, OpenRequests
 
 
 class GenerationWorker:
@@ -62,12 +61,12 @@ class GenerationWorker:
             UnsupportedFeatureError: it has media, which this worker can't fetch.
             OverloadedError: a limit on open requests would be exceeded.
         """
-        opened = self._requests.begin(request.request_id, request.trace)
+        opened = _OpenText(self._requests, request, sink)
         try:
-            info = self._host.loaded()
+            info = self._host.info.value or self._host.loaded()
             check_length(request.request_id)
             check_request(request, info, self.role)
-            fetches = self._fetches_for(request)
+            engine = self._engine_for(request)
             tokens = len(request.prompt)
             self._requests.check(tokens)  # before the ticket, which is valid only once
             if request.ticket is not None:
@@ -75,10 +74,7 @@ class GenerationWorker:
             opened.admit(tokens)
             if opened.trace is not request.trace:
                 request = replace(request, trace=opened.trace)
-            if fetches is not None:
-                fetches.submit(request, self._reported(opened, sink), opened.fetched)
-            else:
-                self._engine.submit(request, self._reported(opened, sink))
+            engine.submit(request, opened)
         except BaseException as error:
             opened.failed(error)  # code that raises doesn't report the end
             raise
@@ -89,13 +85,10 @@ class GenerationWorker:
         if engine_id and not (self._fetches and self._fetches.cancel(engine_id)):
             self._engine.abort(engine_id)
 
-    def _reported(self, opened: OpenRequest, sink: OutputSink) -> _Reported:
-        return _Reported(opened, sink, self._host.reports)
-
-    def _fetches_for(self, request: GenerationRequest) -> FetchThenSubmit | None:
-        """Return what runs a request with media; None for text, and for geometry alone."""
+    def _engine_for(self, request: GenerationRequest) -> Generator | FetchThenSubmit:
+        """Return what runs a request: media, but for geometry alone, have to be fetched first."""
         if not request.prompt.media or self.role is Role.DECODE:
-            return None
+            return self._engine
         if self._fetches is None:
             raise UnsupportedFeatureError.of(
                 "media", "this worker can't fetch embeddings; send the request to one that can"
@@ -112,35 +105,34 @@ class GenerationWorker:
             raise
 
 
-class _Reported:
-    """Passes output on to ``sink``; counts and reports the request's end.
+class _OpenText(OpenRequest):
+    """The engine's sink: passes output on to ``sink``; counts and reports the request's end.
 
     The count comes first, telemetry last: if telemetry fails, the caller still gets the end.
     """
 
-    __slots__ = ("_opened", "_reports", "_sink", "emit")
+    __slots__ = ("_sink", "emit")
 
-    def __init__(self, opened: OpenRequest, sink: OutputSink, reports: LoadReports) -> None:
-        self._opened = opened
-        self._reports = reports
+    def __init__(
+        self, requests: OpenRequests, request: GenerationRequest, sink: OutputSink
+    ) -> None:
+        super().__init__(requests, request.request_id, request.trace)
         self._sink = sink
         self.emit = sink.emit  # token path: no call in between
 
     def finish(self, finish: Finish) -> None:
-        opened = self._opened
-        opened.leave()
-        self._reports.count(
-            prompt=finish.prompt_tokens,
-            cached=finish.cached_tokens,
-            completion=finish.completion_tokens,
-        )
+        self.leave()
+        ended = self._requests.ended
+        ended.prompt += finish.prompt_tokens
+        ended.cached += finish.cached_tokens
+        ended.completion += finish.completion_tokens
         self._sink.finish(finish)
-        if opened.traced:
-            opened.finished(finish.reason.name, usage_attributes(finish))
+        if self.traced:
+            self.finished(finish.reason.name, usage_attributes(finish))
         else:
-            opened.finished(finish.reason.name)
+            self.finished(finish.reason.name)
 
     def fail(self, error: ServingError) -> None:
-        self._opened.leave()
+        self.leave()
         self._sink.fail(error)
-        self._opened.failed(error)
+        self.failed(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -33,13 +32,20 @@ class Fetcher(Protocol):
         ...
 
 
+class FetchingSink(OutputSink, Protocol):
+    """A sink that also learns what was fetched."""
+
+    def fetched(self, nbytes: int) -> None:
+        """Note that inputs of so many bytes have come."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class _Fetch:
     """One request whose tensors are on the way."""
 
     request: GenerationRequest
-    sink: OutputSink
-    fetched: Callable[[int], None]
+    sink: FetchingSink
     task: asyncio.Task[tuple[MediaInput, ...]]
     cancelled: bool = False
 
@@ -57,17 +63,15 @@ class FetchThenSubmit:
         self._engine = engine
         self._fetches: dict[str, _Fetch] = {}
 
-    def submit(
-        self, request: GenerationRequest, sink: OutputSink, fetched: Callable[[int], None]
-    ) -> None:
-        """Start fetching; ``fetched`` is called with the bytes before the engine gets the request.
+    def submit(self, request: GenerationRequest, sink: FetchingSink) -> None:
+        """Start fetching; ``sink`` is told of it before the engine gets the request.
 
         Like `Generator.submit`, it returns at once and reports failures to the sink.
         """
         task = asyncio.create_task(
             self._fetch(request.prompt.media, request.trace), name=f"fetch-{request.engine_id}"
         )
-        fetch = self._fetches[request.engine_id] = _Fetch(request, sink, fetched, task)
+        fetch = self._fetches[request.engine_id] = _Fetch(request, sink, task)
         # Not at the end of the task: a task cancelled before its first step runs nothing at all.
         task.add_done_callback(lambda _: self._end(fetch))
 
@@ -114,7 +118,7 @@ class FetchThenSubmit:
 
     def _hand_over(self, fetch: _Fetch, media: tuple[MediaInput, ...]) -> None:
         request = fetch.request
-        fetch.fetched(sum(item.tensor.spec.nbytes for item in media if item.tensor))
+        fetch.sink.fetched(sum(item.tensor.spec.nbytes for item in media if item.tensor))
         prompt = replace(request.prompt, media=media)
         try:
             self._engine.submit(replace(request, prompt=prompt), fetch.sink)

@@ -14,7 +14,7 @@ from millstream_server.vectors.embedder import Embedder, EmbedderInfo
 from millstream_server.vectors.output import EmbedFinished, Ranked, Ranking, Vectors
 from millstream_server.vectors.packing import finish, pack
 from millstream_server.vectors.request import EmbedRequest, RerankRequest
-from millstream_server.worker.open_requests import OpenRequests
+from millstream_server.worker.open_requests import OpenRequest, OpenRequests
 from millstream_server.worker.vectors.batcher import Batcher, BatchLimits, Part
 
 _UNREAD_BYTES = 4 << 20
@@ -91,7 +91,7 @@ class VectorWorker:
         check: Callable[[EmbedderInfo], None],
     ) -> Iterator[EmbedderInfo]:
         """Count a request during the ``with`` block, after it was checked."""
-        opened = self._requests.begin(request.request_id, request.trace)
+        opened = OpenRequest(self._requests, request.request_id, request.trace)
         try:
             info = self._loaded()
             check(info)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
 from millstream.v1 import embedding_pb2, embedding_pb2_grpc
 from millstream_server.protobuf.common import control_of
 from millstream_server.protobuf.embedding import (
-    Content,
     embed_from_proto,
     embed_response,
     ranking_to_proto,
@@ -17,9 +15,8 @@ from millstream_server.protobuf.embedding import (
 )
 from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.rpc.slot_session import CancelSlot, Output, SlotSession, StartSlot
+from millstream_server.runtime.rpc.slot_session import CancelSlot, SlotSession, StartSlot
 from millstream_server.runtime.telemetry.tracing import ambient
-from millstream_server.vectors.output import EmbedFinished, Vectors
 from millstream_server.vectors.request import EmbedRequest
 from millstream_server.worker.vectors.core import VectorWorker
 
@@ -34,19 +31,12 @@ class EmbedSlots:
         """Run batches on ``worker``."""
         self.work = work
         self.streams = streams
-        self._worker = worker
+        self.run = worker.embed
+        self.response = embed_response
 
     def control(self, message: embedding_pb2.EmbedRequest) -> StartSlot[EmbedRequest] | CancelSlot:
         """See `SlotService.control`."""
         return control_of(message, embed_from_proto)
-
-    async def run(self, request: EmbedRequest, output: Output[Vectors]) -> EmbedFinished:
-        """See `SlotService.run`."""
-        return await self._worker.embed(request, output)
-
-    def response(self, content: Content) -> embedding_pb2.EmbedResponse:
-        """See `SlotService.response`."""
-        return embed_response(content)
 
 
 class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
@@ -57,14 +47,11 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
         self._worker = worker
         self._slots = EmbedSlots(worker, work, streams)
 
-    async def Embed(
+    def Embed(
         self, request_iterator: AsyncIterator[embedding_pb2.EmbedRequest], call: Call
-    ) -> AsyncIterator[embedding_pb2.EmbedResponse]:
+    ) -> AsyncGenerator[embedding_pb2.EmbedResponse, None]:
         """Embed one stream's batches; see embedding.proto for the rules."""
-        session = SlotSession(self._slots)
-        async with contextlib.aclosing(session.responses(request_iterator)) as responses:
-            async for response in responses:
-                yield response
+        return SlotSession(self._slots).responses(request_iterator)
 
     async def Rerank(
         self, request: embedding_pb2.RerankRequest, call: Call
