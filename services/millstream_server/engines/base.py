@@ -32,7 +32,7 @@ class Role(enum.Enum):
     @property
     def hands_off(self) -> bool:
         """Whether a request is shared by two workers, and so needs a ticket in this role."""
-        return self in {Role.PREFILL, Role.DECODE}
+        return self is Role.PREFILL or self is Role.DECODE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from millstream_server.generation.sampling import Sampling
 from millstream_server.media.items import MediaInput
+from millstream_server.runtime.frozen import dataclass
 from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
 from millstream_server.transfer.ticket import Ticket

@@ -12,9 +12,11 @@ import enum
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Any
+
+from millstream_server.runtime.frozen import dataclass
 
 Check = Callable[[Any], str | None]
 """Returns what is wrong with a value, or None."""

@@ -100,12 +100,12 @@ def check_request(
     if violations := _violations(request, knobs, info, role, paths):
         raise InvalidRequestError.of_all(violations[:MAX_VIOLATIONS])
     at = paths.options
-    missing = tuple(_missing_abilities(request, knobs, info, at))
+    missing = _missing_abilities(request, knobs, info, at)
     if info.refused_fields:
-        missing += tuple(refused_violations(request, info.refused_fields, at))
+        missing += refused_violations(request, info.refused_fields, at)
     if request.prompt.media:
         items = ItemPaths(paths.media)
-        missing += tuple(missing_modalities(request.prompt.media, info.media, items))
+        missing += missing_modalities(request.prompt.media, info.media, items)
     if missing:
         raise UnsupportedFeatureError.of_all(missing[:MAX_VIOLATIONS])
     if request.adapter:
@@ -306,7 +306,7 @@ def _missing_abilities(
     knobs: Sequence[tuple[Knob, Any]],
     info: GeneratorInfo,
     at: str,
-) -> Iterator[FieldViolation]:
+) -> list[FieldViolation]:
     sampling, logprobs = request.sampling, request.logprobs
     wanted = {f"sampling.{knob.name}": knob.ability for knob, _ in knobs if knob.ability}
     if sampling.constraint is not None:
@@ -315,11 +315,15 @@ def _missing_abilities(
         wanted["sampling.logit_bias"] = Ability.LOGIT_BIAS
     if logprobs is not None and logprobs.prompt:
         wanted["logprobs.prompt"] = Ability.PROMPT_LOGPROBS
-    for field, ability in wanted.items():
-        if info.refused_fields.intersection((field, field.partition(".")[0])):
-            continue  # whatever the worker's settings
-        if ability not in info.abilities:
-            yield FieldViolation(at + field, _advice(ability))
+    if not wanted:
+        return []
+    return [
+        FieldViolation(at + field, _advice(ability))
+        for field, ability in wanted.items()
+        if ability not in info.abilities
+        # Those are refused whatever the worker's settings.
+        and not info.refused_fields.intersection((field, field.partition(".")[0]))
+    ]
 
 
 def _advice(ability: Ability) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from millstream_server.processor.media.parts import MediaPart
@@ -13,6 +12,7 @@ from millstream_server.processor.media.uploads import Uploads
 from millstream_server.processor.options import Options
 from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool
 from millstream_server.runtime.errors import Failure, InvalidRequestError, UnavailableError
+from millstream_server.runtime.frozen import dataclass
 
 MAX_WAITING_TURNS = 16
 _HALF_CLOSE_S = 1.0

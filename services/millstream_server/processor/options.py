@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from millstream_server.generation.request import LogprobOptions
+from millstream_server.runtime.frozen import dataclass
 from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from millstream_server.runtime.frozen import dataclass
 from millstream_server.runtime.priority import Priority
 
 

@@ -36,7 +36,6 @@ from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.request_id import check_length
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.worker.generation.session import RequestRunner
 
 log = get_log(__name__)
 
@@ -247,7 +246,7 @@ class CountedTexts:
 
     def __init__(
         self,
-        runner: RequestRunner,
+        runner: TextForwarder,
         unread: UnreadOutput,
         payer: Hashable,
         end_call: Callable[[ServingError], None],

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import enum
 import json
-from dataclasses import dataclass
 from typing import Any
 
 from millstream_server.processor.media.parts import MediaPart
+from millstream_server.runtime.frozen import dataclass
 
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 
