@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -90,13 +88,15 @@ class _Core:
         self._plan = Plan((PlannedLeg(Role.AGGREGATED, view),))
         self._stream = stream
         self._parts = TurnParts(pacer=Pacer(0.05), workers=self)
+        self.front = self
 
     def generate(self, _address: str, request: GenerationRequest, sink: OutputSink) -> OpenRequest:
         return self._stream.start(request, sink)
 
-    @contextlib.contextmanager
-    def call(self) -> Iterator[None]:
-        yield
+    def begin_call(self) -> None:
+        pass
+
+    end_call = begin_call
 
     async def complete(
         self, completion: Any, _caller: object, call: Any, rendering: Rendering

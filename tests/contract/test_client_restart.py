@@ -131,9 +131,13 @@ async def test_a_processor_that_accepts_nothing_gets_nothing_new(
         for front in (first, second):
             track = front.core.work.begin
 
-            def begin(port: int = front.port, track: Callable[[], None] = track) -> None:
+            def begin(
+                on_leaving: Callable[[], None] | None = None,
+                port: int = front.port,
+                track: Callable[..., None] = track,
+            ) -> None:
                 served[port] += 1
-                track()
+                track(on_leaving)
 
             front.core.work.begin = begin  # type: ignore[method-assign]
 

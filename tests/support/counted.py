@@ -65,7 +65,8 @@ def _count_objects(*_: object) -> None:
 def _is_value(cls: type) -> bool:
     """Tell whether an instance never changes."""
     made = getattr(cls, "__dataclass_params__", None)
-    return (made is not None and made.frozen) or issubclass(cls, (tuple, enum.Enum))
+    frozen = made is not None and (made.frozen or made.unsafe_hash)  # see runtime/frozen.py
+    return frozen or issubclass(cls, (tuple, enum.Enum))
 
 
 def _report(content: Any) -> None:

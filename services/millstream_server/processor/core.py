@@ -51,7 +51,7 @@ class ProcessorCore:
         self.front = front
         self.prompts = prompts
         self.media = media
-        self.models, self.work, self.call = front.models, front.work, front.call
+        self.models, self.work = front.models, front.work
         self._parts = parts
 
     async def answer(

@@ -7,8 +7,9 @@ scores use the same one; each ability's own path says what is done in its ``with
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
@@ -32,7 +33,7 @@ from millstream_server.runtime.errors import (
     ServingError,
     UnavailableError,
 )
-from millstream_server.runtime.lifecycle.drain import OpenPiece, OpenWork
+from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.retry_delay import jittered
 from millstream_server.runtime.telemetry import metrics
@@ -96,8 +97,8 @@ class Front:
         self.held_bytes = 0
         self._max_held_bytes = max_held_bytes
 
-    def call(self, on_drain: Callable[[], None] | None = None) -> OpenPiece:
-        """Count a streaming RPC as open during a ``with`` block.
+    def begin_call(self, on_drain: Callable[[], None] | None = None) -> None:
+        """Count an RPC as open until `end_call`.
 
         ``on_drain`` is called if the server begins to shut down.
 
@@ -108,7 +109,24 @@ class Front:
             raise UnavailableError(
                 "this server is shutting down; retry on another one", retry_delay_s=0.1
             )
-        return self.work.track(on_drain)
+        self.work.begin(on_drain)
+
+    def end_call(self, on_drain: Callable[[], None] | None = None) -> None:
+        """Count it as open no more."""
+        self.work.end(on_drain)
+
+    @contextlib.contextmanager
+    def call(self) -> Iterator[None]:
+        """Count an RPC as open during a ``with`` block.
+
+        Raises:
+            UnavailableError: this Processor is shutting down.
+        """
+        self.begin_call()
+        try:
+            yield
+        finally:
+            self.end_call()
 
     def count(self, error: BaseException | None) -> None:
         """Count an end in the load reports, but not what is the client's fault."""

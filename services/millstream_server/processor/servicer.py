@@ -51,48 +51,50 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
             conversation = convert.conversation_from_proto(
                 start, lambda: core.work.refusing, uploads
             )
-            with (
-                contextlib.closing(conversation),
-                core.call(conversation.drain),
-                _Reading(requests, conversation, call),
-            ):
-                while (asked := await conversation.next_turn()) is not None:
-                    if isinstance(asked, DrainNotice):
+            core.front.begin_call(conversation.drain)
+            reading = None
+            try:
+                if call.all_read:  # the client closed its side with its first message, as most do
+                    conversation.close_input()
+                else:
+                    # It runs when this task first waits: by then a short turn is at a worker.
+                    reading = asyncio.ensure_future(_read(requests, conversation))
+                while (said := await conversation.next_turn()) is not None:
+                    if isinstance(said, DrainNotice):
                         await call.write(
                             processor_pb2.ChatResponse(turn=conversation.number, draining=_DRAINING)
                         )
                         continue
-                    turn = await core.answer(
-                        conversation,
-                        asked,
-                        rpc_caller,
-                        call,
-                        responses.Messages(
-                            functools.partial(processor_pb2.ChatResponse, turn=conversation.number),
-                            conversation.take_notice,
-                        ),
+                    messages = responses.Messages(
+                        functools.partial(processor_pb2.ChatResponse, turn=conversation.number),
+                        conversation.take_notice,
                     )
+                    turn = await core.answer(conversation, said, rpc_caller, call, messages)
                     try:
                         await call.send_from(turn)
                     finally:
                         core.end(turn)
                     conversation.ended(turn.first_text, turn.workers)
+            finally:
+                if reading is not None:
+                    reading.cancel()
+                core.front.end_call(conversation.drain)
+                conversation.close()
 
     async def Complete(self, request: processor_pb2.CompleteRequest, call: Call) -> None:
         """Continue a raw prompt."""
         core = self._core
-        with core.call():
+        core.front.begin_call()
+        try:
             completion = convert.completion_from_proto(request)
-            turn = await core.complete(
-                completion,
-                _caller(call),
-                call,
-                responses.Messages(processor_pb2.CompleteResponse),
-            )
+            messages = responses.Messages(processor_pb2.CompleteResponse)
+            turn = await core.complete(completion, _caller(call), call, messages)
             try:
                 await call.send_from(turn)
             finally:
                 core.end(turn)
+        finally:
+            core.front.end_call()
 
     async def Tokenize(
         self, request: processor_pb2.TokenizeRequest, call: Call
@@ -167,36 +169,6 @@ async def _start(
             break
         convert.take_chunk(uploads, request.media_chunk)
     raise InvalidRequestError.of("start", "the first message must be `start`")
-
-
-class _Reading:
-    """Reads the client's later messages during a ``with`` block."""
-
-    __slots__ = ("_call", "_conversation", "_requests", "_task")
-
-    def __init__(
-        self,
-        requests: AsyncIterator[processor_pb2.ChatRequest],
-        conversation: Conversation,
-        call: Call,
-    ) -> None:
-        self._requests = requests
-        self._conversation = conversation
-        self._call = call
-        self._task: asyncio.Future[None] | None = None
-
-    def __enter__(self) -> None:
-        """Start to read, unless the client closed its side with its first message, as most do."""
-        if self._call.all_read:
-            self._conversation.close_input()
-        else:
-            # It runs when this task first waits: by then a short turn has been sent to a worker.
-            self._task = asyncio.ensure_future(_read(self._requests, self._conversation))
-
-    def __exit__(self, *_: object) -> None:
-        """Stop."""
-        if self._task:
-            self._task.cancel()
 
 
 async def _read(

@@ -32,7 +32,7 @@ import pathlib, socket, sys
 if sys.argv[2] == "without torch":
     sys.modules["torch"] = None
 socket.socket.connect = None
-import millstream_server.processor.text.output
+import millstream_server.processor.text.detokenizer
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.text.messages import ChatMessage, ChatRole
 model = TextModel.load(pathlib.Path(sys.argv[1]))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 from millstream_server.runtime.errors import WorkerPausedError
 
@@ -37,24 +37,34 @@ class OpenWork:
         """New work is refused."""
         self.paused = False
         """New work is refused for a while: an operator took the process out of service."""
-        self._told: set[Callable[[], None]] = set()
+        self._told: set[Callable[[], None] | None] = set()
         self._idle = asyncio.Event()
         self._idle.set()
 
-    def begin(self) -> None:
-        """Count one more."""
+    def begin(self, on_leaving: Callable[[], None] | None = None) -> None:
+        """Count one more; call ``on_leaving`` when the shutdown is announced, or was already."""
         self.count += 1
         self._idle.clear()
+        if on_leaving is not None:
+            self._told.add(on_leaving)
+            if self.leaving:
+                on_leaving()
 
-    def end(self) -> None:
-        """Count one less."""
+    def end(self, on_leaving: Callable[[], None] | None = None) -> None:
+        """Count one less, and forget ``on_leaving``."""
+        self._told.discard(on_leaving)
         self.count -= 1
         if not self.count:
             self._idle.set()
 
-    def track(self, on_leaving: Callable[[], None] | None = None) -> OpenPiece:
-        """Count a ``with`` block as one piece of work; for ``on_leaving`` see `when_leaving`."""
-        return OpenPiece(self, on_leaving)
+    @contextlib.contextmanager
+    def track(self) -> Iterator[None]:
+        """Count a ``with`` block as one piece of work."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
 
     def check_in_service(self) -> None:
         """Check that no operator has taken the process out of service.
@@ -89,7 +99,7 @@ class OpenWork:
         ``stop_accepting`` returns when no caller sends new RPCs any more.
         """
         self.leaving = True
-        for callback in list(self._told):
+        for callback in filter(None, list(self._told)):
             callback()
         await asyncio.sleep(propagation_s)
         loop = asyncio.get_running_loop()
@@ -108,27 +118,3 @@ class OpenWork:
                 while self.count:  # work may begin in the loop iteration in which the last ended
                     await self._idle.wait()
         return not self.count
-
-
-class OpenPiece:
-    """One piece of open work: a ``with`` block."""
-
-    __slots__ = ("_forget", "_on_leaving", "_work")
-
-    def __init__(self, work: OpenWork, on_leaving: Callable[[], None] | None) -> None:
-        """Use `OpenWork.track` to make one."""
-        self._work = work
-        self._on_leaving = on_leaving
-        self._forget: Callable[[], None] | None = None
-
-    def __enter__(self) -> None:
-        """Count it."""
-        if self._on_leaving:
-            self._forget = self._work.when_leaving(self._on_leaving)
-        self._work.begin()
-
-    def __exit__(self, *_: object) -> None:
-        """Count it no more."""
-        self._work.end()
-        if self._forget:
-            self._forget()

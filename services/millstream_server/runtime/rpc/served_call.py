@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from millstream_server.runtime.errors import (
     Code,
@@ -15,6 +15,7 @@ from millstream_server.runtime.errors import (
 from millstream_server.runtime.rpc.call import Source
 from millstream_server.runtime.rpc.caller_key import key_of_address
 from millstream_server.runtime.rpc.layer import Visit
+from millstream_server.runtime.rpc.parsing import Malformed
 from millstream_server.runtime.security.certificate_names import CertificateName
 
 Trailers = tuple[tuple[str, str | bytes], ...]
@@ -30,7 +31,16 @@ class ServedCall(ABC):
     A transport adds how messages and statuses are read and sent, and the rest of `Call`.
     """
 
-    __slots__ = ("_caller_key", "_task", "ending", "failure", "method", "trailers", "visits")
+    __slots__ = (
+        "_all_came",
+        "_caller_key",
+        "_task",
+        "ending",
+        "failure",
+        "method",
+        "trailers",
+        "visits",
+    )
 
     END: ClassVar[Any]
     """What `read` returns when the caller has closed its side."""
@@ -44,6 +54,7 @@ class ServedCall(ABC):
         """Make a call of ``method``, its full name."""
         self.method = method
         self.trailers: Trailers = ()
+        self._all_came = False
         self.visits: list[Visit] = []
         """Of the layers that were entered."""
         self.failure: Failure | None = None
@@ -107,6 +118,30 @@ class ServedCall(ABC):
     async def send_from(self, source: Source) -> None:
         """See `Call`; workers' servers have no method that uses it."""
         raise NotImplementedError
+
+    # ---- its requests: no generator, which is one coroutine more per message --------------------
+
+    def __aiter__(self) -> Self:
+        """Iterate over the requests."""
+        return self
+
+    async def __anext__(self) -> Any:
+        """Read a request.
+
+        Raises:
+            ServingError: it does not parse, or a layer refuses it.
+        """
+        if self._all_came:
+            raise StopAsyncIteration
+        message = await self.read()
+        if message is self.END:
+            self._all_came = True
+            raise StopAsyncIteration
+        if message.__class__ is Malformed:
+            raise message.error
+        for visit in self.visits:
+            visit.received(message)
+        return message
 
     # ---- for `serving` ---------------------------------------------------------------------------
 

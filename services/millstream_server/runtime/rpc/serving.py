@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -25,7 +25,7 @@ from millstream_server.runtime.rpc.caller_key import CURRENT_KEY
 from millstream_server.runtime.rpc.first_message import waits_for_first_message
 from millstream_server.runtime.rpc.layer import Layer, Outcome, Visit
 from millstream_server.runtime.rpc.open_calls import OpenCalls
-from millstream_server.runtime.rpc.parsing import Malformed, tolerant
+from millstream_server.runtime.rpc.parsing import tolerant
 from millstream_server.runtime.rpc.request_size import request_limit
 from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall, Trailers
 from millstream_server.runtime.rpc.status import to_trailers
@@ -131,8 +131,7 @@ class Method:
             try:
                 if not begun:
                     self.begin(call)
-                requests = Requests(call, visits)
-                request = await _only(requests) if self.lone else requests
+                request = await _only(call) if self.lone else call
                 if self._sends:
                     await self._servicer(request, call)
                 elif self.response_streaming:
@@ -217,44 +216,7 @@ def _servicer(handler: Handler) -> Callable[..., Any]:
     return servicer
 
 
-class Requests(AsyncIterator[Any]):
-    """The messages of a call, each read on demand. No generator: one coroutine less per message."""
-
-    __slots__ = ("_call", "_end", "_ended", "_read", "_visits")
-
-    def __init__(self, call: ServedCall, visits: Sequence[Visit]) -> None:
-        """Call `Visit.received` of all ``visits`` with each message."""
-        self._call = call
-        self._read: Callable[[], Awaitable[Any]] = call.read
-        self._end = call.END
-        self._visits = visits
-        self._ended = False
-
-    @property
-    def ready(self) -> bool:
-        """Whether a message can be read without waiting."""
-        return self._call.has_request
-
-    async def __anext__(self) -> Any:
-        """Read a message.
-
-        Raises:
-            ServingError: it does not parse, or a layer refuses it.
-        """
-        if self._ended:
-            raise StopAsyncIteration
-        message = await self._read()
-        if message is self._end:
-            self._ended = True
-            raise StopAsyncIteration
-        if message.__class__ is Malformed:
-            raise message.error
-        for visit in self._visits:
-            visit.received(message)
-        return message
-
-
-async def _only(requests: Requests) -> Any:
+async def _only(call: ServedCall) -> Any:
     """Read the one message of a call.
 
     Raises:
@@ -262,10 +224,10 @@ async def _only(requests: Requests) -> Any:
         InvalidRequestError: there is none in time.
     """
     try:
-        if requests.ready:
-            return await anext(requests)
+        if call.has_request:
+            return await anext(call)
         async with asyncio.timeout(_FIRST_MESSAGE_S):
-            return await anext(requests)
+            return await anext(call)
     except TimeoutError:
         raise no_first_message(_FIRST_MESSAGE_S) from None
     except StopAsyncIteration:
