@@ -149,23 +149,9 @@ class Delta:
 class Choice(Leg):
     """One choice: the leg that its tokens come from, and what they become."""
 
-    __slots__ = (
-        "_detokenizer",
-        "_logprobs",
-        "_matched",
-        "_matcher",
-        "_shares",
-        "_show_matched_token",
-        "_texts",
-        "finish_reason",
-        "index",
-        "prompt",
-        "push",
-        "ticket",
-        "token_ids",
-        "unsent",
-        "wants_prompt_logprobs",
-    )
+    __slots__ = ("_detokenizer", "_logprobs", "_matched", "_matcher", "_shares",
+                 "_show_matched_token", "_texts", "finish_reason", "index", "prompt", "push",
+                 "ticket", "token_ids", "unsent", "wants_prompt_logprobs")  # fmt: skip
 
     def __init__(self, turn: Turn, index: int, *, continuation: bool = False) -> None:
         """Make a turn's choice ``index``; ``continuation``: its text continues the prompt's."""

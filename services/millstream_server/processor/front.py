@@ -173,19 +173,8 @@ class FrontRequest:
     `telemetry`, and ends both instead of `end`. All others end in the block.
     """
 
-    __slots__ = (
-        "_admission",
-        "_deadline_s",
-        "_front",
-        "_held_bytes",
-        "_over",
-        "_request_id",
-        "_running",
-        "_span",
-        "_task",
-        "model",
-        "telemetry",
-    )
+    __slots__ = ("_admission", "_deadline_s", "_front", "_held_bytes", "_over", "_request_id",
+                 "_running", "_span", "_task", "model", "telemetry")  # fmt: skip
 
     def __init__(
         self,

@@ -71,41 +71,12 @@ class Turn:
     `over`; `close` always. A `runtime.rpc.call.Source`, and a `links.unread.Gathering`.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_admission",
-        "_call",
-        "_choices",
-        "_closed",
-        "_first_token_sent",
-        "_interval_s",
-        "_legs_open",
-        "_nbytes",
-        "_overflowed",
-        "_parts_left",
-        "_plain",
-        "_plan",
-        "_rendering",
-        "_sent_s",
-        "_starting",
-        "_timer",
-        "_unfinished",
-        "error",
-        "gathers",
-        "longest_interval_s",
-        "media",
-        "options",
-        "outcome",
-        "over",
-        "parts",
-        "payer",
-        "request",
-        "scheduled",
-        "seed",
-        "telemetry",
-        "text_model",
-        "workers",
-    )
+    __slots__ = ("__weakref__", "_admission", "_call", "_choices", "_closed", "_first_token_sent",
+                 "_interval_s", "_legs_open", "_nbytes", "_overflowed", "_parts_left", "_plain",
+                 "_plan", "_rendering", "_sent_s", "_starting", "_timer", "_unfinished", "error",
+                 "gathers", "longest_interval_s", "media", "options", "outcome", "over", "parts",
+                 "payer", "request", "scheduled", "seed", "telemetry", "text_model",
+                 "workers")  # fmt: skip
 
     def __init__(
         self,

@@ -22,19 +22,8 @@ _MOST_FRAME_BYTES = 64 << 10
 class Sender:
     """Sends responses, one at a time: at once, or in parts as the caller makes room."""
 
-    __slots__ = (
-        "_begun",
-        "_connection",
-        "_counted",
-        "_id",
-        "_sent",
-        "_serialize",
-        "_source",
-        "_window",
-        "asked",
-        "queued",
-        "unsent",
-    )
+    __slots__ = ("_begun", "_connection", "_counted", "_id", "_sent", "_serialize", "_source",
+                 "_window", "asked", "queued", "unsent")  # fmt: skip
 
     def __init__(
         self, connection: Carrier, stream_id: int, serialize: Callable[[Any], bytes]
