@@ -41,11 +41,7 @@ class ProcessorCore:
     """The Processor's logic, in plain types; one per process."""
 
     def __init__(
-        self,
-        front: Front,
-        prompts: Prompts,
-        parts: TurnParts,
-        media: ProcessorMedia,
+        self, front: Front, prompts: Prompts, parts: TurnParts, media: ProcessorMedia
     ) -> None:
         """Serve chats and completions on the workers of ``parts``."""
         self.front = front
@@ -71,7 +67,7 @@ class ProcessorCore:
         paths = turn_paths(said.field, options.path)
         with FrontRequest(self.front, Task.CHAT, caller.trace, number=conversation.number) as asked:
             try:
-                served = self._served(conversation.model, "start.model", Task.CHAT, asked)
+                served = asked.find_text(conversation.model, "start.model")
                 await self.prompts.read_grammar(options.sampling)
                 if conversation.has_media:
                     check_options(request_id, options, paths)  # before files are encoded in vain
@@ -80,11 +76,9 @@ class ProcessorCore:
                     conversation.runs(media)
                     prompt = await self._media_prompt(conversation, said, served, media)
                 else:
+                    messages, tools = conversation.messages, conversation.tools
                     _, token_ids = await self.prompts.of_chat(
-                        served.text,
-                        conversation.messages,
-                        conversation.tools,
-                        conversation_paths(said.field),
+                        served.text, messages, tools, conversation_paths(said.field)
                     )
                     prompt = Prompt(token_ids)
                 later_turn = said.options is None and conversation.number > 1
@@ -144,15 +138,11 @@ class ProcessorCore:
         options, text = completion.options, completion.prompt
         paths = completion_paths(options.path, is_text=isinstance(text, str))
         with FrontRequest(self.front, Task.COMPLETE, caller.trace) as asked:
-            served = self._served(completion.model, "model", Task.COMPLETE, asked)
+            served = asked.find_text(completion.model, "model")
             await self.prompts.read_grammar(options.sampling)
-            token_ids = (
-                await self.prompts.tokenize(served.text, text, special_tokens=True)
-                if isinstance(text, str)
-                else text
-            )
-            prompt = Prompt(token_ids)
-            request = request_of(completion.request_id, served, prompt, options, caller)
+            if isinstance(text, str):
+                text = await self.prompts.tokenize(served.text, text, special_tokens=True)
+            request = request_of(completion.request_id, served, Prompt(text), options, caller)
             check(request, options, served, self.front.limits, paths)
             admission = await self._admit(request, options, asked)
         turn = Turn(
@@ -168,11 +158,6 @@ class ProcessorCore:
         )
         self._launch(turn, admission)
         return turn
-
-    def _served(self, model: str, field: str, task: Task, asked: FrontRequest) -> ServedModel:
-        served = self.models.served(model, field, task)
-        asked.known(served.name, served.engine.engine)
-        return served
 
     async def _admit(
         self,
