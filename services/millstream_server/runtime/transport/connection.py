@@ -15,8 +15,8 @@ from millstream_server.runtime.rpc.serving import Method, no_first_message
 from millstream_server.runtime.security.certificate_names import CertificateName
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.transport.ending import Ending
+from millstream_server.runtime.transport.frame_reader import HeaderBlock
 from millstream_server.runtime.transport.h2_state import ServerState
-from millstream_server.runtime.transport.header_block import HeaderBlock
 from millstream_server.runtime.transport.headers import Header
 from millstream_server.runtime.transport.intake import Intake
 from millstream_server.runtime.transport.keepalive import Keepalive
