@@ -279,9 +279,9 @@ async def test_headers_that_wait_for_their_turn_here_are_not_late() -> None:
         await until(lambda: bool(connection._intake._unread))
         connection.h2.reader.feed(frame(Kind.HEADERS, 1, b"")[:5])
         late_s = connection.loop.time() + 60
-        assert not connection._block_is_late(late_s)
+        assert connection.block.age_s(late_s, waits=connection._intake.waits) == 0
         connection._intake._paused = False
-        assert connection._block_is_late(late_s + 60)
+        assert connection.block.age_s(late_s + 60, waits=connection._intake.waits) == 60
         wire.abort()
 
 

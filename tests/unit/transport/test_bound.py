@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream_server.runtime.transport.limits.bound import Bound
+from millstream_server.runtime.transport.limits.bounds import Bound
 
 
 class Connection:
@@ -15,7 +15,7 @@ class Held:
 
     def __init__(self, most: int) -> None:
         self.shed: list[Connection] = []
-        self.bound: Bound[Connection] = Bound(most, self._shed)
+        self.bound: Bound = Bound(most, self._shed)
 
     def _shed(self, connection: Connection) -> bool:
         if not self.bound.of(connection):
@@ -59,7 +59,7 @@ def test_alone_the_caller_pays_itself_and_what_was_given_back_is_forgotten() -> 
 
 
 def test_nothing_to_shed_ends_the_search() -> None:
-    bound: Bound[Connection] = Bound(10, lambda _: False)
+    bound: Bound = Bound(10, lambda _: False)
     bound.add(Connection("a"), 11)
     assert bound.used == 11
 
@@ -73,7 +73,7 @@ def test_without_relief_only_what_is_too_much_is_shed() -> None:
         bound.remove(connection, 1)
         return True
 
-    bound: Bound[Connection] = Bound(4, shed_one, relief=1.0)
+    bound: Bound = Bound(4, shed_one, relief=1.0)
     for _ in range(6):
         bound.add(one, 1)
     assert (len(shed), bound.used) == (2, 4)

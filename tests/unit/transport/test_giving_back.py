@@ -7,6 +7,7 @@ import pytest
 from millstream_server.runtime.transport.limits import bounds as bounds_module
 from millstream_server.runtime.transport.limits.bounds import Bounds
 from millstream_server.runtime.transport.options import TransportOptions
+from millstream_server.runtime.transport.shedding import make_bounds
 
 _MIB = 1 << 20
 
@@ -23,15 +24,15 @@ def trims(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 
 def _bounds() -> Bounds:
-    return Bounds(TransportOptions(max_receive_bytes=4 * _MIB))
+    return make_bounds(TransportOptions(max_receive_bytes=4 * _MIB))
 
 
 def test_when_much_less_is_held(trims: list[None]) -> None:
     bounds, caller = _bounds(), Caller()
-    bounds.received.add(caller, 40 * _MIB)  # type: ignore[arg-type]
+    bounds.received.add(caller, 40 * _MIB)
     bounds.tick()
     assert not trims
-    bounds.received.remove(caller, 39 * _MIB)  # type: ignore[arg-type]
+    bounds.received.remove(caller, 39 * _MIB)
     bounds.tick()
     bounds.tick()
     assert len(trims) == 1

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from millstream_server.runtime.transport.framing import MessageReader, prefix
-from millstream_server.runtime.transport.inbox import Inbox
-from millstream_server.runtime.transport.limits.bound import Bound
+from millstream_server.runtime.transport.inbox import Inbox, prefix
+from millstream_server.runtime.transport.limits.bounds import Bound
 
 
 @dataclass
 class Bounds:
-    received: Bound[Any] = field(default_factory=lambda: Bound(1 << 30, lambda _: False))
+    received: Bound = field(default_factory=lambda: Bound(1 << 30, lambda _: False))
 
 
 @dataclass(eq=False)
@@ -23,8 +22,8 @@ class Connection:
 
 def test_many_small_messages_count_as_what_they_take() -> None:
     connection: Any = Connection()
-    inbox = Inbox(connection, MessageReader(b"identity", 1000))
-    assert inbox.feed((prefix(0, 2) + b"ab") * 9000)
+    inbox = Inbox(connection, 1, b"identity", 1000)
+    assert inbox.feed((prefix(0, 2) + b"ab") * 9000, 0)
     inbox.count()
     assert connection.bounds.received.used == inbox.held_bytes > 9000 * 50
     while inbox:

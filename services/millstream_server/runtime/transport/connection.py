@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from h2.errors import ErrorCodes
 
 from millstream_server.runtime.rpc.caller_key import key_of_address
-from millstream_server.runtime.rpc.serving import no_first_message
+from millstream_server.runtime.rpc.serving import Method, no_first_message
 from millstream_server.runtime.security.certificate_names import CertificateName
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.transport.ending import Ending
-from millstream_server.runtime.transport.frames import take_frame
+from millstream_server.runtime.transport.frame_reader import HeaderBlock
 from millstream_server.runtime.transport.h2_state import ServerState
 from millstream_server.runtime.transport.headers import Header
 from millstream_server.runtime.transport.intake import Intake
 from millstream_server.runtime.transport.keepalive import Keepalive
+from millstream_server.runtime.transport.limits.bounds import Bounds
 from millstream_server.runtime.transport.limits.fair_bound import Place
 from millstream_server.runtime.transport.limits.rate_limit import RateLimit
 from millstream_server.runtime.transport.limits.work import STREAM_S, Work
+from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.outbox import Outbox
-from millstream_server.runtime.transport.parts import ServerParts
 from millstream_server.runtime.transport.ports.peer import certificate_names, peer_name
+from millstream_server.runtime.transport.ports.probes import States
 from millstream_server.runtime.transport.stream import Stream
 
 log = get_log(__name__)
@@ -32,6 +35,22 @@ log = get_log(__name__)
 _KEEPALIVE_PING = b"millping"
 _LINGER_S = 2.0
 """Longest wait until a caller has read the last bytes of a connection that ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerParts:
+    """Given to each connection."""
+
+    find: Callable[[str], Method]
+    """Returns the method of a path."""
+    options: TransportOptions
+    bounds: Bounds
+    states: States
+    """For HTTP probes."""
+    take_frame: Callable[[Connection, bytes], bool]
+    """`frames.take_frame`: takes bytes, and acts on one frame."""
+    opened: Callable[[Connection], None]
+    closed: Callable[[Connection], None]
 
 
 class Connection(asyncio.Protocol):
@@ -56,23 +75,19 @@ class Connection(asyncio.Protocol):
         """RPCs whose first message has not come, the oldest first."""
         self.speaks = False
         """The last that was heard of its RPCs is a message, not that one ended without."""
-        work, handle = Work(parts.bounds.work, now_s), partial(take_frame, self)
+        work, handle = Work(parts.bounds.work, now_s), partial(parts.take_frame, self)
         self._intake = Intake(self.loop, work, handle, self._start, self._goes_last)
         self.resets = RateLimit(options.max_resets, options.resets_per_s, now_s)
         self.ending = Ending(options, self.h2, self.out, now_s)
         self._place = place
         place.give_up = self._give_up
         self._transport: Any = None
-        self._stuck_bytes = 0
+        self.stuck_bytes = 0
         """In the socket's buffer while it is full."""
         self._begun: list[Stream] = []
         self.work_begun_s = 0.0
         """About what requests will take whose messages have come in this slice."""
-        self._block = 0
-        self._block_since_s = now_s
-        """The header block that has begun, by its number, and since when."""
-        self.block_bytes = 0
-        """What it holds, as counted among all that is received."""
+        self.block = HeaderBlock(self.h2.reader, parts.bounds.received, now_s)
         self._ended = False
 
     # ---- the socket ------------------------------------------------------------------------------
@@ -107,31 +122,22 @@ class Connection(asyncio.Protocol):
             if not stream.over:
                 stream.start()
         self.out.collect()
-        self._count_block()
+        self.block.count(self)
         return len(begun) * STREAM_S + work_s
 
     def pause_writing(self) -> None:
         """Note that the socket's buffer is full: it counts as unsent, like responses that wait."""
         self.out.pause()
-        self._stuck_bytes = self._transport.get_write_buffer_size()
-        self.bounds.unsent.add(self, self._stuck_bytes)
+        self.stuck_bytes = self._transport.get_write_buffer_size()
+        self.bounds.unsent.add(self, self.stuck_bytes)
 
     def resume_writing(self) -> None:
         """Note that it has room."""
         self._unstuck()
         self.out.resume()
 
-    def _count_block(self) -> None:
-        more = self.h2.reader.block_bytes - self.block_bytes
-        if more:
-            self.block_bytes += more
-            if more > 0:
-                self.bounds.received.add(self, more)
-            else:
-                self.bounds.received.remove(self, -more)
-
     def _unstuck(self) -> None:
-        stuck, self._stuck_bytes = self._stuck_bytes, 0
+        stuck, self.stuck_bytes = self.stuck_bytes, 0
         self.bounds.unsent.remove(self, stuck)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -140,8 +146,7 @@ class Connection(asyncio.Protocol):
         for stream in list(self.streams.values()):
             stream.lost()
         self._unstuck()
-        self.bounds.received.remove(self, self.block_bytes)
-        self.block_bytes = 0
+        self.block.drop(self)
         self.out.close()
         self._intake.stop()
         self.h2.release()
@@ -162,11 +167,6 @@ class Connection(asyncio.Protocol):
         # A caller that doesn't read what is left would keep it open.
         self.loop.call_later(_LINGER_S, self._transport.abort)
 
-    @property
-    def is_stuck(self) -> bool:
-        """Whether its caller reads nothing now."""
-        return bool(self._stuck_bytes)
-
     def abort(self) -> None:
         """Close at once."""
         self._ended = True
@@ -174,7 +174,7 @@ class Connection(asyncio.Protocol):
         self._intake.stop()
         self._transport.abort()
 
-    # ---- for streams -----------------------------------------------------------------------------
+    # ---- for streams: see `Carrier` --------------------------------------------------------------
 
     def send_headers(self, stream_id: int, headers: Sequence[Header], *, end: bool) -> None:
         """Send headers or, with ``end``, trailers; then the stream is over on both sides."""
@@ -186,17 +186,38 @@ class Connection(asyncio.Protocol):
             self.h2.ask_for_no_more(stream_id)
         self.out.collect()
 
-    def reset(self, stream: Stream, code: ErrorCodes) -> None:
+    def reset(self, stream_id: int, code: ErrorCodes) -> None:
         """End a stream without a status."""
-        if not self._ended and self.h2.can_send(stream.id):
-            self.h2.reset_stream(stream.id, code)
+        if not self._ended and self.h2.can_send(stream_id):
+            self.h2.reset_stream(stream_id, code)
             self.out.collect()
 
-    def credit(self, stream: Stream, nbytes: int) -> None:
-        """Let a caller send more on a stream."""
-        if nbytes and not self._ended and self.h2.can_send(stream.id):
-            self.h2.increment_flow_control_window(nbytes, stream.id)
+    def credit(self, stream_id: int, nbytes: int) -> None:
+        """Let the caller send more on a stream."""
+        if nbytes and not self._ended and self.h2.can_send(stream_id):
+            self.h2.increment_flow_control_window(nbytes, stream_id)
             self.out.collect()
+
+    def awaits_message(self, stream_id: int) -> None:
+        """Watch that an RPC's first message comes in time."""
+        self.silent[stream_id] = self.streams[stream_id]
+        self.bounds.silent.add(self, 1)
+
+    def heard(self, stream_id: int, *, message: bool) -> None:
+        """Note that an RPC's first message has come; not ``message``: it has ended without."""
+        self.speaks = message
+        if self.silent.pop(stream_id, None) is not None:
+            self.bounds.silent.remove(self, 1)
+
+    def over(self, stream_id: int) -> None:
+        """Forget an RPC that is over."""
+        if self.streams.pop(stream_id, None) is not None:
+            self.bounds.streams.remove(self, 1)
+            if not self.streams:
+                self._place.rest()
+        if self.silent.pop(stream_id, None) is not None:
+            self.bounds.silent.remove(self, 1)
+        self.end_if_unused()
 
     def add(self, stream: Stream) -> None:
         """Take a stream that has begun; it starts when the bytes that came with it are read."""
@@ -205,15 +226,6 @@ class Connection(asyncio.Protocol):
         self.streams[stream.id] = stream
         self._begun.append(stream)
         self.bounds.streams.add(self, 1)
-
-    def over(self, stream: Stream) -> None:
-        """Forget a stream that is over."""
-        if self.streams.pop(stream.id, None) is not None:
-            self.bounds.streams.remove(self, 1)
-            if not self.streams:
-                self._place.rest()
-        self.heard(stream)
-        self.end_if_unused()
 
     # ---- the end ---------------------------------------------------------------------------------
 
@@ -229,19 +241,12 @@ class Connection(asyncio.Protocol):
 
     def _give_up(self) -> None:
         """End it, since connections are short and it has no RPCs; one that comes now is retried."""
-        self.ending.refuse_new(why="too many connections")
-        self.end()
+        self.fail(ErrorCodes.NO_ERROR, "too many connections")
 
     def enhance_your_calm(self, why: str) -> None:
         """End it, since its caller sends too much."""
         log.debug("connection ended", peer=self.peer, why=why)
         self.fail(ErrorCodes.ENHANCE_YOUR_CALM, why)
-
-    def drop_block(self) -> None:
-        """End it for headers that haven't come whole, when all hold too much."""
-        self.bounds.received.remove(self, self.block_bytes)
-        self.block_bytes = 0
-        self.enhance_your_calm("too many headers of all callers haven't come whole")
 
     def fail(self, code: ErrorCodes, why: str) -> None:
         """End it with a GOAWAY that says why."""
@@ -259,7 +264,7 @@ class Connection(asyncio.Protocol):
             self.h2.ping(_KEEPALIVE_PING)
             self.out.collect()
         self._end_silent(now_s)
-        if self._block_is_late(now_s):
+        if self.block.age_s(now_s, waits=self._intake.waits) > self.options.headers_s:
             self.enhance_your_calm("a header block that doesn't come whole")
         elif self.ending.tick(now_s):
             self.end()
@@ -272,30 +277,9 @@ class Connection(asyncio.Protocol):
         """Return whether a new RPC may begin here."""
         return self.ending.takes(stream_id) and len(self.streams) < self.options.max_streams
 
-    def awaits_message(self, stream: Stream) -> None:
-        """Watch that an RPC's first message comes in time."""
-        self.silent[stream.id] = stream
-        self.bounds.silent.add(self, 1)
-
-    def heard(self, stream: Stream) -> None:
-        """Note that an RPC's first message has come, or that it is over."""
-        self.speaks = stream.got_message
-        if self.silent.pop(stream.id, None) is not None:
-            self.bounds.silent.remove(self, 1)
-
     def _goes_last(self) -> bool:
         # One may be silent: its message is often among the bytes that wait.
         return len(self.silent) > 1 or not self.speaks
-
-    def _block_is_late(self, now_s: float) -> bool:
-        """Return whether a header block has begun and not come whole in time.
-
-        While its bytes wait for their turn here, they may be whole: that is no delay of the caller.
-        """
-        reader = self.h2.reader
-        if not reader.in_block or reader.blocks != self._block or self._intake.waits:
-            self._block, self._block_since_s = reader.blocks, now_s
-        return now_s - self._block_since_s > self.options.headers_s
 
     def _end_silent(self, now_s: float) -> None:
         for stream in list(self.silent.values()):
@@ -303,4 +287,3 @@ class Connection(asyncio.Protocol):
             if limit_s is not None and now_s - stream.begun_s < limit_s:
                 continue  # another method's limit may be shorter
             stream.fail(no_first_message(limit_s or 0.0))
-            self.heard(stream)

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from h2 import events
 from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
+from millstream_server.runtime.errors import Code
 from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.transport.connection import Connection
 from millstream_server.runtime.transport.ending import DRAIN_PING
-from millstream_server.runtime.transport.headers import MalformedError, check_trailers
-from millstream_server.runtime.transport.requests import open_stream
-
-if TYPE_CHECKING:
-    from millstream_server.runtime.transport.connection import Connection
+from millstream_server.runtime.transport.headers import (
+    ACCEPTED_ENCODINGS,
+    RESPONSE,
+    BadHeadersError,
+    Header,
+    MalformedError,
+    NotGrpcError,
+    RequestHead,
+    check_trailers,
+    read_head,
+    status_headers,
+)
+from millstream_server.runtime.transport.inbox import is_known_encoding
+from millstream_server.runtime.transport.ports.probes import refusal, respond
+from millstream_server.runtime.transport.stream import Stream
 
 log = get_log(__name__)
 
@@ -56,9 +68,55 @@ def _take_next(connection: Connection) -> bool:
 
 
 def _request(connection: Connection, event: events.RequestReceived) -> None:
-    stream = open_stream(connection, event)
-    if stream is not None:
-        connection.add(stream)
+    """Begin the RPC of a request, or refuse it."""
+    stream_id = event.stream_id
+    if not connection.h2.can_send(stream_id):
+        return  # reset by bytes that came with it
+    if not connection.takes(stream_id):
+        connection.h2.reset_stream(stream_id, ErrorCodes.REFUSED_STREAM)
+        return
+    head = _head(connection, event)
+    if head is None:
+        return
+    if not is_known_encoding(head.encoding):
+        headers = status_headers(Code.UNIMPLEMENTED, "unknown grpc-encoding", ())
+        headers.append((b"grpc-accept-encoding", ACCEPTED_ENCODINGS))
+        _refuse(connection, stream_id, headers)
+        return
+    connection.add(Stream(connection, stream_id, head, connection.parts.find(head.path)))
+
+
+def _head(connection: Connection, event: events.RequestReceived) -> RequestHead | None:
+    """Return the headers of an RPC; None: they were refused."""
+    try:
+        return read_head(event.headers, connection.options.max_metadata_bytes)
+    except MalformedError:
+        connection.h2.reset_stream(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
+    except NotGrpcError as error:
+        _answer_http(connection, event.stream_id, error)
+    except BadHeadersError as error:
+        _refuse(connection, event.stream_id, status_headers(error.status, error.message, ()))
+    return None
+
+
+def _refuse(connection: Connection, stream_id: int, headers: Sequence[Header]) -> None:
+    connection.h2.send_headers(stream_id, [*RESPONSE[:2], *headers], end_stream=True)
+    connection.h2.ask_for_no_more(stream_id)
+
+
+def _answer_http(connection: Connection, stream_id: int, error: NotGrpcError) -> None:
+    if error.reads:
+        response = respond(error.method, error.path, "", connection.parts.states)
+    else:
+        response = refusal(error.http_status, str(error))
+    headers = [(b":status", b"%d" % response.status)]
+    headers += [(name.encode(), value.encode()) for name, value in response.headers]
+    h2, body = connection.h2, b"" if error.method == "HEAD" else response.body
+    fits = 0 < len(body) <= h2.local_flow_control_window(stream_id)
+    h2.send_headers(stream_id, headers, end_stream=not fits)
+    if fits:
+        h2.send_data(stream_id, body, end_stream=True)
+    connection.h2.ask_for_no_more(stream_id)
 
 
 def _data(connection: Connection, event: events.DataReceived) -> None:
@@ -76,7 +134,7 @@ def _trailers(connection: Connection, event: events.TrailersReceived) -> None:
     try:
         check_trailers(event.headers, connection.options.max_metadata_bytes)
     except MalformedError:
-        connection.reset(stream, ErrorCodes.PROTOCOL_ERROR)
+        connection.reset(stream.id, ErrorCodes.PROTOCOL_ERROR)
         stream.lost()
 
 

@@ -1,16 +1,30 @@
-"""What one RPC's caller has sent and its handler hasn't read, counted in the bound of all."""
+"""What one RPC's caller has sent: bytes to gRPC's messages, which wait for the handler.
+
+A message has a flag (1: compressed) and a length of four bytes in front.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import struct
+import zlib
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from millstream_server.runtime.errors import Failure
-from millstream_server.runtime.transport.framing import MessageReader
+from millstream_server.runtime.errors import (
+    Code,
+    Failure,
+    MalformedMessageError,
+    StatusError,
+)
+from millstream_server.runtime.transport.carrier import Carrier
+from millstream_server.runtime.transport.h2_state import WINDOW_BYTES
 
-if TYPE_CHECKING:
-    from millstream_server.runtime.transport.connection import Connection
-
+_PREFIX = struct.Struct(">BI")
+PREFIX_BYTES = _PREFIX.size
+prefix: Callable[[int, int], bytes] = _PREFIX.pack
+"""Makes a message's prefix of its flag and its length."""
+_WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 _NOT_COUNTED_BYTES = 1024
 """Single small requests aren't worth it."""
 _MESSAGE_BYTES = 64
@@ -18,18 +32,30 @@ _MESSAGE_BYTES = 64
 
 
 class Inbox:
-    """Messages that wait for the handler, and the one that isn't complete."""
+    """Messages that wait for the handler, and the one begun; counted in the bound of all."""
 
-    __slots__ = ("_connection", "_counted", "_message_bytes", "_messages", "_reader")
+    __slots__ = ("_buffer", "_carrier", "_compressed", "_counted", "_encoding", "_id",
+                 "_message_bytes", "_messages", "_missing", "_most", "_uncredited",
+                 "_woken")  # fmt: skip
 
-    def __init__(self, connection: Connection, reader: MessageReader) -> None:
-        """Count for ``connection`` what ``reader`` makes of its bytes."""
-        self._connection = connection
-        self._reader = reader
+    def __init__(self, carrier: Carrier, stream_id: int, encoding: bytes, max_bytes: int) -> None:
+        """Take messages of up to ``max_bytes``, unpacked, compressed by ``encoding``."""
+        self._carrier = carrier
+        self._id = stream_id
+        self._encoding = encoding
+        self._most = max_bytes
         self._messages: deque[bytes | Failure] = deque()
         self._message_bytes = 0
         self._counted = 0
         """How much of it is counted in the bound of all."""
+        self._buffer = bytearray()
+        """Of the message begun, or of its prefix."""
+        self._missing = -1
+        """Bytes that the message begun still lacks; -1: its prefix isn't complete."""
+        self._compressed = 0
+        self._uncredited = 0
+        """Bytes received for which the caller got no credit yet."""
+        self._woken: asyncio.Future[None] | None = None
 
     def __bool__(self) -> bool:
         """Whether something waits for the handler."""
@@ -38,30 +64,77 @@ class Inbox:
     @property
     def held_bytes(self) -> int:
         """Bytes that it takes."""
-        overhead = _MESSAGE_BYTES * len(self._messages)
-        return self._message_bytes + overhead + self._reader.buffered
+        return self._message_bytes + _MESSAGE_BYTES * len(self._messages) + len(self._buffer)
 
-    @property
-    def missing(self) -> int:
-        """Bytes that the message begun still lacks; 0 where that isn't known."""
-        return self._reader.missing
+    def feed(self, data: bytes, nbytes: int) -> int:
+        """Take bytes that used ``nbytes`` of the window; return how many messages they complete.
 
-    def feed(self, data: bytes) -> int:
-        """Take bytes; return how many messages they complete. Call `count` when that is settled.
+        Call `count` and `credit` when that is settled.
 
         Raises:
             ServingError: a message is too large or can't be unpacked.
             StatusError: likewise.
         """
-        messages = self._reader.feed(data)
-        self._messages += messages
-        self._message_bytes += sum(map(len, messages))
-        return len(messages)
+        self._uncredited += nbytes
+        completed, at, end = 0, 0, len(data)
+        while at < end:
+            if self._missing < 0:
+                at = self._read_prefix(data, at)
+                if self._missing < 0:
+                    break
+                if self._missing:
+                    continue
+            if not self._buffer and end - at >= self._missing:  # the usual case: no copy more
+                message = data[at : at + self._missing]
+                at += self._missing
+            else:
+                taken = data[at : at + self._missing]
+                self._buffer += taken
+                at += len(taken)
+                self._missing -= len(taken)
+                if self._missing:
+                    break
+                message = bytes(self._buffer)
+                self._buffer.clear()
+            self._missing = -1
+            if self._compressed:
+                message = _unpacked(message, self._encoding, self._most)
+            self._messages.append(message)
+            self._message_bytes += len(message)
+            completed += 1
+        return completed
 
-    def end(self, error: Failure) -> None:
-        """Note that no more comes; ``error`` is read last if a message is incomplete."""
-        if self._reader.incomplete:
-            self._messages.append(error)
+    def _read_prefix(self, data: bytes, at: int) -> int:
+        """Read a prefix, or what there is of it; return where the message begins."""
+        if not self._buffer and len(data) - at >= PREFIX_BYTES:
+            head = data[at : at + PREFIX_BYTES]
+            at += PREFIX_BYTES
+        else:
+            taken = data[at : at + PREFIX_BYTES - len(self._buffer)]
+            self._buffer += taken
+            at += len(taken)
+            if len(self._buffer) < PREFIX_BYTES:
+                return at
+            head = bytes(self._buffer)
+            self._buffer.clear()
+        self._compressed, nbytes = _PREFIX.unpack(head)
+        if nbytes > self._most:
+            raise _too_large(f"a message of {nbytes} bytes", self._most)
+        if self._compressed and (self._compressed > 1 or self._encoding not in _WINDOW_BITS):
+            raise StatusError(  # the code that gRPC's compression.md asks for
+                Code.INTERNAL,
+                f"a message has the compressed flag {self._compressed}, "
+                f"and the headers the grpc-encoding {self._encoding.decode(errors='replace')}",
+            )
+        self._missing = nbytes
+        return at
+
+    def end(self) -> None:
+        """Note that no more comes: a message that is incomplete is read last, as an error."""
+        if self._buffer or self._missing >= 0:
+            self._messages.append(
+                MalformedMessageError("the request ends in the middle of a message")
+            )
 
     def take(self) -> bytes:
         """Return the next message.
@@ -76,11 +149,29 @@ class Inbox:
         self.count()
         return message
 
+    def woken(self) -> asyncio.Future[None]:
+        """Return a future that is done when `wake` is called."""
+        self._woken = self._carrier.loop.create_future()
+        return self._woken
+
+    def wake(self) -> None:
+        """Let the handler look again: a message has come, or the end."""
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
+
+    def credit(self) -> None:
+        """Let the caller send the rest of the message begun, or more if all was read."""
+        if self._messages:
+            return  # later, when the handler has read it
+        if self._uncredited >= WINDOW_BYTES // 2 or self._missing > 0:
+            credit, self._uncredited = self._uncredited, 0
+            self._carrier.credit(self._id, credit)
+
     def drop(self) -> None:
         """Forget what is there; nothing may be fed afterwards."""
         self._messages.clear()
         self._message_bytes = 0
-        self._reader.drop()
+        self._buffer = bytearray()
         self.count()
 
     def count(self) -> None:
@@ -91,8 +182,36 @@ class Inbox:
         if (more := held - self._counted) == 0:
             return
         self._counted = held
-        received = self._connection.bounds.received
+        received = self._carrier.bounds.received
         if more > 0:
-            received.add(self._connection, more)
+            received.add(self._carrier, more)
         else:
-            received.remove(self._connection, -more)
+            received.remove(self._carrier, -more)
+
+
+def is_known_encoding(encoding: bytes) -> bool:
+    """Return whether messages compressed like this can be read."""
+    return encoding == b"identity" or encoding in _WINDOW_BITS
+
+
+def _unpacked(message: bytes, encoding: bytes, most: int) -> bytes:
+    unpacker = zlib.decompressobj(_WINDOW_BITS[encoding])
+    try:
+        found = unpacker.decompress(message, most + 1)
+    except zlib.error:
+        raise MalformedMessageError("a compressed message can't be unpacked") from None
+    if len(found) > most:
+        raise _too_large("a compressed message", most)
+    if not unpacker.eof:
+        raise MalformedMessageError("a compressed message is cut short")
+    if unpacker.unused_data:
+        raise MalformedMessageError("a compressed message has more behind its end")
+    return found
+
+
+def _too_large(what: str, most: int) -> StatusError:
+    """Make the error of a message above the limit."""
+    return StatusError(
+        Code.RESOURCE_EXHAUSTED,
+        f"{what} is larger than max, the {most} bytes that this server takes; send less at once",
+    )

@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from struct import Struct
-from typing import TYPE_CHECKING
 
-from millstream_server.runtime.transport.framing import PREFIX_BYTES, prefix
+from millstream_server.runtime.transport.carrier import Carrier
 from millstream_server.runtime.transport.headers import RESPONSE, Header
-
-if TYPE_CHECKING:
-    from millstream_server.runtime.transport.connection import Connection
+from millstream_server.runtime.transport.inbox import PREFIX_BYTES, prefix
 
 _DATA = Struct(">HBBBIBI").pack
 """A DATA frame's head with a message's prefix: length (24 bits), type 0, flags 0, stream; flag 0,
@@ -25,7 +22,7 @@ class Sender:
 
     __slots__ = ("_begun", "_connection", "_counted", "_id", "_sent", "_window", "queued", "unsent")
 
-    def __init__(self, connection: Connection, stream_id: int) -> None:
+    def __init__(self, connection: Carrier, stream_id: int) -> None:
         """Send on a stream that is open."""
         self._connection = connection
         self._id = stream_id

@@ -11,13 +11,13 @@ from millstream_server.runtime.rpc.health import Health
 from millstream_server.runtime.rpc.methods import MethodTable
 from millstream_server.runtime.rpc.serving import Handler, Rpcs
 from millstream_server.runtime.security.tls import ServerTls
-from millstream_server.runtime.transport.connection import Connection
-from millstream_server.runtime.transport.limits.bounds import Bounds
+from millstream_server.runtime.transport.connection import Connection, ServerParts
+from millstream_server.runtime.transport.frames import take_frame
 from millstream_server.runtime.transport.limits.fair_bound import Place
 from millstream_server.runtime.transport.options import TransportOptions
-from millstream_server.runtime.transport.parts import ServerParts
 from millstream_server.runtime.transport.ports.listener import Listener
 from millstream_server.runtime.transport.ports.probes import States
+from millstream_server.runtime.transport.shedding import make_bounds
 
 _TICK_S = 1.0
 _SEEN_PAUSE_S = 0.01
@@ -40,13 +40,14 @@ class H2Server:
         """
         self._methods = MethodTable(rpcs)
         self._connections: set[Connection] = set()
-        self._bounds = Bounds(options)
+        self._bounds = make_bounds(options)
         self._listener = Listener(self._make, states, options)
         self._parts = ServerParts(
             find=self._methods.find,
             options=options,
             bounds=self._bounds,
             states=states,
+            take_frame=take_frame,
             opened=self._connections.add,
             closed=self._forget,
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import enum
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from h2.errors import ErrorCodes
 
@@ -18,18 +19,15 @@ from millstream_server.runtime.errors import (
     StatusError,
 )
 from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall, Trailers
+from millstream_server.runtime.rpc.serving import Method
 from millstream_server.runtime.rpc.status import to_trailers
+from millstream_server.runtime.security.certificate_names import CertificateName
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.runtime.transport.framing import MessageReader
-from millstream_server.runtime.transport.h2_state import WINDOW_BYTES
+from millstream_server.runtime.transport.carrier import Carrier
 from millstream_server.runtime.transport.headers import RequestHead, status_headers
 from millstream_server.runtime.transport.inbox import Inbox
 from millstream_server.runtime.transport.limits.work import MESSAGE_S, REQUEST_S
 from millstream_server.runtime.transport.sender import Sender
-
-if TYPE_CHECKING:
-    from millstream_server.runtime.rpc.serving import Method
-    from millstream_server.runtime.transport.connection import Connection
 
 log = get_log(__name__)
 
@@ -38,265 +36,240 @@ _TWO_MESSAGES = (
 )
 
 
-class Stream(ServedCall):
-    """A `Call` on an HTTP/2 stream. All calls come from the event loop's thread."""
+class Life(enum.Enum):
+    """How far an RPC is."""
 
-    __slots__ = (
-        "_connection",
-        "_context",
-        "_deadline_s",
-        "_inbox",
-        "_method",
-        "_reading",
-        "_timer",
-        "_uncredited",
-        "_waiting",
-        "begun_s",
-        "caller_key",
-        "client_done",
-        "got_message",
-        "head",
-        "id",
-        "over",
-        "sender",
-    )
+    NEW = enum.auto()
+    """Its first frames are being taken."""
+    WAITS = enum.auto()
+    """The layers are entered; a task follows with its first message or the end of its requests."""
+    SERVED = enum.auto()
+    """A task runs its handler."""
+    OVER = enum.auto()
+    """The status was sent, or the stream was reset: nothing can be sent any more. A task that still
+    runs is cancelled, or about to end."""
+
+
+class Came(enum.Enum):
+    """What has come of an RPC's requests."""
+
+    NOTHING = enum.auto()
+    MESSAGES = enum.auto()
+    ALL = enum.auto()
+    """The caller has closed its side, or nothing after it is taken."""
+
+
+class Stream(ServedCall):
+    """A `Call` on an HTTP/2 stream. All calls come from the event loop's thread.
+
+    It ends in one of two ways: its handler does (`complete`, `abort`), or it is cut: by `fail`,
+    which a handler learns first, and by the caller's deadline or because the caller has gone.
+    """
+
+    __slots__ = ("_came", "_carrier", "_context", "_deadline_s", "_life", "_method", "_timeout_s",
+                 "_timer", "begun_s", "caller_key", "certificate_names", "id", "inbox", "limit_s",
+                 "metadata", "peer", "sender")  # fmt: skip
 
     END: ClassVar[Any] = object()
 
-    def __init__(
-        self, connection: Connection, stream_id: int, head: RequestHead, method: Method
-    ) -> None:
+    metadata: Sequence[tuple[str, str | bytes]]
+    peer: str
+    certificate_names: Sequence[CertificateName] | None
+
+    def __init__(self, carrier: Carrier, stream_id: int, head: RequestHead, method: Method) -> None:
         """Serve an RPC of ``method``; `start` it when its first frames have been taken."""
         super().__init__(head.path)
         self.id = stream_id
-        self.head = head
-        self.caller_key = connection.caller_key
-        self.begun_s = connection.loop.time()
-        self.client_done = False
-        """The caller has closed its side."""
-        self.got_message = False
-        self.over = False
-        """The status was sent or the stream was reset: nothing can be sent any more."""
-        self.sender = Sender(connection, stream_id)
-        self._connection = connection
+        self.metadata = head.metadata
+        self.peer = carrier.peer
+        self.caller_key = carrier.caller_key
+        self.certificate_names = carrier.certificate_names
+        self.begun_s = carrier.loop.time()
+        self.limit_s = method.first_message_s or carrier.options.first_message_s
+        """Longest wait for its first message; None: for ever."""
+        most = method.max_request_bytes or carrier.options.max_receive_bytes
+        self.inbox = Inbox(carrier, stream_id, head.encoding, most)
+        self.sender = Sender(carrier, stream_id)
+        self._life = Life.NEW
+        self._came = Came.NOTHING
+        self._carrier = carrier
         self._method = method
-        most = method.max_request_bytes or connection.options.max_receive_bytes
-        self._inbox = Inbox(connection, MessageReader(head.encoding, most))
-        self._uncredited = 0
-        """Bytes received for which the caller got no credit yet."""
-        self._reading: asyncio.Future[None] | None = None
+        self._timeout_s = head.timeout_s
         self._deadline_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._context = contextvars.copy_context()
         """What layers set is for this RPC only."""
-        self._waiting = False
-        """It has begun, and gets a task when its first message or the end of its requests comes."""
-
-    # ---- `Call` ----------------------------------------------------------------------------------
-
-    @property
-    def metadata(self) -> Sequence[tuple[str, str | bytes]]:
-        """See `Call`."""
-        return self.head.metadata
-
-    @property
-    def peer(self) -> str:
-        """See `Call`."""
-        return self._connection.peer
-
-    @property
-    def certificate_names(self) -> Any:
-        """See `Call`."""
-        return self._connection.certificate_names
 
     @property
     def time_left_s(self) -> float | None:
         """See `Call`."""
         if self._deadline_s is None:
             return None
-        return max(0.0, self._deadline_s - self._connection.loop.time())
+        return max(0.0, self._deadline_s - self._carrier.loop.time())
 
     @property
-    def all_read(self) -> bool:
-        """See `Call`."""
-        return self.client_done and not self._inbox
-
-    @property
-    def limit_s(self) -> float | None:
-        """Longest wait for its first message; None: for ever."""
-        return self._method.first_message_s or self._connection.options.first_message_s
+    def over(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self._life is Life.OVER
 
     # ---- its life --------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin it; serve it, but see `Method.waits`."""
-        if (timeout_s := self.head.timeout_s) is not None:
-            self._deadline_s = self.begun_s + timeout_s
-            loop = self._connection.loop
-            self._timer = loop.call_later(timeout_s, self._deadline_passed)
-        self._waiting = True
+        if self._timeout_s is not None:
+            self._deadline_s = self.begun_s + self._timeout_s
+            self._timer = self._carrier.loop.call_later(self._timeout_s, self._deadline_passed)
+        self._life = Life.WAITS
         try:
             self._context.run(self._method.begin, self)
         except Exception as error:  # noqa: BLE001 - it becomes the status
-            self._give_up(error)
+            self._cut(error)
             return
-        heard = self.got_message or self.client_done
-        if heard or not self._method.waits:
+        if self._came is not Came.NOTHING:
             self._serve()
-        if not heard and self.limit_s is not None:
-            self._connection.awaits_message(self)
+            return
+        if not self._method.waits:
+            self._serve()
+        if self.limit_s is not None:
+            self._carrier.awaits_message(self.id)
 
     def _serve(self) -> None:
-        self._waiting = False
+        self._life = Life.SERVED
         serving = self._method.serve(self, begun=True)
-        self._task = self._connection.loop.create_task(serving, context=self._context)
+        self._task = self._carrier.loop.create_task(serving, context=self._context)
         self._task.add_done_callback(self._served)
 
-    def _give_up(self, error: BaseException) -> None:
-        """End it without having served it."""
-        if self._waiting:
-            self._waiting = False
-            self._context.run(self._method.give_up, self, error, self._refuse)
-            self._stop_timer()
-        elif isinstance(error, (ServingError, StatusError)):  # it hasn't begun
-            self._refuse(error.code, error.message, to_trailers(error))
-
-    def _refuse(self, code: Code, message: str, trailers: Trailers) -> None:
-        if not self.over:
-            self._send_status(code, message, trailers)
-
-    def _deadline_passed(self) -> None:
-        self._deadline_s = 0.0
-        error = DeadlinePassedError("the caller's deadline passed")
-        if self._waiting:
-            self._give_up(error)
-            return
-        self._refuse(error.code, error.message, self.trailers)
-        self._cancel()
-
-    def lost(self) -> None:
-        """Handle that the caller reset the stream, or that the connection was lost."""
-        self.over = True
-        self._release()
-        self._give_up(asyncio.CancelledError())
-        self._cancel()
-
-    def fail(self, failure: Failure) -> None:
-        """See `ServedCall`; without a handler its status is sent now."""
-        if self._task is None:
-            self._give_up(failure)
-        else:
-            super().fail(failure)
-
-    def end_with(self, error: Failure) -> None:
-        """End it with a status, whatever its handler does."""
-        self._inbox.drop()
-        self.sender.drop()
-        self.fail(error)
-
-    def _cancel(self) -> None:
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
     def _served(self, task: asyncio.Task[Any]) -> None:
-        self._stop_timer()
         # The task knows this object: without the cycle both go now, not at a garbage collection.
-        self._task = self._reading = None
+        self._task = None
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("an RPC's handler failed after its end", error=error, method=self.method)
         if not self.ending:  # it was cancelled before its first step
-            self._waiting = True
-            self._give_up(self.failure or asyncio.CancelledError())
-        if self.over:
-            return
-        self.over = True
-        self._release()
-        self._connection.reset(self, ErrorCodes.INTERNAL_ERROR)
+            self._leave(self.failure or asyncio.CancelledError())
+        if self._life is not Life.OVER:
+            self._end()
+            self._carrier.reset(self.id, ErrorCodes.INTERNAL_ERROR)
 
-    def _release(self) -> None:
-        """Forget what was received and not read, and what was not sent."""
-        self._inbox.drop()
+    def fail(self, failure: Failure) -> None:
+        """See `ServedCall`; without a handler its status is sent now."""
+        if self.ending:
+            return
+        self._take_no_more()
+        self.inbox.drop()
         self.sender.drop()
-        self._connection.over(self)
+        if self._life is Life.SERVED:
+            super().fail(failure)
+        else:
+            self._cut(failure)
+
+    def lost(self) -> None:
+        """Handle that the caller reset the stream, or that the connection was lost."""
+        self._cut(asyncio.CancelledError())
+
+    def _deadline_passed(self) -> None:
+        self._deadline_s = 0.0
+        self._cut(DeadlinePassedError("the caller's deadline passed"))
+
+    def _cut(self, error: BaseException) -> None:
+        """End it now, whatever its handler does: with the status of ``error``, if it has one."""
+        if self._life is Life.WAITS:
+            self._leave(error)
+        elif isinstance(error, (ServingError, StatusError)):
+            self._send_status(error.code, error.message, (*self.trailers, *to_trailers(error)))
+        if self._life is not Life.OVER:
+            self._end()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _leave(self, error: BaseException) -> None:
+        """Leave the layers of an RPC that no handler has served, and send the status."""
+        self._context.run(self._method.give_up, self, error, self._send_status)
+
+    def _send_status(self, code: Code, message: str, trailers: Trailers) -> None:
+        if self._life is not Life.OVER:
+            self._life = Life.OVER
+            self.sender.send_trailers(status_headers(code, message, trailers))
+            self._end()
+
+    def _end(self) -> None:
+        """Note that nothing can be sent any more; forget what wasn't read and what wasn't sent."""
+        self._life = Life.OVER
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.inbox.drop()
+        self.sender.drop()
+        if self._came is Came.NOTHING:
+            self._carrier.heard(self.id, message=False)
+        self._carrier.over(self.id)
 
     # ---- requests --------------------------------------------------------------------------------
 
     @property
-    def has_request(self) -> bool:
-        """See `ServedCall`."""
-        return bool(self._inbox)
+    def all_read(self) -> bool:
+        """See `Call`."""
+        return self._came is Came.ALL and not self.inbox
 
     @property
-    def held_bytes(self) -> int:
-        """Bytes received and not read."""
-        return self._inbox.held_bytes
+    def has_request(self) -> bool:
+        """See `ServedCall`."""
+        return bool(self.inbox)
 
     def received(self, data: bytes, nbytes: int) -> None:
         """Take a DATA frame that used ``nbytes`` of the window."""
-        if self.client_done or self.over:
+        if self._came is Came.ALL or self._life is Life.OVER:
             return
-        self._uncredited += nbytes
         try:
-            completed = self._inbox.feed(data)
+            completed = self.inbox.feed(data, nbytes)
         except (ServingError, StatusError) as error:
-            self.client_done = True  # nothing after it can be understood
             # Its traceback knows this object and the message, of megabytes: a cycle.
-            self.end_with(error.with_traceback(None))
+            self.fail(error.with_traceback(None))
             return
         if completed:
-            self._connection.work_begun_s += completed * MESSAGE_S
-            if self._method.lone and (completed > 1 or self.got_message):
-                self.end_with(MalformedMessageError(_TWO_MESSAGES))
+            self._carrier.work_begun_s += completed * MESSAGE_S
+            if self._method.lone and (completed > 1 or self._came is Came.MESSAGES):
+                self.fail(MalformedMessageError(_TWO_MESSAGES))
                 return
-            if not self.got_message:
-                self.got_message = True
-                self._connection.work_begun_s += REQUEST_S
-                self._connection.heard(self)
+            if self._came is Came.NOTHING:
+                self._came = Came.MESSAGES
+                self._carrier.work_begun_s += REQUEST_S
+                self._carrier.heard(self.id, message=True)
             self._wake()
-        self._inbox.count()
-        self._credit()
+        self.inbox.count()
+        self.inbox.credit()
 
     def closed_by_client(self) -> None:
         """Take the end of the caller's side."""
-        if not self.client_done:
-            self._inbox.end(MalformedMessageError("the request ends in the middle of a message"))
-        self.client_done = True
-        self._connection.heard(self)
+        if self._came is not Came.ALL:
+            self._take_no_more()
+            self.inbox.end()
         self._wake()
 
-    def _credit(self) -> None:
-        """Let the caller send the rest of the message begun, or more if all was read."""
-        if self._inbox or self.client_done:
-            return  # later, when the handler has read it
-        credit = self._uncredited
-        if credit >= WINDOW_BYTES // 2 or self._inbox.missing:
-            self._uncredited = 0
-            self._connection.credit(self, credit)
+    def _take_no_more(self) -> None:
+        if self._came is Came.NOTHING:
+            self._carrier.heard(self.id, message=False)
+        self._came = Came.ALL
 
     def _wake(self) -> None:
         """Let the handler read."""
-        if self._waiting:
+        if self._life is Life.WAITS:
             self._serve()
-        elif self._reading is not None and not self._reading.done():
-            self._reading.set_result(None)
+        else:
+            self.inbox.wake()
 
     async def read(self) -> Any:
         """See `ServedCall`."""
-        while not self._inbox:
-            if self.client_done:
+        inbox = self.inbox
+        while not inbox:
+            if self._came is Came.ALL:
                 return self.END
-            if self.over:
+            if self._life is Life.OVER:
                 raise CallOverError
-            self._reading = self._connection.loop.create_future()
-            await self._reading
-        message = self._inbox.take()
-        self._credit()
+            await inbox.woken()
+        message = inbox.take()
+        if self._came is not Came.ALL:
+            inbox.credit()
         return self._method.parse(message)
 
     # ---- responses -------------------------------------------------------------------------------
@@ -321,19 +294,13 @@ class Stream(ServedCall):
 
     def complete(self) -> None:
         """See `ServedCall`."""
-        if not self.over:
-            self._send_status(Code.OK, "", self.trailers)
+        self._send_status(Code.OK, "", self.trailers)
 
     async def abort(self, code: Code, message: str, trailers: Trailers) -> None:
         """See `ServedCall`."""
         if self.over:
             raise CallOverError
         self._send_status(code, message, trailers)
-
-    def _send_status(self, code: Code, message: str, trailers: Trailers) -> None:
-        self.over = True
-        self.sender.send_trailers(status_headers(code, message, trailers))
-        self._release()
 
     def is_late(self, error: BaseException) -> bool:
         """See `ServedCall`."""

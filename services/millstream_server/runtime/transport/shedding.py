@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from millstream_server.runtime.errors import OverloadedError
 from millstream_server.runtime.retry_delay import jittered
 from millstream_server.runtime.telemetry import metrics
 from millstream_server.runtime.telemetry.log import get_log
-
-if TYPE_CHECKING:
-    from millstream_server.runtime.transport.connection import Connection
+from millstream_server.runtime.transport.connection import Connection
+from millstream_server.runtime.transport.limits.bounds import Bounds
+from millstream_server.runtime.transport.options import TransportOptions
 
 log = get_log(__name__)
 
 _RETRY_S = 1.0
+
+
+def make_bounds(options: TransportOptions) -> Bounds:
+    """Make the bounds of a server's connections."""
+    return Bounds(
+        options,
+        shed_stream=shed_stream,
+        shed_silent=shed_silent,
+        shed_received=shed_received,
+        shed_unsent=shed_unsent,
+    )
 
 
 def shed_stream(connection: Connection) -> bool:
@@ -24,8 +33,8 @@ def shed_stream(connection: Connection) -> bool:
     stream = next(reversed(connection.streams.values()), None)
     if stream is None:
         return False
-    connection.over(stream)
-    stream.end_with(_error("streams", "too many RPCs are open, and this caller has most of them"))
+    connection.over(stream.id)
+    stream.fail(_error("streams", "too many RPCs are open, and this caller has most of them"))
     return True
 
 
@@ -34,9 +43,9 @@ def shed_silent(connection: Connection) -> bool:
     stream = next(iter(connection.silent.values()), None)
     if stream is None:
         return False
-    connection.over(stream)
+    connection.over(stream.id)
     why = "too many RPCs are open without a message, and this caller has most of them"
-    stream.end_with(_error("streams", f"{why}; send the first message at once"))
+    stream.fail(_error("streams", f"{why}; send the first message at once"))
     return True
 
 
@@ -45,14 +54,15 @@ def shed_received(connection: Connection) -> bool:
 
     Return False if there are none.
     """
-    stream = max(connection.streams.values(), key=lambda s: s.held_bytes, default=None)
-    if stream is None or stream.held_bytes <= connection.block_bytes:
-        if not connection.block_bytes:
+    stream = max(connection.streams.values(), key=lambda s: s.inbox.held_bytes, default=None)
+    if stream is None or stream.inbox.held_bytes <= connection.block.nbytes:
+        if not connection.block.nbytes:
             return False
-        connection.drop_block()
+        connection.block.drop(connection)
+        connection.enhance_your_calm("too many headers of all callers haven't come whole")
         return True
     why = "too many bytes of requests are under way, and most of them are of this caller"
-    stream.end_with(_error("received_bytes", f"{why}; send fewer large requests at once"))
+    stream.fail(_error("received_bytes", f"{why}; send fewer large requests at once"))
     return True
 
 
@@ -63,12 +73,12 @@ def shed_unsent(connection: Connection) -> bool:
     """
     stream = max(connection.streams.values(), key=lambda s: s.sender.unsent_bytes, default=None)
     if stream is None or not stream.sender.unsent_bytes:
-        if not connection.is_stuck:
+        if not connection.stuck_bytes:
             return False
         connection.abort()
         return True
     why = "too many responses wait for callers that don't read, and this caller has most of them"
-    stream.end_with(_error("unsent_bytes", f"{why}; read them"))
+    stream.fail(_error("unsent_bytes", f"{why}; read them"))
     return True
 
 
