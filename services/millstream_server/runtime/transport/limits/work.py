@@ -30,8 +30,8 @@ others. Those are held up by the turns."""
 _MOST_S = 0.05
 """What a slice counts for at most, more than any frame takes: a garbage collection meanwhile is
 nobody's fault."""
-_SHORT_S = 0.001
-"""A piece of work that others' use of the machine lengthens by no more than this counts whole."""
+_SHORT_S = 0.004
+"""Nearly all pieces of work take less; they count whole, whoever else used the machine then."""
 _NEIGHBOUR_S = 1.0
 """So long after others were served, connections that take much are held back for them."""
 
