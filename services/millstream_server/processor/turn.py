@@ -301,7 +301,10 @@ class Turn:
             ServingError: a choice failed; its output before that was sent, unless so much gathered
             that it was dropped.
         """
-        self._begin_interval()
+        if self._interval_s or self._starting:
+            self._begin_interval()
+        else:
+            self.scheduled = self.gathers = False
         if self._overflowed and self.error:
             raise self.error
         choice = self._choices[0]

@@ -60,20 +60,35 @@ def detokenizer(
     if table is None:
         return _LibraryText(model.tokenizer, skip_special_tokens=skip_special_tokens)
     pieces = table.visible if skip_special_tokens else table.every
-    return _PieceText(pieces, pieces if continuation else table.opening)
+    texts = table.visible_texts if skip_special_tokens else table.every_texts
+    return _PieceText(pieces, pieces if continuation else table.opening, texts)
 
 
 class _PieceText:
     """Joins bytes from the table and decodes whole characters."""
 
-    __slots__ = ("_opening", "_pieces", "_tail")
+    __slots__ = ("_opening", "_pieces", "_tail", "_texts")
 
-    def __init__(self, pieces: Sequence[bytes], opening: Sequence[bytes]) -> None:
+    def __init__(
+        self, pieces: Sequence[bytes], opening: Sequence[bytes], texts: dict[int, str]
+    ) -> None:
         self._pieces = pieces
+        self._texts = texts
         self._opening: Sequence[bytes] | None = None if opening is pieces else opening
         self._tail = b""
 
     def push(self, ids: Sequence[int]) -> str:
+        if len(ids) != 1 or self._tail or self._opening is not None:
+            return self._push(ids)
+        (token_id,) = ids  # nearly always
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._push(ids)
+            if not self._tail and token_id < len(self._pieces):
+                self._texts[token_id] = text
+        return text
+
+    def _push(self, ids: Sequence[int]) -> str:
         data = self._tail + self._bytes(ids)
         text, used = codecs.utf_8_decode(data, "replace", False)  # noqa: FBT003 (C function)
         self._tail = data[used:]

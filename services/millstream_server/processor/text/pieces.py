@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tokenizers import Tokenizer, pre_tokenizers
@@ -39,6 +39,10 @@ class PieceTable:
     """As ``every``, with the special tokens empty."""
     opening: Sequence[bytes]
     """As ``every``, read as the first token of a text: SentencePiece drops its leading space."""
+    every_texts: dict[int, str] = field(default_factory=dict)
+    """The texts of ids whose bytes are whole characters, as far as they were asked for."""
+    visible_texts: dict[int, str] = field(default_factory=dict)
+    """Likewise."""
 
 
 def build_piece_table(tokenizer: Tokenizer) -> PieceTable | None:
