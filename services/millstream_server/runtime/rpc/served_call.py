@@ -49,6 +49,8 @@ class ServedCall(ABC):
     """Returns the next request, parsed; `END` after the last one."""
     write: Callable[[Any], Awaitable[None]]
     """Sends a response; waits until the transport has taken it."""
+    ready: Callable[[], None]
+    """See `Call`; only where there is `send_from`."""
 
     def __init__(self, method: str) -> None:
         """Make a call of ``method``, its full name."""
@@ -110,10 +112,6 @@ class ServedCall(ABC):
     def cancel(self) -> None:
         """See `Call`."""
         self.fail(RequestCancelledError("the server cancelled this call"))
-
-    def ready(self) -> None:
-        """See `Call`."""
-        raise NotImplementedError
 
     async def send_from(self, source: Source) -> None:
         """See `Call`; workers' servers have no method that uses it."""

@@ -69,7 +69,7 @@ class Stream(ServedCall):
 
     __slots__ = ("_came", "_carrier", "_context", "_deadline_s", "_life", "_method", "_timeout_s",
                  "_timer", "begun_s", "caller_key", "certificate_names", "id", "inbox", "limit_s",
-                 "metadata", "peer", "sender")  # fmt: skip
+                 "metadata", "peer", "ready", "sender")  # fmt: skip
 
     END: ClassVar[Any] = object()
 
@@ -91,6 +91,7 @@ class Stream(ServedCall):
         most = method.max_request_bytes or carrier.options.max_receive_bytes
         self.inbox = Inbox(carrier, stream_id, head.encoding, most)
         self.sender = Sender(carrier, stream_id, method.serialize)
+        self.ready = self.sender.ready  # once per message: no call in between
         self._life = Life.NEW
         self._came = Came.NOTHING
         self._carrier = carrier
@@ -274,10 +275,6 @@ class Stream(ServedCall):
         return self._method.parse(message)
 
     # ---- responses -------------------------------------------------------------------------------
-
-    def ready(self) -> None:
-        """See `Call`."""
-        self.sender.ready()
 
     async def send_from(self, source: Source) -> None:
         """See `Call`."""
