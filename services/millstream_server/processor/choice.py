@@ -47,7 +47,7 @@ class Workers(Protocol):
 
 
 class _NoTurn:
-    """The turn of a leg that is over: nothing becomes of what still comes."""
+    """Takes the place of the turn in a leg that is over: what still comes has no effect."""
 
     gathers = False
     media = None
@@ -77,7 +77,9 @@ class Leg:
         self.result: Finish | None = None
         self.error: ServingError | None = None
 
-    def start(self, planned: PlannedLeg, request: GenerationRequest, changes: Any) -> None:
+    def start(
+        self, planned: PlannedLeg, request: GenerationRequest, changes: dict[str, Any]
+    ) -> None:
         """Run ``request`` with ``changes`` where it is planned.
 
         Raises:

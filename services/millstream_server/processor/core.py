@@ -197,7 +197,7 @@ class ProcessorCore:
         session: tuple[str, ...] = (),
         media_at: str = "",
     ) -> None:
-        """Route an admitted generation and start it on its workers, without awaiting.
+        """Route an admitted turn and start it on its workers, without awaiting.
 
         Raises:
             UnavailableError: a worker it takes is away.

@@ -172,7 +172,7 @@ class ServerState(H2Connection):
     def headers_frame(
         self, stream_id: int, headers: Sequence[tuple[bytes, bytes]], *, end_stream: bool
     ) -> bytes:
-        """Make the HEADERS frame of a response or its trailers, in a fifth of `send_headers`' time.
+        """Make the HEADERS frame of a response or its trailers, without what h2 checks in general.
 
         Empty if they need more than one frame: then they went the long way, to `data_to_send`.
         """

@@ -18,9 +18,9 @@ _NEW_S = 0.0014
 """A connection is new until its frames have taken so long: enough for the preface, settings and the
 first request, which else would wait for all that stay silent. A new one gets the shortest slices:
 of a burst of hundreds each comes to its first request soon."""
-
 _COUNTED_S = 0.0005
-"""Most that one slice counts for that: it takes longer when others use the machine."""
+"""Most of one slice that counts against `_NEW_S`: by the clock a slice takes longer when other
+processes use the machine."""
 
 
 class Intake:

@@ -73,9 +73,9 @@ class WorkShare:
     def cpu_s(self, took_s: float) -> float:
         """Return about how much CPU time was used in the ``took_s`` that have just passed.
 
-        What other processes take of the machine is no caller's fault. Reading the thread's time
-        costs more than a request's frames, so it is read only after longer pieces: it bounds them
-        by what was used since it was read last.
+        What other processes take of the machine is no caller's fault. Reading the thread's CPU time
+        is a system call, which may cost more than a request's frames. So it is read only after
+        long pieces: one counts for no more than was used since it was read last.
         """
         if took_s < _SHORT_S:
             return took_s
