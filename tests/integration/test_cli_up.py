@@ -226,8 +226,8 @@ async def test_two_suites_take_different_ports(tmp_path: Path) -> None:
 
 
 async def test_on_a_terminal_ctrl_c_reaches_up_and_not_its_children(tmp_path: Path) -> None:
-    arguments = [str(tmp_path), '{"processor": ["--load-s", "1.0"]}']
-    async with Terminal(arguments, command=_UP) as terminal:
+    arguments = ["up", str(tmp_path), '{"processor": ["--load-s", "1.0"]}']
+    async with Terminal(arguments, "tests.support.stand_in") as terminal:
         await terminal.expect("loading the model")
         await terminal.expect("Ctrl-C stops the suite")
         terminal.type("\x03")

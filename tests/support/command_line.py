@@ -1,4 +1,7 @@
-"""The `millstream` command as a person runs it: its own process, on a pipe or on a terminal."""
+"""The `millstream` command as a person runs it: its own process, on a pipe or on a terminal.
+
+In a session of tests the process may be forked (`support.forked`), which takes a tenth of the time.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,25 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import struct
 import sys
+import tempfile
 import termios
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
+
+from tests.support import forked
 
 MILLSTREAM = (
     sys.executable,
     "-c",
     "import sys; from millstream_server.cli.entry import main; sys.exit(main())",
 )
+"""It in an interpreter of its own."""
+_COMMAND = "tests.support.command"
 _FORWARD = re.compile(r"\x1b\[(\d*)C")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
 _WAIT_S = 15.0
@@ -42,38 +51,56 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def millstream(*args: str, stdin: str = "", cwd: Path | None = None) -> Outcome:
-    """Run a command to its end, on pipes."""
-    process = await asyncio.create_subprocess_exec(
-        *MILLSTREAM,
-        *args,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        cwd=cwd,
-    )
-    out, err = await asyncio.wait_for(process.communicate(stdin.encode()), _WAIT_S)
-    return Outcome(process.returncode or 0, out.decode(), err.decode())
+    """Run a command to its end, its streams files."""
+    with (
+        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+    ):
+        given.write(stdin.encode())
+        given.seek(0)
+        code = await _ended(args, (given, out, err), cwd)
+        return Outcome(code, _text(out), _text(err))
 
 
 async def without_reader(*args: str) -> Outcome:
     """Run a command whose output nobody reads any more, as `head` may leave it."""
     reader, writer = os.pipe()
     os.close(reader)
-    process = await asyncio.create_subprocess_exec(
-        *MILLSTREAM, *args, stdout=writer, stderr=asyncio.subprocess.PIPE
-    )
-    os.close(writer)
-    _, err = await asyncio.wait_for(process.communicate(), _WAIT_S)
-    return Outcome(process.returncode or 0, "", err.decode())
+    with tempfile.TemporaryFile() as nothing, tempfile.TemporaryFile() as err:
+        try:
+            code = await _ended(args, (nothing, writer, err), None)
+        finally:
+            os.close(writer)
+        return Outcome(code, "", _text(err))
+
+
+async def _ended(
+    args: Sequence[str], streams: tuple[forked.Stream, ...], folder: Path | None
+) -> int:
+    process = forked.start("services", _COMMAND, args, streams, dict(os.environ), folder=folder)
+    try:
+        return await asyncio.to_thread(process.wait, _WAIT_S)
+    except BaseException:
+        process.send_signal(signal.SIGKILL)
+        raise
+
+
+def _text(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode()
 
 
 class Terminal:
-    """A command on a pseudo-terminal; an async context manager."""
+    """A module's process on a pseudo-terminal, `millstream` by default; an async context manager.
+
+    The module takes the terminal as its controlling one.
+    """
 
     def __init__(
-        self, args: Sequence[str], command: Sequence[str] = MILLSTREAM, cwd: Path | None = None
+        self, args: Sequence[str], module: str = _COMMAND, cwd: Path | None = None
     ) -> None:
-        self._command = (*command, *args)
+        self._module, self._args = module, args
         self._cwd = cwd
         self._raw = ""
         self._seen = 0
@@ -82,23 +109,21 @@ class Terminal:
     async def __aenter__(self) -> Self:
         self._master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
-        self.process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", _CONTROLLED, *self._command),
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            cwd=self._cwd,
-            env={**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"},
-            start_new_session=True,
+        self.process = forked.start(
+            "services",
+            self._module,
+            self._args,
+            (slave, slave, slave),
+            {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"},
+            folder=self._cwd,
         )
         os.close(slave)
         asyncio.get_running_loop().add_reader(self._master, self._read)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self.process.returncode is None:
-            self.process.kill()
-            await self.process.wait()
+        self.process.send_signal(signal.SIGKILL)
+        await asyncio.to_thread(self.process.wait)
         asyncio.get_running_loop().remove_reader(self._master)
         os.close(self._master)
 
@@ -139,12 +164,4 @@ class Terminal:
 
     async def ends(self) -> int:
         """Wait for the end; answers the exit code."""
-        return await asyncio.wait_for(self.process.wait(), _WAIT_S)
-
-
-# Makes its terminal the controlling one, so that Ctrl-C signals it as in a shell.
-_CONTROLLED = """
-import fcntl, os, sys, termios
-fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
+        return await asyncio.to_thread(self.process.wait, _WAIT_S)

@@ -49,6 +49,8 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PRELOADED: Mapping[str, tuple[str, ...]] = {
     "services": (
+        "millstream_server.cli.chat",
+        "millstream_server.cli.main",
         "millstream_server.decode.settings",
         "millstream_server.engines.simulated.engine",
         "millstream_server.processor.app",
@@ -194,11 +196,19 @@ def _run(job: Job, kind: str) -> None:
         for name in job.environment.get(PRELOAD_VARIABLE, "").split():
             importlib.import_module(name)
         _fork_instead_of_spawning()
+    if os.isatty(1):
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     sys.argv = [job.module, *job.arguments]
     runpy.run_module(job.module, run_name="__main__", alter_sys=True)
 
 
 # ---- the processes that SGLang starts --------------------------------------------------------
+
+
+def fork_engine_processes() -> None:
+    """Import in this interpreter what SGLang's processes need, and let them be forked from it."""
+    _preload("sglang")
+    _fork_instead_of_spawning()
 
 
 def _fork_instead_of_spawning() -> None:

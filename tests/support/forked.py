@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO, Literal, Protocol
 
 Kind = Literal["services", "sglang"]
@@ -88,10 +89,10 @@ class ForkedProcess:
 class ForkServer:
     """`tests.support.fork_server` in its process, from the test's side."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind, address: str = "") -> None:
         """Start it; it imports while the tests go on, and jobs wait for it."""
         self._life, theirs = socket.socketpair()
-        self.address = f"millstream-{kind}-{secrets.token_hex(8)}"
+        self.address = address or _new_address(kind)
         with theirs, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind("\0" + self.address)
             listener.listen()
@@ -114,7 +115,7 @@ class ForkServer:
         environment: Mapping[str, str],
     ) -> ForkedProcess:
         """Start ``module`` as `start` does."""
-        return _fork(self.address, module, arguments, streams, environment)
+        return _fork(self.address, _job(module, arguments, environment, None), streams)
 
     def end(self) -> None:
         """End it, and kill every process that it forked and that still runs."""
@@ -126,14 +127,26 @@ class ForkServer:
             self._process.wait()
 
 
-_servers: dict[str, ForkServer] = {}
+_servers: dict[Kind, ForkServer] = {}
+_announced: dict[Kind, str] = {}
+"""Addresses of servers that this process will start."""
+
+
+def announce(*kinds: Kind) -> None:
+    """Tell children that start from now on where `begin` will start servers, if it does."""
+    for kind in kinds:
+        _announced[kind] = os.environ[_address_name(kind)] = _new_address(kind)
 
 
 def begin(*kinds: Kind) -> None:
-    """Start servers; processes of these kinds are forked from now on, here and in children."""
+    """Start servers; processes of these kinds are forked from now on, here and in children.
+
+    A kind that a parent has announced or begun is left to it.
+    """
     for kind in kinds:
-        _servers[kind] = ForkServer(kind)
-        os.environ[_address_name(kind)] = _servers[kind].address
+        if kind in _announced or not begun(kind):
+            _servers[kind] = ForkServer(kind, _announced.pop(kind, ""))
+            os.environ[_address_name(kind)] = _servers[kind].address
 
 
 def begun(kind: Kind) -> bool:
@@ -142,15 +155,19 @@ def begun(kind: Kind) -> bool:
 
 
 def end() -> None:
-    """End all servers."""
+    """End all servers that this process has begun."""
     while _servers:
         kind, server = _servers.popitem()
         del os.environ[_address_name(kind)]
         server.end()
 
 
-def _address_name(kind: str) -> str:
+def _address_name(kind: Kind) -> str:
     return f"MILLSTREAM_TEST_FORK_{kind.upper()}"
+
+
+def _new_address(kind: Kind) -> str:
+    return f"millstream-{kind}-{secrets.token_hex(8)}"
 
 
 def start(
@@ -161,47 +178,52 @@ def start(
     environment: Mapping[str, str],
     *,
     interpreter: bool = False,
+    folder: Path | None = None,
 ) -> Process:
     """Start ``module`` as `python -m` does, in a session of its own.
 
-    ``streams`` are its stdin, stdout and stderr. With ``interpreter`` it gets a new one, as when a
-    user starts it.
+    ``streams`` are its stdin, stdout and stderr; it runs in ``folder``, by default in the current
+    one. With ``interpreter`` it gets a new one, as when a user starts it.
     """
     address = os.environ.get(_address_name(kind))
     if address and not interpreter and not any(name in environment for name in _READ_AT_START):
-        return _fork(address, module, arguments, streams, environment)
+        with contextlib.suppress(ConnectionRefusedError):  # announced, and not begun
+            return _fork(address, _job(module, arguments, environment, folder), streams)
     stdin, stdout, stderr = streams
+    if folder is not None:  # the tests' modules are found from there, too
+        environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
+        cwd=folder,
         env=environment,
         start_new_session=True,
     )
 
 
-def _fork(
-    address: str,
-    module: str,
-    arguments: Sequence[str],
-    streams: Sequence[Stream],
-    environment: Mapping[str, str],
-) -> ForkedProcess:
+def _job(
+    module: str, arguments: Sequence[str], environment: Mapping[str, str], folder: Path | None
+) -> bytes:
     job = {
         "module": module,
         "arguments": list(arguments),
         "environment": dict(environment),
-        "folder": os.getcwd(),  # noqa: PTH109 - a string for JSON
+        "folder": str(folder or Path.cwd()),
     }
+    return json.dumps(job).encode()
+
+
+def _fork(address: str, job: bytes, streams: Sequence[Stream]) -> ForkedProcess:
     files = [stream if isinstance(stream, int) else stream.fileno() for stream in streams]
-    status, theirs = os.pipe()
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
-            server.connect("\0" + address)
-            socket.send_fds(server, [json.dumps(job).encode()], [*files, theirs])
-    finally:
-        os.close(theirs)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.connect("\0" + address)
+        status, theirs = os.pipe()
+        try:
+            socket.send_fds(server, [job], [*files, theirs])
+        finally:
+            os.close(theirs)
     return ForkedProcess(status)
 
 

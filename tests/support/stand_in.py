@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import grpc
@@ -119,5 +121,7 @@ def run_up() -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "up":
+        if os.isatty(0):
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # Ctrl-C signals this process, as in a shell
         sys.exit(run_up())
     serve()
