@@ -1,4 +1,4 @@
-"""Sixty chats with an image of 10 MB each: memory stays within the settings; real processes."""
+"""Thirty chats with an image of 10 MB each: memory stays within the settings; real processes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests.support.suite import ServiceProcess
 from tests.support.vision_models import make_vision_model
 from tests.support.waiting import until
 
-CHATS = 60
+CHATS = 30
 CHANNELS = 4
 SIZE = (1900, 1750)
 TOKENS = 68 * 63
-MEDIA_MB = 128
+MEDIA_MB = 64
 STORE_MB = 16
 MIB = 1 << 20
 KEPT_MB = 80
@@ -96,7 +96,7 @@ async def peaks(services: dict[str, ServiceProcess]) -> AsyncIterator[dict[str, 
         looking.cancel()
 
 
-async def test_sixty_chats_with_large_images_stay_within_the_settings(
+async def test_thirty_chats_with_large_images_stay_within_the_settings(
     suite: MediaProcesses,
 ) -> None:
     encode, processor = suite.services["encode"], suite.services["processor"]
