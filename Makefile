@@ -11,6 +11,8 @@ DEPLOY_READY := $(DEPLOY)/.ready
 ARGS ?=
 # What `make test` hands to pytest, e.g. make test TESTS="tests/unit -k ticket"
 TESTS ?=
+# Processes that run tests side by side; auto: 2, and 1 if TESTS names files or single tests only
+JOBS ?= auto
 
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
@@ -42,8 +44,8 @@ up: setup ## start the whole suite here, on real SGLang with the demo model; ARG
 # Tests start some 200 interpreters: the first one keeps the bytecode for the others.
 test: export PYTHONDONTWRITEBYTECODE =
 
-test: setup setup-deploy ## all tests, real SGLang among them (some 25 minutes on two cores)
-	@$(BIN)/python -m pytest $(TESTS)
+test: setup setup-deploy ## all tests, real SGLang among them (some 15 minutes on two cores)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(TESTS)
 
 test-vendor: setup ## show the vendors' bugs that we work around, and which are gone (a minute)
 	@$(BIN)/python -m pytest --vendor $(TESTS)

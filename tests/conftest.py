@@ -7,6 +7,8 @@ import faulthandler
 import gc
 import os
 import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 import pytest
 import transformers  # noqa: F401 - else `TextModel.load` would start a process each time
@@ -24,6 +26,23 @@ ALPHABET_TEMPLATE = (
 _HANGS_S = 600
 """Longer than any test's time limit. That limit ends the test; nothing ends its cleanup."""
 _stderr = pytest.StashKey[int]()
+
+_WORKERS = 2
+"""Processes that `-n auto` runs tests in; two suites on real SGLang fit in 8 GiB."""
+_TESTS = Path(__file__).parent
+_LONGEST_FIRST = ("e2e", "integration", "deploy", "clients", "contract", "unit")
+_TOGETHER: tuple[tuple[str, ...], ...] = (
+    ("e2e/generate/",),
+    ("e2e/multimodal/",),
+    ("e2e/",),
+    ("integration/sglang_engine/controls/",),
+    ("clients/",),
+    # They kill processes, and look at what all killed processes have left in /dev/shm.
+    ("integration/media/", "contract/embeddings/", "unit/embeddings/"),
+)
+"""Paths whose tests share running processes or what the machine has once; the first fit counts."""
+_SGLANG = "sglang:"
+"""How the names of groups begin whose tests start real engines."""
 
 
 @pytest.fixture(scope="session")
@@ -53,17 +72,46 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Run single files and tests in this process: further ones would cost more than they gain."""
+    return 0 if all(".py" in argument for argument in config.args) else _WORKERS
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the cases of vendors' own code apart (`support.vendor`)."""
+    """Keep the cases of vendors' own code apart (`support.vendor`), and group what runs together.
+
+    With pytest-xdist, a group's tests run in one process, in order; groups begin in the order of
+    their first tests, so the longest come first.
+    """
     wanted = config.option.vendor
     others = [item for item in items if bool(item.get_closest_marker("vendor")) is not wanted]
     config.hook.pytest_deselected(items=others)
     items[:] = [item for item in items if bool(item.get_closest_marker("vendor")) is wanted]
+    if not hasattr(config, "workerinput"):
+        return
+    names = {item.path: _group(item.path) for item in items}
+    engines = {names[item.path] for item in items if item.get_closest_marker("sglang")}
+    for item in items:
+        name = names[item.path]
+        item.add_marker(pytest.mark.xdist_group(_SGLANG * (name in engines) + name))
+    items.sort(key=lambda item: _LONGEST_FIRST.index(item.path.relative_to(_TESTS).parts[0]))
+
+
+def _group(path: Path) -> str:
+    own = path.relative_to(_TESTS).as_posix()
+    return next((folders[0] for folders in _TOGETHER if own.startswith(folders)), own)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep stderr as it is before pytest captures it."""
     config.stash[_stderr] = os.dup(2)
+    if _distributes(config):
+        forked.announce("services", "sglang")
+
+
+def _distributes(config: pytest.Config) -> bool:
+    return bool(config.getoption("tx", None)) and not hasattr(config, "workerinput")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -89,15 +137,26 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     # Thousands of tests and all libraries: collections in the middle of tests leave them alone.
     gc.collect()
     gc.freeze()
-    kinds: list[forked.Kind] = []
-    folders = {part for item in session.items for part in item.path.parts}
+    sglang = any(item.get_closest_marker("sglang") for item in session.items)
+    _begin_forking((item.path for item in session.items), sglang=sglang)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(ids: Sequence[str]) -> None:
+    """Start them once for all processes that run tests."""
+    sglang = any(f"@{_SGLANG}" in each for each in ids)
+    _begin_forking({Path(each.partition("::")[0]) for each in ids}, sglang=sglang)
+
+
+def _begin_forking(files: Iterable[Path], *, sglang: bool) -> None:
+    folders = {part for file in files for part in file.parts}
     if folders & {"clients", "deploy", "e2e", "integration"}:
-        kinds.append("services")
-    if any(item.get_closest_marker("sglang") for item in session.items):
-        kinds.append("sglang")
-    forked.begin(*kinds)
+        forked.begin("services")
+    if sglang:
+        forked.begin("sglang")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
     forked.end()
 

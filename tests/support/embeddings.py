@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,9 +48,23 @@ def spec_of(nbytes: int) -> TensorSpec:
     return TensorSpec(ElementType.FLOAT32, (nbytes // 64, 16))
 
 
-def names_in_shared_memory(folder: Path = FOLDER) -> set[str]:
-    """Every name that the suite has in /dev/shm."""
-    return {path.name for path in folder.glob("millstream-*")}
+def names_in_shared_memory(pids: Iterable[int] | None = None) -> set[str]:
+    """Return the names in /dev/shm that a killed process has left, or that one of ``pids`` has.
+
+    Without ``pids`` this process counts. Names of others belong to tests that run beside this one.
+    """
+    ours: set[str] = set()
+    for pid in (os.getpid(),) if pids is None else pids:
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            with contextlib.suppress(OSError):  # closed, or ended, while we looked
+                ours.add(str(link.readlink()))
+    rows = [row.split() for row in Path("/proc/net/unix").read_text().splitlines()]
+    inodes = {row[7]: row[6] for row in rows if len(row) > 7}
+    return {
+        path.name
+        for path in FOLDER.glob("millstream-*")
+        if str(path) not in inodes or f"socket:[{inodes[str(path)]}]" in ours
+    }
 
 
 def ways_taken() -> dict[str, int]:

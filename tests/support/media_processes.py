@@ -12,6 +12,7 @@ import grpc
 
 from millstream.v1 import processor_pb2, processor_pb2_grpc, worker_pb2, worker_pb2_grpc
 from tests.support.chats import Conversation, options, start
+from tests.support.embeddings import names_in_shared_memory
 from tests.support.media_suite import chunk
 from tests.support.ports import free_port
 from tests.support.scraping import scrape
@@ -23,7 +24,6 @@ CONTEXT_LENGTH = 8192
 _VOCAB_SIZE = 1024
 CHUNK_BYTES = 1 << 20
 _DECODER = "millstream_server.media.decoding.child"
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at only
 
 
 @dataclass
@@ -95,6 +95,15 @@ class MediaProcesses:
             await until_connected(stub, len(workers))
             yield stub
 
+    def shared_names(self) -> set[str]:
+        """Return the names in /dev/shm that a service or a killed process has."""
+        return names_in_shared_memory(s.pid for s in self.services.values() if s.alive)
+
+    async def expect_nothing_left(self, pid: int, names: Collection[str]) -> None:
+        """Wait until nothing is left of a killed service but the ``names`` of before."""
+        await until(lambda: not decoders_of(pid))
+        await until(lambda: self.shared_names() <= set(names))
+
 
 async def until_connected(stub: Any, count: int) -> None:
     """Wait until a Processor has so many workers."""
@@ -132,17 +141,6 @@ def decoders_of(pid: int) -> list[int]:
                 if _DECODER in command and command[command.index(_DECODER) + 1] == str(pid):
                     found.append(int(process.name))
     return found
-
-
-def shared_names() -> set[str]:
-    """Return the names that hand shared memory over."""
-    return {path.name for path in _SHARED_MEMORY.glob("millstream-*")}
-
-
-async def expect_nothing_left(pid: int, names: Collection[str]) -> None:
-    """Wait until nothing is left of a killed service but the ``names`` that others had before."""
-    await until(lambda: not decoders_of(pid))
-    await until(lambda: shared_names() <= set(names))
 
 
 def upload(upload_id: str, data: bytes, tail: bytes = b"") -> Iterator[processor_pb2.ChatRequest]:

@@ -221,7 +221,7 @@ async def test_a_sender_killed_before_it_hands_its_memory_over(
     async with started("sender") as sender, fetching(Transfer.SHARED_MEMORY) as fetcher:
 
         async def killed_first(path: Path) -> int:
-            assert names_in_shared_memory() == {path.name}
+            assert names_in_shared_memory([sender.process.pid]) == {path.name}
             await sender.kill()
             return await hand_over(path)
 

@@ -20,10 +20,8 @@ from tests.support.media_files import solid
 from tests.support.media_processes import (
     MediaProcesses,
     decoders_of,
-    expect_nothing_left,
     metric,
     open_requests,
-    shared_names,
     text_chat,
     until_connected,
 )
@@ -106,7 +104,7 @@ async def test_an_item_of_a_killed_encode_worker_goes_to_another(suite: MediaPro
     workers = [suite.add_encode(f"encode-{i}", simulated_item_s=1.0) for i in (1, 2)]
     suite.add_pair()
     suite.add_processor()
-    names = shared_names()
+    names = suite.shared_names()
     with suite.running():
         async with suite.client() as stub:
             beside = await text_chat(stub, BESIDE_TOKENS)
@@ -118,7 +116,7 @@ async def test_an_item_of_a_killed_encode_worker_goes_to_another(suite: MediaPro
             answer, _ = await asked
             assert is_answer(answer)
             assert decoders_of(other.pid)
-            await expect_nothing_left(holder.pid, names)
+            await suite.expect_nothing_left(holder.pid, names)
             await expect_undisturbed(beside)
 
 
@@ -137,7 +135,7 @@ async def test_an_item_of_the_only_encode_worker_fails_once(suite: MediaProcesse
     encode = suite.add_encode(simulated_item_s=30.0)
     suite.add_pair()
     suite.add_processor()
-    names = shared_names()
+    names = suite.shared_names()
     with suite.running():
         async with suite.client() as stub:
             beside = await text_chat(stub, BESIDE_TOKENS)
@@ -152,7 +150,7 @@ async def test_an_item_of_the_only_encode_worker_fails_once(suite: MediaProcesse
             assert failed.retryable
             assert "encode" in failed.message
             assert at - killed < SOON_S
-            await expect_nothing_left(encode.pid, names)
+            await suite.expect_nothing_left(encode.pid, names)
             await expect_undisturbed(beside)
 
             encode.flags = {**encode.flags, "simulated_item_s": 0}
@@ -207,8 +205,10 @@ async def fetching(suite: MediaProcesses) -> AsyncIterator[Fetching]:
                     encode.process.send_signal(signal.SIGCONT)
 
 
-async def test_a_prefill_worker_that_dies_while_it_fetches(fetching: Fetching) -> None:
-    names = shared_names()
+async def test_a_prefill_worker_that_dies_while_it_fetches(
+    suite: MediaProcesses, fetching: Fetching
+) -> None:
+    names = suite.shared_names()
     fetching.prefill.kill()
     killed = time.monotonic()
     failed, at = await fetching.chat
@@ -221,11 +221,13 @@ async def test_a_prefill_worker_that_dies_while_it_fetches(fetching: Fetching) -
     assert encode.process is not None
     encode.process.send_signal(signal.SIGCONT)
     await expect_free(encode)
-    await until(lambda: shared_names() <= names)
+    await until(lambda: suite.shared_names() <= names)
 
 
-async def test_an_encode_worker_that_dies_while_prefill_fetches(fetching: Fetching) -> None:
-    names = shared_names()
+async def test_an_encode_worker_that_dies_while_prefill_fetches(
+    suite: MediaProcesses, fetching: Fetching
+) -> None:
+    names = suite.shared_names()
     fetching.encode.kill()
     killed = time.monotonic()
     failed, at = await fetching.chat
@@ -235,7 +237,7 @@ async def test_an_encode_worker_that_dies_while_prefill_fetches(fetching: Fetchi
     assert failed.message == "an embedding did not arrive from its encode worker; retry"
     assert failed.retryable
     assert at - killed < SOON_S
-    await expect_nothing_left(fetching.encode.pid, names)
+    await suite.expect_nothing_left(fetching.encode.pid, names)
 
     fetching.encode.start()
     await until_connected(fetching.stub, 3)
@@ -250,7 +252,7 @@ async def test_a_processor_that_dies_leaves_no_lease_and_no_item(suite: MediaPro
     suite.add_pair()
     suite.add_processor()
     doomed = suite.add_processor("doomed", max_admitted_requests=1)
-    names = shared_names()
+    names = suite.shared_names()
     with suite.running():
         async with suite.client() as other, suite.client("doomed") as stub:
             beside = await text_chat(other, BESIDE_TOKENS)
@@ -274,7 +276,7 @@ async def test_a_processor_that_dies_leaves_no_lease_and_no_item(suite: MediaPro
                 assert failed.code is grpc.StatusCode.UNAVAILABLE
             await expect_free(encode)
             assert decoders_of(encode.pid), "the worker's own decoder goes on"
-            assert shared_names() <= names
+            assert suite.shared_names() <= names
             assert is_answer((await ask(other, picture(1)))[0])
             await expect_undisturbed(beside)
 
