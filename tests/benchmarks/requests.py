@@ -6,8 +6,8 @@
 
 The services have simulated engines and the settings of `millstream up`: metrics, admin port, a log
 line for each request. Both topologies: a Processor with one aggregated worker, or with a prefill
-and a decode worker. The client is plain gRPC (tests/support/chat_load.py), one process; each chat
-is one message and a half-close. Services are started afresh for each figure. Cases:
+and a decode worker. The client is plain gRPC (tests/support/chat_load.py), one process;
+each chat is one message and a half-close. Services are started afresh for each figure. Cases:
 
     chats        64 chats at once, each that ends followed by the next; 2 tokens, engine unbounded
     chats-10ms   the same with 1 token from an engine with steps of 10 ms

@@ -1,10 +1,10 @@
 """How well policies route by cached prefixes, and what a decision takes.
 
-The first table is a simulation in virtual time (`tests.support.routing_simulation`): hit rates and
-times to the first token are the same on any machine. The oracle knows every cache and every queue;
-it takes the place of the least cost, the same cost as kv_aware estimates. The second table is
-measured here: one `Router.plan` with kv_aware, without the hashing of its prompt, which is a column
-of its own.
+The first table is a simulation in virtual time (`tests.support.routing_simulation`): hit
+rates and times to the first token are the same on any machine. The oracle knows every cache and
+every queue; it takes the place of the least cost, the same cost as kv_aware estimates. The second
+table is measured here: one `Router.plan` with kv_aware, without the hashing of its prompt, which
+is a column of its own.
 
     python -m tests.benchmarks.routing [--quick] [--json]
 """

@@ -1,4 +1,4 @@
-"""What every engine adapter must do; one suite over all of them (`tests.support.engines`)."""
+"""What every engine adapter must do; one suite over all of `tests.support.engines`."""
 
 from __future__ import annotations
 

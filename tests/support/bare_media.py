@@ -1,7 +1,7 @@
 """Time to the first token of a bare `sgl.Engine` that is given embeddings: JSON by a child process.
 
-`python -m tests.support.bare_media MODEL WIDTH HEIGHT TIMES`: one request at a time, each with the
-rows of an image and another hash, so that no prefix is cached, and one token.
+`python -m tests.support.bare_media MODEL WIDTH HEIGHT TIMES`: one request at a time,
+each with the rows of an image and another hash, so that no prefix is cached, and one token.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a bare `sgl.Engine` answers, and what SGLang looks like: printed as JSON by a child process.
 
-`python -m tests.support.bare_sglang generate MODEL PROMPTS_JSON`, `… denoise MODEL CASES_JSON` or
-`… names`.
+`python -m tests.support.bare_sglang generate MODEL PROMPTS_JSON`, `… denoise MODEL
+CASES_JSON` or `… names`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What a bare `sgl.Engine` makes of inputs, and how fast: JSON by a child process.
 
-`python -m tests.support.bare_vectors MODEL`: each line of stdin is a job, answered by a line.
-`{"inputs": [[5, 6]]}`: the results as SGLang gives them. `{"inputs": …, "at_once": 4, "seconds":
-2}`: so many calls with these inputs at a time; how many they were, and how long they took.
-`{"inputs": …, "kind": "bert"}`: the results of transformers, of a model as `vector_models` makes
-them; with `"model": "DIRECTORY"` of another one.
+`python -m tests.support.bare_vectors MODEL`: each line of stdin is a job, answered by a
+line. `{"inputs": [[5, 6]]}`: the results as SGLang gives them. `{"inputs": …, "at_once": 4,
+"seconds": 2}`: so many calls with these inputs at a time; how many they were, and how long they
+took. `{"inputs": …, "kind": "bert"}`: the results of transformers, of a model as `vector_models`
+makes them; with `"model": "DIRECTORY"` of another one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m tests.support.command ARGUMENTS` is `millstream ARGUMENTS`, and can be forked."""
+"""`python -m tests.support.command ARGS` is `millstream ARGS`, and can be forked."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The `millstream` command as a person runs it: its own process, on a pipe or on a terminal.
 
-In a session of tests the process may be forked (`support.forked`), which takes a tenth of the time.
+In a session of tests it may be forked (`support.forked`), which takes a tenth of the time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A sender or a receiver of embeddings in a process of its own, which does what it is told.
 
-`python -m tests.support.embedding_process sender|receiver auto|inline|shared_memory|nixl`; commands
-and results are lines of JSON on stdin and stdout. `started` runs it.
+`python -m tests.support.embedding_process sender|receiver auto|inline|shared_memory|nixl`;
+commands and results are lines of JSON on stdin and stdout. `started` runs it.
 """
 
 from __future__ import annotations

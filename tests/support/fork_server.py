@@ -1,10 +1,10 @@
 """A process that imports once and then forks one process a job, in milliseconds.
 
-`python -m tests.support.fork_server services|sglang LISTENER LIFE`; `support.forked` starts it and
-writes the jobs. LISTENER is the number of an open SOCK_SEQPACKET socket: each connection brings one
-message, a job as JSON, with four file descriptors: stdin, stdout, stderr, and the pipe that gets
-the process's id and later its exit code. When the other end of LIFE closes, all that still runs is
-killed.
+`python -m tests.support.fork_server services|sglang LISTENER LIFE`;
+`support.forked` starts it and writes the jobs.
+LISTENER is the number of an open SOCK_SEQPACKET socket: each connection brings one message, a job
+as JSON, with four file descriptors: stdin, stdout, stderr, and the pipe that gets the process's
+id and later its exit code. When the other end of LIFE closes, all that still runs is killed.
 
 A forked process runs its module as `python -m` would, with the environment, folder, session and
 streams that the job names. What differs from `python -m`: all is imported already.

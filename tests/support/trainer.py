@@ -1,6 +1,7 @@
 """A trainer that broadcasts a checkpoint's tensors: rank 0 of a torch process group.
 
-`python -m tests.support.trainer PORT GROUP FILE NAMES [die]`; with ``die`` it ends before it sends.
+`python -m tests.support.trainer PORT GROUP FILE NAMES [die]`; with ``die`` it ends before
+it sends.
 """
 
 from __future__ import annotations
