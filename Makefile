@@ -45,7 +45,7 @@ up: setup ## start the whole suite here, on real SGLang with the demo model; ARG
 test: export PYTHONDONTWRITEBYTECODE =
 
 test: setup setup-deploy ## all tests, real SGLang among them (some 15 minutes on two cores)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --no-loadscope-reorder $(TESTS)
+	@$(BIN)/python -m pytest -n $(JOBS) $(TESTS)
 
 test-vendor: setup ## show the vendors' bugs that we work around, and which are gone (a minute)
 	@$(BIN)/python -m pytest --vendor $(TESTS)

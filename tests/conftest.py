@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import transformers  # noqa: F401 - else `TextModel.load` would start a process each time
@@ -41,8 +42,6 @@ _TOGETHER: tuple[tuple[str, ...], ...] = (
     ("integration/media/", "contract/embeddings/", "unit/embeddings/"),
 )
 """Paths whose tests share running processes or what the machine has once; the first fit counts."""
-_SGLANG = "sglang:"
-"""How the names of groups begin whose tests start real engines."""
 
 
 @pytest.fixture(scope="session")
@@ -79,28 +78,30 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the cases of vendors' own code apart (`support.vendor`), and group what runs together.
+    """Keep the cases of vendors' own code apart (`support.vendor`).
 
-    With pytest-xdist, a group's tests run in one process, in order; groups begin in the order of
-    their first tests, so the longest come first.
+    Where tests run side by side, the folders with the longest come first.
     """
     wanted = config.option.vendor
     others = [item for item in items if bool(item.get_closest_marker("vendor")) is not wanted]
     config.hook.pytest_deselected(items=others)
     items[:] = [item for item in items if bool(item.get_closest_marker("vendor")) is wanted]
-    if not hasattr(config, "workerinput"):
-        return
-    names = {item.path: _group(item.path) for item in items}
-    engines = {names[item.path] for item in items if item.get_closest_marker("sglang")}
-    for item in items:
-        name = names[item.path]
-        item.add_marker(pytest.mark.xdist_group(_SGLANG * (name in engines) + name))
-    items.sort(key=lambda item: _LONGEST_FIRST.index(item.path.relative_to(_TESTS).parts[0]))
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: _LONGEST_FIRST.index(item.path.relative_to(_TESTS).parts[0]))
 
 
-def _group(path: Path) -> str:
-    own = path.relative_to(_TESTS).as_posix()
-    return next((folders[0] for folders in _TOGETHER if own.startswith(folders)), own)
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Run the tests of a group in one process, in order; groups begin as their first tests come."""
+    from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - only side by side
+
+    class Groups(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            own = nodeid.partition("::")[0].removeprefix("tests/")
+            return next((each[0] for each in _TOGETHER if own.startswith(each)), own)
+
+    config.option.loadscopereorder = False
+    return Groups(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -142,10 +143,13 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_node_collection_finished(ids: Sequence[str]) -> None:
+def pytest_xdist_node_collection_finished(node: Any, ids: Sequence[str]) -> None:
     """Start them once for all processes that run tests."""
-    sglang = any(f"@{_SGLANG}" in each for each in ids)
-    _begin_forking({Path(each.partition("::")[0]) for each in ids}, sglang=sglang)
+    files = {Path(each.partition("::")[0]) for each in ids}
+    sglang = "not sglang" not in node.config.option.markexpr and any(
+        "mark.sglang" in file.read_text(encoding="utf-8") for file in files
+    )
+    _begin_forking(files, sglang=sglang)
 
 
 def _begin_forking(files: Iterable[Path], *, sglang: bool) -> None:

@@ -76,7 +76,9 @@ async def without_reader(*args: str) -> Outcome:
 
 
 async def _ended(
-    args: Sequence[str], streams: tuple[forked.Stream, ...], folder: Path | None
+    args: Sequence[str],
+    streams: tuple[forked.Stream, forked.Stream, forked.Stream],
+    folder: Path | None,
 ) -> int:
     process = forked.start("services", _COMMAND, args, streams, dict(os.environ), folder=folder)
     try:

@@ -190,7 +190,7 @@ def start(
         with contextlib.suppress(ConnectionRefusedError):  # announced, and not begun
             return _fork(address, _job(module, arguments, environment, folder), streams)
     stdin, stdout, stderr = streams
-    if folder is not None:  # the tests' modules are found from there, too
+    if module.startswith("tests."):  # it is found from any folder
         environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
