@@ -214,7 +214,7 @@ async def test_a_cancel_right_after_a_turn_cancels_that_turn(text_model: TextMod
         await conversation.say(start("hi", opts=options(1)))
         for turn in range(2, 12):
             await conversation.answer(turn - 1)
-            await conversation.say(user_turn("long", options(300)), CANCEL)
+            await conversation.say(user_turn("long", options(100)), CANCEL)
             assert (await conversation.answer(turn)).finish_reason == CANCELLED
         await one.until_idle()
 
