@@ -9,6 +9,8 @@ import pytest
 from tests.support.deploy_tools import tool
 from tests.support.pasted_page import ROOT, PastedPage, expect_in_order
 
+pytestmark = pytest.mark.timeout(240)  # half a minute of commands, beside other tests
+
 _UP = {
     "encode-1": ("50081", "9465", "9565"),
     "prefill-1": ("50061", "9466", "9566"),

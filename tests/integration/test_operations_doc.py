@@ -12,6 +12,8 @@ from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
 from millstream_server.runtime.rpc import channel
 from tests.support.pasted_page import ROOT, PastedPage, expect_in_order
 
+pytestmark = pytest.mark.timeout(240)  # a minute of commands, beside other tests
+
 _CALLER = "b7ad6b7169203331"
 
 _PAGE = PastedPage(
@@ -22,7 +24,6 @@ _PAGE = PastedPage(
         "processor": ("50051", "9464", "9564"),
     },
     own_ports=("4317", "50081", "50151", "50152", "50171"),
-    limit_s=110.0,
 )
 
 _SAYS = {

@@ -27,7 +27,7 @@ class PastedPage:
     """Ports as the page has them: what `up` takes when all are free, by the names in its table."""
     own_ports: tuple[str, ...] = ()
     """Ports that the page's other commands use."""
-    limit_s: float = 100.0
+    limit_s: float = 200.0
     programs: tuple[Path, ...] = ()
     """Folders to find programs in, besides PATH."""
 
