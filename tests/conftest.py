@@ -95,7 +95,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Run the tests of a group in one process, in order; groups begin as their first tests come."""
     from xdist.scheduler import LoadScopeScheduling  # noqa: PLC0415 - only side by side
 
-    class Groups(LoadScopeScheduling):
+    class Groups(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             own = nodeid.partition("::")[0].removeprefix("tests/")
             return next((each[0] for each in _TOGETHER if own.startswith(each)), own)
