@@ -7,10 +7,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from millstream_server.processor.media.parts import MediaPart
 from millstream_server.processor.media.uploads import Uploads
 from millstream_server.processor.options import Options
-from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool
+from millstream_server.processor.text.messages import ChatMessage, ChatRole, MediaPart, Tool
 from millstream_server.runtime.errors import Failure, InvalidRequestError, UnavailableError
 from millstream_server.runtime.frozen import dataclass
 

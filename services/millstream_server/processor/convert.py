@@ -17,10 +17,15 @@ from millstream.v1 import (
 )
 from millstream_server.media.items import Modality
 from millstream_server.processor.conversation import Conversation, UserTurn
-from millstream_server.processor.media.parts import MediaPart
 from millstream_server.processor.media.uploads import Uploads
 from millstream_server.processor.options import Completion, Options
-from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
+from millstream_server.processor.text.messages import (
+    ChatMessage,
+    ChatRole,
+    MediaPart,
+    Tool,
+    ToolCall,
+)
 from millstream_server.protobuf import generation as from_worker
 from millstream_server.protobuf.common import PRIORITIES
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError

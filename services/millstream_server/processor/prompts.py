@@ -10,9 +10,12 @@ from millstream_server.generation.validation import MAX_CONSTRAINT_BYTES, shape_
 from millstream_server.processor.media.encoding import EncodedPart
 from millstream_server.processor.media.prompt import media_prompt
 from millstream_server.processor.text.fair_queue import TextLimits
-from millstream_server.processor.text.json_checks import schema_seconds
-from millstream_server.processor.text.message_checks import ConversationPaths, check_messages
-from millstream_server.processor.text.messages import ChatMessage, Tool
+from millstream_server.processor.text.messages import (
+    ChatMessage,
+    ConversationPaths,
+    Tool,
+    check_messages,
+)
 from millstream_server.processor.text.threads import TextThreads, stop_if_gone
 from millstream_server.processor.text.tokenizer import SECONDS_PER_CHAR, TextModel
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
@@ -192,5 +195,4 @@ def _seconds(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> float:
     chars = sum(len(m.text) + len(m.name) + len(m.tool_call_id) for m in messages)
     chars += sum(len(call.arguments_json) for m in messages for call in m.tool_calls)
     chars += sum(len(tool.description) + len(tool.parameters_json_schema) for tool in tools)
-    schemas_s = sum(schema_seconds(tool.parameters_json_schema) for tool in tools)
-    return chars * SECONDS_PER_CHAR + len(messages) * _SECONDS_PER_MESSAGE + schemas_s
+    return chars * SECONDS_PER_CHAR + len(messages) * _SECONDS_PER_MESSAGE

@@ -14,7 +14,7 @@ from millstream_server.generation.validation import FieldPaths, check_request
 from millstream_server.processor.models import ServedModel
 from millstream_server.processor.options import Caller, Options
 from millstream_server.processor.queue.admission_queue import QueueLimits
-from millstream_server.processor.text.message_checks import ConversationPaths
+from millstream_server.processor.text.messages import ConversationPaths
 from millstream_server.processor.text.stops import check_stops
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.errors import FieldViolation, InvalidRequestError

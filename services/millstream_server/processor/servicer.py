@@ -15,7 +15,7 @@ from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.listing import model_to_proto
 from millstream_server.processor.media.uploads import Uploads
 from millstream_server.processor.options import Caller
-from millstream_server.processor.text.message_checks import ConversationPaths
+from millstream_server.processor.text.messages import ConversationPaths
 from millstream_server.runtime.errors import (
     InternalError,
     InvalidRequestError,

@@ -19,10 +19,10 @@ from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.core import ProcessorMedia
 from millstream_server.processor.media.encoding import TurnMedia
 from millstream_server.processor.media.intake import Intake
-from millstream_server.processor.media.parts import MediaPart
 from millstream_server.processor.media.urls import UrlFetcher
 from millstream_server.processor.options import Caller
 from millstream_server.processor.telemetry import NO_TELEMETRY
+from millstream_server.processor.text.messages import MediaPart
 from millstream_server.routing.policies import make_policy
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.request import RoutingRequest

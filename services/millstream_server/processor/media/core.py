@@ -9,9 +9,9 @@ from millstream_server.media.file import MediaFile
 from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.encoding import Encoders, TurnMedia
 from millstream_server.processor.media.intake import Intake
-from millstream_server.processor.media.parts import MediaPart
 from millstream_server.processor.media.uploads import DEFAULT_IDLE_S, Uploads
 from millstream_server.processor.options import Caller
+from millstream_server.processor.text.messages import MediaPart
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 

@@ -10,8 +10,8 @@ from typing import Protocol
 from millstream_server.generation.span import RequestSpan
 from millstream_server.media.file import MediaFile
 from millstream_server.media.items import EncodedItem
-from millstream_server.processor.media.parts import MediaPart
 from millstream_server.processor.telemetry import TurnTelemetry
+from millstream_server.processor.text.messages import MediaPart
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import (
