@@ -26,7 +26,7 @@ from millstream_server.generation.request import GenerationRequest, LogprobOptio
 from millstream_server.generation.sampling import Sampling
 from millstream_server.links.generation_stream import GenerationStream
 from millstream_server.links.slot_stream import Connection, OpenRequest
-from millstream_server.processor.options import Options
+from millstream_server.processor.conversation import Options
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.text.tokenizer import TextModel

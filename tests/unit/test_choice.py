@@ -10,7 +10,7 @@ import pytest
 
 from millstream_server.generation.output import Finish, FinishReason
 from millstream_server.processor.choice import Choice, Delta
-from millstream_server.processor.options import Options
+from millstream_server.processor.conversation import Options
 from millstream_server.processor.text.tokenizer import TextModel
 from tests.support.models import byte_level_model, sample_texts
 

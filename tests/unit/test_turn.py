@@ -16,14 +16,19 @@ import pytest
 from millstream.v1 import generation_pb2, processor_pb2
 from millstream_server.engines.base import Role, WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
-from millstream_server.generation.logprobs import LogprobColumns
-from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
+from millstream_server.generation.output import (
+    Finish,
+    FinishReason,
+    LogprobColumns,
+    OutputSink,
+    TokenLogprob,
+)
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import MAX_SEED, Ability, Sampling
-from millstream_server.generation.span import RequestSpan
+from millstream_server.generation.telemetry import RequestSpan
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.choice import Leg, Running, Workers
-from millstream_server.processor.options import Options
+from millstream_server.processor.conversation import Options
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.queue.admission import Admission
 from millstream_server.processor.queue.admission_queue import AdmissionQueue, QueueLimits

@@ -7,10 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from millstream_server.generation.logprobs import LogprobColumns, logprob_bytes, output_bytes
-from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
+from millstream_server.generation.output import (
+    Finish,
+    FinishReason,
+    LogprobColumns,
+    OutputSink,
+    TokenLogprob,
+    logprob_bytes,
+    output_bytes,
+)
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.generation.span import NO_SPAN, RequestSpan
+from millstream_server.generation.telemetry import NO_SPAN, RequestSpan
 from millstream_server.processor.text.detokenizer import detokenizer
 from millstream_server.processor.text.stops import StopMatcher
 from millstream_server.runtime.errors import ServingError

@@ -16,9 +16,9 @@ from millstream.v1 import (
     processor_pb2,
 )
 from millstream_server.media.items import Modality
-from millstream_server.processor.conversation import Conversation, UserTurn
+from millstream_server.processor.conversation import Completion, Conversation, Options, UserTurn
 from millstream_server.processor.media.uploads import Uploads
-from millstream_server.processor.options import Completion, Options
+from millstream_server.processor.models import ModelStatus
 from millstream_server.processor.text.messages import (
     ChatMessage,
     ChatRole,
@@ -28,7 +28,17 @@ from millstream_server.processor.text.messages import (
 )
 from millstream_server.protobuf import generation as from_worker
 from millstream_server.protobuf.common import PRIORITIES
+from millstream_server.protobuf.diffusion_model import diffusion_model_to_proto
+from millstream_server.protobuf.media import MODALITIES_TO_PROTO
+from millstream_server.protobuf.worker import (
+    ROLES_TO_PROTO,
+    abilities_to_proto,
+    embedding_model_to_proto,
+)
+from millstream_server.routing.tasks import Task
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from millstream_server.synthesis.diffuser import DiffuserInfo
+from millstream_server.vectors.embedder import EmbedderInfo
 
 _ROLES = {
     chat_pb2.CHAT_ROLE_SYSTEM: ChatRole.SYSTEM,
@@ -37,6 +47,7 @@ _ROLES = {
     chat_pb2.CHAT_ROLE_ASSISTANT: ChatRole.ASSISTANT,
     chat_pb2.CHAT_ROLE_TOOL: ChatRole.TOOL,
 }
+_TASKS = {task: processor_pb2.ModelTask.Value(f"MODEL_TASK_{task.name}") for task in Task}
 _SAME_NAME = frozenset(
     ("n", "return_token_ids", "include_special_tokens", "adapter", "session", "cache_salt")
 )
@@ -285,3 +296,36 @@ def completion_from_proto(request: processor_pb2.CompleteRequest) -> Completion:
 def new_request_id() -> str:
     """Make an id for a request whose client sent none."""
     return f"req-{os.urandom(8).hex()}"
+
+
+# ---- the served models ---------------------------------------------------------------------------
+
+
+def model_to_proto(model: ModelStatus) -> processor_pb2.ServedModel:
+    """Convert a served model; of several workers for images or vectors, the first one's info."""
+    message = processor_pb2.ServedModel(
+        name=model.name,
+        ready=model.ready,
+        context_length=_context_length(model),
+        workers=[
+            processor_pb2.ModelWorkers(role=ROLES_TO_PROTO[role], connected=count)
+            for role, count in sorted(model.workers.items(), key=lambda item: item[0].value)
+        ],
+        chat=model.text is not None and model.text.chat_template.available,
+        modalities=sorted(MODALITIES_TO_PROTO[modality] for modality in model.modalities),
+        tasks=sorted(_TASKS[task] for task in model.tasks),
+        abilities=abilities_to_proto(model.engine.abilities) if model.engine else (),
+        adapters=sorted(model.engine.adapter_names()) if model.engine else (),
+    )
+    for info in reversed(model.others):
+        if isinstance(info, DiffuserInfo):
+            message.diffusion.CopyFrom(diffusion_model_to_proto(info))
+        elif isinstance(info, EmbedderInfo):
+            message.embedding.CopyFrom(embedding_model_to_proto(info))
+    return message
+
+
+def _context_length(model: ModelStatus) -> int:
+    if model.engine is not None:
+        return model.engine.context_length
+    return (model.text.context_length if model.text else None) or 0

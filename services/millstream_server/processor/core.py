@@ -7,12 +7,17 @@ from typing import Any
 
 from millstream_server.engines.base import Role
 from millstream_server.generation.request import GenerationRequest, Prompt
-from millstream_server.processor.conversation import Conversation, Stoppable, UserTurn
+from millstream_server.processor.conversation import (
+    Caller,
+    Completion,
+    Conversation,
+    Options,
+    Stoppable,
+    UserTurn,
+)
 from millstream_server.processor.front import Front, FrontRequest
-from millstream_server.processor.media.core import ProcessorMedia
-from millstream_server.processor.media.encoding import TurnMedia
+from millstream_server.processor.media.core import ProcessorMedia, TurnMedia
 from millstream_server.processor.models import ServedModel
-from millstream_server.processor.options import Caller, Completion, Options
 from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.queue.admission import Admission
 from millstream_server.processor.requests import (

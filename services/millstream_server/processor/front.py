@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 from millstream_server.engines.base import EngineInfo
-from millstream_server.generation.span import NO_SPAN, RequestSpan
+from millstream_server.generation.telemetry import NO_SPAN, RequestSpan
 from millstream_server.processor.forwarding.fit import Fit
 from millstream_server.processor.models import Models, ServedModel
 from millstream_server.processor.queue.admission import Admission

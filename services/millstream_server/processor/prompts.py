@@ -7,8 +7,7 @@ from typing import Any
 
 from millstream_server.generation.request import Prompt
 from millstream_server.generation.validation import MAX_CONSTRAINT_BYTES, shape_problem
-from millstream_server.processor.media.encoding import EncodedPart
-from millstream_server.processor.media.prompt import media_prompt
+from millstream_server.processor.media.core import EncodedPart, media_prompt
 from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.messages import (
     ChatMessage,

@@ -10,11 +10,10 @@ from collections.abc import AsyncIterator
 
 from millstream.v1 import processor_pb2, processor_pb2_grpc
 from millstream_server.processor import convert, responses
-from millstream_server.processor.conversation import Conversation, DrainNotice
+from millstream_server.processor.conversation import Caller, Conversation, DrainNotice
+from millstream_server.processor.convert import model_to_proto
 from millstream_server.processor.core import ProcessorCore
-from millstream_server.processor.listing import model_to_proto
 from millstream_server.processor.media.uploads import Uploads
-from millstream_server.processor.options import Caller
 from millstream_server.processor.text.messages import ConversationPaths
 from millstream_server.runtime.errors import (
     InternalError,

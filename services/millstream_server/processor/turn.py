@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from millstream_server.engines.base import Role
 from millstream_server.generation.generator import GeneratorInfo
-from millstream_server.generation.logprobs import logprob_bytes
-from millstream_server.generation.output import Finish, FinishReason, TokenLogprob
+from millstream_server.generation.output import Finish, FinishReason, TokenLogprob, logprob_bytes
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import MAX_SEED, Ability
 from millstream_server.links.unread import UnreadOutput, overflow
@@ -25,8 +24,8 @@ from millstream_server.processor.telemetry import ABANDONED, NO_TELEMETRY, TurnT
 from millstream_server.runtime.errors import Failure, ServingError, UnavailableError
 
 if TYPE_CHECKING:
-    from millstream_server.processor.media.encoding import TurnMedia
-    from millstream_server.processor.options import Options
+    from millstream_server.processor.conversation import Options
+    from millstream_server.processor.media.core import TurnMedia
     from millstream_server.processor.pacing import Pacer
     from millstream_server.processor.queue.admission import Admission
     from millstream_server.processor.text.tokenizer import TextModel

@@ -11,10 +11,16 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 from millstream_server.engines.base import Role
-from millstream_server.generation.logprobs import logprob_bytes, output_bytes
-from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
+from millstream_server.generation.output import (
+    Finish,
+    FinishReason,
+    OutputSink,
+    TokenLogprob,
+    logprob_bytes,
+    output_bytes,
+)
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.generation.span import NO_SPAN, RequestSpan
+from millstream_server.generation.telemetry import NO_SPAN, RequestSpan
 from millstream_server.generation.validation import check_request
 from millstream_server.links.unread import UnreadOutput, overflow
 from millstream_server.processor.choice import Workers
