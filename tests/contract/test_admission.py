@@ -20,9 +20,9 @@ from millstream.v1 import (
     processor_pb2_grpc,
     sampling_pb2,
 )
+from millstream_server.processor.admission import AdmissionQueue, QueueLimits
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.pacing import Pacer
-from millstream_server.processor.queue.admission_queue import AdmissionQueue, QueueLimits
 from millstream_server.processor.requests import RequestLimits
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.text.tokenizer import TextModel

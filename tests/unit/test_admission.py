@@ -12,12 +12,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from millstream_server.processor.queue.admission import Admission
-from millstream_server.processor.queue.admission_queue import (
-    MAX_OVERTAKEN,
+from millstream_server.processor.admission import (
+    Admission,
     AdmissionQueue,
     QueueLimits,
 )
+from millstream_server.processor.waiting import MAX_OVERTAKEN
 from millstream_server.runtime.errors import (
     DeadlinePassedError,
     InvalidRequestError,
@@ -253,7 +253,7 @@ def test_one_that_displaces_what_it_waited_for_runs() -> None:
     queue = Machine(capacity=4).queue(max_queued=1)
     enter(queue, 3)
     (wide,) = enter(queue, units=4, priority=LOW)
-    queue.overtaken = MAX_OVERTAKEN  # it is the wide one's turn
+    queue.waiting.overtaken = MAX_OVERTAKEN  # it is the wide one's turn
     (high,) = enter(queue, priority=HIGH)
     assert not wide.waits
     assert high.runs

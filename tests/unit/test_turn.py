@@ -27,11 +27,10 @@ from millstream_server.generation.request import GenerationRequest, LogprobOptio
 from millstream_server.generation.sampling import MAX_SEED, Ability, Sampling
 from millstream_server.generation.telemetry import RequestSpan
 from millstream_server.links.unread import UnreadOutput
+from millstream_server.processor.admission import Admission, AdmissionQueue, QueueLimits
 from millstream_server.processor.choice import Leg, Running, Workers
 from millstream_server.processor.conversation import Options
 from millstream_server.processor.pacing import Pacer
-from millstream_server.processor.queue.admission import Admission
-from millstream_server.processor.queue.admission_queue import AdmissionQueue, QueueLimits
 from millstream_server.processor.responses import Messages
 from millstream_server.processor.telemetry import NO_TELEMETRY, TurnTelemetry
 from millstream_server.processor.text.tokenizer import TextModel

@@ -12,6 +12,7 @@ from millstream.v1 import diffusion_pb2_grpc, embedding_pb2_grpc, processor_pb2_
 from millstream_server.links.fleet import Fleet
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.model_files.state import expect_usable
+from millstream_server.processor.admission import QueueLimits
 from millstream_server.processor.convert import held_bytes
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.diffusion.core import DiffusionCore
@@ -26,7 +27,6 @@ from millstream_server.processor.media.urls import UrlFetcher
 from millstream_server.processor.models import Models
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.prompts import Prompts
-from millstream_server.processor.queue.admission_queue import QueueLimits
 from millstream_server.processor.requests import RequestLimits
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.settings import ProcessorSettings

@@ -81,7 +81,7 @@ class DrainNotice:
 
 
 class Stoppable(Protocol):
-    """A turn that waits (`queue.admission.Admission`) or runs (`generation.Generation`)."""
+    """A turn that waits (`admission.Admission`) or runs (`turn.Turn`)."""
 
     def cancel(self) -> None:
         """Finish it as CANCELLED."""

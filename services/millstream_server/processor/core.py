@@ -7,6 +7,7 @@ from typing import Any
 
 from millstream_server.engines.base import Role
 from millstream_server.generation.request import GenerationRequest, Prompt
+from millstream_server.processor.admission import Admission
 from millstream_server.processor.conversation import (
     Caller,
     Completion,
@@ -19,7 +20,6 @@ from millstream_server.processor.front import Front, FrontRequest
 from millstream_server.processor.media.core import ProcessorMedia, TurnMedia
 from millstream_server.processor.models import ServedModel
 from millstream_server.processor.prompts import Prompts
-from millstream_server.processor.queue.admission import Admission
 from millstream_server.processor.requests import (
     check,
     check_options,

@@ -15,13 +15,12 @@ from typing import Protocol, Self, TypeVar
 
 from millstream_server.engines.base import EngineInfo
 from millstream_server.generation.telemetry import NO_SPAN, RequestSpan
+from millstream_server.processor.admission import Admission, AdmissionQueue
 from millstream_server.processor.forwarding.fit import Fit
 from millstream_server.processor.models import Models, ServedModel
-from millstream_server.processor.queue.admission import Admission
-from millstream_server.processor.queue.admission_queue import AdmissionQueue
-from millstream_server.processor.queue.positions import Positions, Tell
 from millstream_server.processor.requests import DEFAULT_LIMITS, RequestLimits
 from millstream_server.processor.telemetry import FrontTelemetry
+from millstream_server.processor.waiting import Positions, Tell
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.routing.tasks import TEXT_TASKS, Task

@@ -24,10 +24,10 @@ from millstream_server.processor.telemetry import ABANDONED, NO_TELEMETRY, TurnT
 from millstream_server.runtime.errors import Failure, ServingError, UnavailableError
 
 if TYPE_CHECKING:
+    from millstream_server.processor.admission import Admission
     from millstream_server.processor.conversation import Options
     from millstream_server.processor.media.core import TurnMedia
     from millstream_server.processor.pacing import Pacer
-    from millstream_server.processor.queue.admission import Admission
     from millstream_server.processor.text.tokenizer import TextModel
     from millstream_server.routing.plan import Plan, PlannedLeg
     from millstream_server.routing.workers import WorkerView
