@@ -120,7 +120,7 @@ class Front:
         """Wait until no request runs or waits."""
         await until(lambda: (self.queue.running, self.queue.queued) == (0, 0))
         await until(lambda: (self.rpcs.open_streams, self.core.work.count) == (0, 0))
-        assert (self.queue.queued_tokens, self.rpcs.open_bytes) == (0, 0)
+        assert (self.queue.waiting.tokens, self.rpcs.open_bytes) == (0, 0)
 
 
 @contextlib.asynccontextmanager

@@ -208,9 +208,9 @@ def test_so_many_tokens_wait_and_no_more() -> None:
         enter(queue, tokens=41)
     assert refused("tokens") == before + 1
     (admission,) = enter(queue, tokens=40)
-    assert queue.queued_tokens == 100
+    assert queue.waiting.tokens == 100
     admission.cancel()
-    assert queue.queued_tokens == 60
+    assert queue.waiting.tokens == 60
 
 
 async def test_higher_priority_displaces_the_latest_of_the_lowest() -> None:
@@ -573,8 +573,8 @@ class Anything(RuleBasedStateMachine):
         waiting = [admission for admission in self.admissions if admission.waits]
         assert self.queue.running == sum(admission.units for admission in running)
         assert self.queue.queued == len(waiting) <= self.limits.max_queued
-        assert self.queue.queued_tokens == sum(admission.tokens for admission in waiting)
-        assert self.queue.queued_tokens <= self.limits.max_queued_tokens
+        assert self.queue.waiting.tokens == sum(admission.tokens for admission in waiting)
+        assert self.queue.waiting.tokens <= self.limits.max_queued_tokens
 
     @invariant()
     def none_waits_while_there_is_capacity(self) -> None:
@@ -589,7 +589,7 @@ class Anything(RuleBasedStateMachine):
     def teardown(self) -> None:
         for admission in self.admissions:
             self._do(admission.leave)
-        assert (self.queue.running, self.queue.queued, self.queue.queued_tokens) == (0, 0, 0)
+        assert (self.queue.running, self.queue.queued, self.queue.waiting.tokens) == (0, 0, 0)
         for task in self.tasks.values():
             if not task.cancelled():
                 task.exception()

@@ -188,11 +188,6 @@ class AdmissionQueue:
         return self.waiting.count
 
     @property
-    def queued_tokens(self) -> int:
-        """Tokens that waiting requests may take."""
-        return self.waiting.tokens
-
-    @property
     def limit(self) -> int:
         """Units that may run at once at the moment."""
         capacity = self._capacity()
@@ -310,7 +305,7 @@ class AdmissionQueue:
     def _make_space(self, admission: Admission) -> None:
         """Check that one more can wait; displace requests of lower priority if needed."""
         limits = self._limits
-        count, tokens = self.queued + 1, self.queued_tokens + admission.tokens
+        count, tokens = self.queued + 1, self.waiting.tokens + admission.tokens
         lower = [
             lane for priority, lane in self.waiting.lanes.items() if priority < admission.priority
         ]
@@ -368,7 +363,7 @@ class _Metrics:
         # Read at each scrape, which is cheaper than to set gauges at every request.
         metrics.ADMISSION_RUNNING.labels(name).set_function(lambda: queue.running)
         metrics.ADMISSION_QUEUED.labels(name).set_function(lambda: queue.queued)
-        metrics.ADMISSION_QUEUED_TOKENS.labels(name).set_function(lambda: queue.queued_tokens)
+        metrics.ADMISSION_QUEUED_TOKENS.labels(name).set_function(lambda: queue.waiting.tokens)
         self._wait = {p: metrics.ADMISSION_WAIT.labels(name, p.name.lower()) for p in Priority}
 
     def waited(self, priority: Priority, seconds: float) -> None:
