@@ -29,6 +29,10 @@ class Turn:
         self.text_model = model
         self.options = Options(path="", sampling={}, stops=tuple(stops))
 
+    @property
+    def output(self) -> Turn:
+        return self
+
     def leg_ended(self, leg: object) -> None:
         pass
 

@@ -104,7 +104,7 @@ class Client:
 
     def __init__(self, name: str) -> None:
         self.caller_key = name
-        self.turn: Turn | None = None
+        self.output: Messages | None = None
         self.reads = True
         self.messages: list[processor_pb2.ChatResponse] = []
         self.raised: BaseException | None = None
@@ -128,18 +128,18 @@ class Client:
 
     def fail(self, error: BaseException) -> None:
         self.failures.append(error)
-        self.turn = None
+        self.output = None
 
     def _pull(self) -> None:
-        turn = self.turn
-        if turn is None or turn.over or self.raised:
+        output = self.output
+        if output is None or output.over or self.raised:
             return
         if not self.reads:
-            turn.gathers = True
+            output.gathers = True
             return
         self._asked = False
         try:
-            message = turn.next()
+            message = output.next()
         except Exception as error:  # noqa: BLE001 - as a transport does
             self.raised = error
             return
@@ -151,7 +151,7 @@ class Client:
     async def end(self) -> None:
         """Wait for the turn's end."""
         async with asyncio.timeout(5):
-            while self.raised is None and self.turn and not self.turn.over:
+            while self.raised is None and self.output and not self.output.over:
                 await asyncio.sleep(0)
 
 
@@ -160,6 +160,7 @@ class Started:
     """A turn on played workers."""
 
     turn: Turn
+    output: Messages
     workers: Played
     admission: Admitted
     client: Client
@@ -196,18 +197,19 @@ def _started(
         sampling=Sampling(max_new_tokens=9, seed=seed, temperature=temperature),
         logprobs=logprobs,
     )
-    turn = client.turn = Turn(
+    output = client.output = Messages(processor_pb2.ChatResponse, notice=notice)
+    turn = Turn(
         request,
         Options(path="options.", sampling={}, **options),
         text_model,
         admission or cast("Any", admitted),
         replace(parts or _parts(), workers=workers),
         call=cast("Any", client),
-        rendering=Messages(processor_pb2.ChatResponse, notice),
+        output=output,
         telemetry=telemetry,
     )
     turn.start(plan)
-    return Started(turn, workers, admitted, client)
+    return Started(turn, output, workers, admitted, client)
 
 
 async def test_each_leg_names_its_rank_and_the_ticket_that_of_the_prefill(
@@ -325,7 +327,7 @@ async def test_what_came_before_an_error_is_sent_first(text_model: TextModel) ->
     await it.client.end()
     assert it.client.texts == ["Hello"]
     assert isinstance(it.client.raised, WorkerLostError)
-    assert list(it.turn._choices[0].token_ids) == list(ids)
+    assert list(it.turn.choices[0].token_ids) == list(ids)
 
 
 @pytest.mark.parametrize(
@@ -372,7 +374,7 @@ async def test_it_is_freed_at_its_end_and_not_by_the_garbage_collector(
         if read:
             await client.end()
         turn.close()
-        client.turn = None
+        client.output = None
         await _turns()
         alive = weakref.ref(turn)
         del it, turn
@@ -490,7 +492,7 @@ async def test_later_tokens_keep_the_longer_interval(
         it.workers.sinks["decode"][0].emit([37])
         assert 0.15 < await _next_s(it) < 0.5
     assert it.client.texts == ["A", "BC", "BC"]
-    assert it.turn.longest_interval_s == 0.2
+    assert it.output.longest_interval_s == 0.2
     it.turn.close()
 
 
@@ -500,7 +502,7 @@ async def test_with_room_no_token_waits(text_model: TextModel) -> None:
         it.workers.sinks["decode"][0].emit([36])
         await _turns()
     assert len(it.client.messages) == 21
-    assert it.turn.longest_interval_s == 0
+    assert it.output.longest_interval_s == 0
     it.turn.close()
 
 
@@ -509,7 +511,7 @@ async def test_a_token_that_comes_after_the_interval_does_not_wait(text_model: T
     await asyncio.sleep(0.06)
     it.workers.sinks["decode"][0].emit([36])
     assert await _next_s(it) < 0.04
-    assert it.turn.longest_interval_s == 0, "nothing was gathered"
+    assert it.output.longest_interval_s == 0, "nothing was gathered"
     it.turn.close()
 
 
@@ -565,8 +567,8 @@ async def test_unread_output_ends_its_request_and_no_other(text_model: TextModel
     assert unread.used == 0, "what still comes is dropped"
     assert greedy.workers.cancels == ["decode"]
     with pytest.raises(OverloadedError, match="too much output waits"):
-        greedy.turn.next()
-    assert greedy.turn._choices[0].held_bytes == 0
+        greedy.output.next()
+    assert greedy.turn.choices[0].held_bytes == 0
     for it in (greedy, sound):
         it.turn.close()
 
@@ -597,7 +599,7 @@ async def test_a_closed_turn_counts_nothing(text_model: TextModel) -> None:
     it.turn.close()
     sink.emit([35] * 10)
     assert unread.used == 0
-    assert it.turn._choices[0].held_bytes == 0
+    assert it.turn.choices[0].held_bytes == 0
 
 
 # ---- plans whose legs run one after the other

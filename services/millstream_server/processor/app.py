@@ -185,10 +185,9 @@ def _core(
             pacer=pacer,
             workers=fleet,
             ticket_key=key,
-            embedding_tickets=EmbeddingTickets(key) if key else None,
             unread=fleet.unread,
         ),
-        _media(settings, router, fleet),
+        _media(settings, router, fleet, key),
     )
 
 
@@ -205,7 +204,9 @@ def _text_limits(settings: ProcessorSettings) -> TextLimits:
     )
 
 
-def _media(settings: ProcessorSettings, router: Router, fleet: Fleet) -> ProcessorMedia:
+def _media(
+    settings: ProcessorSettings, router: Router, fleet: Fleet, key: TicketKey | None
+) -> ProcessorMedia:
     most = settings.max_media_item_bytes
     urls = UrlFetcher(enabled=settings.fetch_urls, hosts=settings.fetch_url_hosts, max_bytes=most)
     return ProcessorMedia(
@@ -213,6 +214,7 @@ def _media(settings: ProcessorSettings, router: Router, fleet: Fleet) -> Process
         fleet,
         Intake(urls, max_item_bytes=most, max_items=settings.max_media_items),
         MediaBudget(settings.max_media_bytes),
+        tickets=EmbeddingTickets(key) if key else None,
         shared_cache=settings.share_media_cache,
         upload_idle_s=settings.upload_idle_s,
     )

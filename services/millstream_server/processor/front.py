@@ -17,7 +17,7 @@ from millstream_server.engines.base import EngineInfo
 from millstream_server.generation.telemetry import NO_SPAN, RequestSpan
 from millstream_server.processor.admission import Admission, AdmissionQueue
 from millstream_server.processor.forwarding.fit import Fit
-from millstream_server.processor.models import Models, ServedModel
+from millstream_server.processor.models import Models
 from millstream_server.processor.requests import DEFAULT_LIMITS, RequestLimits
 from millstream_server.processor.telemetry import FrontTelemetry
 from millstream_server.processor.waiting import Positions, Tell
@@ -237,16 +237,6 @@ class FrontRequest:
         """Record its model, one we serve, and the vendor of the model's engine."""
         self.model = model
         self.telemetry.model_known(model, provider, self._request_id[:_MAX_LOGGED_ID])
-
-    def find_text(self, model: str, field: str) -> ServedModel:
-        """Find the model of a chat or a completion, which its client named in ``field``.
-
-        Raises:
-            ServingError: the model isn't served here, does something else, or has no worker.
-        """
-        served = self._front.models.served(model, field, self._task)
-        self.known(served.name, served.engine.engine)
-        return served
 
     def find(self, model: str) -> list[EngineInfo]:
         """Find its model and the workers that do its task; return what their engines are.

@@ -29,6 +29,7 @@ from millstream_server.runtime.errors import (
     RequestCancelledError,
     UnavailableError,
 )
+from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 
 _ATTEMPTS = 3
 """Workers that an item is sent to, when each is lost or shuts down."""
@@ -44,13 +45,16 @@ class ProcessorMedia:
         intake: Intake,
         budget: MediaBudget,
         *,
+        tickets: EmbeddingTickets | None = None,
         shared_cache: bool = False,
         upload_idle_s: float = DEFAULT_IDLE_S,
     ) -> None:
         """Encode on ``encoders``; all conversations' bytes count in ``budget``.
 
-        With ``shared_cache`` callers share cached results, otherwise each has its own.
+        ``tickets`` signs where a worker fetches the results; None: without a key. With
+        ``shared_cache`` callers share cached results, otherwise each has its own.
         """
+        self._tickets = tickets
         self._shared_cache = shared_cache
         self.intake = intake
         self._router = router
@@ -82,7 +86,9 @@ class ProcessorMedia:
                 deadline_s=caller.deadline_s,
             )
 
-        return TurnMedia(self._router, self._encoders, request, file_of, telemetry)
+        return TurnMedia(
+            self._router, self._encoders, request, file_of, telemetry, tickets=self._tickets
+        )
 
 
 class Encoding(Protocol):
@@ -139,6 +145,8 @@ class TurnMedia:
         request: RoutingRequest,
         file_of: Callable[[MediaPart, RequestSpan], MediaFile],
         telemetry: TurnTelemetry,
+        *,
+        tickets: EmbeddingTickets | None = None,
     ) -> None:
         """``file_of`` makes what a worker gets of a part; the span is the item's."""
         self.encoded: tuple[EncodedPart, ...] = ()
@@ -147,6 +155,7 @@ class TurnMedia:
         self._encoders = encoders
         self._request = request
         self._file_of = file_of
+        self._tickets = tickets
         self._telemetry = telemetry
         self._held: list[tuple[str, str]] = []
         self._released = False
@@ -228,6 +237,20 @@ class TurnMedia:
             raise RequestCancelledError("the turn ended before its media were encoded")
         self._held.append((address, item.lease))
         return EncodedPart(part, item, address)
+
+    def with_tickets(self, prompt: Prompt) -> Prompt:
+        """Name in ``prompt`` where the worker that runs it fetches its media.
+
+        Raises:
+            UnavailableError: this server can't make tickets.
+        """
+        if self._tickets is None:
+            raise UnavailableError("this server has no ticket key and can't use media")
+        media = tuple(
+            replace(item, ticket=self._tickets.mint(source.address, source.item))
+            for item, source in zip(prompt.media, self.encoded, strict=True)
+        )
+        return replace(prompt, media=media)
 
     # ---- for the conversation --------------------------------------------------------------------
 
