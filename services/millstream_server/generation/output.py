@@ -6,10 +6,10 @@ import asyncio
 import enum
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol, overload
 
 from millstream_server.runtime.errors import ServingError
+from millstream_server.runtime.frozen import dataclass
 
 _TOKEN_BYTES = 40
 """A token in a list: an `int` and the pointer to it."""

@@ -54,12 +54,12 @@ class Prompts:
         Raises:
             InvalidRequestError: it can't be rendered.
         """
-
-        def work() -> tuple[str, MutableSequence[int]]:
-            prompt = rendered(text, messages, tools, paths)
-            return prompt, text.encode(prompt, add_special_tokens=False)
-
         if not _is_small(messages, tools):
+
+            def work() -> tuple[str, MutableSequence[int]]:
+                prompt = rendered(text, messages, tools, paths)
+                return prompt, text.encode(prompt, add_special_tokens=False)
+
             return await self.threads.run(work, _seconds(messages, tools))
         prompt = rendered(text, messages, tools, paths)
         if len(prompt) <= _SMALL_PROMPT_CHARS:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from opentelemetry.context import Context
@@ -21,6 +20,7 @@ from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.sampling import given_knobs
 from millstream_server.generation.telemetry import NO_SPAN, RequestSpan, TracedRequest, server_of
 from millstream_server.routing.tasks import TEXT_TASKS, Task
+from millstream_server.runtime.frozen import dataclass
 from millstream_server.runtime.telemetry import metrics
 from millstream_server.runtime.telemetry.request_spans import fail, reason_of
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc
 from millstream_server.processor.diffusion.core import DiffusionCore
 from millstream_server.processor.diffusion.text import CountedTexts, TextForwarder
-from millstream_server.processor.forwarding.serve import Served, serve
 from millstream_server.processor.front import Front
+from millstream_server.processor.slot_streams import Served, serve
 from millstream_server.protobuf.diffusion import (
     image_from_proto,
     image_response,

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from millstream.v1 import embedding_pb2, embedding_pb2_grpc
 from millstream_server.processor.convert import new_request_id
-from millstream_server.processor.forwarding.serve import Served, serve, trace_of
 from millstream_server.processor.front import Front
+from millstream_server.processor.slot_streams import Served, serve, trace_of
 from millstream_server.processor.vectors.core import VectorsCore
 from millstream_server.protobuf.embedding import (
     embed_from_proto,
