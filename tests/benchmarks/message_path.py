@@ -30,9 +30,11 @@ from millstream_server.processor.conversation import Options
 from millstream_server.processor.output import TurnOutput
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.servicer import ProcessorServicer
+from millstream_server.processor.telemetry import FrontTelemetry
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.turn import Turn, TurnParts
 from millstream_server.routing.plan import Plan, PlannedLeg
+from millstream_server.routing.tasks import Task
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.rpc.call import Source
 from tests.support.models import byte_level_model
@@ -89,6 +91,7 @@ class _Core:
         self._plan = Plan((PlannedLeg(Role.AGGREGATED, view),))
         self._stream = stream
         self._parts = TurnParts(pacer=Pacer(0.05), workers=self)
+        self._telemetry = FrontTelemetry()
         self.front = self
 
     def generate(self, _address: str, request: GenerationRequest, sink: OutputSink) -> OpenRequest:
@@ -118,6 +121,7 @@ class _Core:
             self._parts,
             call=call,
             output=output,
+            telemetry=self._telemetry.open(Task.COMPLETE),
             continuation=True,
         )
         turn.start(self._plan)

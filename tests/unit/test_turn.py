@@ -32,10 +32,11 @@ from millstream_server.processor.choice import Leg, Running, Workers
 from millstream_server.processor.conversation import Options
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.responses import Messages
-from millstream_server.processor.telemetry import NO_TELEMETRY, TurnTelemetry
+from millstream_server.processor.telemetry import FrontTelemetry, TurnTelemetry
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.turn import Turn, TurnParts
 from millstream_server.routing.plan import Plan, PlannedLeg
+from millstream_server.routing.tasks import Task
 from millstream_server.routing.workers import RankView, WorkerView
 from millstream_server.runtime.errors import (
     InvalidRequestError,
@@ -43,6 +44,7 @@ from millstream_server.runtime.errors import (
     ServingError,
     WorkerLostError,
 )
+from millstream_server.runtime.telemetry.trace_context import NOT_TRACED
 from millstream_server.transfer.ticket import TicketKey
 
 
@@ -179,7 +181,7 @@ def _started(
     text_model: TextModel,
     plan: Plan,
     *,
-    telemetry: TurnTelemetry = NO_TELEMETRY,
+    telemetry: TurnTelemetry | None = None,
     logprobs: LogprobOptions | None = None,
     admission: Admission | None = None,
     parts: TurnParts | None = None,
@@ -206,7 +208,7 @@ def _started(
         replace(parts or _parts(), workers=workers),
         call=cast("Any", client),
         output=output,
-        telemetry=telemetry,
+        telemetry=telemetry or FrontTelemetry().open(Task.CHAT),
     )
     turn.start(plan)
     return Started(turn, output, workers, admitted, client)
@@ -656,10 +658,19 @@ class _BrokenTelemetry(TurnTelemetry):
         raise RuntimeError
 
 
+def _broken() -> _BrokenTelemetry:
+    return _BrokenTelemetry(FrontTelemetry(), Task.CHAT, NOT_TRACED, 1)
+
+
 async def test_closing_gives_back_the_admission_and_the_worker_whatever_telemetry_does(
     text_model: TextModel,
 ) -> None:
-    it = _started(text_model, ALONE, n=2, telemetry=_BrokenTelemetry())
+    it = _started(
+        text_model,
+        ALONE,
+        n=2,
+        telemetry=_broken(),
+    )
     with pytest.raises(RuntimeError):
         it.turn.close()
     assert it.admission.left == 1
@@ -671,7 +682,10 @@ async def test_a_legs_end_counts_whatever_telemetry_does(
     text_model: TextModel, error: ServingError | None
 ) -> None:
     it = _started(
-        text_model, PAIR, telemetry=_BrokenTelemetry(), logprobs=LogprobOptions(prompt=True)
+        text_model,
+        PAIR,
+        telemetry=_broken(),
+        logprobs=LogprobOptions(prompt=True),
     )
     for sink in (*it.workers.sinks["decode"], *it.workers.sinks["prefill"]):
         with pytest.raises(RuntimeError):

@@ -16,7 +16,7 @@ from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.sampling import MAX_SEED, Ability
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.choice import Choice, Leg, Workers
-from millstream_server.processor.telemetry import ABANDONED, NO_TELEMETRY, TurnTelemetry, Usage
+from millstream_server.processor.telemetry import ABANDONED, TurnTelemetry, Usage
 from millstream_server.runtime.errors import Failure, ServingError, UnavailableError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Turn:
         *,
         call: Call,
         output: TurnOutput,
-        telemetry: TurnTelemetry = NO_TELEMETRY,
+        telemetry: TurnTelemetry,
         continuation: bool = False,
         media: TurnMedia | None = None,
     ) -> None:
