@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -33,15 +32,11 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
         self._core = core
         self._batches = Served(embed_from_proto, core.embed, embed_response)
 
-    async def Embed(
+    def Embed(
         self, request_iterator: AsyncIterator[embedding_pb2.EmbedRequest], call: Call
     ) -> AsyncIterator[embedding_pb2.EmbedResponse]:
         """Embed one stream's batches; see embedding.proto for the rules."""
-        async with contextlib.aclosing(
-            serve(self._front, self._batches, request_iterator, call)
-        ) as responses:
-            async for response in responses:
-                yield response
+        return serve(self._front, self._batches, request_iterator, call)
 
     async def Rerank(
         self, request: embedding_pb2.RerankRequest, call: Call
