@@ -143,17 +143,18 @@ class Messages(TurnOutput):
         """Make any message; that of a token takes less time."""
         if self._drops and turn.error:
             raise turn.error
-        if (part := self._next_part()) is not None:
+        if self._parts_left is not None and (part := self._next_part()) is not None:
             return part
         deltas = self._take(turn)
         self._recount()
-        if turn.complete:
+        complete = turn.complete
+        if complete:
             turn.error = None  # too late: everything has been made
         if not deltas:
             if turn.error:
                 raise turn.error
             return None
-        made = self._of(deltas, turn)
+        made = self._of(deltas, turn, complete=complete)
         if isinstance(made, tuple):  # nearly always
             if turn.error or any(choice.has_more for choice in self._choices):
                 self.urge()
@@ -197,9 +198,12 @@ class Messages(TurnOutput):
             self._uses_left = 0
         return self._filled
 
-    def _of(self, deltas: Sequence[Delta], turn: Turn) -> tuple[Any] | Iterator[Any]:
+    def _of(
+        self, deltas: Sequence[Delta], turn: Turn, *, complete: bool
+    ) -> tuple[Any] | Iterator[Any]:
+        """Make one message or, of large output, several."""
         choices = [_delta(delta, turn) for delta in deltas]
-        groups, complete = _groups(choices), turn.complete
+        groups = _groups(choices)
         if len(groups) == 1 and not (complete and _prompt_logprobs(turn)):  # nearly always
             fields: Fields = {"choices": choices}
             if complete:
