@@ -26,12 +26,15 @@ from millstream_server.generation.request import GenerationRequest, LogprobOptio
 from millstream_server.generation.sampling import Sampling
 from millstream_server.links.generation_stream import GenerationStream
 from millstream_server.links.slot_stream import Connection, OpenRequest
-from millstream_server.processor.options import Options
+from millstream_server.processor.conversation import Options
+from millstream_server.processor.output import TurnOutput
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.servicer import ProcessorServicer
+from millstream_server.processor.telemetry import FrontTelemetry
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.processor.turn import Rendering, Turn, TurnParts
+from millstream_server.processor.turn import Turn, TurnParts
 from millstream_server.routing.plan import Plan, PlannedLeg
+from millstream_server.routing.tasks import Task
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.rpc.call import Source
 from tests.support.models import byte_level_model
@@ -88,6 +91,7 @@ class _Core:
         self._plan = Plan((PlannedLeg(Role.AGGREGATED, view),))
         self._stream = stream
         self._parts = TurnParts(pacer=Pacer(0.05), workers=self)
+        self._telemetry = FrontTelemetry()
         self.front = self
 
     def generate(self, _address: str, request: GenerationRequest, sink: OutputSink) -> OpenRequest:
@@ -99,7 +103,7 @@ class _Core:
     end_call = begin_call
 
     async def complete(
-        self, completion: Any, _caller: object, call: Any, rendering: Rendering
+        self, completion: Any, _caller: object, call: Any, output: TurnOutput
     ) -> Turn:
         asked: Options = completion.options
         request = GenerationRequest(
@@ -116,7 +120,8 @@ class _Core:
             cast("Any", _Admitted()),
             self._parts,
             call=call,
-            rendering=rendering,
+            output=output,
+            telemetry=self._telemetry.open(Task.COMPLETE),
             continuation=True,
         )
         turn.start(self._plan)

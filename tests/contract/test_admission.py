@@ -20,9 +20,9 @@ from millstream.v1 import (
     processor_pb2_grpc,
     sampling_pb2,
 )
+from millstream_server.processor.admission import AdmissionQueue, QueueLimits
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.pacing import Pacer
-from millstream_server.processor.queue.admission_queue import AdmissionQueue, QueueLimits
 from millstream_server.processor.requests import RequestLimits
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.text.tokenizer import TextModel
@@ -120,7 +120,7 @@ class Front:
         """Wait until no request runs or waits."""
         await until(lambda: (self.queue.running, self.queue.queued) == (0, 0))
         await until(lambda: (self.rpcs.open_streams, self.core.work.count) == (0, 0))
-        assert (self.queue.queued_tokens, self.rpcs.open_bytes) == (0, 0)
+        assert (self.queue.waiting.tokens, self.rpcs.open_bytes) == (0, 0)
 
 
 @contextlib.asynccontextmanager

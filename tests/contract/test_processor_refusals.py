@@ -124,8 +124,8 @@ REFUSED: dict[str, tuple[Any, list[str]]] = {
         ["messages[0].tool_calls[0].arguments_json"],
     ),
     "schema not JSON": (start("a", tools=[_tool("{")]), ["tools[0].parameters_json_schema"]),
-    "schema no schema": (
-        start("a", tools=[_tool("{}", "g"), _tool('{"type": 12}')]),
+    "schema's reference": (
+        start("a", tools=[_tool("{}", "g"), _tool('{"$ref": "https://example.com/a"}')]),
         ["tools[1].parameters_json_schema"],
     ),
     "schema no object": (start("a", tools=[_tool("[]")]), ["tools[0].parameters_json_schema"]),

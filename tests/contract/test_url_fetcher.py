@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from millstream_server.processor.media import urls
-from millstream_server.processor.media.addresses import is_public
-from millstream_server.processor.media.urls import FetchBounds, UrlFetcher
+from millstream_server.processor.media.urls import FetchBounds, UrlFetcher, is_public
 from millstream_server.runtime.errors import (
     InvalidRequestError,
     MediaFetchError,

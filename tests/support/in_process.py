@@ -224,10 +224,8 @@ def make_core(
     return ProcessorCore(
         Front(Models(models, router), router, **options),
         Prompts(TextLimits()),
-        TurnParts(
-            pacer=pacer, workers=fleet, ticket_key=KEY, embedding_tickets=EmbeddingTickets(KEY)
-        ),
-        ProcessorMedia(router, fleet, intake, budget),
+        TurnParts(pacer=pacer, workers=fleet, ticket_key=KEY),
+        ProcessorMedia(router, fleet, intake, budget, tickets=EmbeddingTickets(KEY)),
     )
 
 

@@ -13,8 +13,7 @@ from millstream_server.encoding.encoder import EncoderInfo
 from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.encoder import SimulatedEncoder, SimulatedEncoderConfig
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
-from millstream_server.generation.generator import GeneratorInfo
-from millstream_server.generation.media_model import read_media_model
+from millstream_server.generation.generator import GeneratorInfo, read_media_model
 from millstream_server.media.limits import MediaLimits
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.rpc.server import Server, ServerOptions

@@ -12,12 +12,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from millstream_server.processor.queue.admission import Admission
-from millstream_server.processor.queue.admission_queue import (
-    MAX_OVERTAKEN,
+from millstream_server.processor.admission import (
+    Admission,
     AdmissionQueue,
     QueueLimits,
 )
+from millstream_server.processor.waiting import MAX_OVERTAKEN
 from millstream_server.runtime.errors import (
     DeadlinePassedError,
     InvalidRequestError,
@@ -208,9 +208,9 @@ def test_so_many_tokens_wait_and_no_more() -> None:
         enter(queue, tokens=41)
     assert refused("tokens") == before + 1
     (admission,) = enter(queue, tokens=40)
-    assert queue.queued_tokens == 100
+    assert queue.waiting.tokens == 100
     admission.cancel()
-    assert queue.queued_tokens == 60
+    assert queue.waiting.tokens == 60
 
 
 async def test_higher_priority_displaces_the_latest_of_the_lowest() -> None:
@@ -253,7 +253,7 @@ def test_one_that_displaces_what_it_waited_for_runs() -> None:
     queue = Machine(capacity=4).queue(max_queued=1)
     enter(queue, 3)
     (wide,) = enter(queue, units=4, priority=LOW)
-    queue.overtaken = MAX_OVERTAKEN  # it is the wide one's turn
+    queue.waiting.overtaken = MAX_OVERTAKEN  # it is the wide one's turn
     (high,) = enter(queue, priority=HIGH)
     assert not wide.waits
     assert high.runs
@@ -573,8 +573,8 @@ class Anything(RuleBasedStateMachine):
         waiting = [admission for admission in self.admissions if admission.waits]
         assert self.queue.running == sum(admission.units for admission in running)
         assert self.queue.queued == len(waiting) <= self.limits.max_queued
-        assert self.queue.queued_tokens == sum(admission.tokens for admission in waiting)
-        assert self.queue.queued_tokens <= self.limits.max_queued_tokens
+        assert self.queue.waiting.tokens == sum(admission.tokens for admission in waiting)
+        assert self.queue.waiting.tokens <= self.limits.max_queued_tokens
 
     @invariant()
     def none_waits_while_there_is_capacity(self) -> None:
@@ -589,7 +589,7 @@ class Anything(RuleBasedStateMachine):
     def teardown(self) -> None:
         for admission in self.admissions:
             self._do(admission.leave)
-        assert (self.queue.running, self.queue.queued, self.queue.queued_tokens) == (0, 0, 0)
+        assert (self.queue.running, self.queue.queued, self.queue.waiting.tokens) == (0, 0, 0)
         for task in self.tasks.values():
             if not task.cancelled():
                 task.exception()

@@ -10,7 +10,7 @@ import pytest
 
 from millstream_server.generation.output import Finish, FinishReason
 from millstream_server.processor.choice import Choice, Delta
-from millstream_server.processor.options import Options
+from millstream_server.processor.conversation import Options
 from millstream_server.processor.text.tokenizer import TextModel
 from tests.support.models import byte_level_model, sample_texts
 
@@ -28,6 +28,10 @@ class Turn:
     def __init__(self, model: TextModel, stops: Sequence[str]) -> None:
         self.text_model = model
         self.options = Options(path="", sampling={}, stops=tuple(stops))
+
+    @property
+    def output(self) -> Turn:
+        return self
 
     def leg_ended(self, leg: object) -> None:
         pass

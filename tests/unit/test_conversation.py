@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from millstream.v1 import chat_pb2, processor_pb2
 from millstream_server.processor.conversation import MAX_WAITING_TURNS, Conversation, UserTurn
-from millstream_server.processor.convert import conversation_from_proto, take_request
+from millstream_server.processor.convert import begin, take_request
 from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.uploads import Uploads
 from millstream_server.processor.servicer import _read
@@ -21,6 +21,7 @@ from millstream_server.runtime.errors import (
     InvalidRequestError,
     UnavailableError,
 )
+from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.rpc.served_call import CallOverError
 from tests.support.chats import CANCEL, message, start, tool_results, user_turn
 
@@ -44,13 +45,15 @@ async def _requests(*requests: processor_pb2.ChatRequest) -> AsyncIterator[Any]:
         yield request
 
 
-async def _begun(refusing: Callable[[], bool] = lambda: False) -> Conversation:
+def _no_uploads() -> Uploads:
+    return Uploads(MediaBudget(0), 0)
+
+
+async def _begun(work: OpenWork | None = None) -> Conversation:
     """A conversation whose first turn was taken and is prepared."""
-    conversation = conversation_from_proto(
-        start("first").start, lambda: False, Uploads(MediaBudget(0), 0)
-    )
+    conversation = Conversation(_no_uploads, work or OpenWork())
+    begin(conversation, start("first").start)
     assert await conversation.next_turn() is not None
-    conversation._refusing = refusing
     return conversation
 
 
@@ -148,10 +151,10 @@ async def test_a_cancel_between_turns_does_nothing() -> None:
 
 
 async def test_what_was_asked_for_before_the_server_refuses_is_answered_and_nothing_later() -> None:
-    refusing = False
-    conversation = await _begun(lambda: refusing)
+    work = OpenWork()
+    conversation = await _begun(work)
     await _say(conversation, user_turn("a"))
-    refusing = True
+    work.refusing = True
     conversation.drain()
     await _say(conversation, user_turn("late"))
     turn = await conversation.next_turn()
@@ -164,7 +167,9 @@ async def test_what_was_asked_for_before_the_server_refuses_is_answered_and_noth
 
 async def test_a_late_turn_is_refused_although_the_client_has_closed() -> None:
     """Else its stream would end well, without an answer."""
-    conversation = await _begun(lambda: True)
+    work = OpenWork()
+    conversation = await _begun(work)
+    work.refusing = True
     await _read(_requests(user_turn("late")), conversation)
     with pytest.raises(UnavailableError):
         await conversation.next_turn()

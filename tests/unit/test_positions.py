@@ -8,9 +8,8 @@ from functools import partial
 
 import pytest
 
-from millstream_server.processor.queue.admission import Admission
-from millstream_server.processor.queue.admission_queue import AdmissionQueue, QueueLimits
-from millstream_server.processor.queue.positions import Positions
+from millstream_server.processor.admission import Admission, AdmissionQueue, QueueLimits
+from millstream_server.processor.waiting import Positions
 from millstream_server.runtime.priority import Priority
 
 

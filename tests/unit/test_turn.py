@@ -16,22 +16,27 @@ import pytest
 from millstream.v1 import generation_pb2, processor_pb2
 from millstream_server.engines.base import Role, WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
-from millstream_server.generation.logprobs import LogprobColumns
-from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
+from millstream_server.generation.output import (
+    Finish,
+    FinishReason,
+    LogprobColumns,
+    OutputSink,
+    TokenLogprob,
+)
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import MAX_SEED, Ability, Sampling
-from millstream_server.generation.span import RequestSpan
+from millstream_server.generation.telemetry import RequestSpan
 from millstream_server.links.unread import UnreadOutput
+from millstream_server.processor.admission import Admission, AdmissionQueue, QueueLimits
 from millstream_server.processor.choice import Leg, Running, Workers
-from millstream_server.processor.options import Options
+from millstream_server.processor.conversation import Options
 from millstream_server.processor.pacing import Pacer
-from millstream_server.processor.queue.admission import Admission
-from millstream_server.processor.queue.admission_queue import AdmissionQueue, QueueLimits
 from millstream_server.processor.responses import Messages
-from millstream_server.processor.telemetry import NO_TELEMETRY, TurnTelemetry
+from millstream_server.processor.telemetry import FrontTelemetry, TurnTelemetry
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.turn import Turn, TurnParts
 from millstream_server.routing.plan import Plan, PlannedLeg
+from millstream_server.routing.tasks import Task
 from millstream_server.routing.workers import RankView, WorkerView
 from millstream_server.runtime.errors import (
     InvalidRequestError,
@@ -39,6 +44,7 @@ from millstream_server.runtime.errors import (
     ServingError,
     WorkerLostError,
 )
+from millstream_server.runtime.telemetry.trace_context import NOT_TRACED
 from millstream_server.transfer.ticket import TicketKey
 
 
@@ -100,7 +106,7 @@ class Client:
 
     def __init__(self, name: str) -> None:
         self.caller_key = name
-        self.turn: Turn | None = None
+        self.output: Messages | None = None
         self.reads = True
         self.messages: list[processor_pb2.ChatResponse] = []
         self.raised: BaseException | None = None
@@ -124,18 +130,18 @@ class Client:
 
     def fail(self, error: BaseException) -> None:
         self.failures.append(error)
-        self.turn = None
+        self.output = None
 
     def _pull(self) -> None:
-        turn = self.turn
-        if turn is None or turn.over or self.raised:
+        output = self.output
+        if output is None or output.over or self.raised:
             return
         if not self.reads:
-            turn.gathers = True
+            output.gathers = True
             return
         self._asked = False
         try:
-            message = turn.next()
+            message = output.next()
         except Exception as error:  # noqa: BLE001 - as a transport does
             self.raised = error
             return
@@ -147,7 +153,7 @@ class Client:
     async def end(self) -> None:
         """Wait for the turn's end."""
         async with asyncio.timeout(5):
-            while self.raised is None and self.turn and not self.turn.over:
+            while self.raised is None and self.output and not self.output.over:
                 await asyncio.sleep(0)
 
 
@@ -156,6 +162,7 @@ class Started:
     """A turn on played workers."""
 
     turn: Turn
+    output: Messages
     workers: Played
     admission: Admitted
     client: Client
@@ -174,7 +181,7 @@ def _started(
     text_model: TextModel,
     plan: Plan,
     *,
-    telemetry: TurnTelemetry = NO_TELEMETRY,
+    telemetry: TurnTelemetry | None = None,
     logprobs: LogprobOptions | None = None,
     admission: Admission | None = None,
     parts: TurnParts | None = None,
@@ -192,18 +199,19 @@ def _started(
         sampling=Sampling(max_new_tokens=9, seed=seed, temperature=temperature),
         logprobs=logprobs,
     )
-    turn = client.turn = Turn(
+    output = client.output = Messages(processor_pb2.ChatResponse, notice=notice)
+    turn = Turn(
         request,
         Options(path="options.", sampling={}, **options),
         text_model,
         admission or cast("Any", admitted),
         replace(parts or _parts(), workers=workers),
         call=cast("Any", client),
-        rendering=Messages(processor_pb2.ChatResponse, notice),
-        telemetry=telemetry,
+        output=output,
+        telemetry=telemetry or FrontTelemetry().open(Task.CHAT),
     )
     turn.start(plan)
-    return Started(turn, workers, admitted, client)
+    return Started(turn, output, workers, admitted, client)
 
 
 async def test_each_leg_names_its_rank_and_the_ticket_that_of_the_prefill(
@@ -321,7 +329,7 @@ async def test_what_came_before_an_error_is_sent_first(text_model: TextModel) ->
     await it.client.end()
     assert it.client.texts == ["Hello"]
     assert isinstance(it.client.raised, WorkerLostError)
-    assert list(it.turn._choices[0].token_ids) == list(ids)
+    assert list(it.turn.choices[0].token_ids) == list(ids)
 
 
 @pytest.mark.parametrize(
@@ -368,7 +376,7 @@ async def test_it_is_freed_at_its_end_and_not_by_the_garbage_collector(
         if read:
             await client.end()
         turn.close()
-        client.turn = None
+        client.output = None
         await _turns()
         alive = weakref.ref(turn)
         del it, turn
@@ -486,7 +494,7 @@ async def test_later_tokens_keep_the_longer_interval(
         it.workers.sinks["decode"][0].emit([37])
         assert 0.15 < await _next_s(it) < 0.5
     assert it.client.texts == ["A", "BC", "BC"]
-    assert it.turn.longest_interval_s == 0.2
+    assert it.output.longest_interval_s == 0.2
     it.turn.close()
 
 
@@ -496,7 +504,7 @@ async def test_with_room_no_token_waits(text_model: TextModel) -> None:
         it.workers.sinks["decode"][0].emit([36])
         await _turns()
     assert len(it.client.messages) == 21
-    assert it.turn.longest_interval_s == 0
+    assert it.output.longest_interval_s == 0
     it.turn.close()
 
 
@@ -505,7 +513,7 @@ async def test_a_token_that_comes_after_the_interval_does_not_wait(text_model: T
     await asyncio.sleep(0.06)
     it.workers.sinks["decode"][0].emit([36])
     assert await _next_s(it) < 0.04
-    assert it.turn.longest_interval_s == 0, "nothing was gathered"
+    assert it.output.longest_interval_s == 0, "nothing was gathered"
     it.turn.close()
 
 
@@ -561,8 +569,8 @@ async def test_unread_output_ends_its_request_and_no_other(text_model: TextModel
     assert unread.used == 0, "what still comes is dropped"
     assert greedy.workers.cancels == ["decode"]
     with pytest.raises(OverloadedError, match="too much output waits"):
-        greedy.turn.next()
-    assert greedy.turn._choices[0].held_bytes == 0
+        greedy.output.next()
+    assert greedy.turn.choices[0].held_bytes == 0
     for it in (greedy, sound):
         it.turn.close()
 
@@ -593,7 +601,7 @@ async def test_a_closed_turn_counts_nothing(text_model: TextModel) -> None:
     it.turn.close()
     sink.emit([35] * 10)
     assert unread.used == 0
-    assert it.turn._choices[0].held_bytes == 0
+    assert it.turn.choices[0].held_bytes == 0
 
 
 # ---- plans whose legs run one after the other
@@ -650,10 +658,19 @@ class _BrokenTelemetry(TurnTelemetry):
         raise RuntimeError
 
 
+def _broken() -> _BrokenTelemetry:
+    return _BrokenTelemetry(FrontTelemetry(), Task.CHAT, NOT_TRACED, 1)
+
+
 async def test_closing_gives_back_the_admission_and_the_worker_whatever_telemetry_does(
     text_model: TextModel,
 ) -> None:
-    it = _started(text_model, ALONE, n=2, telemetry=_BrokenTelemetry())
+    it = _started(
+        text_model,
+        ALONE,
+        n=2,
+        telemetry=_broken(),
+    )
     with pytest.raises(RuntimeError):
         it.turn.close()
     assert it.admission.left == 1
@@ -665,7 +682,10 @@ async def test_a_legs_end_counts_whatever_telemetry_does(
     text_model: TextModel, error: ServingError | None
 ) -> None:
     it = _started(
-        text_model, PAIR, telemetry=_BrokenTelemetry(), logprobs=LogprobOptions(prompt=True)
+        text_model,
+        PAIR,
+        telemetry=_broken(),
+        logprobs=LogprobOptions(prompt=True),
     )
     for sink in (*it.workers.sinks["decode"], *it.workers.sinks["prefill"]):
         with pytest.raises(RuntimeError):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 from millstream_server.control.adapters import LoraAdapter
@@ -15,6 +16,7 @@ from millstream_server.engines.base import Engine, EngineInfo, Probeable
 from millstream_server.generation.output import OutputSink
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.sampling import Ability
+from millstream_server.media import families
 from millstream_server.media.families.family import Family
 from millstream_server.media.items import Modality
 from millstream_server.runtime.errors import ServingError
@@ -38,7 +40,7 @@ class GeneratorInfo(EngineInfo):
     """What the model takes besides text; None: nothing."""
     refused_fields: frozenset[str] = frozenset()
     """Paths in StartGeneration that the engine would ignore, or that would end it
-    (`generation.refused_fields`)."""
+    (`generation.validation`)."""
     model_hash: str = ""
     """SHA-256, in hex, of what the model's files are; empty: not known."""
     max_batched_tokens: int = 0
@@ -102,3 +104,26 @@ class GeneratorEngine(Engine, Probeable, Generator, Protocol):
     async def start(self, on_failure: Callable[[ServingError], None]) -> GeneratorInfo:
         """See `Engine.start`."""
         ...
+
+
+def read_media_model(directory: Path, *, takes_pixels: bool) -> MediaModel | None:
+    """Return what the model in ``directory`` takes besides text; None: nothing.
+
+    ``takes_pixels`` says whether the engine runs the vision tower itself.
+
+    Raises:
+        UnusableFamilyError: the model has a vision tower, but isn't supported or not complete.
+    """
+    family = families.load(directory)
+    if family is None:
+        return None
+    return MediaModel(
+        modalities=family.modalities,
+        family=family.name,
+        embedding_width=family.embedding_width,
+        soft_tokens={modality: family.soft_token(modality) for modality in family.modalities},
+        takes_pixels=takes_pixels,
+        pixel_shape=family.pixel_shape,
+        positions_per_second=family.positions_per_second,
+        rules=family,
+    )

@@ -24,33 +24,21 @@ from millstream_server.runtime.errors import EmbeddingTransferError, FieldViolat
 _PLURALS = {Modality.IMAGE: "images", Modality.VIDEO: "videos"}
 
 
-class ItemPaths:
-    """The paths of the items in the client's message; by default those of a worker's message."""
-
-    def __init__(self, paths: Sequence[str] = ()) -> None:
-        """Use ``paths``, one per item."""
-        self._paths = paths
-
-    def of(self, index: int) -> str:
-        """Return an item's path."""
-        return self._paths[index] if index < len(self._paths) else f"media[{index}]"
-
-
 def missing_modalities(
-    media: Sequence[MediaInput], model: MediaModel | None, paths: ItemPaths
+    media: Sequence[MediaInput], model: MediaModel | None
 ) -> Iterator[FieldViolation]:
     """Yield the items of a kind that the model doesn't take."""
     taken = model.modalities if model else frozenset()
     for index, item in enumerate(media):
         if item.modality not in taken:
             yield FieldViolation(
-                paths.of(index),
+                f"media[{index}]",
                 f"this model takes no {_PLURALS[item.modality]}; use a model that does",
             )
 
 
 def media_violations(
-    request: GenerationRequest, info: GeneratorInfo, role: Role, paths: ItemPaths
+    request: GenerationRequest, info: GeneratorInfo, role: Role
 ) -> Iterator[FieldViolation]:
     """Yield what is wrong with a prompt's items; cheap for a prompt without any.
 
@@ -68,7 +56,7 @@ def media_violations(
         if any(item.modality not in model.soft_tokens for item in media):
             return  # reported by `missing_modalities`
         found = False
-        for violation in _items(request, info, model, role, paths):
+        for violation in _items(request, info, model, role):
             found = True
             yield violation
         if found:  # the rest would only repeat it
@@ -81,12 +69,11 @@ def _items(
     info: GeneratorInfo,
     model: MediaModel,
     role: Role,
-    paths: ItemPaths,
 ) -> Iterator[FieldViolation]:
     media = request.prompt.media
     end = 0
     for index, item in enumerate(media):
-        path = paths.of(index)
+        path = f"media[{index}]"
         for violation in _spans(
             request.token_ids, item, model.soft_tokens[item.modality], path, end
         ):
@@ -104,7 +91,7 @@ def _items(
         yield FieldViolation(
             "media", "some items are pixels and others embeddings; send all of a prompt alike"
         )
-    yield from _positions(request, info, model, paths)
+    yield from _positions(request, info, model)
 
 
 def _spans(
@@ -192,7 +179,7 @@ def _ticket(item: MediaInput, model: MediaModel, role: Role, path: str) -> Itera
 
 
 def _positions(
-    request: GenerationRequest, info: GeneratorInfo, model: MediaModel, paths: ItemPaths
+    request: GenerationRequest, info: GeneratorInfo, model: MediaModel
 ) -> Iterator[FieldViolation]:
     """Check that the times of videos lead to no position beyond the model's table."""
     room = info.context_length - len(request.token_ids) - max(request.sampling.max_new_tokens, 0)
@@ -204,7 +191,7 @@ def _positions(
         room -= math.ceil(min(positions, info.context_length + 1))
         if positions and room < 0:
             yield FieldViolation(
-                f"{paths.of(index)}.geometry.seconds_per_step",
+                f"media[{index}].geometry.seconds_per_step",
                 f"with {steps} steps of {item.geometry.seconds_per_step:g} s, the prompt and its "
                 f"max_new_tokens, positions exceed the context length of {info.context_length}",
             )

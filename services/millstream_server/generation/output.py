@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import enum
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Protocol, overload
 
 from millstream_server.runtime.errors import ServingError
+from millstream_server.runtime.frozen import dataclass
+
+_TOKEN_BYTES = 40
+"""A token in a list: an `int` and the pointer to it."""
+_ENTRY_BYTES = 120
+"""A logprob in a `TokenLogprob`: its numbers, and the tuples around them."""
 
 
 class FinishReason(enum.Enum):
@@ -126,3 +132,101 @@ class CollectingSink:
             self._changed.clear()
             await self._changed.wait()
         return self.token_ids[0]
+
+
+def output_bytes(token_ids: Sequence[int], logprobs: Sequence[TokenLogprob]) -> int:
+    """Return about what tokens with their logprobs take in memory."""
+    return _TOKEN_BYTES * len(token_ids) + logprob_bytes(logprobs)
+
+
+def logprob_bytes(logprobs: Sequence[TokenLogprob]) -> int:
+    """Return about what logprobs take in memory."""
+    if isinstance(logprobs, LogprobColumns):
+        return logprobs.nbytes
+    return sum(_ENTRY_BYTES * (1 + len(entry.top)) for entry in logprobs)
+
+
+class LogprobColumns(Sequence[TokenLogprob]):
+    """A growing sequence of logprobs: a tenth of the memory of as many `TokenLogprob` objects.
+
+    They are kept for as long as a client doesn't read: 12 bytes a token and 8 for each alternative.
+    Their values are 32-bit floats, as on the wire.
+    """
+
+    __slots__ = ("logprobs", "token_ids", "top_counts", "top_logprobs", "top_token_ids")
+
+    def __init__(self, entries: Sequence[TokenLogprob] = ()) -> None:
+        """Start with ``entries``."""
+        self.token_ids = array("I")
+        self.logprobs = array("f")
+        self.top_counts = array("I")
+        """How many alternatives each token has."""
+        self.top_token_ids = array("I")
+        """Alternatives of all tokens, concatenated."""
+        self.top_logprobs = array("f")
+        if entries:
+            self.extend(entries)
+
+    def extend(self, entries: Sequence[TokenLogprob]) -> None:
+        """Add entries at the end."""
+        if isinstance(entries, LogprobColumns):
+            self.token_ids += entries.token_ids
+            self.logprobs += entries.logprobs
+            self.top_counts += entries.top_counts
+            self.top_token_ids += entries.top_token_ids
+            self.top_logprobs += entries.top_logprobs
+            return
+        for entry in entries:
+            self.token_ids.append(entry.token_id)
+            self.logprobs.append(entry.logprob)
+            self.top_counts.append(len(entry.top))
+            for token_id, logprob in entry.top:
+                self.top_token_ids.append(token_id)
+                self.top_logprobs.append(logprob)
+
+    @property
+    def nbytes(self) -> int:
+        """About what it holds: arrays that grow have an eighth of room."""
+        return 14 * len(self.token_ids) + 9 * len(self.top_token_ids)
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return len(self.token_ids)
+
+    def __iter__(self) -> Iterator[TokenLogprob]:
+        """Make an object of each entry in turn."""
+        at = 0
+        for token_id, logprob, count in zip(
+            self.token_ids, self.logprobs, self.top_counts, strict=True
+        ):
+            end = at + count
+            top = zip(self.top_token_ids[at:end], self.top_logprobs[at:end], strict=True)
+            yield TokenLogprob(token_id, logprob, tuple(top))
+            at = end
+
+    @overload
+    def __getitem__(self, index: int) -> TokenLogprob: ...
+    @overload
+    def __getitem__(self, index: slice) -> LogprobColumns: ...
+    def __getitem__(self, index: int | slice) -> TokenLogprob | LogprobColumns:
+        """Return an entry, or a copy of consecutive ones."""
+        if isinstance(index, int):
+            found = range(len(self))[index]
+            return next(iter(self[found : found + 1]))
+        start, stop, step = index.indices(len(self))
+        if step != 1:
+            raise ValueError("only consecutive entries")
+        at, end = sum(self.top_counts[:start]), sum(self.top_counts[:stop])
+        part = LogprobColumns()
+        part.token_ids = self.token_ids[start:stop]
+        part.logprobs = self.logprobs[start:stop]
+        part.top_counts = self.top_counts[start:stop]
+        part.top_token_ids = self.top_token_ids[at:end]
+        part.top_logprobs = self.top_logprobs[at:end]
+        return part
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the entries; a NaN equals none."""
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]

@@ -15,13 +15,12 @@ from typing import Any
 from millstream_server.engines.base import Role
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.media_checks import (
-    ItemPaths,
     media_violations,
     missing_modalities,
 )
-from millstream_server.generation.refused_fields import refused_violations
 from millstream_server.generation.request import GenerationRequest, LogprobOptions
 from millstream_server.generation.sampling import (
+    KNOBS,
     Ability,
     Constraint,
     ConstraintKind,
@@ -56,6 +55,24 @@ _ABILITY_SETTINGS: Mapping[Ability, str] = {
     Ability.CONSTRAINTS: "engine_tokenizer",
 }
 
+_GREEDY = {"temperature": 0.0}
+"""Asks for greedy decoding, which is what an engine without a temperature does."""
+_KEPT_IN_DIFFUSION = {"ignore_eos"}
+
+REFUSED_IN_DIFFUSION = frozenset(
+    {
+        *(f"sampling.{knob.name}" for knob in KNOBS if knob.name not in _KEPT_IN_DIFFUSION),
+        "sampling.logit_bias",
+        "sampling.constraint",
+        "logprobs",
+        "ticket",
+        "adapter",
+        "cache_salt",
+    }
+)
+"""What a diffusion language model has no use for: it takes the likeliest tokens of a block, those
+that it is sure of first. What is left: the lengths, the stop tokens and `ignore_eos`."""
+
 # Text in which parentheses don't count (escapes, character classes, EBNF's strings and comments),
 # or a parenthesis. Possessive, so that any input takes one pass.
 _CLASS = r"\[(?:[^\]\\]|\\.)*+\]?"
@@ -78,8 +95,6 @@ class FieldPaths:
     request_id: str = "request_id"
     prompt_is_ids: bool = True
     """Whether the client sent the prompt as ids: a wrong one is then named by its index."""
-    media: tuple[str, ...] = ()
-    """The path of each image or video; empty: `media[0]`, `media[1]`, …"""
 
 
 _OF_A_WORKER = FieldPaths()
@@ -102,10 +117,9 @@ def check_request(
     at = paths.options
     missing = _missing_abilities(request, knobs, info, at)
     if info.refused_fields:
-        missing += refused_violations(request, info.refused_fields, at)
+        missing += _refused(request, knobs, info, at)
     if request.prompt.media:
-        items = ItemPaths(paths.media)
-        missing += missing_modalities(request.prompt.media, info.media, items)
+        missing += missing_modalities(request.prompt.media, info.media)
     if missing:
         raise UnsupportedFeatureError.of_all(missing[:MAX_VIOLATIONS])
     if request.adapter:
@@ -133,7 +147,7 @@ def _violations(
     if request.dp_rank is not None or request.cache_salt or request.ticket is not None:
         found += _placement(request, info, role, at)
     if info.media:
-        media = media_violations(request, info, role, ItemPaths(paths.media))
+        media = media_violations(request, info, role)
         found += itertools.islice(media, MAX_VIOLATIONS)
     return found
 
@@ -331,3 +345,32 @@ def _advice(ability: Ability) -> str:
     if setting is None:
         return "this worker's engine cannot do it"
     return f"this worker cannot do it; start it with the engine setting {setting}=true"
+
+
+def _refused(
+    request: GenerationRequest,
+    knobs: Sequence[tuple[Knob, Any]],
+    info: GeneratorInfo,
+    at: str,
+) -> Iterator[FieldViolation]:
+    """Yield the set fields that the engine would ignore silently, or that would end it.
+
+    A knob counts as set when its value isn't neutral: an unset knob and a neutral one ask for the
+    same.
+    """
+    sampling = request.sampling
+    fields = [f"sampling.{knob.name}" for knob, value in knobs if value != _GREEDY.get(knob.name)]
+    others = {
+        "sampling.logit_bias": bool(sampling.logit_bias),
+        "sampling.constraint": sampling.constraint is not None,
+        "logprobs": request.logprobs is not None,
+        "adapter": bool(request.adapter),
+        "cache_salt": bool(request.cache_salt),
+        "ticket": request.ticket is not None,
+    }
+    fields += [field for field, is_set in others.items() if is_set]
+    for field in sorted(info.refused_fields.intersection(fields)):
+        advice = "this model's engine can't use it; leave it out"
+        if field == "sampling.temperature":
+            advice = "this model decodes greedily; leave it out, or set it to 0"
+        yield FieldViolation(field if field == "ticket" else at + field, advice)

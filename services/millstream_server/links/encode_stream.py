@@ -7,7 +7,7 @@ from typing import Any
 
 from millstream.v1 import encode_pb2
 from millstream_server.engines.base import Role
-from millstream_server.generation.stream_metrics import stream_metrics
+from millstream_server.generation.telemetry import stream_metrics
 from millstream_server.links.channel import rpc_of
 from millstream_server.links.slot_stream import Connection, OpenRequest, SlotStream
 from millstream_server.media.file import MediaFile

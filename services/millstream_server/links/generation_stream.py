@@ -8,10 +8,9 @@ from typing import Any
 
 from millstream.v1 import decode_pb2, diffusion_pb2, generation_pb2, prefill_pb2
 from millstream_server.engines.base import Role
-from millstream_server.generation.logprobs import LogprobColumns
-from millstream_server.generation.output import OutputSink, TokenLogprob
+from millstream_server.generation.output import LogprobColumns, OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.generation.stream_metrics import stream_metrics
+from millstream_server.generation.telemetry import stream_metrics
 from millstream_server.links.channel import rpc_of
 from millstream_server.links.slot_stream import Connection, OpenRequest, SlotStream
 from millstream_server.links.unread import not_asked_for

@@ -12,6 +12,7 @@ from millstream.v1 import diffusion_pb2_grpc, embedding_pb2_grpc, processor_pb2_
 from millstream_server.links.fleet import Fleet
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.model_files.state import expect_usable
+from millstream_server.processor.admission import QueueLimits
 from millstream_server.processor.convert import held_bytes
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.diffusion.core import DiffusionCore
@@ -26,7 +27,6 @@ from millstream_server.processor.media.urls import UrlFetcher
 from millstream_server.processor.models import Models
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.prompts import Prompts
-from millstream_server.processor.queue.admission_queue import QueueLimits
 from millstream_server.processor.requests import RequestLimits
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.settings import ProcessorSettings
@@ -185,10 +185,9 @@ def _core(
             pacer=pacer,
             workers=fleet,
             ticket_key=key,
-            embedding_tickets=EmbeddingTickets(key) if key else None,
             unread=fleet.unread,
         ),
-        _media(settings, router, fleet),
+        _media(settings, router, fleet, key),
     )
 
 
@@ -205,7 +204,9 @@ def _text_limits(settings: ProcessorSettings) -> TextLimits:
     )
 
 
-def _media(settings: ProcessorSettings, router: Router, fleet: Fleet) -> ProcessorMedia:
+def _media(
+    settings: ProcessorSettings, router: Router, fleet: Fleet, key: TicketKey | None
+) -> ProcessorMedia:
     most = settings.max_media_item_bytes
     urls = UrlFetcher(enabled=settings.fetch_urls, hosts=settings.fetch_url_hosts, max_bytes=most)
     return ProcessorMedia(
@@ -213,6 +214,7 @@ def _media(settings: ProcessorSettings, router: Router, fleet: Fleet) -> Process
         fleet,
         Intake(urls, max_item_bytes=most, max_items=settings.max_media_items),
         MediaBudget(settings.max_media_bytes),
+        tickets=EmbeddingTickets(key) if key else None,
         shared_cache=settings.share_media_cache,
         upload_idle_s=settings.upload_idle_s,
     )

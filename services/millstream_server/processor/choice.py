@@ -7,10 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from millstream_server.generation.logprobs import LogprobColumns, logprob_bytes, output_bytes
-from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
+from millstream_server.generation.output import (
+    Finish,
+    FinishReason,
+    LogprobColumns,
+    OutputSink,
+    TokenLogprob,
+    logprob_bytes,
+    output_bytes,
+)
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.generation.span import NO_SPAN, RequestSpan
+from millstream_server.generation.telemetry import NO_SPAN, RequestSpan
 from millstream_server.processor.text.detokenizer import detokenizer
 from millstream_server.processor.text.stops import StopMatcher
 from millstream_server.runtime.errors import ServingError
@@ -47,11 +54,18 @@ class Workers(Protocol):
 
 
 class _NoTurn:
-    """Takes the place of the turn in a leg that is over: what still comes has no effect."""
+    """Takes the place of the turn, and of its output, in a leg that is over.
+
+    What still comes has no effect.
+    """
 
     gathers = False
     media = None
     scheduled = True
+
+    @property
+    def output(self) -> _NoTurn:
+        return self
 
     def leg_ended(self, leg: Leg) -> None:
         pass
@@ -196,10 +210,11 @@ class Choice(Leg):
         if logprobs:
             self._keep(logprobs)
         turn = self.turn
-        if not turn.scheduled:
-            turn.schedule()
-        if turn.gathers:
-            turn.count(output_bytes(token_ids, logprobs))
+        output = turn.output
+        if not output.scheduled:
+            output.schedule()
+        if output.gathers:
+            output.count(output_bytes(token_ids, logprobs))
         if turn.media is not None:
             turn.release_media()
 

@@ -4,19 +4,66 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
-from millstream_server.processor.media.parts import MediaPart
+from millstream_server.generation.request import LogprobOptions
 from millstream_server.processor.media.uploads import Uploads
-from millstream_server.processor.options import Options
-from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool
+from millstream_server.processor.text.messages import ChatMessage, ChatRole, MediaPart, Tool
 from millstream_server.runtime.errors import Failure, InvalidRequestError, UnavailableError
 from millstream_server.runtime.frozen import dataclass
+from millstream_server.runtime.lifecycle.drain import OpenWork
+from millstream_server.runtime.priority import Priority
+from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
 
 MAX_WAITING_TURNS = 16
 _HALF_CLOSE_S = 1.0
 """How long a client may take to close its side after the server's shutdown has begun."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """The caller of an RPC."""
+
+    deadline_s: float | None = None
+    """On the clock of `time.monotonic`; None: none."""
+    trace: TraceContext = NOT_TRACED
+    name: str = ""
+    """Whose key or certificate it has (`runtime.security.auth.caller`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a client asked for besides its messages; not validated."""
+
+    path: str
+    """Path of their message, with a dot at the end: ``start.options.``."""
+    sampling: Mapping[str, Any]
+    """The fields of `Sampling` that the client set."""
+    logprobs: LogprobOptions | None = None
+    priority: Priority | None = Priority.NORMAL
+    """None: an unknown value, which is refused."""
+    n: int = 1
+    stops: tuple[str, ...] = ()
+    min_interval_s: float = 0.0
+    return_token_ids: bool = False
+    include_special_tokens: bool = False
+    adapter: str = ""
+    """Name of a LoRA adapter; empty: the model itself."""
+    session: str = ""
+    """Requests with the same one go to the same worker; empty: no preference."""
+    cache_salt: str = ""
+    """Requests with different ones share no KV cache."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """A raw prompt to be continued: text or token ids."""
+
+    model: str
+    request_id: str
+    prompt: str | Sequence[int]
+    options: Options
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +82,7 @@ class DrainNotice:
 
 
 class Stoppable(Protocol):
-    """A turn that waits (`queue.admission.Admission`) or runs (`generation.Generation`)."""
+    """A turn that waits (`admission.Admission`) or runs (`turn.Turn`)."""
 
     def cancel(self) -> None:
         """Finish it as CANCELLED."""
@@ -54,33 +101,26 @@ class Conversation:
     and `ended` at its end.
     """
 
-    def __init__(
-        self,
-        uploads: Uploads,
-        *,
-        model: str = "",
-        request_id: str = "",
-        tools: Sequence[Tool] = (),
-        options: Options | None = None,
-        refusing: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, make_uploads: Callable[[], Uploads], work: OpenWork) -> None:
         """Start without turns.
 
-        ``refusing`` returns whether the server accepts no new turns.
+        Few conversations have media, so uploads are made when they are needed. ``work`` knows
+        whether the server accepts no new turns.
         """
-        self.uploads = uploads
-        """Files that came before the message that names them."""
-        self.model = model
-        self.request_id = request_id
-        self.tools = tools
+        self.model = ""
+        self.request_id = ""
+        self.tools: Sequence[Tool] = ()
+        self._make_uploads = make_uploads
+        self.uploading: Uploads | None = None
+        """The `uploads`; None: none have begun."""
         self.messages: list[ChatMessage] = []
         """The context: the messages of all turns that have started."""
         self.workers: tuple[str, ...] = ()
         """Where the last turn ran, and its KV prefix is cached (`Plan.places`)."""
         self.number = 0
         """Number of the current turn, from 1."""
-        self._options = options
-        self._refusing = refusing
+        self._options: Options | None = None
+        self._work = work
         self._refused = False
         self._waiting: deque[UserTurn] = deque()
         self._changed: asyncio.Future[None] | None = None
@@ -99,6 +139,13 @@ class Conversation:
         if self._options is None:
             raise ValueError("no turn was taken yet")
         return self._options
+
+    @property
+    def uploads(self) -> Uploads:
+        """Files that came before the message that names them, and what all media hold."""
+        if self.uploading is None:
+            self.uploading = self._make_uploads()
+        return self.uploading
 
     @property
     def media(self) -> list[MediaPart]:
@@ -123,7 +170,7 @@ class Conversation:
             raise InvalidRequestError.of(
                 kind, f"{MAX_WAITING_TURNS} turns wait already; wait for their answers"
             )
-        if self._refusing():
+        if self._work.refusing:
             self._refused = True
         else:
             self._waiting.append(turn)
@@ -151,6 +198,8 @@ class Conversation:
 
     def close(self) -> None:
         """Forget all media, now: who still knows this object may live until the next collection."""
+        if self.uploading is not None:
+            self.uploading.close()
         for message in [m for turn in self._waiting for m in turn.messages] + self.messages:
             if message.parts:
                 for part in message.media:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import Message
@@ -16,14 +16,28 @@ from millstream.v1 import (
     processor_pb2,
 )
 from millstream_server.media.items import Modality
-from millstream_server.processor.conversation import Conversation, UserTurn
-from millstream_server.processor.media.parts import MediaPart
-from millstream_server.processor.media.uploads import Uploads
-from millstream_server.processor.options import Completion, Options
-from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
+from millstream_server.processor.conversation import Completion, Conversation, Options, UserTurn
+from millstream_server.processor.models import ModelStatus
+from millstream_server.processor.text.messages import (
+    ChatMessage,
+    ChatRole,
+    MediaPart,
+    Tool,
+    ToolCall,
+)
 from millstream_server.protobuf import generation as from_worker
 from millstream_server.protobuf.common import PRIORITIES
+from millstream_server.protobuf.diffusion_model import diffusion_model_to_proto
+from millstream_server.protobuf.media import MODALITIES_TO_PROTO
+from millstream_server.protobuf.worker import (
+    ROLES_TO_PROTO,
+    abilities_to_proto,
+    embedding_model_to_proto,
+)
+from millstream_server.routing.tasks import Task
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from millstream_server.synthesis.diffuser import DiffuserInfo
+from millstream_server.vectors.embedder import EmbedderInfo
 
 _ROLES = {
     chat_pb2.CHAT_ROLE_SYSTEM: ChatRole.SYSTEM,
@@ -32,6 +46,7 @@ _ROLES = {
     chat_pb2.CHAT_ROLE_ASSISTANT: ChatRole.ASSISTANT,
     chat_pb2.CHAT_ROLE_TOOL: ChatRole.TOOL,
 }
+_TASKS = {task: processor_pb2.ModelTask.Value(f"MODEL_TASK_{task.name}") for task in Task}
 _SAME_NAME = frozenset(
     ("n", "return_token_ids", "include_special_tokens", "adapter", "session", "cache_salt")
 )
@@ -52,25 +67,18 @@ MAX_TOOLS = 1024
 # ---- what the client sends -----------------------------------------------------------------------
 
 
-def conversation_from_proto(
-    start: processor_pb2.ChatStart, refusing: Callable[[], bool], uploads: Uploads
-) -> Conversation:
-    """Convert a conversation's start; its first turn is added.
+def begin(conversation: Conversation, start: processor_pb2.ChatStart) -> None:
+    """Begin a conversation, and add its first turn.
 
     Raises:
         InvalidRequestError: a part of it can't be read.
     """
-    conversation = Conversation(
-        uploads,
-        model=start.model,
-        request_id=start.request_id or new_request_id(),
-        tools=tools_from_proto(start.tools, "start.tools"),
-        refusing=refusing,
-    )
-    messages = messages_from_proto(start.messages, "start.messages", uploads)
+    conversation.model = start.model
+    conversation.request_id = start.request_id or new_request_id()
+    conversation.tools = tools_from_proto(start.tools, "start.tools")
+    messages = messages_from_proto(start.messages, "start.messages", conversation)
     options = options_from_proto(start.options, "start.options.")
     conversation.add(UserTurn(tuple(messages), options, "start.messages"))
-    return conversation
 
 
 def take_request(conversation: Conversation, request: processor_pb2.ChatRequest) -> None:
@@ -84,11 +92,11 @@ def take_request(conversation: Conversation, request: processor_pb2.ChatRequest)
         cancel = request.cancel
         conversation.cancel(cancel.turn if cancel.HasField("turn") else None)
     elif kind == "user_turn":
-        conversation.add(_user_turn(request.user_turn, conversation.uploads))
+        conversation.add(_user_turn(request.user_turn, conversation))
     elif kind == "tool_results":
-        conversation.add(_tool_results(request.tool_results, conversation.uploads))
+        conversation.add(_tool_results(request.tool_results, conversation))
     elif kind == "media_chunk":
-        take_chunk(conversation.uploads, request.media_chunk)
+        take_chunk(conversation, request.media_chunk)
     elif kind == "start":
         raise InvalidRequestError.of("start", "the conversation has started already")
     else:
@@ -97,13 +105,13 @@ def take_request(conversation: Conversation, request: processor_pb2.ChatRequest)
         )
 
 
-def take_chunk(uploads: Uploads, chunk: media_pb2.MediaChunk) -> None:
+def take_chunk(conversation: Conversation, chunk: media_pb2.MediaChunk) -> None:
     """Take in a piece of a file.
 
     Raises:
         ServingError: it breaks the rules of uploads, or there is no memory for it.
     """
-    uploads.add(chunk.upload_id, chunk.data, chunk.total_bytes)
+    conversation.uploads.add(chunk.upload_id, chunk.data, chunk.total_bytes)
 
 
 def held_bytes(message: Message) -> int:
@@ -120,13 +128,13 @@ def held_bytes(message: Message) -> int:
     return message.ByteSize()
 
 
-def _user_turn(message: processor_pb2.UserTurn, uploads: Uploads) -> UserTurn:
+def _user_turn(message: processor_pb2.UserTurn, conversation: Conversation) -> UserTurn:
     field = "user_turn.content"
     if not message.content:
         raise InvalidRequestError.of(field, "must not be empty")
     if len(message.content) > MAX_PARTS:
         raise InvalidRequestError.of(field, f"at most {MAX_PARTS} parts")
-    text, parts = _content(message.content, "user_turn", uploads)
+    text, parts = _content(message.content, "user_turn", conversation)
     return UserTurn(
         (ChatMessage(ChatRole.USER, text, field="user_turn", parts=parts),),
         options_from_proto(message.options, "user_turn.options.")
@@ -136,11 +144,11 @@ def _user_turn(message: processor_pb2.UserTurn, uploads: Uploads) -> UserTurn:
     )
 
 
-def _tool_results(message: processor_pb2.ToolResults, uploads: Uploads) -> UserTurn:
+def _tool_results(message: processor_pb2.ToolResults, conversation: Conversation) -> UserTurn:
     field = "tool_results.messages"
     if not message.messages:
         raise InvalidRequestError.of(field, "must not be empty")
-    messages = messages_from_proto(message.messages, field, uploads)
+    messages = messages_from_proto(message.messages, field, conversation)
     for result in messages:
         if result.role is not ChatRole.TOOL:
             raise InvalidRequestError.of(f"{result.field}.role", "must be CHAT_ROLE_TOOL")
@@ -148,9 +156,9 @@ def _tool_results(message: processor_pb2.ToolResults, uploads: Uploads) -> UserT
 
 
 def messages_from_proto(
-    messages: Sequence[chat_pb2.ChatMessage], field: str, uploads: Uploads | None
+    messages: Sequence[chat_pb2.ChatMessage], field: str, conversation: Conversation | None
 ) -> list[ChatMessage]:
-    """Convert messages; ``field`` is their path. Without ``uploads`` media are refused.
+    """Convert messages; ``field`` is their path. Without a ``conversation`` media are refused.
 
     Raises:
         InvalidRequestError: there are too many, or a part of one can't be read.
@@ -164,7 +172,7 @@ def messages_from_proto(
         if count > MAX_PARTS:
             raise InvalidRequestError.of(field, f"at most {MAX_PARTS} content parts and tool calls")
         path = f"{field}[{index}]"
-        text, parts = _content(content, path, uploads)
+        text, parts = _content(content, path, conversation)
         found.append(
             ChatMessage(
                 _ROLES.get(message.role),  # an unknown role becomes None, which is refused later
@@ -180,7 +188,7 @@ def messages_from_proto(
 
 
 def _content(
-    parts: Sequence[chat_pb2.ContentPart], field: str, uploads: Uploads | None
+    parts: Sequence[chat_pb2.ContentPart], field: str, conversation: Conversation | None
 ) -> tuple[str, tuple[str | MediaPart, ...]]:
     """Return the text of a message at the path ``field``, and its parts in order if it has media.
 
@@ -201,24 +209,28 @@ def _content(
     if kinds.count("text") == len(kinds):
         return text, ()
     return text, tuple(
-        part.text if kind == "text" else _media_part(part, f"{field}.content[{index}]", uploads)
+        part.text
+        if kind == "text"
+        else _media_part(part, f"{field}.content[{index}]", conversation)
         for index, (part, kind) in enumerate(zip(parts, kinds, strict=True))
     )
 
 
-def _media_part(part: chat_pb2.ContentPart, field: str, uploads: Uploads | None) -> MediaPart:
+def _media_part(
+    part: chat_pb2.ContentPart, field: str, conversation: Conversation | None
+) -> MediaPart:
     modality = Modality(part.WhichOneof("part"))
     media: media_pb2.Media = getattr(part, modality.value)
     field = f"{field}.{modality.value}"
-    if uploads is None:
+    if conversation is None:
         raise UnsupportedFeatureError.of(field, "this method takes text only; use Chat")
     source = media.WhichOneof("source")
     if source == "data":
-        uploads.hold.take(len(media.data))
+        conversation.uploads.hold.take(len(media.data))
         return MediaPart(modality, f"{field}.data", data=media.data)
     if source == "upload_id":
         path = f"{field}.upload_id"
-        return MediaPart(modality, path, pieces=uploads.take(media.upload_id, path))
+        return MediaPart(modality, path, pieces=conversation.uploads.take(media.upload_id, path))
     if source == "url":
         return MediaPart(modality, f"{field}.url", url=media.url)
     raise InvalidRequestError.of(field, "set one of data, upload_id, url")
@@ -280,3 +292,36 @@ def completion_from_proto(request: processor_pb2.CompleteRequest) -> Completion:
 def new_request_id() -> str:
     """Make an id for a request whose client sent none."""
     return f"req-{os.urandom(8).hex()}"
+
+
+# ---- the served models ---------------------------------------------------------------------------
+
+
+def model_to_proto(model: ModelStatus) -> processor_pb2.ServedModel:
+    """Convert a served model; of several workers for images or vectors, the first one's info."""
+    message = processor_pb2.ServedModel(
+        name=model.name,
+        ready=model.ready,
+        context_length=_context_length(model),
+        workers=[
+            processor_pb2.ModelWorkers(role=ROLES_TO_PROTO[role], connected=count)
+            for role, count in sorted(model.workers.items(), key=lambda item: item[0].value)
+        ],
+        chat=model.text is not None and model.text.chat_template.available,
+        modalities=sorted(MODALITIES_TO_PROTO[modality] for modality in model.modalities),
+        tasks=sorted(_TASKS[task] for task in model.tasks),
+        abilities=abilities_to_proto(model.engine.abilities) if model.engine else (),
+        adapters=sorted(model.engine.adapter_names()) if model.engine else (),
+    )
+    for info in reversed(model.others):
+        if isinstance(info, DiffuserInfo):
+            message.diffusion.CopyFrom(diffusion_model_to_proto(info))
+        elif isinstance(info, EmbedderInfo):
+            message.embedding.CopyFrom(embedding_model_to_proto(info))
+    return message
+
+
+def _context_length(model: ModelStatus) -> int:
+    if model.engine is not None:
+        return model.engine.context_length
+    return (model.text.context_length if model.text else None) or 0

@@ -7,14 +7,20 @@ from typing import Any
 
 from millstream_server.engines.base import Role
 from millstream_server.generation.request import GenerationRequest, Prompt
-from millstream_server.processor.conversation import Conversation, Stoppable, UserTurn
+from millstream_server.processor.admission import Admission
+from millstream_server.processor.conversation import (
+    Caller,
+    Completion,
+    Conversation,
+    Options,
+    Stoppable,
+    UserTurn,
+)
 from millstream_server.processor.front import Front, FrontRequest
-from millstream_server.processor.media.core import ProcessorMedia
-from millstream_server.processor.media.encoding import TurnMedia
+from millstream_server.processor.media.core import ProcessorMedia, TurnMedia
 from millstream_server.processor.models import ServedModel
-from millstream_server.processor.options import Caller, Completion, Options
+from millstream_server.processor.output import TurnOutput
 from millstream_server.processor.prompts import Prompts
-from millstream_server.processor.queue.admission import Admission
 from millstream_server.processor.requests import (
     check,
     check_options,
@@ -24,7 +30,7 @@ from millstream_server.processor.requests import (
     request_of,
     turn_paths,
 )
-from millstream_server.processor.turn import Rendering, Turn, TurnParts
+from millstream_server.processor.turn import Turn, TurnParts
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.tasks import Task
 from millstream_server.runtime.errors import (
@@ -56,9 +62,9 @@ class ProcessorCore:
         said: UserTurn,
         caller: Caller,
         call: Call,
-        rendering: Rendering,
+        output: TurnOutput,
     ) -> Turn:
-        """Start a turn of ``conversation``, whose messages ``rendering`` makes for ``call``.
+        """Start a turn of ``conversation``, whose ``output`` goes to ``call``.
 
         Raises:
             ServingError: it was refused.
@@ -67,7 +73,8 @@ class ProcessorCore:
         paths = turn_paths(said.field, options.path)
         with FrontRequest(self.front, Task.CHAT, caller.trace, number=conversation.number) as asked:
             try:
-                served = asked.find_text(conversation.model, "start.model")
+                served = self.models.served(conversation.model, "start.model", Task.CHAT)
+                asked.known(served.name, served.engine.engine)
                 await self.prompts.read_grammar(options.sampling)
                 if conversation.has_media:
                     check_options(request_id, options, paths)  # before files are encoded in vain
@@ -92,18 +99,17 @@ class ProcessorCore:
                 raise
         if media and media.cancelled:
             admission.leave()  # the turn then ends without having started
-        turn = Turn(
+        turn = self._start(
             request,
             options,
-            served.text,
+            served,
             admission,
-            self._parts,
+            asked,
             call=call,
-            rendering=rendering,
-            telemetry=asked.telemetry,
+            output=output,
             media=media,
+            session=conversation.workers,
         )
-        self._launch(turn, admission, conversation.workers, media.held_at if media else "")
         conversation.runs(turn)
         return turn
 
@@ -128,9 +134,9 @@ class ProcessorCore:
         return await self.prompts.with_media(served.text, text, media.encoded, paths.messages)
 
     async def complete(
-        self, completion: Completion, caller: Caller, call: Call, rendering: Rendering
+        self, completion: Completion, caller: Caller, call: Call, output: TurnOutput
     ) -> Turn:
-        """Start a completion, whose messages ``rendering`` makes for ``call``.
+        """Start a completion, whose ``output`` goes to ``call``.
 
         Raises:
             ServingError: it was refused.
@@ -138,26 +144,17 @@ class ProcessorCore:
         options, text = completion.options, completion.prompt
         paths = completion_paths(options.path, is_text=isinstance(text, str))
         with FrontRequest(self.front, Task.COMPLETE, caller.trace) as asked:
-            served = asked.find_text(completion.model, "model")
+            served = self.models.served(completion.model, "model", Task.COMPLETE)
+            asked.known(served.name, served.engine.engine)
             await self.prompts.read_grammar(options.sampling)
             if isinstance(text, str):
                 text = await self.prompts.tokenize(served.text, text, special_tokens=True)
             request = request_of(completion.request_id, served, Prompt(text), options, caller)
             check(request, options, served, self.front.limits, paths)
             admission = await self._admit(request, options, asked)
-        turn = Turn(
-            request,
-            options,
-            served.text,
-            admission,
-            self._parts,
-            call=call,
-            rendering=rendering,
-            telemetry=asked.telemetry,
-            continuation=True,
+        return self._start(
+            request, options, served, admission, asked, call=call, output=output, continuation=True
         )
-        self._launch(turn, admission)
-        return turn
 
     async def _admit(
         self,
@@ -169,15 +166,14 @@ class ProcessorCore:
         """Admit a checked request: at once if there is capacity, else after waiting.
 
         ``runs`` is called with an admission that waits. If it is cancelled then, the returned one
-        doesn't run. A shutdown refuses nothing here: `Front.call` and `Conversation` refuse late
-        requests. When the last worker is lost while requests wait, they wait on for
+        doesn't run. A shutdown refuses nothing here: `Front.begin_call` and `Conversation` refuse
+        late requests. When the last worker is lost while requests wait, they wait on for
         `QueueLimits.comeback_s`, and run in order after a reconnect; new requests get NO_WORKER at
         once, so that their clients can use another server.
 
         Raises:
-            UnavailableError: a worker that it needs isn't connected.
-            OverloadedError: the queue is full.
-            DeadlinePassedError: the caller's deadline passed while it waited.
+            ServingError: a worker that it needs isn't connected, the queue is full, or the
+            caller's deadline passed while it waited.
         """
         asked.telemetry.request_known(request, options.n)
         self.front.router.require(request.model)
@@ -190,61 +186,87 @@ class ProcessorCore:
             await admission.admitted()
         return admission
 
-    def _launch(
+    def _start(
         self,
-        turn: Turn,
+        request: GenerationRequest,
+        options: Options,
+        served: ServedModel,
         admission: Admission,
+        asked: FrontRequest,
+        *,
+        call: Call,
+        output: TurnOutput,
+        media: TurnMedia | None = None,
         session: tuple[str, ...] = (),
-        media_at: str = "",
-    ) -> None:
+        continuation: bool = False,
+    ) -> Turn:
         """Route an admitted turn and start it on its workers, without awaiting.
 
         Raises:
             UnavailableError: a worker it takes is away.
         """
-        request = turn.request
+        turn = Turn(
+            request,
+            options,
+            served.text,
+            admission,
+            self._parts,
+            call=call,
+            output=output,
+            telemetry=asked.telemetry,
+            continuation=continuation,
+            media=media,
+        )
         try:
             if not admission.runs:  # cancelled while it waited
                 turn.end_unstarted()
-                return
-            turn.start(
-                self.front.router.plan(
-                    RoutingRequest(
-                        model=request.model,
-                        token_ids=request.token_ids,
-                        media_start=request.prompt.media_start,
-                        session=session,
-                        media_at=media_at,
-                        session_key=turn.options.session,
-                        adapter=request.adapter,
-                        cache_salt=request.cache_salt,
-                        priority=request.priority,
-                    )
-                )
-            )
+                return turn
+            turn.start(self.front.router.plan(_routed(turn, session)))
         except BaseException as error:
             if isinstance(error, ServingError):
                 turn.fail(error)
             self.end(turn)
             raise
+        return turn
 
     def end(self, turn: Turn) -> None:
-        """Close a turn in any state, and log the turn in one line, without its text."""
+        """Close a turn in any state, and log it in one line."""
         turn.close()
-        error, usage, request = turn.error, turn.usage(), turn.request
+        error = turn.error
         self.front.meter.finished(failed=error is not None and error.code in SERVER_FAULTS)
-        # Who only starts and cancels gets no line each.
-        write = log.info if usage.completion_tokens or turn.complete else log.caused
-        seed: dict[str, Any] = {} if turn.seed is None else {"seed": turn.seed}
-        write(
-            "turn ended",
-            request=request.request_id,
-            trace_id=turn.telemetry.trace_id,
-            model=request.model,
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            media_tokens=usage.media_tokens,
-            completion_tokens=usage.completion_tokens,
-            **seed,
-            outcome=turn.outcome,
-        )
+        _log(turn)
+
+
+def _routed(turn: Turn, session: tuple[str, ...]) -> RoutingRequest:
+    request = turn.request
+    return RoutingRequest(
+        model=request.model,
+        token_ids=request.token_ids,
+        media_start=request.prompt.media_start,
+        session=session,
+        media_at=turn.media.held_at if turn.media else "",
+        session_key=turn.options.session,
+        adapter=request.adapter,
+        cache_salt=request.cache_salt,
+        priority=request.priority,
+    )
+
+
+def _log(turn: Turn) -> None:
+    """Write a turn's line, without its text."""
+    usage, request = turn.usage(), turn.request
+    # Who only starts and cancels gets no line each.
+    write = log.info if usage.completion_tokens or turn.complete else log.caused
+    seed: dict[str, Any] = {} if turn.seed is None else {"seed": turn.seed}
+    write(
+        "turn ended",
+        request=request.request_id,
+        trace_id=turn.telemetry.trace_id,
+        model=request.model,
+        prompt_tokens=usage.prompt_tokens,
+        cached_tokens=usage.cached_tokens,
+        media_tokens=usage.media_tokens,
+        completion_tokens=usage.completion_tokens,
+        **seed,
+        outcome=turn.outcome,
+    )

@@ -9,19 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 from millstream_server.engines.base import EngineInfo
-from millstream_server.generation.span import NO_SPAN, RequestSpan
-from millstream_server.processor.forwarding.fit import Fit
-from millstream_server.processor.models import Models, ServedModel
-from millstream_server.processor.queue.admission import Admission
-from millstream_server.processor.queue.admission_queue import AdmissionQueue
-from millstream_server.processor.queue.positions import Positions, Tell
+from millstream_server.generation.telemetry import NO_SPAN, RequestSpan
+from millstream_server.processor.admission import Admission, AdmissionQueue
+from millstream_server.processor.models import Models
 from millstream_server.processor.requests import DEFAULT_LIMITS, RequestLimits
 from millstream_server.processor.telemetry import FrontTelemetry
+from millstream_server.processor.waiting import Positions, Tell
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.routing.tasks import TEXT_TASKS, Task
@@ -239,16 +237,6 @@ class FrontRequest:
         self.model = model
         self.telemetry.model_known(model, provider, self._request_id[:_MAX_LOGGED_ID])
 
-    def find_text(self, model: str, field: str) -> ServedModel:
-        """Find the model of a chat or a completion, which its client named in ``field``.
-
-        Raises:
-            ServingError: the model isn't served here, does something else, or has no worker.
-        """
-        served = self._front.models.served(model, field, self._task)
-        self.known(served.name, served.engine.engine)
-        return served
-
     def find(self, model: str) -> list[EngineInfo]:
         """Find its model and the workers that do its task; return what their engines are.
 
@@ -365,3 +353,44 @@ class FrontRequest:
                 task=self._task.name,
                 outcome=reason_of(error) or "OK",
             )
+
+
+class Fit:
+    """Checks one request against workers' infos; equal infos once.
+
+    It is the filter of `TaskWorkers.pick` (`routing.task_workers`), also for workers that connect
+    later.
+    """
+
+    def __init__(self, check: Callable[[EngineInfo], object]) -> None:
+        """``check`` raises InvalidRequestError if an engine can't take the request."""
+        self._check = check
+        self._errors: dict[EngineInfo, InvalidRequestError | None] = {}
+
+    def __call__(self, engine: EngineInfo) -> bool:
+        """Return whether an engine can take the request."""
+        return self._error(engine) is None
+
+    def require(self, engines: Iterable[EngineInfo]) -> None:
+        """Check that one of them can take the request.
+
+        Raises:
+            InvalidRequestError: none can; it says what the first one can't.
+        """
+        errors = []
+        for engine in engines:
+            if (error := self._error(engine)) is None:
+                return
+            errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _error(self, engine: EngineInfo) -> InvalidRequestError | None:
+        if engine not in self._errors:
+            try:
+                self._check(engine)
+            except InvalidRequestError as error:
+                self._errors[engine] = error
+            else:
+                self._errors[engine] = None
+        return self._errors[engine]

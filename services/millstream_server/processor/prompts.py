@@ -7,12 +7,14 @@ from typing import Any
 
 from millstream_server.generation.request import Prompt
 from millstream_server.generation.validation import MAX_CONSTRAINT_BYTES, shape_problem
-from millstream_server.processor.media.encoding import EncodedPart
-from millstream_server.processor.media.prompt import media_prompt
+from millstream_server.processor.media.core import EncodedPart, media_prompt
 from millstream_server.processor.text.fair_queue import TextLimits
-from millstream_server.processor.text.json_checks import schema_seconds
-from millstream_server.processor.text.message_checks import ConversationPaths, check_messages
-from millstream_server.processor.text.messages import ChatMessage, Tool
+from millstream_server.processor.text.messages import (
+    ChatMessage,
+    ConversationPaths,
+    Tool,
+    check_messages,
+)
 from millstream_server.processor.text.threads import TextThreads, stop_if_gone
 from millstream_server.processor.text.tokenizer import SECONDS_PER_CHAR, TextModel
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
@@ -52,12 +54,12 @@ class Prompts:
         Raises:
             InvalidRequestError: it can't be rendered.
         """
-
-        def work() -> tuple[str, MutableSequence[int]]:
-            prompt = rendered(text, messages, tools, paths)
-            return prompt, text.encode(prompt, add_special_tokens=False)
-
         if not _is_small(messages, tools):
+
+            def work() -> tuple[str, MutableSequence[int]]:
+                prompt = rendered(text, messages, tools, paths)
+                return prompt, text.encode(prompt, add_special_tokens=False)
+
             return await self.threads.run(work, _seconds(messages, tools))
         prompt = rendered(text, messages, tools, paths)
         if len(prompt) <= _SMALL_PROMPT_CHARS:
@@ -192,5 +194,4 @@ def _seconds(messages: Sequence[ChatMessage], tools: Sequence[Tool]) -> float:
     chars = sum(len(m.text) + len(m.name) + len(m.tool_call_id) for m in messages)
     chars += sum(len(call.arguments_json) for m in messages for call in m.tool_calls)
     chars += sum(len(tool.description) + len(tool.parameters_json_schema) for tool in tools)
-    schemas_s = sum(schema_seconds(tool.parameters_json_schema) for tool in tools)
-    return chars * SECONDS_PER_CHAR + len(messages) * _SECONDS_PER_MESSAGE + schemas_s
+    return chars * SECONDS_PER_CHAR + len(messages) * _SECONDS_PER_MESSAGE

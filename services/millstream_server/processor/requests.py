@@ -11,10 +11,10 @@ from millstream_server.engines.base import Role
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
 from millstream_server.generation.validation import FieldPaths, check_request
+from millstream_server.processor.admission import QueueLimits
+from millstream_server.processor.conversation import Caller, Options
 from millstream_server.processor.models import ServedModel
-from millstream_server.processor.options import Caller, Options
-from millstream_server.processor.queue.admission_queue import QueueLimits
-from millstream_server.processor.text.message_checks import ConversationPaths
+from millstream_server.processor.text.messages import ConversationPaths
 from millstream_server.processor.text.stops import check_stops
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.errors import FieldViolation, InvalidRequestError

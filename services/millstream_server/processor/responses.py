@@ -1,4 +1,4 @@
-"""Converts what a turn has generated to messages that every client takes.
+"""Makes messages that every client takes of what a turn has generated.
 
 gRPC libraries refuse messages above 4 MiB unless told otherwise, so no response is larger.
 """
@@ -14,7 +14,8 @@ from google.protobuf.message import Message
 
 from millstream.v1 import processor_pb2, usage_pb2
 from millstream_server.generation.output import TokenLogprob
-from millstream_server.processor.choice import Delta
+from millstream_server.processor.choice import MOST_TOKENS, Delta
+from millstream_server.processor.output import TurnOutput
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.protobuf import generation as from_worker
 from millstream_server.runtime.errors import InvalidRequestError
@@ -79,31 +80,115 @@ def _groups(entries: list[M]) -> list[list[M]]:
     return groups
 
 
-class Messages:
-    """A turn's output as messages of Chat or Complete; a `processor.turn.Rendering`."""
+class Messages(TurnOutput):
+    """A turn's output as messages of Chat or Complete; a `runtime.rpc.call.Source`."""
 
-    __slots__ = ("_choice", "_filled", "_make", "_notice", "_started", "_uses_left")
+    __slots__ = ("_choice", "_filled", "_first_token_sent", "_kind", "_notice", "_number",
+                 "_parts_left", "_quick", "_started", "_uses_left")  # fmt: skip
 
-    def __init__(self, make: Callable[..., Any], notice: Callable[[], bool] | None = None) -> None:
-        """``make`` makes a message of the turn from its other fields.
+    def __init__(
+        self, kind: Callable[..., Any], number: int = 0, notice: Callable[[], bool] | None = None
+    ) -> None:
+        """Make messages of a ``kind``; of a chat's turn ``number``.
 
         ``notice`` returns whether the next one says that the server shuts down: once True.
         """
-        self._make = make
+        self._kind = kind
+        self._number = number
         self._notice = notice
         self._started = False
+        self._first_token_sent = False
+        self._quick = False
+        """What comes next is a text and a token count, most probably."""
+        self._parts_left: Iterator[Any] | None = None
+        """The messages of output that needs several."""
         self._filled: Any = None
         self._choice: Any = None
         self._uses_left = 0
 
-    def of_text(self, text: str, tokens: int) -> Any:
+    def close(self) -> None:
+        """See `TurnOutput.close`."""
+        self._parts_left = None  # it knows this object
+        super().close()
+
+    # ---- the next message
+
+    def next(self) -> Any:
+        """Make a message of what has come; see `Source.next`.
+
+        Raises:
+            ServingError: a choice failed; its output before that was sent, unless so much gathered
+            that it was dropped.
+        """
+        if self._interval_s or self._starting:
+            self._begin_interval()
+        else:
+            self.scheduled = self.gathers = False
+        turn = self._turn
+        if turn is None:
+            return None
+        choice = self._choices[0]
+        if (
+            self._quick
+            and choice.unsent
+            and choice.result is None
+            and turn.error is None
+            and not self._nbytes
+            and len(choice.unsent) <= MOST_TOKENS
+        ):
+            return self._of_text(*choice.take_text())
+        return self._next(turn)
+
+    def _next(self, turn: Turn) -> Any:
+        """Make any message; that of a token takes less time."""
+        if self._drops and turn.error:
+            raise turn.error
+        if self._parts_left is not None and (part := self._next_part()) is not None:
+            return part
+        deltas = self._take(turn)
+        self._recount()
+        complete = turn.complete
+        if complete:
+            turn.error = None  # too late: everything has been made
+        if not deltas:
+            if turn.error:
+                raise turn.error
+            return None
+        made = self._of(deltas, turn, complete=complete)
+        if isinstance(made, tuple):  # nearly always
+            if turn.error or any(choice.has_more for choice in self._choices):
+                self.urge()
+            return made[0]
+        self._parts_left = made
+        return self._next_part()
+
+    def _next_part(self) -> Any:
+        """Make the next message of output that needs several; None: there is none."""
+        message = None if self._parts_left is None else next(self._parts_left, None)
+        if message is None or self.over:
+            self._parts_left = None  # it knows this object
+        else:
+            self.urge()
+        return message
+
+    def _take(self, turn: Turn) -> list[Delta]:
+        deltas = [delta for choice in self._choices if (delta := choice.take()) is not None]
+        if not self._first_token_sent and any(delta.token_ids for delta in deltas):
+            self._first_token_sent = True
+            options = turn.options
+            extras = options.return_token_ids or turn.request.logprobs or options.stops
+            self._quick = options.n == 1 and not extras
+            turn.telemetry.first_token()
+        return deltas
+
+    def _of_text(self, text: str, tokens: int) -> Any:
         """Make a message that is not the first: one choice's text and its number of tokens.
 
         The same message is filled again, which takes a fraction of the time to make one.
         """
         if not self._uses_left:
             self._uses_left = _USES
-            self._filled = self._make(choices=[{}])
+            self._filled = self._make({"choices": [{}]})
             self._choice = self._filled.choices[0]
         self._uses_left -= 1
         self._choice.text = text
@@ -113,13 +198,19 @@ class Messages:
             self._uses_left = 0
         return self._filled
 
-    def of(self, deltas: Sequence[Delta], turn: Turn) -> tuple[Any] | Iterator[Any]:
-        """Make the messages of new output: one or, if it is large or the end, several."""
+    def _of(
+        self, deltas: Sequence[Delta], turn: Turn, *, complete: bool
+    ) -> tuple[Any] | Iterator[Any]:
+        """Make one message or, of large output, several."""
         choices = [_delta(delta, turn) for delta in deltas]
         groups = _groups(choices)
-        if len(groups) == 1 and not turn.complete:
-            return (self._message({"choices": choices}, turn),)  # nearly every message
-        return (self._message(fields, turn) for fields in _parts(groups, turn))
+        if len(groups) == 1 and not (complete and _prompt_logprobs(turn)):  # nearly always
+            fields: Fields = {"choices": choices}
+            if complete:
+                self._end(turn)
+                fields["finished"] = self._finished(turn)
+            return (self._message(fields, turn),)
+        return (self._message(fields, turn) for fields in self._parts(groups, turn))
 
     def _message(self, fields: Fields, turn: Turn) -> Any:
         if not self._started:
@@ -127,33 +218,60 @@ class Messages:
             fields["started"] = processor_pb2.TurnStarted(
                 request_id=request.request_id, model=request.model
             )
-        message = self._make(**fields)
+        message = self._make(fields)
         if self._notice is not None and self._notice():
             message.draining.SetInParent()
         return message
 
+    def _make(self, fields: Fields) -> Any:
+        return self._kind(turn=self._number, **fields) if self._number else self._kind(**fields)
 
-def _parts(groups: list[list[processor_pb2.ChoiceDelta]], turn: Turn) -> Iterator[Fields]:
-    groups.reverse()
-    while len(groups) > 1:  # one by one: they may wait long for a client to read
-        yield {"choices": groups.pop()}
-    last = groups.pop()
-    if not turn.complete:
-        yield {"choices": last}
-        return
-    if turn.prompt_logprobs:
-        yield {"choices": last}
-        last = []
-        for part in _prompt_logprobs(turn):
-            yield {"prompt_logprobs": part}
-    turn.end()
-    yield {"choices": last, "finished": _finished(turn)}
+    def _parts(self, groups: list[list[processor_pb2.ChoiceDelta]], turn: Turn) -> Iterator[Fields]:
+        groups.reverse()
+        while len(groups) > 1:  # one by one: they may wait long for a client to read
+            yield {"choices": groups.pop()}
+        last = groups.pop()
+        if not turn.complete:
+            yield {"choices": last}
+            return
+        if _prompt_logprobs(turn):
+            yield {"choices": last}
+            last = []
+            for part in _converted_prompt_logprobs(turn):
+                yield {"prompt_logprobs": part}
+        self._end(turn)
+        yield {"choices": last, "finished": self._finished(turn)}
+
+    def _finished(self, turn: Turn) -> processor_pb2.TurnFinished:
+        usage = turn.usage()
+        # Several versions only if the choices differ in it.
+        results = [choice.result for choice in turn.choices]
+        versions = dict.fromkeys(r.weight_version for r in results if r and r.weight_version)
+        return processor_pb2.TurnFinished(
+            usage=usage_pb2.GenerationUsage(
+                prompt_tokens=usage.prompt_tokens,
+                completion_tokens=usage.completion_tokens,
+                cached_tokens=usage.cached_tokens,
+                media_tokens=usage.media_tokens,
+            ),
+            longest_pacing_interval=Duration(
+                nanos=int(self.longest_interval_s % 1 * 1e9),
+                seconds=int(self.longest_interval_s),
+            ),
+            weight_version=", ".join(versions),
+        )
 
 
-def _prompt_logprobs(turn: Turn) -> Iterator[list[processor_pb2.TokenLogprob]]:
+def _prompt_logprobs(turn: Turn) -> Sequence[TokenLogprob]:
+    """Return the prompt's logprobs; empty if not requested or not complete."""
+    result = turn.choices[0].prompt.result
+    return result.prompt_logprobs if result else ()
+
+
+def _converted_prompt_logprobs(turn: Turn) -> Iterator[list[processor_pb2.TokenLogprob]]:
     """Convert them bit by bit: what isn't sent isn't made."""
     at = 0
-    while entries := turn.prompt_logprobs[at : at + _CONVERTED_AT_ONCE]:
+    while entries := _prompt_logprobs(turn)[at : at + _CONVERTED_AT_ONCE]:
         at += len(entries)
         text = turn.text_model
         converted = processor_pb2.ChoiceDelta()
@@ -201,20 +319,3 @@ def _add_logprob(to: Any, entry: TokenLogprob, text: TextModel) -> None:
             token_bytes=token_bytes,
             logprob=logprob,
         )
-
-
-def _finished(turn: Turn) -> processor_pb2.TurnFinished:
-    usage = turn.usage()
-    return processor_pb2.TurnFinished(
-        usage=usage_pb2.GenerationUsage(
-            prompt_tokens=usage.prompt_tokens,
-            completion_tokens=usage.completion_tokens,
-            cached_tokens=usage.cached_tokens,
-            media_tokens=usage.media_tokens,
-        ),
-        longest_pacing_interval=Duration(
-            nanos=int(turn.longest_interval_s % 1 * 1e9),
-            seconds=int(turn.longest_interval_s),
-        ),
-        weight_version=turn.weight_version,
-    )

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
 import time
 from collections.abc import AsyncIterator
 
 from millstream.v1 import processor_pb2, processor_pb2_grpc
-from millstream_server.processor import convert, responses
-from millstream_server.processor.conversation import Conversation, DrainNotice
+from millstream_server.processor import convert
+from millstream_server.processor.conversation import Caller, Conversation, DrainNotice
+from millstream_server.processor.convert import model_to_proto
 from millstream_server.processor.core import ProcessorCore
-from millstream_server.processor.listing import model_to_proto
-from millstream_server.processor.media.uploads import Uploads
-from millstream_server.processor.options import Caller
-from millstream_server.processor.text.message_checks import ConversationPaths
+from millstream_server.processor.responses import Messages, add_token_ids, check_size
+from millstream_server.processor.text.messages import ConversationPaths
 from millstream_server.runtime.errors import (
     InternalError,
     InvalidRequestError,
@@ -45,41 +42,41 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
     @after_first_message
     async def Chat(self, requests: AsyncIterator[processor_pb2.ChatRequest], call: Call) -> None:
         """Run one conversation."""
-        core, rpc_caller = self._core, _caller(call)
-        with contextlib.closing(core.media.uploads()) as uploads:
-            start = await _start(requests, uploads)
-            conversation = convert.conversation_from_proto(
-                start, lambda: core.work.refusing, uploads
-            )
+        core = self._core
+        conversation = Conversation(core.media.uploads, core.work)
+        reading = None
+        try:
+            await _begin(requests, conversation)
             core.front.begin_call(conversation.drain)
-            reading = None
             try:
+                rpc_caller = _caller(call)
                 if call.all_read:  # the client closed its side with its first message, as most do
                     conversation.close_input()
                 else:
                     # It runs when this task first waits: by then a short turn is at a worker.
                     reading = asyncio.ensure_future(_read(requests, conversation))
                 while (said := await conversation.next_turn()) is not None:
+                    number = conversation.number
                     if isinstance(said, DrainNotice):
                         await call.write(
-                            processor_pb2.ChatResponse(turn=conversation.number, draining=_DRAINING)
+                            processor_pb2.ChatResponse(turn=number, draining=_DRAINING)
                         )
                         continue
-                    messages = responses.Messages(
-                        functools.partial(processor_pb2.ChatResponse, turn=conversation.number),
-                        conversation.take_notice,
+                    messages = Messages(
+                        processor_pb2.ChatResponse, number, conversation.take_notice
                     )
                     turn = await core.answer(conversation, said, rpc_caller, call, messages)
                     try:
-                        await call.send_from(turn)
+                        await call.send_from(messages)
                     finally:
                         core.end(turn)
-                    conversation.ended(turn.first_text, turn.workers)
+                    conversation.ended(turn.choices[0].text, turn.workers)
             finally:
                 if reading is not None:
                     reading.cancel()
                 core.front.end_call(conversation.drain)
-                conversation.close()
+        finally:
+            conversation.close()
 
     async def Complete(self, request: processor_pb2.CompleteRequest, call: Call) -> None:
         """Continue a raw prompt."""
@@ -87,10 +84,10 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         core.front.begin_call()
         try:
             completion = convert.completion_from_proto(request)
-            messages = responses.Messages(processor_pb2.CompleteResponse)
+            messages = Messages(processor_pb2.CompleteResponse)
             turn = await core.complete(completion, _caller(call), call, messages)
             try:
-                await call.send_from(turn)
+                await call.send_from(messages)
             finally:
                 core.end(turn)
         finally:
@@ -112,8 +109,8 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
                 paths,
             )
             response = processor_pb2.TokenizeResponse(rendered_prompt=prompt)
-            await responses.add_token_ids(response.token_ids, ids)
-            responses.check_size(response, "conversation")
+            await add_token_ids(response.token_ids, ids)
+            check_size(response, "conversation")
             return response
         if kind != "text":
             raise InvalidRequestError.of("input", "set one of text, conversation")
@@ -121,8 +118,8 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
             text, request.text, special_tokens=not request.no_special_tokens
         )
         response = processor_pb2.TokenizeResponse()
-        await responses.add_token_ids(response.token_ids, ids)
-        responses.check_size(response, "text")
+        await add_token_ids(response.token_ids, ids)
+        check_size(response, "text")
         return response
 
     async def Detokenize(
@@ -137,7 +134,7 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
             text, ids, special_tokens=request.include_special_tokens
         )
         response = processor_pb2.DetokenizeResponse(text=answer)
-        responses.check_size(response, "token_ids")
+        check_size(response, "token_ids")
         return response
 
     async def ListModels(
@@ -157,17 +154,18 @@ def _caller(call: Call) -> Caller:
     )
 
 
-async def _start(
-    requests: AsyncIterator[processor_pb2.ChatRequest], uploads: Uploads
-) -> processor_pb2.ChatStart:
-    """Return the start of a conversation, which comes first but for media chunks."""
-    while (request := await _next(requests, uploads)) is not None:
+async def _begin(
+    requests: AsyncIterator[processor_pb2.ChatRequest], conversation: Conversation
+) -> None:
+    """Read the start of a conversation, which comes first but for media chunks."""
+    while (request := await _next(requests, conversation)) is not None:
         kind = request.WhichOneof("message")
         if kind == "start":
-            return request.start
+            convert.begin(conversation, request.start)
+            return
         if kind != "media_chunk":
             break
-        convert.take_chunk(uploads, request.media_chunk)
+        convert.take_chunk(conversation, request.media_chunk)
     raise InvalidRequestError.of("start", "the first message must be `start`")
 
 
@@ -176,7 +174,7 @@ async def _read(
 ) -> None:
     """Pass the client's messages to the conversation until the client closes its side."""
     try:
-        while (request := await _next(requests, conversation.uploads)) is not None:
+        while (request := await _next(requests, conversation)) is not None:
             convert.take_request(conversation, request)
     except (ServingError, StatusError) as error:
         conversation.fail(error)
@@ -191,14 +189,15 @@ async def _read(
 
 
 async def _next(
-    requests: AsyncIterator[processor_pb2.ChatRequest], uploads: Uploads
+    requests: AsyncIterator[processor_pb2.ChatRequest], conversation: Conversation
 ) -> processor_pb2.ChatRequest | None:
     """Return the client's next message, None at the end.
 
     Raises:
         UnavailableError: a file is on its way, and its next chunk doesn't come.
     """
-    if (left_s := uploads.left_s) is None:
+    uploads = conversation.uploading
+    if uploads is None or (left_s := uploads.left_s) is None:
         return await anext(requests, None)
     try:
         async with asyncio.timeout(left_s):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from opentelemetry.context import Context
@@ -19,16 +18,11 @@ from millstream_server.engines.base import Role
 from millstream_server.generation.output import Finish, FinishReason
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.sampling import given_knobs
-from millstream_server.generation.span import (
-    NO_SPAN,
-    RequestSpan,
-    TracedRequest,
-    fail,
-    reason_of,
-    server_of,
-)
+from millstream_server.generation.telemetry import NO_SPAN, RequestSpan, TracedRequest, server_of
 from millstream_server.routing.tasks import TEXT_TASKS, Task
+from millstream_server.runtime.frozen import dataclass
 from millstream_server.runtime.telemetry import metrics
+from millstream_server.runtime.telemetry.request_spans import fail, reason_of
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
 from millstream_server.runtime.telemetry.tracing import Tracing
 
@@ -65,46 +59,6 @@ class Usage:
     media_tokens: int = 0
 
 
-class TurnTelemetry:
-    """No-op telemetry of a turn, or of another request."""
-
-    __slots__ = ()
-
-    trace = NOT_TRACED
-    """The trace context of the turn's RPC."""
-    trace_id = ""
-    """The turn's trace, for log lines; empty without one."""
-
-    def model_known(self, model: str, provider: str, request_id: str = "") -> None:
-        """Record the turn's model, one we serve, and its engine's vendor."""
-
-    def request_known(self, request: GenerationRequest, n: int) -> None:
-        """Record the turn's request."""
-
-    def leg(self, role: Role, address: str) -> RequestSpan:
-        """Start the span of one leg."""
-        return NO_SPAN
-
-    def at_worker(self, name: str, address: str) -> RequestSpan:
-        """Start the span of anything else that a worker does."""
-        return NO_SPAN
-
-    def first_token(self) -> None:
-        """Record the time of the first token."""
-
-    def ended(self, usage: Usage, reasons: Sequence[FinishReason], error: str, n: int) -> None:
-        """End the turn; ``error`` is a reason or `ABANDONED`, or empty: then ``reasons`` has n."""
-
-    def succeeded(self, input_tokens: int) -> None:
-        """End a request without tokens of its own; the model has read ``input_tokens``."""
-
-    def failed(self, error: BaseException) -> None:
-        """End it, unless it has ended."""
-
-
-NO_TELEMETRY = TurnTelemetry()
-
-
 class FrontTelemetry:
     """Makes the telemetry of a Processor's requests; one per process."""
 
@@ -118,7 +72,7 @@ class FrontTelemetry:
 
         A turn is the ``number``-th of its conversation.
         """
-        return _RecordedTurn(self, task, trace, number)
+        return TurnTelemetry(self, task, trace, number)
 
     def model(self, task: Task, provider: str, model: str) -> _ModelMetrics:
         """Return a model's metrics; ``model`` must be one we serve, or empty."""
@@ -160,32 +114,21 @@ class _ModelMetrics:
         child.inc()
 
 
-class _RecordedTurn(TurnTelemetry):
-    """Telemetry of a turn that is recorded."""
+class TurnTelemetry:
+    """Telemetry of a turn, or of another request; `FrontTelemetry.open` makes one."""
 
-    __slots__ = (
-        "_arrived",
-        "_arrived_ns",
-        "_context",
-        "_first_token_at",
-        "_metrics",
-        "_number",
-        "_over",
-        "_owner",
-        "_sent",
-        "_span",
-        "_task",
-        "trace",
-        "trace_id",
-    )
+    __slots__ = ("_arrived", "_arrived_ns", "_context", "_first_token_at", "_metrics", "_number",
+                 "_over", "_owner", "_sent", "_span", "_task", "trace", "trace_id")  # fmt: skip
 
     def __init__(self, owner: FrontTelemetry, task: Task, trace: TraceContext, number: int) -> None:
+        """Begin now."""
         self._owner = owner
         self._task = task
         self.trace = trace
+        """The trace context of the turn's RPC."""
         self._number = number
         self._arrived = time.perf_counter()
-        self._arrived_ns = time.time_ns()
+        self._arrived_ns = time.time_ns() if owner.tracing else 0
         self._first_token_at: float | None = None
         self._metrics: _ModelMetrics | None = None
         self._span: Span | None = None
@@ -193,8 +136,10 @@ class _RecordedTurn(TurnTelemetry):
         self._over = False
         self._sent = False
         self.trace_id = trace.trace_id
+        """The turn's trace, for log lines; empty without one."""
 
     def model_known(self, model: str, provider: str, request_id: str = "") -> None:
+        """Record the turn's model, one we serve, and its engine's vendor."""
         self._metrics = self._owner.model(self._task, provider, model)
         self._span = self._start_span(model, provider)
         if self._span is not None:
@@ -203,6 +148,7 @@ class _RecordedTurn(TurnTelemetry):
                 self._span.set_attribute("gen_ai.response.id", request_id)
 
     def request_known(self, request: GenerationRequest, n: int) -> None:
+        """Record the turn's request."""
         span = self._span
         if span is None or not span.is_recording():
             return
@@ -242,11 +188,13 @@ class _RecordedTurn(TurnTelemetry):
         return span
 
     def leg(self, role: Role, address: str) -> RequestSpan:
+        """Start the span of one leg."""
         self._sent = True
         span = self.at_worker(_LEGS[role], address)
         return _HandOff(span, self._measured) if role is Role.PREFILL else span
 
     def at_worker(self, name: str, address: str) -> RequestSpan:
+        """Start the span of anything else that a worker does."""
         tracing = self._owner.tracing
         if tracing is None or self._context is None:
             return NO_SPAN
@@ -255,6 +203,7 @@ class _RecordedTurn(TurnTelemetry):
         )
 
     def first_token(self) -> None:
+        """Record the time of the first token."""
         self._first_token_at = time.perf_counter()
         seconds = self._first_token_at - self._arrived
         self._measured.first_token.observe(seconds)
@@ -262,6 +211,7 @@ class _RecordedTurn(TurnTelemetry):
             self._span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)
 
     def ended(self, usage: Usage, reasons: Sequence[FinishReason], error: str, n: int) -> None:
+        """End the turn; ``error`` is a reason or `ABANDONED`, or empty: then ``reasons`` has n."""
         if self._over:
             return
         self._over = True
@@ -280,6 +230,7 @@ class _RecordedTurn(TurnTelemetry):
             self._end_span(self._span, usage, reasons, error)
 
     def succeeded(self, input_tokens: int) -> None:
+        """End a request without tokens of its own; the model has read ``input_tokens``."""
         self._over = True
         self._measured.duration("", time.perf_counter() - self._arrived)
         self._measured.input.inc(input_tokens)
@@ -288,6 +239,7 @@ class _RecordedTurn(TurnTelemetry):
             self._span.end()
 
     def failed(self, error: BaseException) -> None:
+        """End it, unless it has ended."""
         if self._over:
             return
         self._over = True

@@ -8,8 +8,7 @@ from typing import Any
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from millstream.v1 import generation_pb2, kv_transfer_pb2, sampling_pb2
-from millstream_server.generation.logprobs import LogprobColumns
-from millstream_server.generation.output import Finish, FinishReason, TokenLogprob
+from millstream_server.generation.output import Finish, FinishReason, LogprobColumns, TokenLogprob
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import (
     KNOBS,

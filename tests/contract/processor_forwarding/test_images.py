@@ -12,7 +12,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc, errors_pb2, processor_pb2
-from millstream_server.processor.queue.admission_queue import QueueLimits
+from millstream_server.processor.admission import QueueLimits
 from millstream_server.processor.requests import RequestLimits
 from tests.support.failures import refusal
 from tests.support.in_process import InProcessProcessor, processor

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from millstream.v1 import diffusion_pb2, generation_pb2, processor_pb2, sampling_pb2, worker_pb2
-from millstream_server.generation.refused_fields import REFUSED_IN_DIFFUSION
+from millstream_server.generation.validation import REFUSED_IN_DIFFUSION
 from millstream_server.processor.text.tokenizer import TextModel
 from tests.support.chats import CANCEL, Conversation, chat, completion, gather, options, start
 from tests.support.failures import refusal

@@ -13,7 +13,7 @@ from millstream.v1 import (
     media_pb2,
     sampling_pb2,
 )
-from millstream_server.generation.refused_fields import REFUSED_IN_DIFFUSION
+from millstream_server.generation.validation import REFUSED_IN_DIFFUSION
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.transfer.ticket import Ticket
 from tests.support.failures import refusal

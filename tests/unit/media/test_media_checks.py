@@ -11,7 +11,7 @@ from millstream_server.engines.base import Role
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.media_checks import check_tensors
 from millstream_server.generation.request import GenerationRequest, Prompt
-from millstream_server.generation.validation import FieldPaths, check_request
+from millstream_server.generation.validation import check_request
 from millstream_server.media.items import Content, Geometry, MediaInput, Modality, Span
 from millstream_server.media.tensor import ElementType, TensorSpec
 from millstream_server.runtime.errors import (
@@ -264,15 +264,14 @@ def test_a_model_that_takes_no_such_media_says_so(info: GeneratorInfo, kinds: li
     assert caught.value.violations[-1].field == "media[1]"
 
 
-def test_a_processor_checks_kinds_alone_and_names_the_clients_fields() -> None:
+def test_a_processor_checks_kinds_alone() -> None:
     model = replace(MODEL, soft_tokens={}, rules=None, modalities=frozenset({Modality.IMAGE}))
-    paths = FieldPaths(media=("messages[0].content[1]", "messages[2].content[0]"))
     info = replace(INFO, media=model)
-    check_request(geometry_only(request(IMAGE)), info, Role.AGGREGATED, paths)
+    check_request(geometry_only(request(IMAGE)), info, Role.AGGREGATED)
     with pytest.raises(UnsupportedFeatureError) as caught:
-        check_request(request(IMAGE, VIDEO), info, Role.AGGREGATED, paths)
+        check_request(request(IMAGE, VIDEO), info, Role.AGGREGATED)
     (violation,) = caught.value.violations
-    assert violation.field == "messages[2].content[0]"
+    assert violation.field == "media[1]"
 
 
 def test_what_was_fetched_must_be_what_the_ticket_says() -> None:

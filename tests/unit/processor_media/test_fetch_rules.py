@@ -6,8 +6,7 @@ import base64
 
 import pytest
 
-from millstream_server.processor.media.addresses import is_public
-from millstream_server.processor.media.data_url import decode_data_url
+from millstream_server.processor.media.urls import decode_data_url, is_public
 from millstream_server.runtime.errors import InvalidRequestError
 
 

@@ -10,7 +10,7 @@ import pytest
 from millstream_server.media.items import Modality
 from millstream_server.processor.media.budget import MediaBudget, MediaHold
 from millstream_server.processor.media.intake import Intake
-from millstream_server.processor.media.parts import MediaPart
+from millstream_server.processor.text.messages import MediaPart
 from millstream_server.runtime.errors import MediaFetchError, OverloadedError
 from tests.support import media_files
 from tests.support.waiting import until

@@ -11,22 +11,22 @@ import pytest
 from millstream_server.encoding.encoder import EncoderInfo
 from millstream_server.engines.base import Role, WorkerDescription
 from millstream_server.generation.generator import MediaModel
-from millstream_server.generation.span import RequestSpan
+from millstream_server.generation.telemetry import RequestSpan
 from millstream_server.media.file import MediaFile
 from millstream_server.media.items import Content, EncodedItem, Geometry, Modality
 from millstream_server.media.tensor import ElementType, TensorSpec
+from millstream_server.processor.conversation import Caller
 from millstream_server.processor.media.budget import MediaBudget
-from millstream_server.processor.media.core import ProcessorMedia
-from millstream_server.processor.media.encoding import TurnMedia
+from millstream_server.processor.media.core import ProcessorMedia, TurnMedia
 from millstream_server.processor.media.intake import Intake
-from millstream_server.processor.media.parts import MediaPart
 from millstream_server.processor.media.urls import UrlFetcher
-from millstream_server.processor.options import Caller
-from millstream_server.processor.telemetry import NO_TELEMETRY
+from millstream_server.processor.telemetry import FrontTelemetry, TurnTelemetry
+from millstream_server.processor.text.messages import MediaPart
 from millstream_server.routing.policies import make_policy
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
+from millstream_server.routing.tasks import Task
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import (
     InvalidRequestError,
@@ -121,8 +121,12 @@ def file_of(part: MediaPart, _span: RequestSpan) -> MediaFile:
     return MediaFile(modality=part.modality, data=part.data, sha256=part.sha256)
 
 
+def _telemetry() -> TurnTelemetry:
+    return FrontTelemetry().open(Task.CHAT)
+
+
 def media_of(router: Router, workers: Workers) -> TurnMedia:
-    return TurnMedia(router, workers, RoutingRequest(model="m"), file_of, NO_TELEMETRY)
+    return TurnMedia(router, workers, RoutingRequest(model="m"), file_of, _telemetry())
 
 
 async def prepared() -> None:
@@ -327,7 +331,7 @@ async def test_callers_share_cached_results_only_if_they_may(
         shared_cache=shared,
     )
     for name in ("a", "b"):
-        turn = media.of_turn(RoutingRequest(model="m"), "r", Caller(name=name), NO_TELEMETRY)
+        turn = media.of_turn(RoutingRequest(model="m"), "r", Caller(name=name), _telemetry())
         done = started(turn, [part(b"1")])
         await until(lambda: not workers.items[-1].outcome.done() if workers.items else False)
         workers.items[-1].finish()

@@ -14,8 +14,8 @@ import pytest
 from tokenizers import Tokenizer, decoders
 from tokenizers.decoders import DecodeStream
 
+from millstream_server.processor.text.detokenizer import PieceTable, build_piece_table
 from millstream_server.processor.text.detokenizer import detokenizer as start
-from millstream_server.processor.text.pieces import PieceTable, build_piece_table
 from millstream_server.processor.text.tokenizer import TextModel
 from tests.support.models import (
     byte_level_model,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-import re
-import re._compiler as sre  # type: ignore[import-not-found]
 import socket
-import time
 from dataclasses import replace
 
 import pytest
 
-from millstream_server.processor.text.json_checks import schema_problem
-from millstream_server.processor.text.message_checks import MAX_VIOLATIONS, check_messages
-from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
+from millstream_server.processor.text.messages import (
+    MAX_VIOLATIONS,
+    ChatMessage,
+    ChatRole,
+    Tool,
+    ToolCall,
+    check_messages,
+    schema_problem,
+)
 from millstream_server.runtime.json_bounds import MAX_SUBSCHEMAS
 
 USER = ChatMessage(ChatRole.USER, "Hello")
@@ -112,14 +115,6 @@ def test_all_violations_come_at_once_up_to_a_bound() -> None:
     [
         ('{"a": 1', "must be valid JSON"),
         ("true", "must be a JSON object"),
-        ('{"type": "strin"}', "$.type: 'strin' is not valid"),
-        ('{"properties": {"a": {"minimum": "1"}}}', "$.properties.a.minimum"),
-        ('{"pattern": "("}', "the regular expression is wrong: missing ): ( ('(' at $.pattern)"),
-        ('{"pattern": "' + "(" * 3000 + ")" * 3000 + '"}', "has 6000 characters; at most 4096"),
-        ('{"properties": {"a": {"pattern": "(?=b"}}}', "('(?=b' at $.properties.a.pattern)"),
-        ('{"patternProperties": {"(?=b": {}}}', "the regular expression is wrong: missing )"),
-        ('{"required": ["a", "a"]}', "$.required: has an entry twice"),
-        ('{"items": {"type": ["null", "null"]}}', "$.items.type: has an entry twice"),
         ('{"$ref": "https://example.com/a.json"}', "must not refer outside itself"),
         ('{"items": [{"$ref": "file:///etc/passwd"}]}', "must not refer outside itself"),
         ('{"a":' * 33 + "{}" + "}" * 33, "must not nest deeper than 32"),
@@ -132,7 +127,6 @@ def test_schemas_are_refused_with_a_sentence(schema: str, sentence: str) -> None
     problem = schema_problem(schema)
     assert problem is not None
     assert sentence in problem
-    assert len(problem) <= 240
 
 
 @pytest.mark.parametrize(
@@ -142,8 +136,10 @@ def test_schemas_are_refused_with_a_sentence(schema: str, sentence: str) -> None
         '{"$ref": "#/$defs/a", "$defs": {"a": {"type": "string"}}}',
         '{"properties": {"$ref": {"type": "string"}}}',
         '{"a":' * 31 + "{}" + "}" * 31,
-        '{"pattern": "^.{0,2000}$", "default": {"pattern": "("}}',
-        '{"properties": {"pattern": {"enum": ["(", 1, null]}}, "required": ["pattern"]}',
+        # Nothing is matched with a schema, so neither JSON Schema nor regexes are checked.
+        '{"type": "strin", "required": ["a", "a"], "properties": {"a": {"minimum": "1"}}}',
+        '{"pattern": "(", "patternProperties": {"(?=b": {}}}',
+        json.dumps({"pattern": "(?i)" + "[A-\uffff]" * 1000}),
     ],
 )
 def test_schemas_that_are_fine(schema: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,40 +147,7 @@ def test_schemas_that_are_fine(schema: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert schema_problem(schema) is None
 
 
-def test_many_large_schemas_are_refused_before_they_cost() -> None:
+def test_the_schemas_of_a_request_are_bounded_together() -> None:
     large = json.dumps({"anyOf": [True] * 1000})
     tools = [Tool(f"t{n}", "", large.replace("true", "true " + " " * n, 1)) for n in range(100)]
-    started = time.perf_counter()
     assert fields([USER], tools) == ["tools"]
-    # 0.05 s; checking them all takes 17 s.
-    assert time.perf_counter() - started < 2
-
-
-def test_no_pattern_of_a_client_is_compiled_by_re(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`re` takes 8 ms for each such class, and keeps the GIL meanwhile."""
-    compiled: list[object] = []
-    compile_ = sre.compile
-
-    def record(pattern: object, flags: int = 0) -> object:
-        compiled.append(pattern)
-        return compile_(pattern, flags)
-
-    monkeypatch.setattr(sre, "compile", record)
-    pattern = "(?i)" + "[A-\uffff]" * 5
-    schema = {
-        "pattern": pattern + "a",
-        "patternProperties": {pattern + "b": {"pattern": pattern + "(?=c)"}},
-        "propertyNames": {"pattern": pattern + "("},
-    }
-    assert fields([USER], [replace(WEATHER, parameters_json_schema=json.dumps(schema))]) == [
-        "tools[0].parameters_json_schema"
-    ]
-    re.compile(pattern)
-    assert compiled == [pattern]  # this test's own
-
-
-def test_patterns_are_bounded_in_sum() -> None:
-    patterns = {f"{n:04}" + "x" * 4000: True for n in range(8)}
-    tool = replace(WEATHER, parameters_json_schema=json.dumps({"patternProperties": patterns}))
-    assert fields([USER], [tool, replace(tool, name="b")]) == []
-    assert fields([USER], [replace(tool, name=name) for name in "abc"]) == ["tools"]

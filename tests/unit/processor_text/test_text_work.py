@@ -13,8 +13,13 @@ from millstream.v1 import processor_pb2
 from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.responses import add_token_ids
 from millstream_server.processor.text.fair_queue import TextLimits
-from millstream_server.processor.text.message_checks import DEFAULT_PATHS
-from millstream_server.processor.text.messages import ChatMessage, ChatRole, Tool, ToolCall
+from millstream_server.processor.text.messages import (
+    DEFAULT_PATHS,
+    ChatMessage,
+    ChatRole,
+    Tool,
+    ToolCall,
+)
 
 USER = ChatMessage(ChatRole.USER, "Hello")
 CALL = ToolCall("c", "now", "{}")

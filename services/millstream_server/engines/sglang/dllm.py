@@ -4,7 +4,7 @@ What SGLang's scheduler does for these models, and what follows here:
 
 - It draws nothing: each step takes the likeliest tokens of a block. Most of a request's sampling is
   ignored in silence, and a grammar makes a request that never ends and can't be aborted. All of
-  that is refused before (`generation.refused_fields`).
+  that is refused before (`generation.validation`).
 - Without a limit it runs one request at a time.
 - By default a block whose likeliest token is the mask itself is denoised for ever. Without
   `dllm_fdfo` the steps of a block are bounded; the tokens are the same.

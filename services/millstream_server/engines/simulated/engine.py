@@ -34,9 +34,9 @@ from millstream_server.engines.simulated.rank import Rank
 from millstream_server.engines.simulated.state import EngineState
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import CollectingSink, OutputSink
-from millstream_server.generation.refused_fields import REFUSED_IN_DIFFUSION
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Ability, Sampling
+from millstream_server.generation.validation import REFUSED_IN_DIFFUSION
 from millstream_server.kv_cache.events import KvEventSink
 from millstream_server.runtime.errors import EngineFailedError, InvalidRequestError, ServingError
 

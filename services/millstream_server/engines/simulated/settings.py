@@ -11,8 +11,7 @@ from millstream_server.engines.settings import EngineContext
 from millstream_server.engines.simulated.config import SimulatedConfig
 from millstream_server.engines.simulated.diffuser import SimulatedDiffuserConfig
 from millstream_server.engines.simulated.encoder import MIN_WIDTH, SimulatedEncoderConfig
-from millstream_server.generation.generator import MediaModel
-from millstream_server.generation.media_model import read_media_model
+from millstream_server.generation.generator import MediaModel, read_media_model
 from millstream_server.media.families import UnusableFamilyError, load
 from millstream_server.runtime.settings import SettingsError, setting
 from millstream_server.synthesis.request import Kind

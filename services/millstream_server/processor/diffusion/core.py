@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from millstream_server.processor.forwarding.fit import Fit
-from millstream_server.processor.forwarding.promised import PromisedFiles
-from millstream_server.processor.front import Front, FrontRequest, Running
+from millstream_server.links.unread import not_asked_for
+from millstream_server.processor.front import Fit, Front, FrontRequest, Running
 from millstream_server.routing.tasks import TASK_OF_KIND
 from millstream_server.runtime.errors import InternalError
 from millstream_server.synthesis.checks import outputs_of, resolve
@@ -20,6 +20,15 @@ if TYPE_CHECKING:
 
     from millstream_server.engines.base import EngineInfo
     from millstream_server.runtime.rpc.slot_session import Output
+
+
+_PIXEL_BYTES = 4
+_EXTRA_BYTES = 16 << 20
+"""Of a file besides its pixels; the prompt is in it."""
+_PREVIEW_BYTES = 1 << 20
+"""Workers' have 512 x 512 pixels at most."""
+_TEXT_CHARS = 4096
+"""Most characters of a URL and of the names that a worker chooses."""
 
 
 class Making(Running, Protocol):
@@ -139,3 +148,56 @@ def _diffuser(engine: EngineInfo) -> DiffuserInfo:
     if not isinstance(engine, DiffuserInfo):
         raise InternalError.with_id()
     return engine
+
+
+# ---- has a worker sent what was asked of it? A client must not get a part as the whole ----------
+
+
+class PromisedFiles:
+    """The files of one request."""
+
+    def __init__(self, outputs: int, pixels: int, worker: str, *, to_url: bool) -> None:
+        """Expect so many files of so many pixels each, as bytes or ``to_url``."""
+        self._outputs = outputs
+        self._most_bytes = _PIXEL_BYTES * pixels + _EXTRA_BYTES
+        self._worker = worker
+        self._to_url = to_url
+        self._bytes: Counter[int] = Counter()
+
+    def check(self, chunk: Chunk) -> None:
+        """Check a piece of one.
+
+        Raises:
+            WorkerLostError: it isn't one that was asked for.
+        """
+        if self._to_url or chunk.output >= self._outputs:
+            raise not_asked_for(self._worker, f"a chunk of output {chunk.output}")
+        self._bytes[chunk.output] += len(chunk.data)
+        if self._bytes[chunk.output] > self._most_bytes:
+            what = f"more than {self._most_bytes} bytes of output {chunk.output}"
+            raise not_asked_for(self._worker, what)
+
+    def check_progress(self, progress: Progress) -> None:
+        """Check the size of a preview.
+
+        Raises:
+            WorkerLostError: it is no small image.
+        """
+        if len(progress.preview) > _PREVIEW_BYTES:
+            what = f"a preview of {len(progress.preview)} bytes"
+            raise not_asked_for(self._worker, what)
+
+    def check_all(self, end: Finished) -> None:
+        """Check that nothing is missing at the end.
+
+        Raises:
+            WorkerLostError: something is.
+        """
+        sizes = [file.total_bytes for file in end.outputs]
+        sent = [self._bytes[output] for output in range(self._outputs)]
+        if len(sizes) != self._outputs or not (self._to_url or sizes == sent):
+            what = f"{sent} bytes of {sizes[:8]}, of {self._outputs} outputs"
+            raise not_asked_for(self._worker, what)
+        longest = max(len(text) for text in (end.settings.scheduler, *(f.url for f in end.outputs)))
+        if longest > _TEXT_CHARS:
+            raise not_asked_for(self._worker, f"a URL or a name of {longest} characters")

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc
 from millstream_server.processor.diffusion.core import DiffusionCore
 from millstream_server.processor.diffusion.text import CountedTexts, TextForwarder
-from millstream_server.processor.forwarding.serve import Served, serve
 from millstream_server.processor.front import Front
+from millstream_server.processor.slot_streams import Served, serve
 from millstream_server.protobuf.diffusion import (
     image_from_proto,
     image_response,
@@ -44,22 +44,14 @@ class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
                     texts.taken(session.frames.held_bytes)
                     yield response
 
-    async def GenerateImage(
+    def GenerateImage(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateImageRequest], call: Call
     ) -> AsyncIterator[diffusion_pb2.GenerateImageResponse]:
         """Make one stream's images; see diffusion.proto for the rules."""
-        async with contextlib.aclosing(
-            serve(self._front, self._images, request_iterator, call)
-        ) as responses:
-            async for response in responses:
-                yield response
+        return serve(self._front, self._images, request_iterator, call)
 
-    async def GenerateVideo(
+    def GenerateVideo(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateVideoRequest], call: Call
     ) -> AsyncIterator[diffusion_pb2.GenerateVideoResponse]:
         """Make one stream's videos; see diffusion.proto for the rules."""
-        async with contextlib.aclosing(
-            serve(self._front, self._videos, request_iterator, call)
-        ) as responses:
-            async for response in responses:
-                yield response
+        return serve(self._front, self._videos, request_iterator, call)

@@ -11,16 +11,22 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 from millstream_server.engines.base import Role
-from millstream_server.generation.logprobs import logprob_bytes, output_bytes
-from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
+from millstream_server.generation.output import (
+    Finish,
+    FinishReason,
+    OutputSink,
+    TokenLogprob,
+    logprob_bytes,
+    output_bytes,
+)
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.generation.span import NO_SPAN, RequestSpan
+from millstream_server.generation.telemetry import NO_SPAN, RequestSpan
 from millstream_server.generation.validation import check_request
 from millstream_server.links.unread import UnreadOutput, overflow
+from millstream_server.processor.admission import Admission
 from millstream_server.processor.choice import Workers
 from millstream_server.processor.front import Front, FrontRequest
 from millstream_server.processor.models import ServedModel
-from millstream_server.processor.queue.admission import Admission
 from millstream_server.processor.requests import most_tokens, too_large
 from millstream_server.processor.telemetry import TurnTelemetry, Usage
 from millstream_server.routing.request import RoutingRequest

@@ -11,7 +11,7 @@ from typing import Protocol
 from millstream_server.media.items import Modality
 from millstream_server.media.sniff import check_media
 from millstream_server.processor.media.budget import MediaHold
-from millstream_server.processor.media.parts import MediaPart
+from millstream_server.processor.text.messages import MediaPart
 from millstream_server.runtime.errors import (
     InvalidRequestError,
     UnsupportedFeatureError,

@@ -1,4 +1,4 @@
-"""Fetches media that a client names by URL.
+"""Fetches media that a client names by URL, or decodes what is in it.
 
 The client chooses where this server connects, so all it could reach by that is refused: other
 schemes and ports, addresses that aren't public, redirects to them, and names that are resolved to
@@ -9,6 +9,8 @@ connected to. Time, pace and bytes are bounded.
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,12 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import TYPE_CHECKING
 
 from yarl import URL
 
-from millstream_server.processor.media.addresses import is_public
-from millstream_server.processor.media.data_url import SCHEME, decode_data_url
 from millstream_server.runtime.errors import (
     InvalidRequestError,
     MediaFetchError,
@@ -46,6 +47,10 @@ _IN_THREAD_BYTES = 1 << 20
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAY_PASS = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_MANY_REQUESTS})
 _HEADERS = {"Accept": "image/*, video/*", "Accept-Encoding": "identity", "User-Agent": "millstream"}
+_DATA = "data"
+"""Of URLs that hold the file: `data:image/png;base64,...` (RFC 2397)."""
+_MAX_DATA_HEADER = 256
+"""Characters before the comma."""
 _NOT_A_URL = "isn't a valid URL"
 _NOT_ALLOWED = "names a host that this server doesn't fetch from"
 
@@ -124,7 +129,7 @@ class UrlFetcher:
             MediaFetchError: the server behind it failed or is too slow; a retry may succeed.
         """
         scheme = url[: _MAX_SHOWN_SCHEME + 1].partition(":")[0].lower()
-        if scheme == SCHEME:
+        if scheme == _DATA:
             return await self._decoded(url, field, take)
         self._check_scheme(scheme, field)
         import aiohttp  # noqa: PLC0415 - takes 9 MB, and few servers fetch URLs
@@ -292,8 +297,7 @@ class _CheckedResolver:
             for address in addresses
         ]
 
-    async def close(self) -> None:
-        """Hold nothing."""
+    async def close(self) -> None: ...
 
 
 def _parse(url: str, field: str) -> URL:
@@ -326,3 +330,71 @@ def _entry(text: str) -> tuple[str, int | None]:
     """Split HOST or HOST:PORT; an IPv6 address is in brackets."""
     url = URL(f"//{text}")
     return (url.raw_host or "").rstrip(".").lower(), url.explicit_port
+
+
+# ---- data URLs -----------------------------------------------------------------------------------
+
+
+def decode_data_url(url: str, field: str, max_bytes: int) -> bytes:
+    """Return what a data URL holds; ``field`` is its path. 64 MiB take a tenth of a second.
+
+    Raises:
+        InvalidRequestError: it isn't base64, or has more than ``max_bytes``.
+    """
+    comma = url.find(",", 0, _MAX_DATA_HEADER)
+    if comma < 0 or not url[:comma].lower().endswith(";base64"):
+        raise InvalidRequestError.of(
+            field, "is a data URL without base64; write data:image/png;base64,..."
+        )
+    digits = len(url) - comma - 1 - url[-2:].count("=")
+    nbytes = digits * 3 // 4
+    if nbytes > max_bytes:
+        raise InvalidRequestError.of(field, f"has {nbytes} bytes; {max_bytes} are allowed")
+    if nbytes == 0:
+        raise InvalidRequestError.of(field, "is a data URL without data")
+    try:
+        # Padding is optional in many clients' libraries.
+        return base64.b64decode(
+            url[comma + 1 :] + "=" * (-(len(url) - comma - 1) % 4), validate=True
+        )
+    except (binascii.Error, ValueError) as error:
+        raise InvalidRequestError.of(field, "is a data URL whose base64 isn't valid") from error
+
+
+# ---- addresses -----------------------------------------------------------------------------------
+
+# Not public, but `is_global` of some Python versions says otherwise.
+_SPECIAL = tuple(map(IPv4Network, ("192.0.0.0/24", "192.88.99.0/24")))
+_GLOBAL_UNICAST = IPv6Network("2000::/3")
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+
+def is_public(address: str) -> bool:
+    """Return whether a numeric address is reached over the Internet.
+
+    Any other would let a client read, through this server, what only its network can reach: cloud
+    metadata, admin ports, neighbours.
+    """
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(found, IPv4Address):
+        return _is_public_ipv4(found)
+    embedded = _embedded(found)
+    if embedded is not None:
+        return _is_public_ipv4(embedded)
+    ordinary = found in _GLOBAL_UNICAST and found.teredo is None
+    return ordinary and found.is_global and found.scope_id is None
+
+
+def _is_public_ipv4(address: IPv4Address) -> bool:
+    special = address.is_multicast or address.is_reserved or address.is_unspecified
+    return address.is_global and not special and not any(address in net for net in _SPECIAL)
+
+
+def _embedded(address: IPv6Address) -> IPv4Address | None:
+    """Return the IPv4 address at which a mapped, 6to4 or NAT64 address ends."""
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFF_FFFF)
+    return address.ipv4_mapped or address.sixtofour

@@ -21,7 +21,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from millstream_server.processor.text.pieces import PieceTable
+from millstream_server.processor.text.detokenizer import PieceTable
 from millstream_server.processor.text.threads import stop_if_gone
 
 PART_CHARS = 1 << 16

@@ -1,14 +1,33 @@
-"""A conversation and its tools, as plain data and in the shape chat templates expect."""
+"""A conversation and its tools: as plain data, checked, and in the shape chat templates expect."""
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import chain, islice
 from typing import Any
 
-from millstream_server.processor.media.parts import MediaPart
+from millstream_server.media.items import Modality
+from millstream_server.processor.text.threads import stop_if_gone
+from millstream_server.runtime.errors import FieldViolation
 from millstream_server.runtime.frozen import dataclass
+from millstream_server.runtime.json_bounds import (
+    MAX_SUBSCHEMAS,
+    count_parts,
+    read_object,
+    read_schema,
+)
 
+MAX_VIOLATIONS = 16
+MAX_TOOLS = 128
+_CHECKED_AT_ONCE = 32
+_KEPT_SCHEMAS = 256
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME_RULE = "must match ^[A-Za-z0-9_-]{1,64}$"
 _NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
@@ -29,6 +48,22 @@ class ToolCall:
     id: str
     name: str
     arguments_json: str
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class MediaPart:
+    """An image or a video as a client sent it; later turns need its bytes again."""
+
+    modality: Modality
+    field: str
+    """Path of the part in the client's message, for errors."""
+    data: bytes = b""
+    """The file; empty until ``url`` was fetched, or ``pieces`` were joined."""
+    url: str = ""
+    pieces: Sequence[bytes] = ()
+    """The file as it was uploaded, until it is joined."""
+    sha256: bytes = b""
+    """Of ``data``; empty until it was checked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +98,165 @@ class Tool:
     name: str
     description: str
     parameters_json_schema: str
+
+
+# ---- checks; each violation has its field's path -------------------------------------------------
+
+_MEDIA_ROLES = frozenset({ChatRole.USER, ChatRole.TOOL})
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationPaths:
+    """The paths of a conversation's parts in the client's message."""
+
+    messages: str = "messages"
+    tools: str = "tools"
+
+
+DEFAULT_PATHS = ConversationPaths()
+
+
+def check_messages(
+    messages: Sequence[ChatMessage],
+    tools: Sequence[Tool] = (),
+    paths: ConversationPaths = DEFAULT_PATHS,
+) -> tuple[FieldViolation, ...]:
+    """Return the violations, at most `MAX_VIOLATIONS`.
+
+    The template decides which roles may follow each other: models differ. Two rules are ours. The
+    last message is not ASSISTANT's: templates would close it and open an empty turn; Complete
+    continues a text. And a TOOL message refers to an earlier call.
+
+    Takes milliseconds for large schemas on first use: don't call it on the event loop then.
+    """
+    found = _check_conversation(messages, paths)
+    if tools:
+        found = chain(found, _check_tools(tools, paths.tools))
+    return tuple(islice(found, MAX_VIOLATIONS))
+
+
+def _check_conversation(
+    messages: Sequence[ChatMessage], paths: ConversationPaths
+) -> Iterator[FieldViolation]:
+    if not messages:
+        yield FieldViolation(paths.messages, "must not be empty")
+        return
+    calls_so_far: set[str] = set()
+    for index, message in enumerate(messages):
+        if index % _CHECKED_AT_ONCE == _CHECKED_AT_ONCE - 1:
+            stop_if_gone()
+        if _is_plain(message):
+            continue
+        path = message.field or f"{paths.messages}[{index}]"
+        yield from _check_message(path, message, calls_so_far)
+        calls_so_far.update(call.id for call in message.tool_calls)
+    if messages[-1].role is ChatRole.ASSISTANT:
+        yield FieldViolation(
+            f"{messages[-1].field or f'{paths.messages}[{len(messages) - 1}]'}.role",
+            "the last message must not be ASSISTANT's; use Complete to go on with a text",
+        )
+
+
+def _is_plain(message: ChatMessage) -> bool:
+    """Return whether it is text alone of a role that anything may follow, as most are."""
+    role = message.role
+    return (
+        role is not None
+        and role is not ChatRole.TOOL
+        and not (message.parts or message.name or message.tool_call_id or message.tool_calls)
+    )
+
+
+def _check_message(
+    path: str, message: ChatMessage, calls_so_far: set[str]
+) -> Iterator[FieldViolation]:
+    if message.role is None:
+        known = ", ".join(f"CHAT_ROLE_{role.name}" for role in ChatRole)
+        yield FieldViolation(f"{path}.role", f"must be one of {known}")
+        return
+    if message.parts and message.role not in _MEDIA_ROLES:
+        yield FieldViolation(
+            message.media[0].field, "only USER and TOOL messages may have images and videos"
+        )
+    if message.name and not _NAME.fullmatch(message.name):
+        yield FieldViolation(f"{path}.name", _NAME_RULE)
+    yield from _check_tool_answer(f"{path}.tool_call_id", message, calls_so_far)
+    if message.tool_calls and message.role is not ChatRole.ASSISTANT:
+        yield FieldViolation(f"{path}.tool_calls", "only ASSISTANT messages have tool calls")
+        return
+    ids: set[str] = set()
+    for index, call in enumerate(message.tool_calls):
+        yield from _check_tool_call(f"{path}.tool_calls[{index}]", call, ids)
+        ids.add(call.id)
+
+
+def _check_tool_answer(
+    path: str, message: ChatMessage, calls_so_far: set[str]
+) -> Iterator[FieldViolation]:
+    if message.role is not ChatRole.TOOL:
+        if message.tool_call_id:
+            yield FieldViolation(path, "only TOOL messages answer a tool call")
+    elif not message.tool_call_id:
+        yield FieldViolation(path, "a TOOL message must name the tool call it answers")
+    elif calls_so_far and message.tool_call_id not in calls_so_far:
+        # Without any structured call before, the call is in an assistant's text, in the model's
+        # own notation: then the id isn't checked.
+        yield FieldViolation(path, "no earlier ASSISTANT message has a tool call with this id")
+
+
+def _check_tool_call(path: str, call: ToolCall, ids: set[str]) -> Iterator[FieldViolation]:
+    if not call.id:
+        yield FieldViolation(f"{path}.id", "must not be empty")
+    elif call.id in ids:
+        yield FieldViolation(f"{path}.id", "must differ from the other calls' of its message")
+    if not _NAME.fullmatch(call.name):
+        yield FieldViolation(f"{path}.name", _NAME_RULE)
+    if (problem := read_object(call.arguments_json)[0]) is not None:
+        yield FieldViolation(f"{path}.arguments_json", problem)
+
+
+def _check_tools(tools: Sequence[Tool], field: str) -> Iterator[FieldViolation]:
+    if len(tools) > MAX_TOOLS:
+        yield FieldViolation(field, f"at most {MAX_TOOLS} tools, not {len(tools)}")
+        return
+    parts = 0
+    for tool in tools:
+        stop_if_gone()
+        parts += _schema_parts(tool.parameters_json_schema)
+    if parts > MAX_SUBSCHEMAS:
+        yield FieldViolation(field, f"schemas with more than {MAX_SUBSCHEMAS} parts in all")
+        return
+    names: set[str] = set()
+    for index, tool in enumerate(tools):
+        stop_if_gone()
+        path = f"{field}[{index}]"
+        if not _NAME.fullmatch(tool.name):
+            yield FieldViolation(f"{path}.name", _NAME_RULE)
+        elif tool.name in names:
+            yield FieldViolation(f"{path}.name", "must differ from the other tools' names")
+        names.add(tool.name)
+        schema = tool.parameters_json_schema
+        if schema and (problem := schema_problem(schema)) is not None:
+            yield FieldViolation(f"{path}.parameters_json_schema", problem)
+
+
+# Cached: a conversation has the same tools in every turn, and a large schema takes milliseconds.
+@lru_cache(maxsize=_KEPT_SCHEMAS)
+def schema_problem(text: str) -> str | None:
+    """Return why ``text`` can't be a tool's JSON Schema, or None.
+
+    Size, depth and parts are bounded, and it refers to nothing outside. Nothing else is checked:
+    it goes to the template only, and nothing is matched with it.
+    """
+    return read_schema(text)[0]
+
+
+@lru_cache(maxsize=_KEPT_SCHEMAS)
+def _schema_parts(text: str) -> int:
+    return count_parts(read_object(text)[1]) if text else 0
+
+
+# ---- for templates -------------------------------------------------------------------------------
 
 
 def message_for_template(message: ChatMessage, *, supports_developer: bool) -> dict[str, Any]:

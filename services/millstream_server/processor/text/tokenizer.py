@@ -1,7 +1,7 @@
 """A model's tokenizer and chat template, from a local directory.
 
 Neither torch nor an engine is imported: a Processor's container has none. Nor is transformers,
-which takes much memory (`tokenizer_files`).
+which takes much memory (`model_files`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from millstream_server.media.families.family import Family
 from millstream_server.media.families.loading import load as load_family
 from millstream_server.media.families.model_config import UnusableFamilyError
-from millstream_server.processor.text.detokenizer import detokenizer
+from millstream_server.processor.text.detokenizer import PieceTable, build_piece_table, detokenizer
 from millstream_server.processor.text.long_texts import (
     NO_FLOOR,
     PART_CHARS,
@@ -29,11 +29,10 @@ from millstream_server.processor.text.long_texts import (
 from millstream_server.processor.text.model_files import (
     GenerationDefaults,
     read_model_facts,
+    read_tokenizer,
 )
-from millstream_server.processor.text.pieces import PieceTable, build_piece_table
 from millstream_server.processor.text.template import DEFAULT_MAX_PROMPT_CHARS, ChatTemplate
 from millstream_server.processor.text.threads import stop_if_gone
-from millstream_server.processor.text.tokenizer_files import read_tokenizer
 from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)

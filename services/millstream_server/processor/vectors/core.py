@@ -7,15 +7,14 @@ from collections.abc import Container, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from millstream_server.processor.forwarding.fit import Fit
-from millstream_server.processor.forwarding.promised import PromisedVectors, check_ranked
-from millstream_server.processor.front import Front, FrontRequest, Running
+from millstream_server.links.unread import not_asked_for
+from millstream_server.processor.front import Fit, Front, FrontRequest, Running
 from millstream_server.processor.vectors.tokens import BatchTokenizer
 from millstream_server.routing.tasks import Task
 from millstream_server.runtime.errors import FieldViolation, InternalError, InvalidRequestError
 from millstream_server.vectors.checks import check_embed, check_rerank
 from millstream_server.vectors.embedder import EmbedderInfo
-from millstream_server.vectors.output import EmbedFinished, Ranking, Vectors
+from millstream_server.vectors.output import EmbedFinished, Ranked, Ranking, Vectors
 from millstream_server.vectors.request import MAX_DOCUMENTS, EmbedRequest, RerankRequest
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ _WORKERS_FIELD = re.compile(r"(inputs|pairs)\[(\d+)\](?:\.token_ids)?")
 _SECONDS_PER_ID = 30e-9
 _MANY_IDS = 16 << 10
 """More are checked in a thread."""
+_FLOAT_BYTES = 4
 _ANY_IDS = (0,)
 """Stands for an input while all else of a request is checked."""
 
@@ -248,3 +248,53 @@ def _embedder(engine: EngineInfo) -> EmbedderInfo:
     if not isinstance(engine, EmbedderInfo):
         raise InternalError.with_id()
     return engine
+
+
+# ---- has a worker sent what was asked of it? A client must not get a part as the whole ----------
+
+
+class PromisedVectors:
+    """The vectors of one batch: each input's once, of the right size."""
+
+    def __init__(self, inputs: int, dimensions: int, worker: str) -> None:
+        """Expect so many vectors of so many numbers."""
+        self._missing = set(range(inputs))
+        self._dimensions = dimensions
+        self._worker = worker
+
+    def check(self, vectors: Vectors) -> None:
+        """Check some of them.
+
+        Raises:
+            WorkerLostError: they are others than those that were asked for.
+        """
+        indices = set(vectors.indices)
+        expected = _FLOAT_BYTES * self._dimensions * len(vectors.indices)
+        if len(indices) < len(vectors.indices) or not indices <= self._missing:
+            raise not_asked_for(self._worker, f"vectors of inputs {sorted(vectors.indices)[-8:]}")
+        if vectors.dimensions != self._dimensions or len(vectors.values) != expected:
+            got = f"{vectors.dimensions} dimensions and {len(vectors.values)} bytes"
+            raise not_asked_for(self._worker, f"{len(indices)} vectors of {got}")
+        self._missing -= indices
+
+    def check_all(self) -> None:
+        """Check that none is missing at the end.
+
+        Raises:
+            WorkerLostError: some are.
+        """
+        if self._missing:
+            raise not_asked_for(self._worker, f"an end, with {len(self._missing)} vectors missing")
+
+
+def check_ranked(results: Sequence[Ranked], documents: int, top_n: int | None, worker: str) -> None:
+    """Check that a ranking has the right number of documents, each once.
+
+    Raises:
+        WorkerLostError: it hasn't.
+    """
+    indices = {ranked.index for ranked in results}
+    expected = min(documents, documents if top_n is None else top_n)
+    valid = indices <= set(range(documents))
+    if not valid or len(indices) != len(results) or len(results) != expected:
+        raise not_asked_for(worker, f"{len(results)} scores, of {expected}")

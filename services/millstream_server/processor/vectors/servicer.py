@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from millstream.v1 import embedding_pb2, embedding_pb2_grpc
 from millstream_server.processor.convert import new_request_id
-from millstream_server.processor.forwarding.serve import Served, serve, trace_of
 from millstream_server.processor.front import Front
+from millstream_server.processor.slot_streams import Served, serve, trace_of
 from millstream_server.processor.vectors.core import VectorsCore
 from millstream_server.protobuf.embedding import (
     embed_from_proto,
@@ -33,15 +32,11 @@ class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
         self._core = core
         self._batches = Served(embed_from_proto, core.embed, embed_response)
 
-    async def Embed(
+    def Embed(
         self, request_iterator: AsyncIterator[embedding_pb2.EmbedRequest], call: Call
     ) -> AsyncIterator[embedding_pb2.EmbedResponse]:
         """Embed one stream's batches; see embedding.proto for the rules."""
-        async with contextlib.aclosing(
-            serve(self._front, self._batches, request_iterator, call)
-        ) as responses:
-            async for response in responses:
-                yield response
+        return serve(self._front, self._batches, request_iterator, call)
 
     async def Rerank(
         self, request: embedding_pb2.RerankRequest, call: Call

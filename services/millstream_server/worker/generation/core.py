@@ -8,7 +8,7 @@ from millstream_server.engines.base import Role
 from millstream_server.generation.generator import Generator, GeneratorInfo
 from millstream_server.generation.output import Finish, OutputSink
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.generation.span import usage_attributes
+from millstream_server.generation.telemetry import usage_attributes
 from millstream_server.generation.validation import check_request
 from millstream_server.runtime.errors import (
     InvalidRequestError,

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from millstream_server.generation.logprobs import logprob_bytes, output_bytes
-from millstream_server.generation.output import Finish, TokenLogprob
-from millstream_server.generation.stream_metrics import StreamMetrics
+from millstream_server.generation.output import Finish, TokenLogprob, logprob_bytes, output_bytes
+from millstream_server.generation.telemetry import StreamMetrics
 from millstream_server.protobuf import generation as convert
 from millstream_server.protobuf.errors import error_to_proto
 from millstream_server.runtime.errors import ServingError

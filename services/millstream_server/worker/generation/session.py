@@ -10,7 +10,7 @@ from millstream.v1 import generation_pb2
 from millstream_server.engines.base import Role
 from millstream_server.generation.output import Finish, FinishReason, OutputSink
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.generation.stream_metrics import stream_metrics
+from millstream_server.generation.telemetry import stream_metrics
 from millstream_server.protobuf.generation import start_from_proto
 from millstream_server.runtime.errors import DeadlinePassedError, InvalidRequestError
 from millstream_server.runtime.lifecycle.drain import OpenWork

@@ -20,18 +20,22 @@ All calls come from one event loop.
 from __future__ import annotations
 
 import asyncio
+import enum
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from millstream_server.processor.queue.admission import Admission, HeldTime, State
-from millstream_server.runtime.errors import NoWorkerError, OverloadedError
+from millstream_server.processor.waiting import HeldTime, Waiting
+from millstream_server.runtime.errors import (
+    DeadlinePassedError,
+    Failure,
+    NoWorkerError,
+    OverloadedError,
+)
 from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.retry_delay import jittered
 from millstream_server.runtime.telemetry import metrics
 
-MAX_OVERTAKEN = 7
 _UNKNOWN_DELAY_S = 1.0
 
 
@@ -49,36 +53,109 @@ class QueueLimits:
     """How long requests wait on after the last worker was lost: one may reconnect soon."""
 
 
-class _Lane:
-    """The waiting admissions of one priority, in order of arrival."""
+class State(enum.Enum):
+    """States in this order; an admission may skip any but the last."""
 
-    __slots__ = ("tokens", "units", "waiting", "widths")
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    LEFT = enum.auto()
 
-    def __init__(self) -> None:
-        self.waiting: OrderedDict[int, Admission] = OrderedDict()
-        self.widths: Counter[int] = Counter()
-        self.units = 0
-        self.tokens = 0
 
-    def add(self, admission: Admission) -> None:
-        self.waiting[admission.number] = admission
-        self.widths[admission.units] += 1
-        self.units += admission.units
-        self.tokens += admission.tokens
+class Admission:
+    """One request's admission: it waits or runs, until `leave`.
 
-    def remove(self, admission: Admission) -> None:
-        del self.waiting[admission.number]
-        self.widths[admission.units] -= 1
-        self.units -= admission.units
-        self.tokens -= admission.tokens
+    The caller of `AdmissionQueue.enter` must call `leave` at the end in every case; a second call
+    has no effect. If it `waits`, await `admitted` once.
+    """
+
+    __slots__ = (
+        "_decided",
+        "_error",
+        "_leave",
+        "_timeout_s",
+        "number",
+        "priority",
+        "since_s",
+        "state",
+        "tokens",
+        "units",
+    )
+
+    def __init__(
+        self,
+        leave: Callable[[Admission], None],
+        number: int,
+        now_s: float,
+        *,
+        units: int,
+        tokens: int,
+        priority: Priority,
+        timeout_s: float | None,
+    ) -> None:
+        """Use `AdmissionQueue.enter` to make one; ``number`` is the order of arrival."""
+        self.number = number
+        self.units = units
+        self.tokens = tokens
+        self.priority = priority
+        self.state = State.WAITING
+        self.since_s = now_s
+        """When it entered the current state."""
+        self._leave = leave
+        self._timeout_s = timeout_s
+        self._decided: asyncio.Future[None] | None = None
+        self._error: Failure | None = None
 
     @property
-    def first(self) -> Admission:
-        return next(iter(self.waiting.values()))
+    def waits(self) -> bool:
+        """Whether it is in the queue."""
+        return self.state is State.WAITING
 
     @property
-    def last(self) -> Admission:
-        return next(reversed(self.waiting.values()))
+    def runs(self) -> bool:
+        """Whether it was admitted and `leave` wasn't called."""
+        return self.state is State.RUNNING
+
+    async def admitted(self) -> None:
+        """Wait until it `runs` or was cancelled.
+
+        Raises:
+            ServingError: it was displaced, no worker reconnected, or the error given to `fail`.
+            DeadlinePassedError: the caller's deadline passed.
+        """
+        if self.waits:
+            self._decided = asyncio.get_running_loop().create_future()
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    await self._decided
+            except TimeoutError:
+                self.leave()
+                raise DeadlinePassedError(
+                    "the deadline passed while the request waited to run"
+                ) from None
+        if self._error:
+            raise self._error
+
+    def cancel(self) -> None:
+        """Remove it from the queue; no effect once it runs."""
+        if self.waits:
+            self.leave()
+
+    def fail(self, error: Failure) -> None:
+        """Remove it from the queue with an error; no effect once it runs."""
+        if self.waits:
+            self._error = error
+            self.leave()
+
+    def leave(self) -> None:
+        """Release its capacity, or stop waiting."""
+        if self.state is not State.LEFT:
+            self._leave(self)
+
+    def change(self, state: State, now_s: float) -> None:
+        """Set the state. For the queue only."""
+        self.state, self.since_s = state, now_s
+        if self._decided and not self._decided.done():
+            self._decided.set_result(None)
 
 
 class AdmissionQueue:
@@ -99,24 +176,16 @@ class AdmissionQueue:
         self._limits = limits
         self._capacity = capacity
         self._clock = clock
-        self._lanes = {priority: _Lane() for priority in sorted(Priority, reverse=True)}
+        self.waiting = Waiting()
         self._arrivals = 0
-        self.overtaken = 0
-        """How often in a row a later request has run before an earlier one."""
-        self.queued = 0
-        """Requests that wait."""
         self._held = HeldTime()
         self._comeback: asyncio.TimerHandle | None = None
         self._metrics = _Metrics(name, self)
 
     @property
-    def queued_tokens(self) -> int:
-        """Tokens that waiting requests may take."""
-        return sum(lane.tokens for lane in self._lanes.values())
-
-    def lanes(self) -> list[Sequence[Admission]]:
-        """Return the waiting requests of each priority in order of arrival, highest first."""
-        return [list(lane.waiting.values()) for lane in self._lanes.values()]
+    def queued(self) -> int:
+        """Requests that wait."""
+        return self.waiting.count
 
     @property
     def limit(self) -> int:
@@ -128,8 +197,7 @@ class AdmissionQueue:
     def utilization(self) -> float:
         """Running and waiting units divided by those that may run; 1 while none may."""
         limit = self.limit
-        waiting = sum(lane.units for lane in self._lanes.values())
-        return (self.running + waiting) / limit if limit else 1.0
+        return (self.running + self.waiting.units) / limit if limit else 1.0
 
     def enter(
         self,
@@ -155,13 +223,13 @@ class AdmissionQueue:
             timeout_s=timeout_s,
         )
         self._arrivals += 1
-        if (not self.queued or self._may_pass(priority)) and self._fits(units):
+        waiting = self.waiting
+        if (not waiting.count or waiting.may_be_passed(priority)) and self._fits(units):
             self._run(admission, now_s)
             return admission
         self._check_deadline(units, priority, timeout_s)
         self._make_space(admission)
-        self._lanes[priority].add(admission)
-        self.queued += 1
+        waiting.add(admission)
         self._tell()
         self.changed()  # the displaced request may have been the one ahead of it
         return admission
@@ -177,7 +245,7 @@ class AdmissionQueue:
         else:
             return
         admission.change(State.LEFT, now_s)
-        if self.queued:
+        if self.waiting.count:
             self._admit_next()
 
     def changed(self) -> None:
@@ -187,26 +255,10 @@ class AdmissionQueue:
                 self._comeback.cancel()
                 self._comeback = None
             self._admit_next()
-        elif self.queued and not self._comeback:
+        elif self.waiting.count and not self._comeback:
             self._comeback = asyncio.get_running_loop().call_later(
                 self._limits.comeback_s, self._give_up
             )
-
-    def _heads(self) -> list[Admission]:
-        """Return each priority's first, highest priority first."""
-        return [lane.first for lane in self._lanes.values() if lane.waiting]
-
-    def _next(self) -> Admission | None:
-        """Return the next one; it may not fit yet."""
-        heads = self._heads()
-        if not heads:
-            return None
-        return min(heads, key=_by_arrival) if self.overtaken >= MAX_OVERTAKEN else heads[0]
-
-    def _may_pass(self, priority: Priority) -> bool:
-        """Return whether a new request may go first: only lower, not yet overdue ones wait."""
-        heads = self._heads()
-        return not heads or (heads[0].priority < priority and self.overtaken < MAX_OVERTAKEN)
 
     def _fits(self, units: int) -> bool:
         limit = self.limit
@@ -214,13 +266,15 @@ class AdmissionQueue:
         return self.running + units <= limit or (limit > 0 and not self.running)
 
     def _admit_next(self) -> None:
-        while (admission := self._next()) and self._fits(admission.units):
+        while (admission := self.waiting.next()) and self._fits(admission.units):
             self._forget(admission)
             self._run(admission, self._clock())
 
     def _run(self, admission: Admission, now_s: float) -> None:
-        overtakes = self.queued and any(h.number < admission.number for h in self._heads())
-        self.overtaken = self.overtaken + 1 if overtakes else 0
+        if self.waiting.count:
+            self.waiting.passed_by(admission)
+        else:
+            self.waiting.overtaken = 0
         self._metrics.waited(admission.priority, now_s - admission.since_s)
         admission.change(State.RUNNING, now_s)
         self.running += admission.units
@@ -232,29 +286,29 @@ class AdmissionQueue:
             self.on_change()
 
     def _forget(self, admission: Admission) -> None:
-        """Remove it from its lane."""
-        self._lanes[admission.priority].remove(admission)
-        self.queued -= 1
+        """Let it wait no more."""
+        self.waiting.remove(admission)
         self._tell()
 
     def _give_up(self) -> None:
         """Fail all waiting requests: no worker has reconnected."""
         self._comeback = None
-        for lane in self._lanes.values():
-            for admission in list(lane.waiting.values()):
-                admission.fail(
-                    NoWorkerError(
-                        "all workers of this model disconnected while the request waited, "
-                        f"and none reconnected within {self._limits.comeback_s:.0f} s; retry",
-                        retry_delay_s=self._delay_s(),
-                    )
+        for admission in list(self.waiting.in_order()):
+            admission.fail(
+                NoWorkerError(
+                    "all workers of this model disconnected while the request waited, "
+                    f"and none reconnected within {self._limits.comeback_s:.0f} s; retry",
+                    retry_delay_s=self._delay_s(),
                 )
+            )
 
     def _make_space(self, admission: Admission) -> None:
         """Check that one more can wait; displace requests of lower priority if needed."""
         limits = self._limits
-        count, tokens = self.queued + 1, self.queued_tokens + admission.tokens
-        lower = [lane for priority, lane in self._lanes.items() if priority < admission.priority]
+        count, tokens = self.queued + 1, self.waiting.tokens + admission.tokens
+        lower = [
+            lane for priority, lane in self.waiting.lanes.items() if priority < admission.priority
+        ]
         if count - sum(len(lane.waiting) for lane in lower) > limits.max_queued:
             self._refuse("requests", f"the queue is full ({limits.max_queued} waiting)")
         if tokens - sum(lane.tokens for lane in lower) > limits.max_queued_tokens:
@@ -290,7 +344,7 @@ class AdmissionQueue:
 
     def expected_wait_s(self, units: int = 1, priority: Priority = Priority.NORMAL) -> float | None:
         """Estimate a new request's least wait in seconds; None without enough data."""
-        ahead = [lane.widths for p, lane in self._lanes.items() if p >= priority]
+        ahead = self.waiting.widths(priority)
         return self._held.wait_s(units, ahead, self.limit, self._clock())
 
     def _delay_s(self) -> float:
@@ -309,12 +363,8 @@ class _Metrics:
         # Read at each scrape, which is cheaper than to set gauges at every request.
         metrics.ADMISSION_RUNNING.labels(name).set_function(lambda: queue.running)
         metrics.ADMISSION_QUEUED.labels(name).set_function(lambda: queue.queued)
-        metrics.ADMISSION_QUEUED_TOKENS.labels(name).set_function(lambda: queue.queued_tokens)
+        metrics.ADMISSION_QUEUED_TOKENS.labels(name).set_function(lambda: queue.waiting.tokens)
         self._wait = {p: metrics.ADMISSION_WAIT.labels(name, p.name.lower()) for p in Priority}
 
     def waited(self, priority: Priority, seconds: float) -> None:
         self._wait[priority].observe(seconds)
-
-
-def _by_arrival(admission: Admission) -> int:
-    return admission.number

@@ -1,25 +1,19 @@
-"""The span of one request on one worker; the Processor's and the worker's."""
+"""The span of one request on one worker, and the metrics of worker streams, for both ends."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from opentelemetry.trace import Span
 
+from millstream_server.engines.base import Role
 from millstream_server.generation.output import Finish
+from millstream_server.runtime.telemetry import metrics
+from millstream_server.runtime.telemetry.request_counts import RequestCounts
 from millstream_server.runtime.telemetry.request_spans import fail, reason_of
 from millstream_server.runtime.telemetry.trace_context import TraceContext
 from millstream_server.runtime.telemetry.tracing import Tracing
-
-__all__ = [
-    "NO_SPAN",
-    "RequestSpan",
-    "TracedRequest",
-    "fail",
-    "reason_of",
-    "server_of",
-    "usage_attributes",
-]
 
 
 class RequestSpan:
@@ -94,3 +88,25 @@ def server_of(address: str) -> dict[str, Any]:
     if not port.isdigit():
         return {"server.address": address}
     return {"server.address": host.strip("[]"), "server.port": int(port)}
+
+
+class StreamMetrics(RequestCounts):
+    """Metrics of one role's streams, with the labels set; per frame and request, not per token."""
+
+    def __init__(self, role: Role) -> None:
+        """Look the metrics up once."""
+        super().__init__(role.value)
+        self._frames = metrics.STREAM_FRAMES.labels(role.value)
+        self._tokens = metrics.STREAM_TOKENS.labels(role.value)
+        self.workers_lost = metrics.WORKERS_LOST.labels(role.value)
+
+    def frame(self, tokens: int) -> None:
+        """Count a step frame."""
+        self._frames.inc()
+        self._tokens.inc(tokens)
+
+
+@functools.cache
+def stream_metrics(role: Role) -> StreamMetrics:
+    """Return a role's metrics."""
+    return StreamMetrics(role)

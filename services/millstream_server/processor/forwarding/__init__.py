@@ -1,1 +1,0 @@
-"""What all requests that are forwarded whole share: admission, memory, telemetry."""

@@ -1,0 +1,152 @@
+"""A running turn's output: its call pulls messages out of it.
+
+Workers push tokens into the turn's choices. The first of them asks the call (`Call.ready`), and
+when that can be written, it asks for the next message, which has all that has come meanwhile. So a
+client that reads slowly gets fewer and longer messages, and nothing is stored twice.
+
+Here is when a turn sends, and how much waits. `responses.Messages` makes the messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
+
+from millstream_server.links.unread import overflow
+
+if TYPE_CHECKING:
+    from millstream_server.processor.turn import Turn
+    from millstream_server.runtime.rpc.call import Call
+
+
+class TurnOutput:
+    """When a turn's output is sent, and what waits for a client that doesn't read.
+
+    Order of calls: `begin`; `Call.send_from` with it, until `over`; `close` always. A
+    `links.unread.Gathering`.
+    """
+
+    __slots__ = ("_call", "_choices", "_drops", "_interval_s", "_nbytes", "_pacer", "_sent_s",
+                 "_starting", "_timer", "_turn", "_unread", "gathers", "longest_interval_s", "over",
+                 "payer", "scheduled")  # fmt: skip
+
+    def begin(self, turn: Turn, call: Call) -> None:
+        """Send the output of ``turn`` on ``call``; nothing is sent yet."""
+        self.payer: Hashable = call.caller_key
+        self._call = call
+        self._turn: Turn | None = turn
+        """None after its end: it knows this object."""
+        self._choices = turn.choices
+        self.over = False
+        # When it is sent
+        self.scheduled = False
+        """The call was asked, or will be: more output changes nothing."""
+        self._interval_s = turn.options.min_interval_s
+        self._sent_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self.longest_interval_s = 0.0
+        self._starting = True
+        self._pacer = turn.parts.pacer
+        self._pacer.starting += 1
+        # What it holds for a client that doesn't read
+        self._unread = turn.parts.unread
+        self.gathers = False
+        self._nbytes = 0
+        self._drops = False
+        """Too much has gathered, or nobody will read it: what still comes is dropped."""
+
+    def close(self) -> None:
+        """Stop, without a message or error. May be called at any time."""
+        self._begin_interval()
+        self._stop_counting()
+        self._turn = None
+        self.scheduled = self.gathers = self._drops = True
+
+    # ---- when it is sent
+
+    def schedule(self) -> None:
+        """Ask the call to be written: at once, or after the interval since the last message."""
+        self.scheduled = True
+        pacer = self._pacer
+        if self._starting:
+            self._call.ready()
+        elif self._interval_s:
+            interval_s = max(self._interval_s, pacer.interval_s)
+            loop = asyncio.get_running_loop()
+            wait_s = self._sent_s + interval_s - loop.time()
+            if wait_s <= 0:
+                self._call.ready()
+                return
+            self.longest_interval_s = max(self.longest_interval_s, interval_s)
+            self._timer = loop.call_later(wait_s, self._call.ready)
+        elif pacer.interval_s:
+            self.longest_interval_s = max(self.longest_interval_s, pacer.interval_s)
+            pacer.later(self._call.ready)
+        else:
+            self._call.ready()
+
+    def urge(self) -> None:
+        """Ask the call to be written at once: an end, an error, or the rest of a message."""
+        self.scheduled = True
+        self._call.ready()
+
+    def _begin_interval(self) -> None:
+        self.scheduled = False
+        self.gathers = bool(self._interval_s)
+        if self._interval_s:
+            self._sent_s = asyncio.get_running_loop().time()
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+        if self._starting:
+            self._starting = False
+            self._pacer.starting -= 1
+
+    def _end(self, turn: Turn) -> None:
+        """Note that the last message is made: it can't be taken back.
+
+        Raises:
+            ServingError: what should come before it was dropped.
+        """
+        if turn.error is not None:
+            raise turn.error
+        self.over = True
+        self._stop_counting()
+
+    # ---- what it holds for a client that doesn't read
+
+    def count(self, nbytes: int) -> None:
+        """Count output that has come while the call can't be written."""
+        if self._drops:
+            self._drop()
+            return
+        if not self._nbytes:
+            nbytes = sum(choice.held_bytes for choice in self._choices)  # also what came before
+        if nbytes:
+            self._nbytes += nbytes
+            self._unread.add(self, nbytes)
+
+    def _recount(self) -> None:
+        if self._nbytes:
+            self._stop_counting()
+            self.count(0)
+
+    def _stop_counting(self) -> None:
+        nbytes, self._nbytes = self._nbytes, 0
+        if nbytes:
+            self._unread.remove(self, nbytes)
+
+    def _drop(self) -> None:
+        for choice in self._choices:
+            choice.drop()
+
+    def overflowed(self) -> None:
+        """End: the client doesn't read, and what it has not read is dropped."""
+        if self._turn is not None:
+            error = self._turn.error = overflow()
+            self._drops = True
+            self._drop()
+            self._stop_counting()
+            self._turn.cancel()
+            self._call.fail(error)

@@ -1,1 +1,0 @@
-"""Admission: which requests run now, which wait, which are refused."""

@@ -1,0 +1,227 @@
+"""The requests that wait to run: their order, their positions in it, and how long it may take."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from millstream_server.runtime.priority import Priority
+
+if TYPE_CHECKING:
+    from millstream_server.processor.admission import Admission, AdmissionQueue
+
+MAX_OVERTAKEN = 7
+_ENOUGH = 8
+"""Number of requests that must have ended before a wait is estimated."""
+_MEMORY = 32
+"""The mean is over about this many units."""
+
+Tell = Callable[[int], None]
+
+
+class _Lane:
+    """The waiting admissions of one priority, in order of arrival."""
+
+    __slots__ = ("tokens", "units", "waiting", "widths")
+
+    def __init__(self) -> None:
+        self.waiting: OrderedDict[int, Admission] = OrderedDict()
+        self.widths: Counter[int] = Counter()
+        self.units = 0
+        self.tokens = 0
+
+    def add(self, admission: Admission) -> None:
+        self.waiting[admission.number] = admission
+        self.widths[admission.units] += 1
+        self.units += admission.units
+        self.tokens += admission.tokens
+
+    def remove(self, admission: Admission) -> None:
+        del self.waiting[admission.number]
+        self.widths[admission.units] -= 1
+        self.units -= admission.units
+        self.tokens -= admission.tokens
+
+    @property
+    def first(self) -> Admission:
+        return next(iter(self.waiting.values()))
+
+    @property
+    def last(self) -> Admission:
+        return next(reversed(self.waiting.values()))
+
+
+class Waiting:
+    """The requests of one queue that wait, by priority, then by arrival."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self.lanes = {priority: _Lane() for priority in sorted(Priority, reverse=True)}
+        """Highest priority first."""
+        self.count = 0
+        self.overtaken = 0
+        """How often in a row a later request has run before an earlier one."""
+
+    def add(self, admission: Admission) -> None:
+        """Add one at the end of its lane."""
+        self.lanes[admission.priority].add(admission)
+        self.count += 1
+
+    def remove(self, admission: Admission) -> None:
+        """Remove one, wherever it is."""
+        self.lanes[admission.priority].remove(admission)
+        self.count -= 1
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that they may take."""
+        return sum(lane.tokens for lane in self.lanes.values())
+
+    @property
+    def units(self) -> int:
+        """Units of capacity that they wait for."""
+        return sum(lane.units for lane in self.lanes.values())
+
+    def widths(self, priority: Priority) -> list[Counter[int]]:
+        """Return the widths in units of those that ``priority`` may not pass, by lane."""
+        return [lane.widths for p, lane in self.lanes.items() if p >= priority]
+
+    def next(self) -> Admission | None:
+        """Return the one that runs next."""
+        heads = self._heads()
+        if not heads:
+            return None
+        return min(heads, key=_by_arrival) if self.overtaken >= MAX_OVERTAKEN else heads[0]
+
+    def may_be_passed(self, priority: Priority) -> bool:
+        """Return whether a new request may go first: only lower, not yet overdue ones wait."""
+        heads = self._heads()
+        return not heads or (heads[0].priority < priority and self.overtaken < MAX_OVERTAKEN)
+
+    def passed_by(self, admission: Admission) -> None:
+        """Note that one runs, which doesn't wait any more or never did."""
+        overtakes = any(head.number < admission.number for head in self._heads())
+        self.overtaken = self.overtaken + 1 if overtakes else 0
+
+    def _heads(self) -> list[Admission]:
+        """Return each priority's first, highest priority first."""
+        return [lane.first for lane in self.lanes.values() if lane.waiting]
+
+    def in_order(self) -> Iterator[Admission]:
+        """Yield them in the order in which they will run, if no other comes."""
+        overtaken = self.overtaken
+        left = [deque(lane.waiting.values()) for lane in self.lanes.values() if lane.waiting]
+        while left:
+            late = overtaken >= MAX_OVERTAKEN
+            lane = min(left, key=lambda lane: lane[0].number) if late else left[0]
+            admission = lane.popleft()
+            left = [lane for lane in left if lane]
+            overtakes = any(lane[0].number < admission.number for lane in left)
+            overtaken = overtaken + 1 if overtakes else 0
+            yield admission
+
+
+def _by_arrival(admission: Admission) -> int:
+    return admission.number
+
+
+class HeldTime:
+    """Running requests, and the mean time that a unit was held. Times are on the queue's clock."""
+
+    def __init__(self) -> None:
+        """Start without data."""
+        self._running: Counter[int] = Counter()
+        """Number of running requests by their width in units."""
+        self._running_units = 0
+        self._started_s = 0.0
+        """Sum of the running units' start times."""
+        self._ended = 0
+        self._held_units = 0
+        self._mean_s = 0.0
+
+    def begin(self, units: int, now_s: float) -> None:
+        """Add a request that starts to run."""
+        self._running[units] += 1
+        self._running_units += units
+        self._started_s += units * now_s
+
+    def end(self, units: int, since_s: float, now_s: float) -> None:
+        """Remove a request that started at ``since_s``."""
+        self._running[units] -= 1
+        self._running_units -= units
+        self._started_s = self._started_s - units * since_s if self._running_units else 0.0
+        self._ended += 1
+        self._held_units = min(self._held_units + units, _MEMORY)
+        share = min(1.0, units / self._held_units)
+        self._mean_s += (now_s - since_s - self._mean_s) * share
+
+    def wait_s(
+        self, units: int, ahead: Iterable[Counter[int]], limit: int, now_s: float
+    ) -> float | None:
+        """Estimate the least wait of ``units`` behind requests of the widths ``ahead``, in seconds.
+
+        None without enough data; see `processor.admission` for the formula.
+        """
+        if self._ended < _ENOUGH or not limit:
+            return None
+        running = _filled(self._running, limit)
+        waiting = sum(_filled(widths, limit) for widths in ahead)
+        missing = running + waiting + min(units, limit) - limit
+        held_s = now_s - self._started_s / self._running_units if self._running_units else 0.0
+        # Those held for longer than the mean may be stuck: they reduce the work by the mean at
+        # most.
+        work_s = missing * self._mean_s - running * min(held_s, self._mean_s)
+        return max(0.0, work_s) / limit
+
+
+def _filled(widths: Counter[int], limit: int) -> int:
+    """Count the units that requests of these widths use: each at most ``limit``."""
+    return sum(min(width, limit) * requests for width, requests in widths.items())
+
+
+class Positions:
+    """Tells waiting requests of one queue how many run before them, whenever that changes.
+
+    The number is true as long as no request of a higher priority comes. It has what runs and waits
+    at the workers, too: other Processors' requests, as of the workers' last load reports.
+    """
+
+    def __init__(self, queue: AdmissionQueue, outstanding: Callable[[], int]) -> None:
+        """Follow ``queue``; ``outstanding`` returns the requests that its workers have."""
+        self._queue = queue
+        self._outstanding = outstanding
+        self._waiting: dict[Admission, Tell] = {}
+        self._told: dict[Admission, int] = {}
+        self._due = False
+
+    def follow(self, admission: Admission, tell: Tell) -> None:
+        """Call ``tell`` with the number, soon and after changes, until the admission runs."""
+        self._waiting[admission] = tell
+        self._queue.on_change = self._changed
+        self._changed()
+
+    def forget(self, admission: Admission) -> None:
+        """Tell no more."""
+        self._waiting.pop(admission, None)
+        self._told.pop(admission, None)
+        if not self._waiting:
+            self._queue.on_change = None
+
+    def _changed(self) -> None:
+        """Compute once per round of the event loop, however much happens in it."""
+        if self._waiting and not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._tell)
+
+    def _tell(self) -> None:
+        self._due = False
+        ahead = max(self._queue.running, self._outstanding())
+        for admission in self._queue.waiting.in_order():
+            position = max(1, ahead)  # 0 would say that it runs
+            tell = self._waiting.get(admission)
+            if tell is not None and self._told.get(admission) != position:
+                self._told[admission] = position
+                tell(position)
+            ahead += 1
