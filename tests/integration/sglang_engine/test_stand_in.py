@@ -181,8 +181,9 @@ for name in ("sgl_kernel", "triton", "millstream_sglang_cpu_plugin"):
 def test_the_stand_in_refuses_a_machine_with_a_gpu() -> None:
     program = """
 import pathlib, sys
+from millstream_server.engines import torch_on_cpu
 from millstream_server.engines.sglang import cpu as sglang_cpu
-sglang_cpu._GPU_DEVICES = (pathlib.Path("/dev/null"),)
+torch_on_cpu._GPU_DEVICES = (pathlib.Path("/dev/null"),)
 try:
     sglang_cpu.activate()
 except RuntimeError as error:

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from millstream_server.engines.diffusers import latents, pixels
-from millstream_server.engines.diffusers.config import INDEX, DiffusersConfig
-from millstream_server.engines.diffusers.facts import Facts, read_facts
-from millstream_server.engines.diffusers.prompts import PromptCounter
+from millstream_server.engines import torch_on_cpu
+from millstream_server.engines.diffusers import pixels
+from millstream_server.engines.diffusers.adapter import INDEX, DiffusersConfig
+from millstream_server.engines.diffusers.facts import Facts, PromptCounter, read_facts
 from millstream_server.engines.diffusers.schedulers import Schedulers, works
 from millstream_server.media.frames import Frames
 from millstream_server.media.items import Modality
@@ -35,6 +35,7 @@ class LoadedPipeline:
 
     def __init__(self, config: DiffusersConfig) -> None:
         """Load it, and run each scheduler at the smallest size. Anything may be raised."""
+        torch_on_cpu.prepare()
         self._torch: Any = importlib.import_module("torch")
         diffusers: Any = importlib.import_module("diffusers")
         self.version = str(diffusers.__version__)
@@ -80,7 +81,7 @@ class LoadedPipeline:
             done, every = index + 1, job.preview_every_steps
             shown = None
             if every and done % every == 0:
-                shown = latents.preview(pipe, tensors["latents"])
+                shown = pixels.preview(pipe, tensors["latents"])
             report(Step(done, pipe.num_timesteps, shown))
             return {}
 

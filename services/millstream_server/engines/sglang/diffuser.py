@@ -16,14 +16,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from millstream_server.engines.base import EngineLoad
+from millstream_server.engines.base import EngineLoad, warm_up_by_probe
 from millstream_server.engines.sglang.diffusion import facts, requests
 from millstream_server.engines.sglang.diffusion.child import StepReport, Stop
 from millstream_server.engines.sglang.diffusion.config import SglangDiffuserConfig
 from millstream_server.engines.sglang.diffusion.facts import Geometry
 from millstream_server.engines.sglang.diffusion.prompts import PromptCounter
 from millstream_server.engines.sglang.diffusion.scheduler import Scheduler
-from millstream_server.engines.warm_up import warm_up_by_probe
 from millstream_server.media.frames import Frames
 from millstream_server.runtime.errors import (
     EngineFailedError,

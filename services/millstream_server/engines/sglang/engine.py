@@ -13,8 +13,7 @@ from pathlib import Path
 from prometheus_client.core import Metric
 
 from millstream_server.control.abilities import NO_CONTROLS, EngineControls
-from millstream_server.engines.base import EngineLoad, Role
-from millstream_server.engines.load_progress import LoadProgress
+from millstream_server.engines.base import EngineLoad, LoadProgress, Role, warm_up_by_probe
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
 from millstream_server.engines.sglang.control.controls import make_controls
@@ -34,7 +33,6 @@ from millstream_server.engines.sglang.metrics import collect
 from millstream_server.engines.sglang.progress import RankProgress
 from millstream_server.engines.sglang.requests.runs import Run, Runs
 from millstream_server.engines.sglang.requests.translate import generate_arguments
-from millstream_server.engines.warm_up import warm_up_by_probe
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import CollectingSink, FinishReason, OutputSink
 from millstream_server.generation.request import GenerationRequest

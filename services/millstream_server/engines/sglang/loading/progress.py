@@ -6,7 +6,7 @@ import itertools
 import os
 from pathlib import Path
 
-from millstream_server.engines.load_progress import LoadProgress, LoadStage
+from millstream_server.engines.base import LoadProgress, LoadStage
 from millstream_server.engines.sglang.loading.open_files import bytes_read, descendants
 from millstream_server.model_files.weights import weight_files
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.core import Metric
 
-from millstream_server.engines.base import EngineLoad
+from millstream_server.engines.base import EngineLoad, warm_up_by_probe
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.describe import running_limit
 from millstream_server.engines.sglang.launch import BuiltEngine
@@ -23,8 +22,7 @@ from millstream_server.engines.sglang.loads import KvBlocks, LoadReader
 from millstream_server.engines.sglang.metrics import collect
 from millstream_server.engines.sglang.progress import RankProgress
 from millstream_server.engines.sglang.requests.translate import translate_exception
-from millstream_server.engines.sglang.vectors.model import VectorModel, read_model
-from millstream_server.engines.warm_up import warm_up_by_probe
+from millstream_server.engines.sglang.vectors.model import VectorModel, read_model, with_ability
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InternalError,
@@ -38,11 +36,8 @@ from millstream_server.vectors.embedder import EmbedderInfo
 log = get_log(__name__)
 
 _PROBE = (0,)
-_CPU_RUNNING = 64
 _POOL_RESERVE = 6
 """Tokens of its KV cache that SGLang keeps from a prompt."""
-_CPU_ENCODER_MEMORY = 0.3
-"""Of a machine's memory; SGLang reserves so little for models without a KV cache that it fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,25 +170,6 @@ class SglangEmbedder:
     async def close(self) -> None:
         """Stop SGLang's processes, also while they start; see `Engine.close`."""
         await self._lifetime.close(lambda: [*self._calls, *([self._probe] if self._probe else [])])
-
-
-def with_ability(config: SglangEngineConfig, model: VectorModel) -> SglangEngineConfig:
-    """Add the arguments without which SGLang fails with such a model, or is wrong."""
-    on_cpu = config.resolved_device() == "cpu"
-    ability: dict[str, object] = {"is_embedding": True}
-    if model.encoder_only:
-        ability |= {"disable_radix_cache": True, "chunked_prefill_size": -1}
-        if on_cpu:
-            ability["mem_fraction_static"] = _CPU_ENCODER_MEMORY
-    if model.overrides:
-        ability["json_model_override_args"] = json.dumps(model.overrides)
-    if int(str(config.extra.get("dp_size", 1))) > 1:
-        raise EngineFailedError(
-            "extra: dp_size is 1 for embedding, as SGLang can't be told which rank to try; run "
-            "one worker per rank."
-        )
-    running = config.max_running_requests or (_CPU_RUNNING if on_cpu else None)
-    return replace(config, ability=ability, max_running_requests=running, multimodal=False)
 
 
 def _describe(
