@@ -17,7 +17,7 @@ import pytest
 from millstream_server.decode.servicer import SERVICE
 from millstream_server.decode.settings import DecodeSettings
 from millstream_server.engines.base import Probeable, Role
-from millstream_server.engines.sglang.progress import RankProgress
+from millstream_server.engines.sglang.loads import RankProgress
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.generation.output import CollectingSink
 from millstream_server.generation.request import GenerationRequest, Prompt, new_engine_id

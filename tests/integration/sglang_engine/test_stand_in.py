@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from millstream_server.engines.sglang import dllm, managed
-from millstream_server.engines.sglang.control.profile import _IN_PROGRESS, _NOT_IN_PROGRESS
+from millstream_server.engines.sglang.control.operations import _IN_PROGRESS, _NOT_IN_PROGRESS
 from millstream_server.engines.sglang.control.sources import UNTOUCHED
 from tests.support.sglang_requests import (
     child,

@@ -16,8 +16,7 @@ import msgspec
 import pytest
 import zmq
 
-from millstream_server.engines.sglang.kv_events.batch_order import BatchOrder
-from millstream_server.engines.sglang.kv_events.rank_reader import RankReader
+from millstream_server.engines.sglang.kv_events.rank_reader import BatchOrder, RankReader
 from millstream_server.engines.sglang.kv_events.translation import Translation
 from millstream_server.kv_cache.events import BlocksRemoved, BlocksStored, CacheCleared, Medium
 from millstream_server.kv_cache.hashing import Namespace, block_hashes

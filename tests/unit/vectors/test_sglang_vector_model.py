@@ -16,7 +16,7 @@ from millstream_server.engines.sglang.adapter import (
     embedder_config,
 )
 from millstream_server.engines.sglang.config import engine_arguments
-from millstream_server.engines.sglang.vectors.model import read_model, with_ability
+from millstream_server.engines.sglang.vector_model import read_model, with_ability
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.settings import SettingsError
 from tests.support.engine_arguments import read_as

@@ -212,7 +212,7 @@ def _generator(own: SglangSettings, context: EngineContext) -> GeneratorEngine:
 
 
 def _text_follower(own: SglangSettings, context: EngineContext) -> Follower:
-    from millstream_server.engines.sglang.follower import SglangFollower  # noqa: PLC0415
+    from millstream_server.engines.sglang.lifetime import SglangFollower  # noqa: PLC0415
 
     return SglangFollower(engine_config(own, context))
 
@@ -258,7 +258,7 @@ def embedder_config(context: EngineContext) -> SglangEngineConfig:
 
 
 def _embedder(own: SglangEmbedderSettings, context: EngineContext) -> Embedder:
-    from millstream_server.engines.sglang.vectors.embedder import SglangEmbedder  # noqa: PLC0415
+    from millstream_server.engines.sglang.embedder import SglangEmbedder  # noqa: PLC0415
 
     texts = own.dimensions
     if wrong := [text for text in texts if not (text.isascii() and text.isdigit())]:
@@ -267,8 +267,8 @@ def _embedder(own: SglangEmbedderSettings, context: EngineContext) -> Embedder:
 
 
 def _vector_follower(_own: SglangEmbedderSettings, context: EngineContext) -> Follower:
-    from millstream_server.engines.sglang.follower import SglangFollower  # noqa: PLC0415
-    from millstream_server.engines.sglang.vectors.model import (  # noqa: PLC0415
+    from millstream_server.engines.sglang.lifetime import SglangFollower  # noqa: PLC0415
+    from millstream_server.engines.sglang.vector_model import (  # noqa: PLC0415
         read_model,
         with_ability,
     )

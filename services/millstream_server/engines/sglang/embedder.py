@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,9 @@ from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.describe import running_limit
 from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.engines.sglang.lifetime import SglangLifetime
-from millstream_server.engines.sglang.loads import KvBlocks, LoadReader
-from millstream_server.engines.sglang.metrics import collect
-from millstream_server.engines.sglang.progress import RankProgress
+from millstream_server.engines.sglang.loads import KvBlocks, RankProgress
 from millstream_server.engines.sglang.requests.translate import translate_exception
-from millstream_server.engines.sglang.vectors.model import VectorModel, read_model, with_ability
+from millstream_server.engines.sglang.vector_model import VectorModel, read_model, with_ability
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InternalError,
@@ -40,15 +37,6 @@ _POOL_RESERVE = 6
 """Tokens of its KV cache that SGLang keeps from a prompt."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Started:
-    """A started engine and its facts."""
-
-    built: BuiltEngine
-    info: EmbedderInfo
-    blocks: KvBlocks
-
-
 class SglangEmbedder:
     """Satisfies `vectors.embedder.Embedder`; one per process, as `SglangEngine`.
 
@@ -62,26 +50,24 @@ class SglangEmbedder:
         """
         self._config = config
         self._dimensions = dimensions
-        self._lifetime = SglangLifetime(lambda _: self._end_calls())
+        self._progress = RankProgress()
+        self._lifetime: SglangLifetime[EmbedderInfo] = SglangLifetime(
+            lambda _: self._end_calls(), self._progress
+        )
         self._calls: set[asyncio.Task[list[Any]]] = set()
         self._inputs = 0
         self._probe: asyncio.Task[list[Any]] | None = None
-        self._progress = RankProgress()
-        self._loads = LoadReader()
         self._request: Callable[..., Any] | None = None
-        self._started: _Started | None = None
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> EmbedderInfo:
         """Load the model in a thread of its own; see `Embedder.start`."""
         model = read_model(Path(self._config.model_path), self._dimensions)
         built = await self._lifetime.start(with_ability(self._config, model))
         self._request = importlib.import_module("sglang.srt.managers.io_struct").EmbeddingReqInput
-        self._progress.read_loads_from(built.engine.tokenizer_manager.load_snapshot_reader)
         size = int(built.server_args.get("page_size") or 1)
         blocks = KvBlocks(size, built.total_tokens // size)
         info = _describe(built, model, blocks, await running_limit(built))
-        self._lifetime.started(on_failure)
-        self._started = _Started(built, info, blocks)
+        self._lifetime.started(built, info, blocks, on_failure)
         return info
 
     async def warm_up(self) -> None:
@@ -106,7 +92,7 @@ class SglangEmbedder:
     async def embed(self, inputs: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """See `Embedder.embed`; SGLang gives all vectors the length 1."""
         rows = await self._run(inputs)
-        return _array(rows, (len(inputs), self._ready().info.width))
+        return _array(rows, (len(inputs), self._lifetime.ready()[1].width))
 
     async def rank(self, pairs: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """See `Embedder.rank`."""
@@ -114,7 +100,7 @@ class SglangEmbedder:
 
     async def _run(self, inputs: Sequence[Sequence[int]]) -> list[Any]:
         """Return what SGLang makes of each input; cancel the call to drop them."""
-        _check(inputs, self._ready().info)
+        _check(inputs, self._lifetime.ready()[1])
         call = asyncio.create_task(self._call(inputs))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
@@ -134,10 +120,10 @@ class SglangEmbedder:
             self._inputs -= len(inputs)
 
     async def _call(self, inputs: Sequence[Sequence[int]]) -> list[Any]:
-        started = self._ready()
-        assert self._request is not None  # noqa: S101 - set before `_started`
+        built, _ = self._lifetime.ready()
+        assert self._request is not None  # noqa: S101 - set before it is ready
         request = self._request(input_ids=[list(ids) for ids in inputs])
-        manager = started.built.engine.tokenizer_manager
+        manager = built.engine.tokenizer_manager
         rows = []
         async for results in manager.generate_request(request, None):  # one, for all of them
             rows = [result.get("embedding") for result in results]
@@ -148,20 +134,11 @@ class SglangEmbedder:
 
     async def load(self) -> EngineLoad:
         """Return the load in inputs; see `Engine.load`."""
-        started = self._ready()
-        manager = started.built.engine.tokenizer_manager
-        return await self._loads.read(manager, started.blocks, open_requests=self._inputs)
+        return await self._lifetime.load(self._inputs)
 
     def metrics(self) -> Iterable[Metric]:
         """Give SGLang's own metrics; see `worker.engine_metrics.MetricsSource`."""
-        return () if self._started is None else collect(self._started.blocks)
-
-    def _ready(self) -> _Started:
-        if self._lifetime.failure:
-            raise EngineFailedError(self._lifetime.failure)
-        if self._started is None:
-            raise EngineFailedError("The engine has not started.")
-        return self._started
+        return self._lifetime.metrics()
 
     def _end_calls(self) -> None:
         for call in list(self._calls):
