@@ -34,7 +34,7 @@ from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import CollectingSink, FinishReason, OutputSink
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.kv_cache.events import KvEventSink
-from millstream_server.model_files.fingerprint import fingerprint
+from millstream_server.model_files.weights import fingerprint
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InternalError,

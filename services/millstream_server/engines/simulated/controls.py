@@ -28,7 +28,7 @@ from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.adapter import SimulatedConfig
 from millstream_server.engines.simulated.rank import Rank
 from millstream_server.engines.simulated.state import EngineState
-from millstream_server.model_files.safetensors import BadSafetensorsError, read_header
+from millstream_server.model_files.weights import BadSafetensorsError, read_header
 from millstream_server.runtime.errors import (
     EngineBusyError,
     InvalidWeightsError,

@@ -22,6 +22,7 @@ from millstream_server.media.families.family import Family
 from millstream_server.media.frames import Frames
 from millstream_server.media.items import Content, Modality
 from millstream_server.media.tensor import ElementType, Tensor, TensorSpec
+from millstream_server.model_files.weights import raw_header
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InternalError,
@@ -42,7 +43,6 @@ _SETTINGS = (
 )
 _SAMPLE_BYTES = 1024
 _TOWER_NAMES = ("visual", "vision", "multi_modal_projector")
-_MAX_HEADER_BYTES = 1 << 27
 _PROBE_SIDE = 64
 _BLANK = Frames(
     modality=Modality.IMAGE,
@@ -271,15 +271,13 @@ def _parts(model_path: Path, kind: str) -> Iterator[bytes]:
 
 
 def _weights(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield a safetensors file's header and samples; the format is documented by safetensors."""
-    length = int.from_bytes(file.read(8), "little")
-    if length > _MAX_HEADER_BYTES:
-        raise ValueError(f"a safetensors header of {length} bytes")
-    header = file.read(length)
+    """Yield a safetensors file's header and samples."""
+    header = raw_header(file)
+    data_at = file.tell()
     yield header
     tensors: dict[str, Any] = json.loads(header)
     for name in sorted(tensors):
         if any(part in name for part in _TOWER_NAMES):
             start, end = tensors[name]["data_offsets"]
-            file.seek(8 + length + start)
+            file.seek(data_at + start)
             yield file.read(min(_SAMPLE_BYTES, end - start))

@@ -18,7 +18,7 @@ from typing import Any
 from millstream_server.control.adapters import LoraAdapter
 from millstream_server.engines.sglang.control.checkpoint import Checkpoint
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
-from millstream_server.model_files.safetensors import (
+from millstream_server.model_files.weights import (
     BadSafetensorsError,
     StoredTensor,
     read_header,
