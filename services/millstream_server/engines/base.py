@@ -67,9 +67,10 @@ class EngineLoad:
     """An engine's current load."""
 
     running_requests: int
-    queued_requests: int
-    used_blocks: int
-    total_blocks: int
+    queued_requests: int = 0
+    used_blocks: int = 0
+    """Of the KV cache, as the next; 0 without one."""
+    total_blocks: int = 0
     ranks: tuple[RankLoad, ...] = ()
     """Of each data-parallel rank, from 0; empty: there is one, with the whole load."""
 

@@ -96,9 +96,7 @@ class DiffusersEngine:
 
     async def load(self) -> EngineLoad:
         """Return whether a job runs; what waits is the caller's, and it has no blocks."""
-        return EngineLoad(
-            running_requests=int(self._running), queued_requests=0, used_blocks=0, total_blocks=0
-        )
+        return EngineLoad(running_requests=int(self._running))
 
     def count_tokens(self, prompt: str) -> int:
         """See `Diffuser.count_tokens`."""

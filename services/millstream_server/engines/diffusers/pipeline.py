@@ -18,7 +18,7 @@ from millstream_server.engines.diffusers.schedulers import Schedulers, works
 from millstream_server.media.frames import Frames
 from millstream_server.media.items import Modality
 from millstream_server.runtime.errors import EngineFailedError, InvalidRequestError
-from millstream_server.synthesis.diffuser import Job, Step
+from millstream_server.synthesis.diffuser import Job, Step, check_sides
 from millstream_server.synthesis.model_defaults import read_model_defaults
 from millstream_server.synthesis.request import Kind
 
@@ -115,11 +115,7 @@ class LoadedPipeline:
 
     def _check_job(self, pipe: Any, job: Job) -> None:
         """Refuse what a `DiffuserInfo` can't tell."""
-        longest = self.facts.max_side
-        for name, side in (("width", job.width), ("height", job.height)):
-            if longest is not None and side > longest:
-                sentence = f"{side} is above {longest}, the longest side that the model can make"
-                raise InvalidRequestError.of(f"options.{name}", sentence)
+        check_sides(job, self.facts.max_side)
         if job.input_image is not None and job.scheduler not in self.image_schedulers:
             able = ", ".join(self.image_schedulers)
             sentence = f"{job.scheduler} can't start from an image; use {able}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from millstream_server.encoding.encoder import MediaEncoder
 from millstream_server.engines.adapter import (
@@ -141,43 +142,47 @@ def engine_config(own: SglangSettings, context: EngineContext) -> SglangEngineCo
     """
     common: TextEngineSettings = context.common
     return SglangEngineConfig(
-        model_path=_model_path(context),
         role=context.role,
-        device=common.device,
-        dtype=common.dtype,
         bootstrap_host=common.bootstrap_host,
         bootstrap_port=common.bootstrap_port,
         transfer_backend=own.transfer_backend,
         transfer_timeout_s=common.transfer_timeout_s,
-        max_total_tokens=common.max_total_tokens or None,
-        max_running_requests=common.max_running_requests or None,
-        context_length=common.context_length or None,
         deterministic=own.deterministic,
         engine_tokenizer=own.engine_tokenizer,
-        served_model_name=context.model_name,
-        metrics=context.metrics,
         otlp_endpoint=context.otlp_endpoint,
-        warm_up_timeout_s=common.warm_up_timeout_s,
         ability=_dllm(context, common),
-        extra=common.engine_args.values,
         memory_saver=common.memory_saver,
         max_loras_per_batch=common.max_loras_per_batch,
         max_lora_rank=common.max_lora_rank,
         lora_target_modules=own.lora_target_modules,
-        nodes=common.topology.nodes,
-        node_rank=common.topology.node_rank,
-        leader_address=common.topology.leader_address,
-        log_level=common.engine_log_level,
         kv_events=common.kv_events,
         kv_events_port=own.kv_events_port,
         tool_call_parser=common.tool_call_parser,
         reasoning_parser=common.reasoning_parser,
+        **_of_both(context),
     )
 
 
-def _model_path(context: EngineContext) -> str:
+def _of_both(context: EngineContext) -> dict[str, Any]:
+    """Return what engines for text and for vectors are configured with."""
+    common: TextEngineSettings | VectorEngineSettings = context.common
     folder = model_folder(context.model_path, "sglang", "a model directory", "config.json")
-    return str(folder)
+    return {
+        "model_path": str(folder),
+        "device": common.device,
+        "dtype": common.dtype,
+        "max_total_tokens": common.max_total_tokens or None,
+        "max_running_requests": common.max_running_requests or None,
+        "context_length": common.context_length or None,
+        "served_model_name": context.model_name,
+        "metrics": context.metrics,
+        "warm_up_timeout_s": common.warm_up_timeout_s,
+        "extra": common.engine_args.values,
+        "nodes": common.topology.nodes,
+        "node_rank": common.topology.node_rank,
+        "leader_address": common.topology.leader_address,
+        "log_level": common.engine_log_level,
+    }
 
 
 def _dllm(context: EngineContext, common: TextEngineSettings) -> dict[str, object]:
@@ -237,24 +242,7 @@ def embedder_config(context: EngineContext) -> SglangEngineConfig:
     Raises:
         SettingsError: the settings contradict each other.
     """
-    common: VectorEngineSettings = context.common
-    return SglangEngineConfig(
-        model_path=_model_path(context),
-        role=Role.EMBEDDING,
-        device=common.device,
-        dtype=common.dtype,
-        max_total_tokens=common.max_total_tokens or None,
-        max_running_requests=common.max_running_requests or None,
-        context_length=common.context_length or None,
-        served_model_name=context.model_name,
-        metrics=context.metrics,
-        warm_up_timeout_s=common.warm_up_timeout_s,
-        extra=common.engine_args.values,
-        nodes=common.topology.nodes,
-        node_rank=common.topology.node_rank,
-        leader_address=common.topology.leader_address,
-        log_level=common.engine_log_level,
-    )
+    return SglangEngineConfig(role=Role.EMBEDDING, **_of_both(context))
 
 
 def _embedder(own: SglangEmbedderSettings, context: EngineContext) -> Embedder:

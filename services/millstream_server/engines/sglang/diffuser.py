@@ -25,12 +25,11 @@ from millstream_server.media.frames import Frames
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InternalError,
-    InvalidRequestError,
     ServingError,
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.synthesis.diffuser import DiffuserInfo, Job, Step
+from millstream_server.synthesis.diffuser import DiffuserInfo, Job, Step, check_sides, probe_job
 from millstream_server.synthesis.model_defaults import ModelDefaultsError
 from millstream_server.synthesis.request import Kind
 
@@ -147,26 +146,12 @@ class SglangDiffuser:
 
         A cancelled probe ends when SGLang has stopped or was killed; the next one waits for it.
         """
-        info = self._started().info
-        job = Job(
-            prompt="",
-            negative_prompt="",
-            width=info.min_size,
-            height=info.min_size,
-            steps=1,
-            guidance_scale=info.default_guidance_scale,
-            seed=0,
-            scheduler=info.schedulers[0],
-            request_id="probe",
-        )
-        await self.diffuse(job, lambda _: None)
+        await self.diffuse(probe_job(self._started().info), lambda _: None)
 
     async def load(self) -> EngineLoad:
         """Return whether a job runs; what waits is the caller's, and it has no blocks."""
         running = int(self._run is not None)
-        return EngineLoad(
-            running_requests=running, queued_requests=0, used_blocks=0, total_blocks=0
-        )
+        return EngineLoad(running_requests=running)
 
     async def diffuse(self, job: Job, on_step: Callable[[Step], None]) -> Frames:
         """See `Diffuser.diffuse`.
@@ -274,13 +259,7 @@ def _check(job: Job, model: _Model) -> None:
     """Refuse what a `DiffuserInfo` can't tell."""
     if job.input_image is not None:
         raise UnsupportedFeatureError.of("input_image", "this engine starts from a prompt only")
-    longest = model.geometry.max_side
-    for name, side in (("width", job.width), ("height", job.height)):
-        if longest is not None and side > longest:
-            raise InvalidRequestError.of(
-                f"options.{name}",
-                f"{side} is above {longest}, the longest side that the model can make",
-            )
+    check_sides(job, model.geometry.max_side)
 
 
 def _only(result: asyncio.Future[Any]) -> Any:

@@ -164,12 +164,7 @@ class SimulatedEmbedder:
 
     async def load(self) -> EngineLoad:
         """Return the inputs that run and wait."""
-        return EngineLoad(
-            running_requests=self._running,
-            queued_requests=self._waiting,
-            used_blocks=0,
-            total_blocks=0,
-        )
+        return EngineLoad(running_requests=self._running, queued_requests=self._waiting)
 
     def wedge(self) -> None:
         """Simulate a hang: batches don't end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,14 +44,7 @@ def tower_config(context: EngineContext) -> TowerConfig:
         raise SettingsError("--model-path is required, except with --engine simulated")
     expect_weights(context.model_path)
     family_of(context.model_path)
-    common: EncoderSettings = context.common
-    return TowerConfig(
-        model_path=context.model_path,
-        device=common.device,
-        dtype=common.dtype,
-        max_item_tokens=common.max_item_tokens,
-        warm_up_timeout_s=common.warm_up_timeout_s,
-    )
+    return TowerConfig(model_path=context.model_path, **dataclasses.asdict(context.common))
 
 
 def _encoder(_own: None, context: EngineContext) -> MediaEncoder:

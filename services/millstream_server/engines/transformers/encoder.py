@@ -141,12 +141,7 @@ class TowerEncoder:
 
     async def load(self) -> EngineLoad:
         """Return the items in the tower and before it; it has no blocks."""
-        return EngineLoad(
-            running_requests=self._running,
-            queued_requests=self._waiting,
-            used_blocks=0,
-            total_blocks=0,
-        )
+        return EngineLoad(running_requests=self._running, queued_requests=self._waiting)
 
     def prepare(self, frames: Frames) -> Prepared:
         """See `MediaEncoder.prepare`."""

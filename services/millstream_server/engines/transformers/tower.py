@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from millstream_server.encoding.encoder import Prepared
 from millstream_server.engines import torch_on_cpu
-from millstream_server.engines.adapter import Device, ElementChoice
+from millstream_server.engines.adapter import EncoderSettings
 from millstream_server.media.families.family import Family
 from millstream_server.media.items import Content, Modality
 from millstream_server.runtime.errors import EngineFailedError
@@ -36,19 +36,12 @@ Run = Callable[[Any, Any, Sequence[int]], Iterable[Any]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TowerConfig:
-    """Settings of an encoder."""
+class TowerConfig(EncoderSettings):
+    """Settings of an encoder: a model's."""
 
     model_path: Path
-    device: Device = "auto"
-    """"auto" uses the GPU where there is one."""
-    dtype: ElementChoice = "auto"
-    """Type of the weights and the rows; "auto" is bfloat16 on a GPU and float32 on the CPU."""
-    max_item_tokens: int = 16384
-    """An item that takes more placeholder tokens is refused."""
     max_running_items: int = 32
     """Items at once, encoding or waiting, with which the worker is fully used."""
-    warm_up_timeout_s: float = 120.0
 
 
 @dataclass(frozen=True, slots=True)

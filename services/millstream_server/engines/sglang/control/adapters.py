@@ -8,7 +8,6 @@ error.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream_server.control.adapters import LoraAdapter
-from millstream_server.engines.sglang.control.checkpoint import Checkpoint
+from millstream_server.engines.sglang.control.checkpoint import Checkpoint, read_json
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
 from millstream_server.model_files.weights import (
     BadSafetensorsError,
@@ -78,13 +77,8 @@ def check_adapter(name: str, path: Path, loaded: Checkpoint, limits: AdapterLimi
 
 def _read_config(path: Path) -> Mapping[str, Any]:
     file = path / _CONFIG
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidWeightsError(f"{file} can't be read: {error.strerror}.") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidWeightsError(f"{file} isn't JSON: {error}.") from error
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+    config = read_json(file)
+    if config.get("peft_type") != "LORA":
         raise InvalidWeightsError(f"{file} isn't a LoRA adapter's: peft_type must be LORA.")
     return config
 
