@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 from millstream_server.engines.adapter import Adapter, EngineContext, Offer
 from millstream_server.engines.base import Follower, Role
@@ -20,56 +20,19 @@ from millstream_server.model_files.state import expect_weights
 from millstream_server.runtime.settings import SettingsError, group
 
 EngineT = TypeVar("EngineT")
+SettingsT = TypeVar("SettingsT")
 AUTO = "auto"
 
 ADAPTERS = (sglang.ADAPTER, transformers.ADAPTER, diffusers.ADAPTER, simulated.ADAPTER)
 """In the order in which `--engine auto` asks them."""
 
 
-class EngineSettings(Protocol):
-    """What a service's settings have for its engine; a dataclass."""
-
-    @property
-    def engine(self) -> str:
-        """The engine's name."""
-        ...
-
-    @property
-    def common(self) -> Any:
-        """The ability's settings, which several engines read."""
-        ...
-
-    @property
-    def own(self) -> Any:
-        """Of the class `Engines.own_settings`."""
-        ...
-
-    @property
-    def model_path(self) -> Path | None:
-        """The model's directory."""
-        ...
-
-    @property
-    def served_name(self) -> str:
-        """The model's name in requests."""
-        ...
-
-    @property
-    def metrics_listen(self) -> str:
-        """Empty: the process has no metrics endpoint."""
-        ...
-
-    @property
-    def otlp_endpoint(self) -> str:
-        """Collector of spans; empty: none."""
-        ...
-
-
-SettingsT = TypeVar("SettingsT", bound=EngineSettings)
-
-
 class Engines(Generic[EngineT]):
-    """The engines that have one ability, by name."""
+    """The engines that have one ability, by name.
+
+    A service's settings (a `worker.host_settings.ModelSettings`) have `engine`, the name; `common`,
+    what several engines read (`engines.adapter`); and `own`, a group of `own_settings`.
+    """
 
     def __init__(self, able: str, offer: Callable[[Adapter], Offer[EngineT] | None]) -> None:
         """``able`` follows "engines that" in errors; ``offer`` returns what an adapter offers."""
@@ -110,37 +73,37 @@ class Engines(Generic[EngineT]):
         Raises:
             SettingsError: one is unknown, wrong, or managed by us, or the engine takes none.
         """
-        name, offer = settings.engine, self.offer(settings.engine)
-        common = offer.checked(name, _own(settings), settings.common)
-        changed: Any = settings
-        return cast("SettingsT", dataclasses.replace(changed, common=common))
+        given: Any = settings
+        offer, own = self._chosen(given)
+        common = offer.checked(given.engine, own, given.common)
+        return cast("SettingsT", dataclasses.replace(given, common=common))
 
-    def make(self, settings: EngineSettings, role: Role, **further: Any) -> EngineT:
+    def make(self, settings: Any, role: Role, **further: Any) -> EngineT:
         """Make a service's engine; nothing is loaded yet. ``further``: more of `EngineContext`.
 
         Raises:
             SettingsError: the settings contradict each other.
         """
-        offer = self.offer(settings.engine)
-        return offer.make(_own(settings), _context(settings, role, further))
+        offer, own = self._chosen(settings)
+        return offer.make(own, _context(settings, role, further))
 
-    def follower(self, settings: EngineSettings, role: Role, **further: Any) -> Follower | None:
+    def follower(self, settings: Any, role: Role, **further: Any) -> Follower | None:
         """Make what runs a part of a model that another process serves; None: this one serves it.
 
         Raises:
             SettingsError: the settings contradict each other.
         """
-        follow = self.offer(settings.engine).follow
-        if follow is None or not settings.common.topology.follows:
+        offer, own = self._chosen(settings)
+        if offer.follow is None or not settings.common.topology.follows:
             return None
-        return follow(_own(settings), _context(settings, role, further))
+        return offer.follow(own, _context(settings, role, further))
+
+    def _chosen(self, settings: Any) -> tuple[Offer[EngineT], Any]:
+        """Return the offer that the settings name, and the settings that only it reads."""
+        return self.offer(settings.engine), getattr(settings.own, settings.engine, None)
 
 
-def _own(settings: EngineSettings) -> Any:
-    return getattr(settings.own, settings.engine, None)
-
-
-def _context(settings: EngineSettings, role: Role, further: Mapping[str, Any]) -> EngineContext:
+def _context(settings: Any, role: Role, further: Mapping[str, Any]) -> EngineContext:
     return EngineContext(
         common=settings.common,
         role=role,

@@ -32,6 +32,18 @@ def resolved(device: str) -> str:
     return ("cuda" if gpu_present() else "cpu") if device == "auto" else device
 
 
+def torch_device(device: str, torch: Any) -> str:
+    """Return "cpu" or "cuda"; "auto" is the GPU where PyTorch can use one."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+
+
+def torch_dtype(dtype: str, device: str, torch: Any) -> Any:
+    """Return a type of PyTorch; "auto" is float32 on a CPU and bfloat16 on a GPU."""
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    return getattr(torch, dtype)
+
+
 def prepare() -> None:
     """Prepare for an engine that imports PyTorch next; no effect on a machine with a GPU."""
     if gpu_present():

@@ -39,7 +39,7 @@ class LoadedPipeline:
         self._torch: Any = importlib.import_module("torch")
         diffusers: Any = importlib.import_module("diffusers")
         self.version = str(diffusers.__version__)
-        self._device = _device(config, self._torch)
+        self._device = torch_on_cpu.torch_device(config.device, self._torch)
         self._stop = threading.Event()
         self._pipe = _load(config, self._torch, diffusers, self._device)
         self.facts: Facts = read_facts(self._pipe, read_model_defaults(config.model_path))
@@ -189,21 +189,12 @@ def smallest(facts: Facts, scheduler: str, steps: int = 1) -> Job:
     )
 
 
-def _device(config: DiffusersConfig, torch: Any) -> str:
-    if config.device != "auto":
-        return config.device
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def _load(config: DiffusersConfig, torch: Any, diffusers: Any, device: str) -> Any:
     transformers: Any = importlib.import_module("transformers")
     for vendor in (diffusers, transformers):
         vendor.utils.logging.set_verbosity_error()
         vendor.utils.logging.disable_progress_bar()
-    dtype = config.dtype
-    if dtype == "auto":
-        dtype = "float32" if device == "cpu" else "bfloat16"
-    types = {"default": getattr(torch, dtype)}
+    types = {"default": torch_on_cpu.torch_dtype(config.dtype, device, torch)}
     if "AutoencoderKLWan" in _index(config.model_path).get("vae", ()):
         types["vae"] = torch.float32
     pipe = diffusers.DiffusionPipeline.from_pretrained(

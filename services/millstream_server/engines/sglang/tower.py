@@ -20,8 +20,8 @@ from typing import Any
 from millstream_server.encoding.encoder import Prepared
 from millstream_server.engines.sglang import cpu as sglang_cpu
 from millstream_server.engines.sglang.requests.media import steps_apart
-from millstream_server.engines.torch_on_cpu import resolved
-from millstream_server.engines.transformers.tower import TowerConfig, TowerFacts, resolved_dtype
+from millstream_server.engines.torch_on_cpu import resolved, torch_dtype
+from millstream_server.engines.transformers.tower import TowerConfig, TowerFacts
 from millstream_server.media.families.family import Family
 from millstream_server.media.items import Content, Modality
 from millstream_server.runtime.errors import EngineFailedError
@@ -52,7 +52,7 @@ class SglangTower:
         if device == "cpu":
             sglang_cpu.activate()
         self._torch = importlib.import_module("torch")
-        dtype = str(resolved_dtype(self._config, self._torch, device)).removeprefix("torch.")
+        dtype = str(torch_dtype(self._config.dtype, device, self._torch)).removeprefix("torch.")
         self._environment = dict(os.environ)
         with _kept_process_state():
             self._load(_arguments(self._config.model_path, device, dtype))

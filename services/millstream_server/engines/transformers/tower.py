@@ -103,8 +103,8 @@ class TransformersTower:
         torch_on_cpu.prepare()
         self._torch = torch = importlib.import_module("torch")
         transformers = importlib.import_module("transformers")
-        self._device = resolved_device(self._config, torch)
-        self._dtype = resolved_dtype(self._config, torch, self._device)
+        self._device = torch_on_cpu.torch_device(self._config.device, torch)
+        self._dtype = torch_on_cpu.torch_dtype(self._config.dtype, self._device, torch)
         config = transformers.AutoConfig.from_pretrained(self._config.model_path)
         build = _BUILDERS[family.name]
         with torch.inference_mode():
@@ -163,7 +163,8 @@ class NoTower:
         torch_on_cpu.prepare()
         torch: Any = importlib.import_module("torch")
         transformers = importlib.import_module("transformers")
-        self._dtype = resolved_dtype(self._config, torch, resolved_device(self._config, torch))
+        device = torch_on_cpu.torch_device(self._config.device, torch)
+        self._dtype = torch_on_cpu.torch_dtype(self._config.dtype, device, torch)
         return TowerFacts(
             engine="transformers",
             version=str(transformers.__version__),
@@ -176,21 +177,6 @@ class NoTower:
 
     def close(self) -> None:
         """There is nothing to release."""
-
-
-def resolved_device(config: TowerConfig, torch: Any) -> str:
-    """Return "cpu" or "cuda"."""
-    if config.device != "auto":
-        return config.device
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def resolved_dtype(config: TowerConfig, torch: Any, device: str) -> Any:
-    """Return the torch type of the rows."""
-    name = config.dtype
-    if name == "auto":
-        name = "float32" if device == "cpu" else "bfloat16"
-    return getattr(torch, name)
 
 
 def _build_qwen(config: Any, place: Callable[[Any, Sequence[str]], Any]) -> Run:

@@ -3,8 +3,8 @@
 SGLang's hashes of an adapter's blocks depend on a random id, so nobody else could compute them.
 Ours are made anew from the token ids, and SGLang's are kept to know what a removal means.
 
-Since 0.5.20 an event is a map with its type under "type"; before it was an array that begins with
-its type. Both are read. Imports msgspec, which comes with SGLang.
+An event is a map with its type under "type"; before 0.5.20 it was an array, which isn't read.
+Imports msgspec, which comes with SGLang.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -37,11 +36,8 @@ class Stored(msgspec.Struct, tag="BlockStored", gc=False):
     parent_block_hash: int | None = None
     token_ids: msgspec.Raw = _NO_TOKENS
     """Of all blocks; read only where they are needed."""
-    block_size: int = 0
-    lora_id: Any = None
     medium: str | None = None
     cache_salt: str | None = None
-    session_id: str | None = None
     lora_name: str | None = None
 
     def tokens(self) -> list[int]:
@@ -60,30 +56,12 @@ class Cleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):
     """Nothing is cached any more."""
 
 
-class _StoredArray(Stored, tag="BlockStored", array_like=True, gc=False):
-    pass
-
-
-class _RemovedArray(Removed, tag="BlockRemoved", array_like=True, gc=False):
-    pass
-
-
-class _ClearedArray(Cleared, tag="AllBlocksCleared", array_like=True, gc=False):
-    pass
-
-
-class _Maps(msgspec.Struct, array_like=True, gc=False):
+class _Batch(msgspec.Struct, array_like=True, gc=False):
     ts: float
     events: list[Stored | Removed | Cleared]
 
 
-class _Arrays(msgspec.Struct, array_like=True, gc=False):
-    ts: float
-    events: list[_StoredArray | _RemovedArray | _ClearedArray]
-
-
-_MAPS = msgspec.msgpack.Decoder(_Maps)
-_ARRAYS = msgspec.msgpack.Decoder(_Arrays)
+_BATCH = msgspec.msgpack.Decoder(_Batch)
 _TOKENS = msgspec.msgpack.Decoder(list[int])
 
 
@@ -98,11 +76,7 @@ def read(payload: bytes) -> list[Stored | Removed | Cleared]:
         UnreadableBatchError: it is none.
     """
     try:
-        return _MAPS.decode(payload).events
-    except msgspec.DecodeError:
-        pass
-    try:
-        return list(_ARRAYS.decode(payload).events)
+        return _BATCH.decode(payload).events
     except msgspec.DecodeError as error:
         raise UnreadableBatchError(str(error)) from error
 
