@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from millstream_server.engines.sglang import dllm, managed
+from millstream_server.engines.sglang import arguments
+from millstream_server.engines.sglang import dllm
 from millstream_server.engines.sglang.control.operations import _IN_PROGRESS, _NOT_IN_PROGRESS
 from millstream_server.engines.sglang.control.sources import UNTOUCHED
 from tests.support.sglang_requests import (
@@ -35,7 +36,7 @@ async def test_the_names_we_use_are_there() -> None:
         "logprob_start_len", "bootstrap_host", "bootstrap_port", "bootstrap_room",
         "routed_dp_rank", "disagg_prefill_dp_rank", "external_trace_header",
     }  # fmt: skip
-    assert set(names["server_args"]) >= {*managed.GENERATION} - {"config"}
+    assert set(names["server_args"]) >= {*arguments.GENERATION} - {"config"}
     assert set(names["server_args"]) >= {
         "model_path", "device", "dtype", "log_level", "host", "skip_tokenizer_init",
         "incremental_streaming_output", "enable_deterministic_inference", "max_total_tokens",
