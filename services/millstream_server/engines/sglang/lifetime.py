@@ -40,12 +40,16 @@ class ProcessWatch:
         """Handle SIGQUIT; call it on the main thread's loop before SGLang starts.
 
         Raises:
-            RuntimeError: the loop runs in another thread.
+            EngineFailedError: the loop runs in another thread.
         """
         self._loop = asyncio.get_running_loop()
-        self._loop.add_signal_handler(
-            signal.SIGQUIT, self._report, "a child process reported a failure (SIGQUIT)"
-        )
+        try:
+            self._loop.add_signal_handler(
+                signal.SIGQUIT, self._report, "a child process reported a failure (SIGQUIT)"
+            )
+        except (RuntimeError, ValueError) as error:
+            message = "SGLang must be started from the main thread's event loop."
+            raise EngineFailedError(message) from error
 
     def watch(self, pids: Iterable[int]) -> None:
         """Also watch these processes."""
@@ -118,11 +122,7 @@ class SglangLifetime(Generic[InfoT]):
         Raises:
             EngineFailedError: it couldn't be loaded.
         """
-        try:
-            self._watch.catch_sigquit()
-        except (RuntimeError, ValueError) as error:
-            message = "SGLang must be started from the main thread's event loop."
-            raise EngineFailedError(message) from error
+        self._watch.catch_sigquit()
         built = await self._thread.build(config)
         self._receive_responses(built.engine.tokenizer_manager)
         self._watch.watch(built.engine.get_all_child_pids())
@@ -230,11 +230,7 @@ class SglangFollower:
     async def start(self, on_end: Callable[[str], None]) -> None:
         """Load this rank's part of the model, which ends when those of all ranks are loaded."""
         self._watch = ProcessWatch(on_end)
-        try:
-            self._watch.catch_sigquit()
-        except (RuntimeError, ValueError) as error:
-            message = "SGLang must be started from the main thread's event loop."
-            raise EngineFailedError(message) from error
+        self._watch.catch_sigquit()
         config = self._config
         if config.role is not Role.EMBEDDING:
             config, _ = with_media_model(config)  # all ranks need the same arguments
