@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from millstream_server.engines.sglang import arguments
-from millstream_server.engines.sglang import dllm
+from millstream_server.engines.sglang import arguments, dllm
 from millstream_server.engines.sglang.control.operations import _IN_PROGRESS, _NOT_IN_PROGRESS
 from millstream_server.engines.sglang.control.sources import UNTOUCHED
 from tests.support.sglang_requests import (

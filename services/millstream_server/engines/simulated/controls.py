@@ -42,18 +42,29 @@ TENSOR = "simulated.weight"
 """The model's only tensor, of the shape [1]."""
 
 
-class SimulatedWeights:
+class _Operation:
+    """What all operations use."""
+
+    def __init__(self, config: SimulatedConfig, state: EngineState, ranks: Sequence[Rank]) -> None:
+        self._config = config
+        self._state = state
+        self._ranks = ranks
+
+    def _require_idle(self, what: str) -> None:
+        if count := sum(rank.open_requests for rank in self._ranks):
+            raise EngineBusyError(f"{what} while {count} requests are open")
+
+    def _clear_caches(self) -> None:
+        for rank in self._ranks:
+            rank.cache.clear()
+
+
+class SimulatedWeights(_Operation):
     """Satisfies `control.weights.WeightControl`.
 
     A directory fits if it has a config.json whose vocabulary, if it names one, has the engine's
     size, and complete safetensors files of any content. Tensors that are sent must be `TENSOR`.
     """
-
-    def __init__(self, config: SimulatedConfig, state: EngineState, ranks: Sequence[Rank]) -> None:
-        """Work on these ranks."""
-        self._config = config
-        self._state = state
-        self._ranks = ranks
 
     async def check_weights(self, source: WeightSource, progress: Progress) -> None:
         """See `WeightControl.check_weights`."""
@@ -81,11 +92,9 @@ class SimulatedWeights:
             EngineBusyError: requests are open.
         """
         await self.check_weights(source, lambda _done, _total: None)
-        if count := sum(rank.open_requests for rank in self._ranks):
-            raise EngineBusyError(f"weights can't be replaced while {count} requests are open")
+        self._require_idle("weights can't be replaced")
         self._state.weight_version = version
-        for rank in self._ranks:
-            rank.cache.clear()
+        self._clear_caches()
 
 
 def _files(directory: Path, vocab_size: int) -> list[tuple[Path, int]]:
@@ -159,17 +168,12 @@ def _check_tensors(source: TensorWeights) -> None:
             )
 
 
-class SimulatedAdapters:
+class SimulatedAdapters(_Operation):
     """Satisfies `control.adapters.AdapterControl`.
 
     An adapter is a directory with an adapter_config.json that has PEFT's rank ``r``. Its weights in
     adapter_model.safetensors have no effect and may be missing, but not be incomplete.
     """
-
-    def __init__(self, state: EngineState, ranks: Sequence[Rank]) -> None:
-        """Work on these ranks."""
-        self._state = state
-        self._ranks = ranks
 
     async def load_adapter(self, name: str, path: Path) -> LoraAdapter:
         """See `AdapterControl.load_adapter`."""
@@ -201,7 +205,7 @@ def _rank(path: Path) -> int:
     return rank
 
 
-class SimulatedMemory:
+class SimulatedMemory(_Operation):
     """Satisfies `control.memory.MemoryControl`.
 
     Releasing the KV cache drops what is cached. There are no weights and no graphs: releasing those
@@ -209,23 +213,16 @@ class SimulatedMemory:
     of whoever sent it.
     """
 
-    def __init__(self, state: EngineState, ranks: Sequence[Rank]) -> None:
-        """Work on these ranks."""
-        self._state = state
-        self._ranks = ranks
-
     async def release_memory(self, tags: Collection[MemoryTag]) -> None:
         """See `MemoryControl.release_memory`.
 
         Raises:
             EngineBusyError: requests are open.
         """
-        if count := sum(rank.open_requests for rank in self._ranks):
-            raise EngineBusyError(f"memory can't be released while {count} requests are open")
+        self._require_idle("memory can't be released")
         self._state.released |= set(tags)
         if MemoryTag.KV_CACHE in tags:
-            for rank in self._ranks:
-                rank.cache.clear()
+            self._clear_caches()
 
     async def resume_memory(self, tags: Collection[MemoryTag]) -> None:
         """See `MemoryControl.resume_memory`."""
@@ -236,17 +233,12 @@ class SimulatedMemory:
         return MemoryUse(host_bytes=resident_bytes())
 
 
-class SimulatedPause:
+class SimulatedPause(_Operation):
     """Satisfies `control.pause.PauseControl`.
 
     No request leaves the queue while it is paused. A prefill or transfer that is under way goes on
     until its result is there.
     """
-
-    def __init__(self, role: Role, ranks: Sequence[Rank]) -> None:
-        """Work on these ranks."""
-        self._role = role
-        self._ranks = ranks
 
     async def pause(self, mode: PauseMode) -> None:
         """See `PauseControl.pause`.
@@ -255,10 +247,10 @@ class SimulatedPause:
             UnsupportedFeatureError: RETRACT on a worker that hands off: the KV that is being
                 transferred can't be computed again by one of the two alone.
         """
-        if mode is PauseMode.RETRACT and self._role.hands_off:
+        if mode is PauseMode.RETRACT and self._config.role.hands_off:
             raise UnsupportedFeatureError.of(
                 "mode",
-                f"a {self._role.value} worker can't retract requests of a hand-off; "
+                f"a {self._config.role.value} worker can't retract requests of a hand-off; "
                 "use IN_PLACE or ABORT",
             )
         for rank in self._ranks:
@@ -276,31 +268,25 @@ class SimulatedPause:
             rank.go_on()
 
 
-class SimulatedCache:
+class SimulatedCache(_Operation):
     """Satisfies `control.pause.CacheControl`."""
-
-    def __init__(self, ranks: Sequence[Rank]) -> None:
-        """Work on these ranks."""
-        self._ranks = ranks
 
     async def flush_cache(self) -> None:
         """See `CacheControl.flush_cache`."""
-        if count := sum(rank.open_requests for rank in self._ranks):
-            raise EngineBusyError(f"the cache can't be emptied while {count} requests are open")
-        for rank in self._ranks:
-            rank.cache.clear()
+        self._require_idle("the cache can't be emptied")
+        self._clear_caches()
 
 
 _MOST_STEPS = 100_000
 """Steps that are kept: the last ones, about 10 MB of file."""
 
 
-class SimulatedProfile:
+class SimulatedProfile(_Operation):
     """Satisfies `control.profile.ProfileControl`. One file, with the steps of every rank."""
 
-    def __init__(self, ranks: Sequence[Rank]) -> None:
-        """Work on these ranks."""
-        self._ranks = ranks
+    def __init__(self, config: SimulatedConfig, state: EngineState, ranks: Sequence[Rank]) -> None:
+        """Nothing is recorded."""
+        super().__init__(config, state, ranks)
         self._file: Path | None = None
         self._left = 0
         self._steps: deque[dict[str, Any]] = deque(maxlen=_MOST_STEPS)
@@ -372,12 +358,12 @@ def make_controls(
     config: SimulatedConfig, state: EngineState, ranks: Sequence[Rank]
 ) -> EngineControls:
     """Make an engine's operations; a diffusion language model takes no adapters."""
-    diffusion = config.role is Role.DIFFUSION
+    parts = (config, state, ranks)
     return EngineControls(
-        memory=SimulatedMemory(state, ranks),
-        pause=SimulatedPause(config.role, ranks),
-        cache=SimulatedCache(ranks),
-        weights=SimulatedWeights(config, state, ranks),
-        profile=SimulatedProfile(ranks),
-        adapters=None if diffusion else SimulatedAdapters(state, ranks),
+        memory=SimulatedMemory(*parts),
+        pause=SimulatedPause(*parts),
+        cache=SimulatedCache(*parts),
+        weights=SimulatedWeights(*parts),
+        profile=SimulatedProfile(*parts),
+        adapters=None if config.role is Role.DIFFUSION else SimulatedAdapters(*parts),
     )

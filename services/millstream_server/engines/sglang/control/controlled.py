@@ -74,8 +74,8 @@ class ControlledEngine:
         if not task.cancelled():
             task.exception()  # whoever called may be gone
 
-    async def flush_when_idle(self) -> None:
-        """Wait until SGLang has released requests that ended; empty its prefix cache.
+    async def flush_cache(self) -> None:
+        """See `control.pause.CacheControl`; waits until SGLang has released requests that ended.
 
         A flush is how to ask SGLang whether it is idle: it refuses while anything is left.
 

@@ -28,6 +28,8 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.runtime.telemetry.log import get_log
 
+log = get_log(__name__)
+
 
 def measure(pids: Collection[int], *, on_gpu: bool) -> MemoryUse:
     """Measure the memory of processes; blocks for milliseconds. One that ended counts 0."""
@@ -97,7 +99,7 @@ class SglangMemory:
         engine = self._engine
         engine.runs.gate.close(Hold.RELEASED)
         try:
-            await engine.flush_when_idle()
+            await engine.flush_cache()
         except BaseException:
             self._open_gate()
             raise
@@ -175,20 +177,6 @@ class SglangPause:
         engine.runs.gate.release(Hold.PAUSED)
 
 
-class SglangCache:
-    """See `control.pause.CacheControl`."""
-
-    def __init__(self, engine: ControlledEngine) -> None:
-        """Use a running engine."""
-        self._engine = engine
-
-    async def flush_cache(self) -> None:
-        """See `CacheControl.flush_cache`."""
-        await self._engine.flush_when_idle()
-
-
-log = get_log(__name__)
-
 _NAMES = {
     ProfileActivity.CPU: "CPU",
     ProfileActivity.GPU: "GPU",
@@ -256,7 +244,7 @@ async def make_controls(engine: ControlledEngine) -> EngineControls:
     return EngineControls(
         memory=SglangMemory(engine),
         pause=SglangPause(engine),
-        cache=SglangCache(engine),
+        cache=engine,
         weights=None if loaded is None else SglangWeights(engine, loaded),
         profile=SglangProfile(engine),
         adapters=SglangAdapters(engine, loaded) if loaded and engine.info.takes_adapters else None,

@@ -88,7 +88,7 @@ class SglangWeights:
             if isinstance(source, DiskWeights):
                 # Once more, in milliseconds: files may have changed.
                 await asyncio.to_thread(self._check_files, source.path)
-            await engine.flush_when_idle()
+            await engine.flush_cache()
             try:
                 await self._apply(source, version)
             except UpdateFailedError as error:
