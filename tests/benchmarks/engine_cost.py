@@ -34,8 +34,10 @@ from typing import Any
 
 import uvloop
 
+from millstream_server.engines.base import EngineInfo
 from millstream_server.engines.sglang.engine import SglangEngine, SglangEngineConfig
 from millstream_server.engines.sglang.lifetime import SglangLifetime
+from millstream_server.engines.sglang.loads import RankProgress
 from millstream_server.generation.output import Finish, OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest, Prompt, new_engine_id
 from millstream_server.generation.sampling import Sampling
@@ -108,7 +110,7 @@ async def answered(
 
 
 async def _bare(config: SglangEngineConfig, pipe: Connection) -> None:
-    lifetime = SglangLifetime(lambda _: None)
+    lifetime: SglangLifetime[EngineInfo] = SglangLifetime(lambda _: None, RankProgress())
     engine = (await lifetime.start(config)).engine
 
     async def one(number: int, tokens: int) -> None:

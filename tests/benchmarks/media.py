@@ -204,10 +204,10 @@ def services(arguments: argparse.Namespace, folder: Path) -> MediaProcesses:
     """Make the services; nothing runs yet."""
     suite = MediaProcesses(folder, make_vision_model(folder / "model", arguments.family))
     if not arguments.real:
-        suite.add_encode(tower="transformers")
+        suite.add_encode(engine="transformers")
         suite.add_decode(simulated_step_s=0)
     else:
-        suite.add_encode(tower="auto")
+        suite.add_encode(engine="auto")
         real = {"engine": "sglang", "context_length": None, "simulated_vocab_size": None}
         suite.add_prefill(**real, max_total_tokens=16384)
         suite.add_decode(

@@ -1,7 +1,7 @@
 """Images and videos in a chat, through Processor, encode worker and those that generate.
 
 The engines are simulated: what they answer follows from the text's last token, from the items'
-digests and from the tensors' bytes, so a mix-up shows in every token (`engines.simulated.media`).
+digests and from the tensors' bytes, so a mix-up shows in every token (`engines.simulated.state`).
 """
 
 from __future__ import annotations

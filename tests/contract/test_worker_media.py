@@ -12,7 +12,7 @@ import pytest
 from millstream.v1 import generation_pb2
 from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig
-from millstream_server.engines.simulated.media import of_digests, of_tensors
+from millstream_server.engines.simulated.state import of_digests, of_tensors
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.media.items import EncodedItem, MediaInput, Modality
 from millstream_server.media.tensor import Tensor
@@ -83,7 +83,7 @@ async def encoded() -> AsyncIterator[Encoded]:
 
 
 def by_hand(asked: GenerationRequest) -> list[int]:
-    """Work out the tokens, from the rule in `engines.simulated.media`."""
+    """Work out the tokens, from the rule in `engines.simulated.state`."""
     media = fetched(asked).prompt.media
     step = 1 + of_digests(media) + of_tensors(media)
     last = asked.token_ids[-1]

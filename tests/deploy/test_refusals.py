@@ -197,6 +197,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         decode(settings={"engine_args": {"tp_size": 2}}),
     ),
     (
+        "encode.pools.main.settings.tower can't be set here: set settings.engine, with the same",
+        {**decode(), "encode": role(model="llama", settings={"tower": "simulated"})},
+    ),
+    (
         "decode.pools.main.rollout: maxSurge and maxUnavailable are both 0",
         decode(rollout={"maxSurge": 0, "maxUnavailable": 0}),
     ),

@@ -59,7 +59,7 @@ async def _encodes(service: ServiceProcess, *, fetches: bool) -> worker_pb2.Work
 async def test_an_encode_worker_encodes_hands_out_and_stops(
     tower: str, model: Path, tmp_path: Path
 ) -> None:
-    flags = {"tower": tower, "model_path": model, "device": "cpu"}
+    flags = {"engine": tower, "model_path": model, "device": "cpu"}
     service = ServiceProcess("millstream_server.encode", flags, tmp_path / "log")
     service.start()
     try:

@@ -19,12 +19,12 @@ from millstream_client import NO_RETRY, Client, UnavailableError
 from millstream_server.decode.servicer import SERVICE
 from millstream_server.decode.settings import DecodeSettings
 from millstream_server.engines.base import Role
+from millstream_server.engines.registry import GENERATORS
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.lifecycle.signals import FAILED
 from millstream_server.runtime.telemetry.metrics import DRAINING
 from millstream_server.worker.generation import app
-from millstream_server.worker.settings import EngineKind
 from tests.support.in_process import (
     CONTEXT_LENGTH,
     MODEL,
@@ -84,11 +84,11 @@ async def worker(
     engine = SimulatedEngine(
         SimulatedConfig(vocab_size=VOCAB_SIZE, context_length=CONTEXT_LENGTH, step_s=0.005)
     )
-    monkeypatch.setattr(app, "make_engine", lambda *_: engine)
+    monkeypatch.setattr(GENERATORS, "make", lambda *_, **__: engine)
     settings = DecodeSettings(
         listen=f"127.0.0.1:{free_port()}",
         metrics_listen=f"127.0.0.1:{free_port()}",
-        engine=EngineKind.SIMULATED,
+        engine="simulated",
         model_name=MODEL,
         canary_interval_s=INTERVAL_S,
         canary_timeout_s=TIMEOUT_S,

@@ -52,9 +52,9 @@ def main() -> None:
 
 
 def _load(model: str) -> Any:
-    from millstream_server.engines.sglang.cpu import activate  # noqa: PLC0415 - torchvision's stub
+    from millstream_server.engines.torch_on_cpu import prepare  # noqa: PLC0415 - torchvision
 
-    activate()
+    prepare()
     from diffusers import DiffusionPipeline  # noqa: PLC0415
 
     pipeline = DiffusionPipeline.from_pretrained(model, local_files_only=True)

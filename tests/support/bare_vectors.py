@@ -23,8 +23,7 @@ from typing import Any
 from millstream_server.engines.base import Role
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.launch import EngineThread
-from millstream_server.engines.sglang.vectors.embedder import with_ability
-from millstream_server.engines.sglang.vectors.model import read_model
+from millstream_server.engines.sglang.vector_model import read_model, with_ability
 from tests.support import forked
 from tests.support.vector_models import by_transformers
 

@@ -21,7 +21,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from millstream_server.engines.diffusers.config import DiffusersConfig
+from millstream_server.engines.diffusers.adapter import DiffusersConfig
 from millstream_server.engines.diffusers.engine import DiffusersEngine
 from millstream_server.engines.sglang.diffuser import SglangDiffuser, SglangDiffuserConfig
 from millstream_server.engines.sglang.diffusion import requests

@@ -22,7 +22,7 @@ import pytest
 
 from millstream_server.engines.base import Role
 from millstream_server.engines.sglang.config import SglangEngineConfig
-from millstream_server.engines.sglang.vectors.embedder import SglangEmbedder
+from millstream_server.engines.sglang.embedder import SglangEmbedder
 from millstream_server.engines.simulated.vectors import (
     SimulatedEmbedder,
     SimulatedEmbedderConfig,
@@ -93,8 +93,8 @@ class Started:
         if isinstance(self.embedder, SimulatedEmbedder):
             self.embedder.die()
         elif isinstance(self.embedder, SglangEmbedder):
-            assert self.embedder._started is not None
-            scheduler, *_ = self.embedder._started.built.engine.get_all_child_pids()
+            built, _ = self.embedder._lifetime.ready()
+            scheduler, *_ = built.engine.get_all_child_pids()
             os.kill(scheduler, signal.SIGKILL)
 
 

@@ -21,9 +21,14 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from millstream_server.encode.settings import EncodeSettings
 from millstream_server.encoding.encoder import EncoderInfo, MediaEncoder
-from millstream_server.engines.base import EngineLoad
+from millstream_server.engines.adapter import EncoderSettings
+from millstream_server.engines.base import EngineLoad, Role
+from millstream_server.engines.registry import AUTO, ENCODERS, encoder_for
 from millstream_server.engines.sglang import tower as sglang_tower
+from millstream_server.engines.transformers.encoder import TowerEncoder
+from millstream_server.engines.transformers.tower import NoTower, TowerConfig
 from millstream_server.media import families
 from millstream_server.media.decoding.sampling import sample
 from millstream_server.media.families.placing import place
@@ -35,7 +40,6 @@ from millstream_server.runtime.errors import (
     InternalError,
     InvalidRequestError,
 )
-from millstream_server.worker.encoder_choice import EncoderSettings, TowerKind, make_encoder
 from tests.support.vision_models import FamilyName, clip, picture, reference_model
 
 PIXELS = "pixels"
@@ -271,18 +275,24 @@ LAST_CHECKS: dict[str, Callable[[Started], Awaitable[None]]] = {
 NAMES = (*CHECKS, *LAST_CHECKS)
 
 
+def _encoder(directory: Path, tower: str) -> MediaEncoder:
+    if tower == PIXELS:
+        config = TowerConfig(model_path=directory, device="cpu", max_item_tokens=_MAX_ITEM_TOKENS)
+        return TowerEncoder(config, NoTower(config))
+    settings = EncodeSettings(
+        listen="",
+        engine=encoder_for(directory) if tower == AUTO else tower,
+        model_path=directory,
+        common=EncoderSettings(device="cpu", max_item_tokens=_MAX_ITEM_TOKENS),
+    )
+    return ENCODERS.make(settings, Role.ENCODE)
+
+
 async def run_all(directory: Path, family: FamilyName, tower: str) -> dict[str, str]:
     """Start one encoder, run every check, and return what failed: empty for success."""
-    kinds = {PIXELS: TowerKind.TRANSFORMERS, STOCK_SGLANG: TowerKind.SGLANG}
     if tower == STOCK_SGLANG:  # in a process of its own
         mock.patch.object(sglang_tower, "steps_apart", lambda _family, grid: grid).start()
-    settings = EncoderSettings(
-        tower=kinds.get(tower) or TowerKind(tower),
-        device="cpu",
-        max_item_tokens=_MAX_ITEM_TOKENS,
-    )
-    content = Content.PIXELS if tower == PIXELS else Content.ROWS
-    encoder = make_encoder(settings, directory, content)
+    encoder = _encoder(directory, "sglang" if tower == STOCK_SGLANG else tower)
     try:
         started = Started(encoder, await encoder.start(_failed), family, directory)
         return {

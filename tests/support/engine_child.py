@@ -120,8 +120,7 @@ async def _obey(engine: SglangEngine, reporter: _Reporter, command: Mapping[str,
             load = await engine.load()
             reporter.event("answer", call=command["call"], value=dataclasses.asdict(load))
         case "flush":
-            assert engine._built is not None
-            done = await engine._built.engine.tokenizer_manager.flush_cache()
+            done = await _vendor(engine).tokenizer_manager.flush_cache()
             reporter.event("answer", call=command["call"], value=bool(done.success))
         case "control":
             task = asyncio.create_task(_control(engine, reporter, command))
@@ -136,6 +135,13 @@ async def _obey(engine: SglangEngine, reporter: _Reporter, command: Mapping[str,
 
 
 _controls: set[asyncio.Task[None]] = set()
+
+
+def _vendor(engine: SglangEngine) -> Any:
+    """Return the `sgl.Engine` behind the adapter."""
+    assert engine._lifetime._running is not None
+    built, _ = engine._lifetime._running
+    return built.engine
 
 
 async def _control(engine: SglangEngine, reporter: _Reporter, command: Mapping[str, Any]) -> None:
@@ -153,9 +159,8 @@ async def _control(engine: SglangEngine, reporter: _Reporter, command: Mapping[s
 
 async def _bare(engine: SglangEngine, reporter: _Reporter, command: Mapping[str, Any]) -> None:
     """Ask SGLang itself, past the adapter."""
-    assert engine._built is not None
     params = {"max_new_tokens": command["tokens"], "temperature": 0.0}
-    stream = await engine._built.engine.async_generate(
+    stream = await _vendor(engine).async_generate(
         input_ids=command["token_ids"], sampling_params=params, stream=True
     )
     token_ids = [token async for chunk in stream for token in chunk["output_ids"]]
@@ -164,8 +169,7 @@ async def _bare(engine: SglangEngine, reporter: _Reporter, command: Mapping[str,
 
 async def _inspect(engine: SglangEngine) -> dict[str, object]:
     """Look behind the adapter: SGLang's own view, and its processes."""
-    assert engine._built is not None
-    vendor = engine._built.engine
+    vendor = _vendor(engine)
     manager = vendor.tokenizer_manager
     (load,) = await manager.get_loads()
     return {

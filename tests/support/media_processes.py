@@ -37,7 +37,7 @@ class MediaProcesses:
 
     def add_encode(self, name: str = "encode", **flags: object) -> ServiceProcess:
         """Add an encode worker with a simulated tower."""
-        return self._add(name, "encode", {**self._common, "tower": "simulated", **flags})
+        return self._add(name, "encode", {**self._common, "engine": "simulated", **flags})
 
     def add_prefill(self, **flags: object) -> ServiceProcess:
         """Add a prefill worker."""

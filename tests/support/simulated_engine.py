@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from millstream_server.control.weights import NamedTensor
-from millstream_server.engines.simulated.config import SimulatedConfig
+from millstream_server.engines.simulated.adapter import SimulatedConfig
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.generation.output import CollectingSink, Finish
 from millstream_server.generation.request import GenerationRequest, Prompt

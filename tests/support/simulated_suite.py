@@ -68,7 +68,7 @@ class SimulatedSuite:
 
     def add_encode_worker(self, name: str, **flags: object) -> ServiceProcess:
         """Add one that no Processor knows, with a simulated tower."""
-        return self._add(name, "encode", {"tower": "simulated", "log_level": "warning", **flags})
+        return self._add(name, "encode", {"engine": "simulated", "log_level": "warning", **flags})
 
     def add_embedding_worker(self, name: str, **flags: object) -> ServiceProcess:
         """Add one that no Processor knows, with a simulated model."""

@@ -98,13 +98,12 @@ def run_up() -> int:
     from millstream_server.cli.suite.plan import PlannedService, UpOptions, make_plan  # noqa: PLC0415
     from millstream_server.cli.suite.ports import PortClaims  # noqa: PLC0415
     from millstream_server.cli.up import up  # noqa: PLC0415
-    from millstream_server.worker.settings import EngineKind  # noqa: PLC0415
 
     log_dir, flags = Path(sys.argv[2]), json.loads(sys.argv[3])
     options = UpOptions(
         model=log_dir,
         model_name="stand-in",
-        engine=EngineKind.SIMULATED,
+        engine="simulated",
         encode=1 if "encode-1" in flags else 0,
         log_dir=log_dir,
     )

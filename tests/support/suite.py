@@ -92,7 +92,7 @@ class ServiceProcess:
 
     @property
     def _kind(self) -> forked.Kind:
-        simulated = "simulated" in (self.flags.get("engine"), self.flags.get("tower"))
+        simulated = self.flags.get("engine") == "simulated"
         return "sglang" if self.flags.get("model_path") and not simulated else "services"
 
     def wait_serving(self, timeout_s: float = 120) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from millstream_server.engines.sglang import cpu
+from millstream_server.engines import torch_on_cpu
 from tests.support.models import byte_level_model
 
 _VOCAB = 440
@@ -47,11 +47,10 @@ class TinyPipelines:
 @contextlib.contextmanager
 def for_vendors() -> Iterator[None]:
     """Let diffusers be imported and run here, with its warnings."""
-    # What `activate` sets is not for the processes that other tests start.
+    # What `prepare` sets is not for the processes that other tests start.
     with warnings.catch_warnings(), mock.patch.dict(os.environ):
         warnings.simplefilter("ignore")
-        if not cpu.gpu_present():
-            cpu.activate()  # for torchvision, which transformers imports
+        torch_on_cpu.prepare()  # for torchvision, which transformers imports
         yield
 
 

@@ -393,13 +393,12 @@ class ReferenceAnswer:
 @functools.cache
 def reference_model(directory: Path) -> ReferenceModel:
     """Load a model of `make_vision_model` in this process, once."""
-    from millstream_server.engines.sglang import cpu  # noqa: PLC0415 - for torchvision
+    from millstream_server.engines import torch_on_cpu  # noqa: PLC0415 - for torchvision
 
-    # What `activate` sets is for the processes of SGLang, not for those that tests start.
+    # What `prepare` sets is not for the processes that tests start.
     with warnings.catch_warnings(), mock.patch.dict(os.environ):
         warnings.simplefilter("ignore")  # the vendors' own
-        if not cpu.gpu_present():
-            cpu.activate()
+        torch_on_cpu.prepare()
         import transformers  # noqa: PLC0415
 
         processor = transformers.AutoProcessor.from_pretrained(directory)

@@ -17,7 +17,7 @@ import pytest
 from millstream_server.decode.servicer import SERVICE
 from millstream_server.decode.settings import DecodeSettings
 from millstream_server.engines.base import Probeable, Role
-from millstream_server.engines.sglang.progress import RankProgress
+from millstream_server.engines.sglang.loads import RankProgress
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.generation.output import CollectingSink
 from millstream_server.generation.request import GenerationRequest, Prompt, new_engine_id
@@ -30,7 +30,7 @@ from millstream_server.worker.canary import Canary, CanaryTimes
 from millstream_server.worker.engine_watch import EngineWatch
 from millstream_server.worker.expected_silence import ExpectedSilence
 from millstream_server.worker.generation import app
-from millstream_server.worker.settings import EngineKind, WorkerSettings
+from millstream_server.worker.settings import WorkerSettings
 from tests.support.waiting import until
 
 TIMES = CanaryTimes(interval_s=0.1, deadline_s=0.3, retry_s=0.05)
@@ -237,7 +237,7 @@ async def test_a_worker_by_default_notices_a_hang_within_fifteen_seconds(
         return canary
 
     monkeypatch.setattr(engine_watch, "Canary", remember)
-    settings = kind(listen="127.0.0.1:0", metrics_listen="", engine=EngineKind.SIMULATED)
+    settings = kind(listen="127.0.0.1:0", metrics_listen="", engine="simulated")
     running = asyncio.ensure_future(app.run(settings, Role.AGGREGATED, SERVICE))
     try:
         await until(lambda: bool(made) or running.done())

@@ -16,12 +16,12 @@ import pytest
 from millstream_server.decode.servicer import SERVICE
 from millstream_server.decode.settings import DecodeSettings
 from millstream_server.engines.base import Role
+from millstream_server.engines.registry import GENERATORS
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.runtime.lifecycle.signals import FAILED
 from millstream_server.runtime.telemetry.metrics import DRAINING
 from millstream_server.worker.canary import Canary
 from millstream_server.worker.generation import app
-from millstream_server.worker.settings import EngineKind
 from tests.support.logged import events
 from tests.support.long_streams import SERVING, watched_health
 from tests.support.ports import free_port
@@ -50,11 +50,11 @@ async def worker(
 ) -> AsyncIterator[tuple[Engine, asyncio.Task[int]]]:
     """Run a worker's whole app; answers its engine and its exit code to come."""
     engine = Engine(SimulatedConfig())
-    monkeypatch.setattr(app, "make_engine", lambda *_: engine)
+    monkeypatch.setattr(GENERATORS, "make", lambda *_, **__: engine)
     settings = DecodeSettings(
         listen=f"127.0.0.1:{free_port()}",
         metrics_listen="",
-        engine=EngineKind.SIMULATED,
+        engine="simulated",
         model_name="tiny",
         canary_interval_s=0.1,
         canary_timeout_s=0.3,

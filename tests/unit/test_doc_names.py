@@ -196,7 +196,7 @@ def test_every_name_in_the_pages_exists() -> None:
         ("runtime/rpc/server.py", "runtime/rpc/waiter.py"),
         ("server.py", "waiter.py"),
         ("docs/{metrics,install}.md", "docs/{metrics,gone}.md"),
-        ("engines/*/settings.py", "engines/*/waiter.py"),
+        ("engines/*/adapter.py", "engines/*/waiter.py"),
         ("until_signal", "until_signals_gone"),
         ("is_loopback()", "is_waiter()"),
         ("RpcInterceptor", "RpcWaiter"),

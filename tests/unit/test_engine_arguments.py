@@ -171,7 +171,7 @@ def test_an_engine_that_takes_none_refuses_them(
     with pytest.raises(SystemExit) as stopped:
         load(cls, ["--engine", engine, "--", "--tp-size", "2"], {}, prog="p", description="d")
     assert stopped.value.code == 2
-    sentence = f"arguments of SGLang behind --, but the engine is {engine}, which takes none"
+    sentence = f"an engine's own arguments behind --, but the engine is {engine}, which takes none"
     assert sentence in capsys.readouterr().err
     settings: object = load(cls, ["--engine", engine], {}, prog="p", description="d")
     assert describe(settings)["engine_args"] == {}

@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from millstream_server.embedding.settings import EmbeddingSettings
+from millstream_server.engines.adapter import NodeSettings
 from millstream_server.engines.base import Role
+from millstream_server.engines.sglang.adapter import check_parts
 from millstream_server.engines.sglang.config import (
     SglangEngineConfig,
     engine_arguments,
     engine_environment,
 )
-from millstream_server.engines.sglang.nodes import NodeSettings
 from millstream_server.runtime.settings import SettingsError, load
 from millstream_server.worker.settings import WorkerSettings
 from tests.support.engine_arguments import read_as
@@ -23,6 +24,10 @@ _KNOWN = {
     "model_path", "device", "dtype", "log_level", "skip_tokenizer_init", "disaggregation_mode",
     "incremental_streaming_output", "enable_metrics", "nnodes", "node_rank", "dist_init_addr",
 }  # fmt: skip
+
+
+def _check(topology: NodeSettings, **arguments: Any) -> None:
+    check_parts(topology, read_as(**arguments))
 
 
 @pytest.mark.parametrize(
@@ -35,7 +40,7 @@ _KNOWN = {
     ],
 )
 def test_settings_that_fit(settings: dict[str, Any], arguments: dict[str, Any]) -> None:
-    NodeSettings(**settings).check(read_as(**arguments))
+    _check(NodeSettings(**settings), **arguments)
 
 
 @pytest.mark.parametrize(
@@ -56,13 +61,13 @@ def test_settings_that_fit(settings: dict[str, Any], arguments: dict[str, Any]) 
 )
 def test_settings_that_do_not_fit(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence):
-        NodeSettings(**settings).check(read_as(tp_size=3))
+        _check(NodeSettings(**settings), tp_size=3)
 
 
 @pytest.mark.parametrize("sizes", [{"tp_size": 0}, {"tp_size": -2, "pp_size": -1}])
 def test_nothing_can_not_be_shared(sizes: dict[str, int]) -> None:
     with pytest.raises(SettingsError, match="can't share evenly; give -- --tp-size"):
-        NodeSettings(nodes=2, leader_address=_LEADER).check(read_as(**sizes))
+        _check(NodeSettings(nodes=2, leader_address=_LEADER), **sizes)
 
 
 @pytest.mark.parametrize("cls", [WorkerSettings, EmbeddingSettings])

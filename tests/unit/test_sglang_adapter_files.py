@@ -11,7 +11,7 @@ import pytest
 
 from millstream_server.control.adapters import LoraAdapter
 from millstream_server.engines.sglang.config import LORA_MODULES
-from millstream_server.engines.sglang.control.adapter_files import AdapterLimits, check_adapter
+from millstream_server.engines.sglang.control.adapters import AdapterLimits, check_adapter
 from millstream_server.engines.sglang.control.checkpoint import Checkpoint, read_checkpoint
 from millstream_server.runtime.errors import InvalidWeightsError
 from tests.support.checkpoints import make_adapter

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from millstream_server.engines.sglang.progress import RankProgress
+from millstream_server.engines.sglang.loads import RankProgress
 from millstream_server.engines.sglang.requests.batches import BatchReader
 from millstream_server.generation.output import TokenLogprob
 

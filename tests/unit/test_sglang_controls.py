@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 
 from millstream_server.control.pause import PauseMode
+from millstream_server.engines.adapter import TextEngineSettings
 from millstream_server.engines.base import Role
+from millstream_server.engines.sglang.adapter import ADAPTER, SglangSettings, check_lora
 from millstream_server.engines.sglang.config import SglangEngineConfig
-from millstream_server.engines.sglang.control.memory_use import measure
-from millstream_server.engines.sglang.control.pause import SglangPause
-from millstream_server.engines.sglang.lora_settings import LoraSettings
-from millstream_server.engines.sglang.requests.gate import Gate, Hold
-from millstream_server.engines.sglang.requests.runs import Run
+from millstream_server.engines.sglang.control.operations import SglangPause, measure
+from millstream_server.engines.sglang.requests.runs import Gate, Hold, Run
 from millstream_server.engines.sglang.requests.translate import cancelled
-from millstream_server.engines.sglang.settings import SglangSettings
 from millstream_server.generation.output import CollectingSink
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
@@ -75,6 +73,12 @@ def _read(**values: object) -> EngineArguments:
     return EngineArguments(read=read)
 
 
+def _check(values: dict[str, Any], arguments: dict[str, object]) -> None:
+    common = dict(values)
+    own = {name: common.pop(name) for name in values if name == "lora_target_modules"}
+    check_lora(SglangSettings(**own), TextEngineSettings(**common), _read(**arguments))
+
+
 @pytest.mark.parametrize(
     ("values", "arguments", "why"),
     [
@@ -88,14 +92,16 @@ def test_settings_that_cannot_work_are_refused(
     values: dict[str, Any], arguments: dict[str, object], why: str
 ) -> None:
     with pytest.raises(SettingsError, match=why):
-        LoraSettings(**values).check(_read(**arguments))
+        _check(values, arguments)
 
 
 def test_settings_that_work() -> None:
-    LoraSettings(max_loras_per_batch=2).check(_read(tp_size=8))
-    LoraSettings().check(_read(dp_size=2))
+    _check({"max_loras_per_batch": 2}, {"tp_size": 8})
+    _check({}, {"dp_size": 2})
 
 
 def test_a_cpu_has_no_memory_to_save() -> None:
+    offer, common = ADAPTER.generator, TextEngineSettings(device="cpu", memory_saver=True)
+    assert offer is not None
     with pytest.raises(SettingsError, match="--memory-saver"):
-        SglangSettings(device="cpu", memory_saver=True).checked()
+        offer.checked("sglang", SglangSettings(), common)

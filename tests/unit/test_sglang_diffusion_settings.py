@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 
+from millstream_server.engines.adapter import DiffuserEngineSettings, EngineContext
+from millstream_server.engines.sglang.adapter import SglangDiffusionSettings, diffuser_config
 from millstream_server.engines.sglang.diffusion.config import (
     SglangDiffuserConfig,
     generator_arguments,
 )
 from millstream_server.engines.sglang.diffusion.facts import read_geometry
-from millstream_server.engines.sglang.diffusion.settings import (
-    SglangDiffusionSettings,
-    diffuser_config,
-)
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.synthesis.request import Kind
@@ -29,6 +27,11 @@ def _folder(root: Path, kind: str = "ZImagePipeline", **parts: dict[str, Any]) -
         (root / part).mkdir()
         (root / part / "config.json").write_text(json.dumps(values))
     return root
+
+
+def _context(folder: Path | None, **common: Any) -> EngineContext:
+    common_settings = DiffuserEngineSettings(**common)
+    return EngineContext(common=common_settings, model_path=folder, model_name="m")
 
 
 def _arguments(folder: Path, *known: str, **settings: Any) -> dict[str, object]:
@@ -74,8 +77,8 @@ def test_arguments_that_are_refused(
 
 
 def test_further_arguments_are_passed_on(tmp_path: Path) -> None:
-    settings = SglangDiffusionSettings(engine_args=read_as(tp_size=2), num_gpus=2)
-    config = diffuser_config(settings, _folder(tmp_path))
+    context = _context(_folder(tmp_path), engine_args=read_as(tp_size=2))
+    config = diffuser_config(SglangDiffusionSettings(num_gpus=2), context)
     assert generator_arguments(config, lambda _: False)["tp_size"] == 2
 
 
@@ -88,14 +91,14 @@ def test_further_arguments_are_passed_on(tmp_path: Path) -> None:
 )
 def test_settings_that_are_refused(tmp_path: Path, settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(SettingsError, match=sentence):
-        diffuser_config(SglangDiffusionSettings(**settings), _folder(tmp_path))
+        diffuser_config(SglangDiffusionSettings(**settings), _context(_folder(tmp_path)))
 
 
 def test_a_folder_without_an_index_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"there is no model_index\.json"):
-        diffuser_config(SglangDiffusionSettings(), tmp_path)
+        diffuser_config(SglangDiffusionSettings(), _context(tmp_path))
     with pytest.raises(SettingsError, match="--model-path is required"):
-        diffuser_config(SglangDiffusionSettings(), None)
+        diffuser_config(SglangDiffusionSettings(), _context(None))
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,15 @@ from typing import Any
 
 import pytest
 
+from millstream_server.engines.adapter import DllmSettings, EngineContext, TextEngineSettings
 from millstream_server.engines.base import EngineLoad, Role
-from millstream_server.engines.settings import CommonEngineSettings, DllmSettings, EngineContext
+from millstream_server.engines.sglang.adapter import SglangSettings, engine_config
 from millstream_server.engines.sglang.config import (
     SglangEngineConfig,
     engine_arguments,
     engine_environment,
 )
 from millstream_server.engines.sglang.dllm import BlockBudget, check_model
-from millstream_server.engines.sglang.lora_settings import LoraSettings
-from millstream_server.engines.sglang.settings import SglangSettings, engine_config
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
 from millstream_server.runtime.errors import EngineFailedError
@@ -44,9 +43,7 @@ def _context(path: Path, role: Role = Role.DIFFUSION, **dllm: Any) -> EngineCont
         role=role,
         model_path=path,
         model_name="m",
-        common=CommonEngineSettings(),
-        metrics=False,
-        otlp_endpoint="",
+        common=TextEngineSettings(),
         dllm=DllmSettings(**dllm),
     )
 
@@ -56,9 +53,10 @@ def _context(path: Path, role: Role = Role.DIFFUSION, **dllm: Any) -> EngineCont
 
 def test_adapters_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    settings = SglangSettings(device="cpu", lora=LoraSettings(max_loras_per_batch=1))
+    context = _context(tmp_path, dllm_algorithm="LowConfidence")
+    context = replace(context, common=TextEngineSettings(max_loras_per_batch=1))
     with pytest.raises(SettingsError, match="no LoRA for diffusion language models"):
-        engine_config(settings, _context(tmp_path, dllm_algorithm="LowConfidence"))
+        engine_config(SglangSettings(), context)
 
 
 @pytest.mark.parametrize(
@@ -88,8 +86,8 @@ def test_sglang_is_told(tmp_path: Path) -> None:
     file = tmp_path / "low.yaml"
     file.write_text("threshold: 0.5\n")
     context = _context(_model(tmp_path), dllm_algorithm="LowConfidence", dllm_config=file)
-    settings = SglangSettings(device="cuda", engine_args=read_as(dllm_fdfo=True))
-    config = engine_config(settings, context)
+    common = TextEngineSettings(device="cuda", engine_args=read_as(dllm_fdfo=True))
+    config = engine_config(SglangSettings(), replace(context, common=common))
     arguments = engine_arguments(config, _SERVER_ARGS)
     assert arguments["dllm_algorithm"] == "LowConfidence"
     assert arguments["dllm_algorithm_config"] == str(file)

@@ -13,6 +13,7 @@ import pytest
 from millstream_server.engines.base import RankLoad
 from millstream_server.engines.sglang.engine import SglangEngine, SglangEngineConfig
 from millstream_server.engines.sglang.launch import BuiltEngine
+from millstream_server.engines.sglang.loads import KvBlocks
 
 BLOCK_SIZE = 16
 
@@ -60,10 +61,9 @@ class SnapshotSocket(SnapshotFile):
 def _engine(reader: SnapshotFile) -> SglangEngine:
     engine = SglangEngine(SglangEngineConfig(model_path="nowhere"))
     manager = SimpleNamespace(load_snapshot_reader=reader)
-    engine._built = cast(
-        "BuiltEngine", SimpleNamespace(engine=SimpleNamespace(tokenizer_manager=manager))
-    )
-    engine._info = cast("Any", SimpleNamespace(block_size=BLOCK_SIZE, total_blocks=10))
+    built = cast("BuiltEngine", SimpleNamespace(engine=SimpleNamespace(tokenizer_manager=manager)))
+    info = cast("Any", SimpleNamespace(max_running_requests=1))
+    engine._lifetime.started(built, info, KvBlocks(BLOCK_SIZE, 10), lambda _: None)
     return engine
 
 

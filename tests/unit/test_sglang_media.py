@@ -248,7 +248,7 @@ async def test_a_cancel_while_media_are_put_together(monkeypatch: pytest.MonkeyP
         fake_bootstrap_host="", engine=SimpleNamespace(tokenizer_manager=None)
     )
     adapter = SglangEngine(SglangEngineConfig(model_path="m"))
-    monkeypatch.setattr(adapter, "_ready", lambda: (built, None))
+    monkeypatch.setattr(adapter._lifetime, "ready", lambda: (built, None))
     adapter._runs.start(built)
     sink = CollectingSink()
     adapter.submit(IMAGES, sink)

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from millstream_server.engines.adapter import EngineContext, TextEngineSettings
 from millstream_server.engines.base import Role
-from millstream_server.engines.settings import CommonEngineSettings, EngineContext
+from millstream_server.engines.simulated.adapter import SimulatedSettings, engine_config
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
-from millstream_server.engines.simulated.settings import SimulatedSettings, engine_config
 from millstream_server.generation.output import CollectingSink, Finish
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.media.items import Modality
@@ -26,7 +26,7 @@ TWO = fetched(request(item("a", 2), item("b", 8)))
 
 
 def by_hand(asked: GenerationRequest) -> list[int]:
-    """Work out the tokens, from the rule in `engines.simulated.media`."""
+    """Work out the tokens, from the rule in `engines.simulated.state`."""
     step = 1
     for place, one in enumerate(asked.prompt.media, 1):
         assert one.tensor is not None
@@ -106,9 +106,7 @@ def test_a_models_files_say_what_it_takes(tmp_path: Path, family: str | None) ->
         role=Role.AGGREGATED,
         model_path=tmp_path,
         model_name="m",
-        common=CommonEngineSettings(),
-        metrics=False,
-        otlp_endpoint="",
+        common=TextEngineSettings(),
     )
     media = engine_config(SimulatedSettings(), context).media
     if family is None:

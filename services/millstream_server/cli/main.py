@@ -23,14 +23,14 @@ from millstream_server.cli.requests import add_requests
 from millstream_server.cli.sampling import whole_number
 from millstream_server.cli.suite.running import DEFAULT_LOG_DIR
 from millstream_server.cli.top.command import add_top
+from millstream_server.engines.registry import DIFFUSERS, GENERATORS
 from millstream_server.routing.policy import PolicyName
-from millstream_server.worker.settings import EngineKind
 
 _UP_NOTES = """\
 Every service has its own log file. The phases of its start are shown here, and it is restarted if
 it ends. Ctrl-C lets running requests finish; a second Ctrl-C kills. Set further settings of
 services in the environment, for example MILLSTREAM_LOG_LEVEL=debug or MILLSTREAM_DTYPE=float32.
-SGLang's own arguments follow --; the prefill and decode workers get them.
+The engine's own arguments follow --; the prefill and decode workers get them.
 --engine simulated needs no GPU stack.
 """
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read a command line; `up` takes SGLang's own arguments behind `--`."""
+    """Read a command line; `up` takes the engine's own arguments behind `--`."""
     words = list(sys.argv[1:] if argv is None else argv)
     behind: list[str] = []
     if words[:1] == ["up"] and "--" in words:
@@ -105,8 +105,8 @@ def _add_up(commands: Commands) -> None:
     )
     parser.add_argument(
         "--engine",
-        choices=[kind.value for kind in EngineKind],
-        default=EngineKind.SGLANG.value,
+        choices=GENERATORS.names,
+        default="sglang",
         help="what computes the tokens (default: %(default)s)",
     )
     parser.add_argument(
@@ -155,7 +155,7 @@ def _add_further(parser: argparse.ArgumentParser) -> None:
         group.add_argument(flag, type=Path, metavar="DIR", help=help_)
     group.add_argument(
         "--image-engine",
-        choices=("diffusers", "sglang"),
+        choices=DIFFUSERS.names,
         default="diffusers",
         help="what makes the images (default: %(default)s)",
     )

@@ -39,7 +39,6 @@ from millstream_server.cli.suite.progress import progress
 from millstream_server.cli.suite.running import announced
 from millstream_server.cli.suite.supervise import StartError, Suite
 from millstream_server.routing.policy import PolicyName
-from millstream_server.worker.settings import EngineKind
 
 CommandOf = Callable[[PlannedService], list[str]]
 
@@ -73,7 +72,7 @@ def up_options(args: argparse.Namespace) -> UpOptions:
         model=model,
         model_name=name,
         topology=args.topology,
-        engine=EngineKind(args.engine),
+        engine=args.engine,
         encode=encode,
         prefill=args.prefill,
         decode=args.decode,
@@ -234,7 +233,7 @@ def _print_ready(console: Console, plan: SuitePlan, suite: Suite, took_s: float)
         further = child.service.further
         engine = {"processor": "", "encode": "vision tower, "}.get(
             child.service.role,
-            f"{further.engine(plan.options.engine) if further else plan.options.engine.value}, ",
+            f"{further.engine(plan.options.engine) if further else plan.options.engine}, ",
         )
         model = further.name if further else plan.options.model_name
         table.add_row(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from millstream_server.diffusion.settings import DiffusionSettings
+from millstream_server.engines.base import Role
+from millstream_server.engines.registry import DIFFUSERS
 from millstream_server.synthesis.request import Kind
 from millstream_server.worker import app
-from millstream_server.worker.diffuser_choice import make_diffuser
 from millstream_server.worker.diffusion.service import make_plan
 
 
@@ -16,7 +17,7 @@ async def run(settings: DiffusionSettings) -> int:
         SettingsError: settings contradict each other.
     """
     kind = Kind(settings.what.kind.value)
-    diffuser = make_diffuser(settings.diffuser, kind, settings.model_path)
+    diffuser = DIFFUSERS.make(settings, Role.DIFFUSION, kind=kind)
     plan = make_plan(
         settings.worker.hosted(diffuser, kind),
         settings.served_name,

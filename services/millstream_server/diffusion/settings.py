@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from millstream_server.diffusion.kind import KindSettings
+from millstream_server.engines.adapter import DiffuserEngineSettings
+from millstream_server.engines.registry import DIFFUSERS, DiffuserName
 from millstream_server.runtime.settings import group, setting
-from millstream_server.worker.diffuser_choice import DiffuserSettings
 from millstream_server.worker.diffusion.settings import DiffusionWorkerSettings
 from millstream_server.worker.host_settings import ModelSettings
 
@@ -24,7 +25,9 @@ class DiffusionSettings(ModelSettings):
     model_path: Path | None = setting(
         None, help="model directory (a pipeline's folder); not needed by the simulated engine"
     )
-    diffuser: DiffuserSettings = group(DiffuserSettings)
+    engine: DiffuserName = setting("diffusers", help=f"one of {', '.join(DIFFUSERS.names)}")
+    common: DiffuserEngineSettings = group(DiffuserEngineSettings)
+    own: Any = group(DIFFUSERS.own_settings)
     worker: DiffusionWorkerSettings = group(DiffusionWorkerSettings)
 
     def checked(self) -> Self:
@@ -33,4 +36,4 @@ class DiffusionSettings(ModelSettings):
         Raises:
             SettingsError: one is unknown, wrong, or managed by us, or the engine takes none.
         """
-        return replace(self, diffuser=self.diffuser.checked())
+        return DIFFUSERS.checked(self)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
-from millstream_server.engines.settings import DllmSettings
-from millstream_server.runtime.settings import group
+from millstream_server.engines.adapter import DllmSettings
+from millstream_server.engines.registry import TEXT_DIFFUSERS, Engines, TextDiffuserName
+from millstream_server.generation.generator import GeneratorEngine
+from millstream_server.runtime.settings import group, setting
 from millstream_server.worker.settings import WorkerSettings
 
 
@@ -13,4 +16,8 @@ from millstream_server.worker.settings import WorkerSettings
 class TextDiffusionSettings(WorkerSettings):
     """Read by `python -m millstream_server.diffusion --kind text`."""
 
+    ENGINES: ClassVar[Engines[GeneratorEngine]] = TEXT_DIFFUSERS
+
+    engine: TextDiffuserName = setting("sglang", help=f"one of {', '.join(TEXT_DIFFUSERS.names)}")
+    own: Any = group(TEXT_DIFFUSERS.own_settings)
     dllm: DllmSettings = group(DllmSettings)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from millstream_server.embedding.settings import EmbeddingSettings
 from millstream_server.engines.base import Role
-from millstream_server.engines.sglang.vectors.settings import make_embedder, make_follower
-from millstream_server.engines.simulated.vectors import SimulatedEmbedder, embedder_config
-from millstream_server.vectors.embedder import Embedder
+from millstream_server.engines.registry import EMBEDDERS
 from millstream_server.worker import app, follower
-from millstream_server.worker.settings import EngineKind
 from millstream_server.worker.vectors.service import make_plan
 from millstream_server.worker.vectors.servicer import SERVICE
 
@@ -19,19 +16,7 @@ async def run(settings: EmbeddingSettings) -> int:
     Raises:
         SettingsError: settings contradict each other.
     """
-    if settings.sglang.topology.follows:
-        part = make_follower(settings.sglang, settings.model_path, settings.served_name)
+    if (part := EMBEDDERS.follower(settings, Role.EMBEDDING)) is not None:
         return await follower.run(settings, part, Role.EMBEDDING, SERVICE)
-    plan = make_plan(_engine(settings), settings.served_name, settings.vectors)
-    return await app.run(settings, plan)
-
-
-def _engine(settings: EmbeddingSettings) -> Embedder:
-    if settings.engine is EngineKind.SIMULATED:
-        return SimulatedEmbedder(embedder_config(settings.simulated))
-    return make_embedder(
-        settings.sglang,
-        settings.model_path,
-        settings.served_name,
-        metrics=bool(settings.metrics_listen),
-    )
+    engine = EMBEDDERS.make(settings, Role.EMBEDDING)
+    return await app.run(settings, make_plan(engine, settings.served_name, settings.vectors))

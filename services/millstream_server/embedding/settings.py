@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
+from typing import Any, Self
 
-from millstream_server.engines.sglang.arguments import refuse_arguments
-from millstream_server.engines.sglang.vectors.settings import SglangEmbedderSettings
-from millstream_server.engines.simulated.vectors import SimulatedEmbedderSettings
+from millstream_server.engines.adapter import VectorEngineSettings
+from millstream_server.engines.registry import EMBEDDERS, EmbedderName
 from millstream_server.runtime.settings import group, setting
 from millstream_server.worker.host_settings import ModelSettings
-from millstream_server.worker.settings import EngineKind
 from millstream_server.worker.vectors.settings import VectorSettings
 
 
@@ -18,10 +16,10 @@ from millstream_server.worker.vectors.settings import VectorSettings
 class EmbeddingSettings(ModelSettings):
     """Read by `python -m millstream_server.embedding`."""
 
-    engine: EngineKind = setting(EngineKind.SGLANG, help="sglang or simulated")
+    engine: EmbedderName = setting("sglang", help=f"one of {', '.join(EMBEDDERS.names)}")
     vectors: VectorSettings = group(VectorSettings)
-    sglang: SglangEmbedderSettings = group(SglangEmbedderSettings)
-    simulated: SimulatedEmbedderSettings = group(SimulatedEmbedderSettings)
+    common: VectorEngineSettings = group(VectorEngineSettings)
+    own: Any = group(EMBEDDERS.own_settings)
 
     def checked(self) -> Self:
         """Return the settings with the engine's own arguments read; called once, by `load`.
@@ -29,8 +27,4 @@ class EmbeddingSettings(ModelSettings):
         Raises:
             SettingsError: one is unknown, wrong, or managed by us, or the engine takes none.
         """
-        if self.engine is EngineKind.SIMULATED:
-            refuse_arguments(self.sglang.engine_args, "simulated")
-            self.sglang.topology.refuse("simulated")
-            return self
-        return replace(self, sglang=self.sglang.checked())
+        return EMBEDDERS.checked(self)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from millstream_server.encode.settings import EncodeSettings
 from millstream_server.encoding.encoder import MediaEncoder
-from millstream_server.engines.simulated.encoder import SimulatedEncoder
-from millstream_server.engines.simulated.settings import encoder_config
+from millstream_server.engines.base import Role
+from millstream_server.engines.registry import AUTO, ENCODERS, encoder_for
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketKey
 from millstream_server.worker import app
-from millstream_server.worker.encoder_choice import TowerKind, make_encoder
 from millstream_server.worker.encoding.service import Serving, make_plan
 
 
@@ -30,14 +31,9 @@ async def run(settings: EncodeSettings) -> int:
 
 
 def _encoder(settings: EncodeSettings) -> MediaEncoder:
-    if settings.encoder.tower is TowerKind.SIMULATED:
-        config = encoder_config(
-            settings.simulated, settings.encoder.max_item_tokens, settings.model_path
-        )
-        return SimulatedEncoder(config)
-    if settings.model_path is None:
-        raise SettingsError("--model-path is required, except with --tower simulated")
-    return make_encoder(settings.encoder, settings.model_path)
+    if settings.engine == AUTO:
+        settings = replace(settings, engine=encoder_for(settings.model_path))
+    return ENCODERS.make(settings, Role.ENCODE)
 
 
 def _tickets(key: str) -> EmbeddingTickets:

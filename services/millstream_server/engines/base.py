@@ -1,4 +1,4 @@
-"""What every engine has, of any ability: start and stop, info, load.
+"""What every engine has, of any ability: start and stop, info, load, warm-up, progress of loading.
 
 Plain dataclasses only, no protobuf and no vendor's types. What an engine does with requests is one
 Protocol per ability, defined with the ability (`generation.generator`).
@@ -6,13 +6,14 @@ Protocol per ability, defined with the ability (`generation.generator`).
 
 from __future__ import annotations
 
+import asyncio
 import enum
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from millstream_server.runtime.errors import ServingError
+from millstream_server.runtime.errors import EngineFailedError, ServingError
 
 
 class Role(enum.Enum):
@@ -66,9 +67,10 @@ class EngineLoad:
     """An engine's current load."""
 
     running_requests: int
-    queued_requests: int
-    used_blocks: int
-    total_blocks: int
+    queued_requests: int = 0
+    used_blocks: int = 0
+    """Of the KV cache, as the next; 0 without one."""
+    total_blocks: int = 0
     ranks: tuple[RankLoad, ...] = ()
     """Of each data-parallel rank, from 0; empty: there is one, with the whole load."""
 
@@ -145,5 +147,82 @@ class Probeable(Protocol):
 
         Raises:
             ServingError: it failed.
+        """
+        ...
+
+
+async def warm_up_by_probe(engine: Probeable, limit_s: float, *, ranks: int = 1) -> None:
+    """Probe each of ``ranks`` ranks, within ``limit_s`` seconds each.
+
+    Raises:
+        EngineFailedError: a probe failed or took longer.
+    """
+    for rank in range(ranks):
+        try:
+            async with asyncio.timeout(limit_s):
+                await engine.probe(rank)
+        except TimeoutError as error:
+            raise EngineFailedError(f"The warm-up took longer than {limit_s:g} s.") from error
+        except ServingError as error:
+            raise EngineFailedError(f"The warm-up failed: {error.message}") from error
+
+
+class Follower(Protocol):
+    """An engine's processes that get their requests from another process of the same model.
+
+    Order of calls: `start`, `close`. `close` may be called twice and after a failed start.
+    """
+
+    async def start(self, on_end: Callable[[str], None]) -> None:
+        """Load this process's part; ``on_end`` is called once if the engine ends later, with why.
+
+        Raises:
+            EngineFailedError: it couldn't be loaded.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the engine's processes."""
+        ...
+
+
+class LoadStage(enum.IntEnum):
+    """A part of a worker's start; later ones are greater. The names are the contract's."""
+
+    STARTING = 1
+    """The engine's processes start."""
+    LOADING_WEIGHTS = 2
+    PREPARING = 3
+    """Weights are read; the engine allocates its KV cache and prepares kernels."""
+    WARMING_UP = 4
+    """The first request runs. Known to the worker's host; an engine never says this."""
+    READY = 5
+    """The worker accepts requests. Known to the worker's host, likewise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadProgress:
+    """How far a model is loaded."""
+
+    stage: LoadStage = LoadStage.STARTING
+    files_done: int = 0
+    """Weight files read whole."""
+    files_total: int = 0
+    """Weight files in all; 0: not known."""
+    bytes_done: int = 0
+    """Bytes of weights read, as far as it can be seen."""
+    bytes_total: int = 0
+    """Bytes of weights in all; 0: not known."""
+
+
+@runtime_checkable
+class LoadObserved(Protocol):
+    """An engine whose loading can be watched; optional."""
+
+    def load_progress(self) -> LoadProgress:
+        """Return how far it is: STARTING, LOADING_WEIGHTS or PREPARING, with the numbers.
+
+        Called from the event loop at any time, four times a second while the model loads; takes at
+        most 5 ms. Numbers may fall: the worker's host reports the greatest so far.
         """
         ...

@@ -9,13 +9,10 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from millstream_server.model_files.errors import FetchError
-from millstream_server.model_files.fetch import Options, fetch
+from millstream_server.model_files.fetch import Options, fetch, wait_for
 from millstream_server.model_files.hub import Hub
-from millstream_server.model_files.listing import Source
 from millstream_server.model_files.s3 import S3
-from millstream_server.model_files.uri import HubUri, ModelUri, parse_uri
-from millstream_server.model_files.wait import wait
+from millstream_server.model_files.source import FetchError, HubUri, ModelUri, Source, parse_uri
 from millstream_server.runtime.telemetry import log
 
 _EPILOG = """\
@@ -32,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     log.configure("info", args.log_format)
     try:
         if args.command == "wait":
-            wait(args.directory, timeout_s=args.timeout_s, period_s=args.period_s)
+            wait_for(args.directory, timeout_s=args.timeout_s, period_s=args.period_s)
         else:
             _fetch(args)
     except FetchError as error:

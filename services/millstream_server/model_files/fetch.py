@@ -1,22 +1,116 @@
-"""Filling a directory with a model's files."""
+"""Filling a directory with a model's files, or waiting until another process has done it."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
-from millstream_server.model_files import hub, listing, state
-from millstream_server.model_files.content import content_differs
-from millstream_server.model_files.errors import FailedError, RefusedError, disk_error
-from millstream_server.model_files.listing import Listing, RemoteFile, Source
-from millstream_server.model_files.progress import MIB, Progress
-from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.model_files import hub, state
+from millstream_server.model_files.source import (
+    FailedError,
+    Listing,
+    RefusedError,
+    RemoteFile,
+    Source,
+    content_differs,
+    disk_error,
+    wanted,
+    without_weights,
+)
+from millstream_server.runtime.telemetry.log import Log, get_log
+
+MIB = 2**20
+_SPEED_OVER = 6
+"""Speeds are averages over so many lines."""
+
+
+class Progress:
+    """Counts files and bytes; `lines` logs them every ``period_s`` seconds."""
+
+    def __init__(
+        self,
+        log: Log,
+        files: int,
+        size: int,
+        *,
+        period_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Count up to ``files`` files of ``size`` bytes together."""
+        self._log = log
+        self._files, self._size = files, size
+        self._clock = clock
+        self._period_s = period_s
+        self._lock = threading.Lock()
+        self._complete: set[str] = set()
+        self._bytes: dict[str, int] = {}
+        self._seen: deque[tuple[float, int]] = deque([(clock(), 0)], maxlen=_SPEED_OVER)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        """Begin to log."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop."""
+        self._stop.set()
+        self._thread.join()
+
+    def there(self, name: str, size: int) -> None:
+        """Count a file that was there before; it doesn't count for the speed."""
+        with self._lock:
+            self._complete.add(name)
+            self._bytes[name] = size
+            self._seen = deque(((at, seen + size) for at, seen in self._seen), _SPEED_OVER)
+
+    def add(self, name: str, count: int) -> None:
+        """Count further bytes of a file; fewer than 0: they are lost."""
+        with self._lock:
+            self._bytes[name] = max(0, self._bytes.get(name, 0) + count)
+
+    def reset(self, name: str) -> None:
+        """Forget a file's bytes: it begins anew."""
+        with self._lock:
+            self._bytes.pop(name, None)
+            self._complete.discard(name)
+
+    def done(self, name: str, size: int) -> None:
+        """Count a file as complete."""
+        with self._lock:
+            self._complete.add(name)
+            self._bytes[name] = size
+
+    def line(self) -> None:
+        """Log how far it is."""
+        with self._lock:
+            now, done = self._clock(), sum(self._bytes.values())
+            then, before = self._seen[0]
+            self._seen.append((now, done))
+            files = len(self._complete)
+        speed = max(0.0, (done - before) / (now - then)) if now > then else 0.0
+        self._log.info(
+            "downloading",
+            files=f"{files}/{self._files}",
+            mib=f"{done // MIB}/{self._size // MIB}",
+            percent=100 * done // self._size if self._size else 100,
+            mib_per_s=round(speed / MIB, 1),
+            left_s=round((self._size - done) / speed) if speed else "unknown",
+        )
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._period_s):
+            self.line()
+
 
 log = get_log(__name__)
 T = TypeVar("T")
@@ -140,9 +234,9 @@ def _get_missing(
 
 def _chosen(found: Listing, options: Options) -> Sequence[RemoteFile]:
     if not options.weights:
-        files = listing.without_weights(found.files)
+        files = without_weights(found.files)
     else:
-        files = list(found.files) if options.all_files else listing.wanted(found.files)
+        files = list(found.files) if options.all_files else wanted(found.files)
     chosen = {file.name for file in files}
     left_out = [file for file in found.files if file.name not in chosen]
     if left_out:
@@ -253,3 +347,38 @@ def _waiting(directory: Path, period_s: float) -> Callable[[], None]:
         time.sleep(_LOOK_S)
 
     return on_wait
+
+
+def wait_for(directory: Path, *, timeout_s: float, period_s: float) -> None:
+    """Wait until another process has filled a directory; log how far it is every ``period_s`` s.
+
+    ``timeout_s`` bounds the time in which nothing further arrives, not the whole download.
+
+    Raises:
+        FailedError: nothing has arrived for so long.
+    """
+    size, since, logged = -1, time.monotonic(), 0.0
+    while (complete := state.complete_in(directory)) is None:
+        now, present = time.monotonic(), _present(directory)
+        if present != size:
+            size, since = present, now
+        if now - since > timeout_s:
+            raise FailedError(
+                f"{directory} isn't complete, and nothing has arrived for {timeout_s:g} s "
+                f"({size // MIB} MiB are there). See the log of what downloads into it"
+            )
+        if now - logged >= period_s:
+            logged = now
+            began = state.read(directory / state.PARTIAL)
+            of = f"/{sum(began.files.values()) // MIB}" if began else ""
+            log.info("waiting for the model's files", directory=directory, mib=f"{size // MIB}{of}")
+        time.sleep(_LOOK_S)
+    log.info("the model's files are there", directory=directory, uri=complete.uri)
+
+
+def _present(directory: Path) -> int:
+    """Add up the bytes on disk, of unfinished files too."""
+    total = 0
+    for folder, _, names in os.walk(directory):
+        total += sum(state.size_of(Path(folder, name)) or 0 for name in names)
+    return total

@@ -9,9 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from millstream_server.model_files.errors import FailedError, FetchError, RefusedError
-from millstream_server.model_files.listing import Listing, RemoteFile, checked
-from millstream_server.model_files.uri import HubUri
+from millstream_server.model_files.source import (
+    FailedError,
+    FetchError,
+    HubUri,
+    Listing,
+    RefusedError,
+    RemoteFile,
+    checked,
+)
 
 CACHE = ".cache/huggingface"
 """What the library keeps in a directory while it fills it."""

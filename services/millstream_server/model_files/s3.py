@@ -8,9 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from millstream_server.model_files.errors import FailedError, FetchError, RefusedError
-from millstream_server.model_files.listing import Listing, RemoteFile, checked
-from millstream_server.model_files.uri import S3Uri
+from millstream_server.model_files.source import (
+    FailedError,
+    FetchError,
+    Listing,
+    RefusedError,
+    RemoteFile,
+    S3Uri,
+    checked,
+)
 
 PARTS = ".cache/s3"
 """Where files are until they are complete."""

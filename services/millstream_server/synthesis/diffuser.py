@@ -8,7 +8,7 @@ from typing import Protocol
 
 from millstream_server.engines.base import Engine, EngineInfo, Probeable
 from millstream_server.media.frames import Frames
-from millstream_server.runtime.errors import OverloadedError, ServingError
+from millstream_server.runtime.errors import InvalidRequestError, OverloadedError, ServingError
 from millstream_server.synthesis.request import Kind
 
 
@@ -75,6 +75,35 @@ class Step:
     """Steps that this job runs: with an input image fewer than `Job.steps`."""
     preview: Frames | None = None
     """The output as it would be now; of a video its first frame."""
+
+
+def probe_job(info: DiffuserInfo) -> Job:
+    """Return the smallest job, of one step, as canaries run it."""
+    return Job(
+        prompt="",
+        negative_prompt="",
+        width=info.min_size,
+        height=info.min_size,
+        steps=1,
+        guidance_scale=info.default_guidance_scale,
+        seed=0,
+        scheduler=info.schedulers[0],
+        request_id="probe",
+    )
+
+
+def check_sides(job: Job, longest: int | None) -> None:
+    """Check a job's width and height; ``longest`` None: there is no limit.
+
+    Raises:
+        InvalidRequestError: one is above the longest side that the model can make.
+    """
+    for name, side in (("width", job.width), ("height", job.height)):
+        if longest is not None and side > longest:
+            raise InvalidRequestError.of(
+                f"options.{name}",
+                f"{side} is above {longest}, the longest side that the model can make",
+            )
 
 
 def too_little_memory(job: Job) -> OverloadedError:

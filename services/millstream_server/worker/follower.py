@@ -6,10 +6,9 @@ It serves health under the worker's usual names, so that the same probes fit, an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
-from millstream_server.engines.base import Role
+from millstream_server.engines.base import Follower, Role
 from millstream_server.runtime.errors import ServingError
 from millstream_server.runtime.lifecycle.conditions import LOADING
 from millstream_server.runtime.lifecycle.service import Service, ServicePlan, peers_policy
@@ -22,25 +21,6 @@ log = get_log(__name__)
 _STOP_GRACE_S = 0.2
 _LEADER_CLOSES_S = 5.0
 """Longest time that a drained leader takes to stop its engine."""
-
-
-class Follower(Protocol):
-    """An engine's processes that get their requests from another process of the same model.
-
-    Order of calls: `start`, `close`. `close` may be called twice and after a failed start.
-    """
-
-    async def start(self, on_end: Callable[[str], None]) -> None:
-        """Load this process's part; ``on_end`` is called once if the engine ends later, with why.
-
-        Raises:
-            EngineFailedError: it couldn't be loaded.
-        """
-        ...
-
-    async def close(self) -> None:
-        """End the engine's processes."""
-        ...
 
 
 async def run(settings: ModelSettings, follower: Follower, role: Role, service: str) -> int:

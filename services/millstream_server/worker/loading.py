@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 
-from millstream_server.engines.load_progress import LoadObserved, LoadProgress, LoadStage
+from millstream_server.engines.base import LoadObserved, LoadProgress, LoadStage
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.worker.watched import Watched
 

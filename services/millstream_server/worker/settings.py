@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
-from millstream_server.engines.settings import CommonEngineSettings
-from millstream_server.engines.sglang.arguments import refuse_arguments
-from millstream_server.engines.sglang.settings import SglangSettings
-from millstream_server.engines.simulated.settings import SimulatedSettings
+from millstream_server.engines.adapter import TextEngineSettings
+from millstream_server.engines.registry import GENERATORS, Engines, GeneratorName
+from millstream_server.generation.generator import GeneratorEngine
 from millstream_server.runtime.settings import SettingsError, group, setting
 from millstream_server.transfer.embeddings.settings import (
     EmbeddingFetchSettings,
@@ -20,21 +18,15 @@ from millstream_server.worker.host_settings import ModelSettings
 from millstream_server.worker.kv_events.ring import DEFAULT_BUFFER, MIN_BUFFER
 
 
-class EngineKind(enum.Enum):
-    """Which engine the worker runs."""
-
-    SGLANG = "sglang"
-    SIMULATED = "simulated"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings(ModelSettings):
     """Read by `python -m millstream_server.prefill` and `python -m millstream_server.decode`."""
 
-    engine: EngineKind = setting(EngineKind.SGLANG, help="sglang or simulated")
-    common: CommonEngineSettings = group(CommonEngineSettings)
-    sglang: SglangSettings = group(SglangSettings)
-    simulated: SimulatedSettings = group(SimulatedSettings)
+    ENGINES: ClassVar[Engines[GeneratorEngine]] = GENERATORS
+
+    engine: GeneratorName = setting("sglang", help=f"one of {', '.join(GENERATORS.names)}")
+    common: TextEngineSettings = group(TextEngineSettings)
+    own: Any = group(GENERATORS.own_settings)
     ticket_key: str = setting(
         "",
         help="hex key, 32 bytes or more, that signs tickets of hand-offs and embeddings",
@@ -63,8 +55,4 @@ class WorkerSettings(ModelSettings):
             raise SettingsError(
                 f"MILLSTREAM_KV_EVENT_BUFFER is {self.kv_event_buffer}; give {MIN_BUFFER} or more"
             )
-        if self.engine is EngineKind.SIMULATED:
-            refuse_arguments(self.sglang.engine_args, "simulated")
-            self.sglang.topology.refuse("simulated")
-            return self
-        return replace(self, sglang=self.sglang.checked())
+        return self.ENGINES.checked(self)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millstream_server.engines.diffusers.config import DiffusersConfig
+from millstream_server.engines.diffusers.adapter import DiffusersConfig
 from millstream_server.engines.diffusers.engine import DiffusersEngine
 from millstream_server.media.frames import Frames
 from millstream_server.media.items import Modality

@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 from safetensors.numpy import save_file
 
-from millstream_server.engines.simulated.shifts import version_shift
+from millstream_server.engines.simulated.state import version_shift
 from millstream_server.processor.text.tokenizer import TextModel
 from tests.support.chats import completion, gather, options
 from tests.support.controlled_worker import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream_server.engines.load_progress import LoadStage
+from millstream_server.engines.base import LoadStage
 from tests.support.models import make_random_model
 from tests.support.sglang_requests import child
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from millstream_server.engines.sglang import dllm, managed
-from millstream_server.engines.sglang.control.profile import _IN_PROGRESS, _NOT_IN_PROGRESS
+from millstream_server.engines.sglang import arguments, dllm
+from millstream_server.engines.sglang.control.operations import _IN_PROGRESS, _NOT_IN_PROGRESS
 from millstream_server.engines.sglang.control.sources import UNTOUCHED
 from tests.support.sglang_requests import (
     child,
@@ -35,7 +35,7 @@ async def test_the_names_we_use_are_there() -> None:
         "logprob_start_len", "bootstrap_host", "bootstrap_port", "bootstrap_room",
         "routed_dp_rank", "disagg_prefill_dp_rank", "external_trace_header",
     }  # fmt: skip
-    assert set(names["server_args"]) >= {*managed.GENERATION} - {"config"}
+    assert set(names["server_args"]) >= {*arguments.GENERATION} - {"config"}
     assert set(names["server_args"]) >= {
         "model_path", "device", "dtype", "log_level", "host", "skip_tokenizer_init",
         "incremental_streaming_output", "enable_deterministic_inference", "max_total_tokens",
@@ -181,8 +181,9 @@ for name in ("sgl_kernel", "triton", "millstream_sglang_cpu_plugin"):
 def test_the_stand_in_refuses_a_machine_with_a_gpu() -> None:
     program = """
 import pathlib, sys
+from millstream_server.engines import torch_on_cpu
 from millstream_server.engines.sglang import cpu as sglang_cpu
-sglang_cpu._GPU_DEVICES = (pathlib.Path("/dev/null"),)
+torch_on_cpu._GPU_DEVICES = (pathlib.Path("/dev/null"),)
 try:
     sglang_cpu.activate()
 except RuntimeError as error:

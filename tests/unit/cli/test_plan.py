@@ -24,7 +24,7 @@ from millstream_server.decode.settings import DecodeMode, DecodeSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.routing.policy import PolicyName
 from millstream_server.runtime import settings
-from millstream_server.worker.settings import EngineKind, WorkerSettings
+from millstream_server.worker.settings import WorkerSettings
 from tests.support.stand_in import write_vision_config
 
 
@@ -41,7 +41,7 @@ def options(tmp_path: Path) -> UpOptions:
 
 
 def test_commands_are_what_the_services_read(options: UpOptions, ports: PortClaims) -> None:
-    simulated = replace(options, engine=EngineKind.SIMULATED, policy=PolicyName.ROUND_ROBIN)
+    simulated = replace(options, engine="simulated", policy=PolicyName.ROUND_ROBIN)
     plan = make_plan(simulated, ports)
     prefill, decode, processor = plan.services
 
@@ -56,8 +56,8 @@ def test_commands_are_what_the_services_read(options: UpOptions, ports: PortClai
     assert p.listen == prefill.address
     assert p.common.bootstrap_port == prefill.bootstrap_port
     assert d.mode is DecodeMode.DISAGGREGATED
-    assert {p.engine, d.engine} == {EngineKind.SIMULATED}
-    assert {p.simulated.simulated_vocab_size, d.simulated.simulated_vocab_size} == {321}
+    assert {p.engine, d.engine} == {"simulated"}
+    assert {p.own.simulated.simulated_vocab_size, d.own.simulated.simulated_vocab_size} == {321}
     assert (p.model_path, p.model_name) == (options.model, "m")
     records = [one.control.weights_record for one in (p, d)]
     assert records == [plan.weights_record(prefill), plan.weights_record(decode)]
@@ -112,7 +112,7 @@ def test_images_are_made_by_the_engine_that_was_chosen(
     options: UpOptions, ports: PortClaims
 ) -> None:
     model = FurtherModel(Task.IMAGE, options.model, "draw", image_engine="sglang")
-    for engine, made_by in ((EngineKind.SGLANG, "sglang"), (EngineKind.SIMULATED, "simulated")):
+    for engine, made_by in (("sglang", "sglang"), ("simulated", "simulated")):
         plan = make_plan(replace(options, engine=engine, further=(model,)), ports)
         command = plan.command(plan.workers[-1])
         assert command[command.index("--engine") + 1] == made_by
@@ -153,13 +153,9 @@ def test_multimodal_adds_an_encode_worker(
     assert command[command.index("--workers") + 1] == workers
 
 
-def test_a_simulated_suite_has_a_simulated_tower(options: UpOptions, ports: PortClaims) -> None:
-    plan = make_plan(replace(_with_vision(options), engine=EngineKind.SIMULATED), ports)
-    assert plan.command(plan.services[0])[-6:] == [
-        *("--tower", "simulated"),
-        *("--simulated-family", "qwen2_5_vl"),
-        *("--simulated-embedding-width", "64"),
-    ]
+def test_a_simulated_suite_has_a_simulated_encoder(options: UpOptions, ports: PortClaims) -> None:
+    plan = make_plan(replace(_with_vision(options), engine="simulated"), ports)
+    assert plan.command(plan.services[0])[-2:] == ["--engine", "simulated"]
 
 
 def test_a_model_without_vision_is_refused(options: UpOptions, ports: PortClaims) -> None:
@@ -275,7 +271,7 @@ def test_sglang_s_own_arguments_go_to_prefill_and_decode(
     assert behind["prefill"] == behind["decode"] == ["--", "--page-size", "16"]
     assert "--page-size" not in behind["processor"]
     with pytest.raises(PlanError, match="the simulated engine takes no arguments behind --"):
-        make_plan(replace(up_options(args), engine=EngineKind.SIMULATED), ports)
+        make_plan(replace(up_options(args), engine="simulated"), ports)
 
 
 def test_a_model_is_called_after_its_directory(options: UpOptions) -> None:
@@ -300,6 +296,6 @@ def test_without_any_model_the_error_says_what_to_give(monkeypatch: pytest.Monke
 
 def test_a_config_without_vocabulary_is_refused(options: UpOptions, ports: PortClaims) -> None:
     (options.model / "config.json").write_text("{}")
-    plan = make_plan(replace(options, engine=EngineKind.SIMULATED), ports)
+    plan = make_plan(replace(options, engine="simulated"), ports)
     with pytest.raises(PlanError, match="vocab_size"):
         plan.command(plan.services[0])

@@ -11,6 +11,6 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _environment_kept() -> Iterator[None]:
-    """What `engines.sglang.cpu` sets is not for the processes that other tests start."""
+    """What `engines.torch_on_cpu` sets is not for the processes that other tests start."""
     with mock.patch.dict(os.environ):
         yield

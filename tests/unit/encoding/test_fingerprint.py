@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from millstream_server.engines.transformers.fingerprint import settings_digest
+from millstream_server.engines.transformers.encoder import settings_digest
 from tests.support.vision_models import make_vision_model
 
 

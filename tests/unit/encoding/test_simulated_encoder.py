@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from millstream_server.encoding.encoder import Prepared
+from millstream_server.engines.adapter import EncoderSettings, EngineContext
+from millstream_server.engines.simulated.adapter import ADAPTER, SimulatedEncoderSettings
 from millstream_server.engines.simulated.encoder import SimulatedEncoder, SimulatedEncoderConfig
-from millstream_server.engines.simulated.settings import SimulatedEncoderSettings, encoder_config
 from millstream_server.media.frames import Frames
 from millstream_server.media.items import Geometry, Modality
 from millstream_server.runtime.errors import InternalError, InvalidRequestError
@@ -109,9 +110,11 @@ def test_a_fault_fails_the_batches_that_it_names() -> None:
 def test_wrong_settings_are_named() -> None:
     with pytest.raises(ValueError, match="family no"):
         SimulatedEncoder(SimulatedEncoderConfig(family="no"))
-    settings = SimulatedEncoderSettings(simulated_embedding_width=3)
+    settings, offer = SimulatedEncoderSettings(simulated_embedding_width=3), ADAPTER.encoder
+    context = EngineContext(common=EncoderSettings(), model_path=None, model_name="m")
+    assert offer is not None
     with pytest.raises(SettingsError, match="--simulated-embedding-width: 3 is below 4"):
-        encoder_config(settings, 10, None)
+        offer.make(settings, context)
 
 
 async def test_the_settings_digest_tells_towers_apart() -> None:

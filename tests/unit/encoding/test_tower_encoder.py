@@ -14,12 +14,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from millstream_server.encoding.encoder import Prepared
-from millstream_server.engines.sglang import cpu
+from millstream_server.engines import torch_on_cpu
 from millstream_server.engines.transformers import encoder as module
 from millstream_server.engines.transformers.encoder import TowerEncoder
 from millstream_server.engines.transformers.preprocessing import step_times
-from millstream_server.engines.transformers.tower import TowerConfig, TowerFacts
-from millstream_server.engines.transformers.vision import TransformersTower
+from millstream_server.engines.transformers.tower import TowerConfig, TowerFacts, TransformersTower
 from millstream_server.media.families.family import Family
 from millstream_server.media.items import Content, Modality
 from millstream_server.media.tensor import ElementType
@@ -68,8 +67,7 @@ def _rows(batch: Sequence[Prepared]) -> Sequence[Any]:
 
 
 async def _started(directory: Path, tower: Any) -> TowerEncoder:
-    if not cpu.gpu_present():
-        cpu.activate()
+    torch_on_cpu.prepare()
     encoder = TowerEncoder(TowerConfig(model_path=directory, warm_up_timeout_s=0.2), tower)
     await encoder.start(lambda _error: None)
     return encoder

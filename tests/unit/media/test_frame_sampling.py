@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from millstream_server.engines.sglang import cpu
+from millstream_server.engines import torch_on_cpu
 from millstream_server.media.decoding.sampling import FrameSampling, sample
 
 RATES = (0.5, 1.0, 12.5, 24.0, 30_000 / 1001, 60.0)
@@ -18,8 +18,7 @@ TOTALS = (*range(1, 140), 250, 719, 1001, 4096, 17_982)
 
 def _processor(family: str) -> Any:
     with patch.dict(os.environ):  # other tests' processes need no stand-in
-        if not cpu.gpu_present():
-            cpu.activate()  # for torchvision
+        torch_on_cpu.prepare()  # for torchvision
         module = importlib.import_module(f"transformers.models.{family}.video_processing_{family}")
     name = {"qwen2_vl": "Qwen2VLVideoProcessor", "qwen3_vl": "Qwen3VLVideoProcessor"}[family]
     processor = getattr(module, name)()

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream_server.model_files.fingerprint import fingerprint
-from millstream_server.model_files.weights import weight_files
+from millstream_server.model_files.weights import fingerprint, weight_files
 
 
 def _tensors(path: Path, name: str, values: bytes) -> None:

@@ -11,17 +11,19 @@ import pytest
 
 from millstream_server.model_files import state
 from millstream_server.model_files.__main__ import main
-from millstream_server.model_files.errors import FailedError, RefusedError
-from millstream_server.model_files.fetch import Options, fetch
-from millstream_server.model_files.listing import (
+from millstream_server.model_files.fetch import Options, fetch, wait_for
+from millstream_server.model_files.source import (
+    FailedError,
+    HubUri,
     Listing,
+    RefusedError,
     RemoteFile,
+    S3Uri,
     checked,
+    parse_uri,
     wanted,
     without_weights,
 )
-from millstream_server.model_files.uri import HubUri, S3Uri, parse_uri
-from millstream_server.model_files.wait import wait
 from millstream_server.runtime.settings import SettingsError
 
 URI = "hf://org/tiny"
@@ -230,7 +232,7 @@ def test_wait_ends_when_the_directory_is_complete(
         fetch(URI, lambda: _Source(b"abc"), tmp_path / "m", Options())
 
     monkeypatch.setattr("time.sleep", meanwhile)
-    wait(tmp_path / "m", timeout_s=60, period_s=0)
+    wait_for(tmp_path / "m", timeout_s=60, period_s=0)
     assert looks == 1
 
 
@@ -240,4 +242,4 @@ def test_wait_gives_up_when_nothing_arrives(
     monkeypatch.setattr("time.sleep", lambda _: None)
     state.write(tmp_path / state.PARTIAL, _state())
     with pytest.raises(FailedError, match=r"nothing has arrived for 0 s \(0 MiB are there\)"):
-        wait(tmp_path, timeout_s=0, period_s=0)
+        wait_for(tmp_path, timeout_s=0, period_s=0)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millstream_server.model_files.safetensors import (
+from millstream_server.model_files.weights import (
     BadSafetensorsError,
     StoredTensor,
     read_header,

@@ -11,8 +11,12 @@ import pytest
 
 from millstream_server.engines.base import Role
 from millstream_server.engines.sglang.config import SglangEngineConfig
-from millstream_server.engines.sglang.kv_events.endpoints import KvEndpoints, endpoints
-from millstream_server.engines.sglang.kv_events.feed import KvEventFeed, with_publisher
+from millstream_server.engines.sglang.kv_events.feed import (
+    KvEndpoints,
+    KvEventFeed,
+    endpoints,
+    with_publisher,
+)
 from millstream_server.runtime.errors import EngineFailedError
 from tests.support.kv_view import KvView
 from tests.support.ports import free_port

@@ -15,8 +15,7 @@ from millstream_server.control.profile import ProfileActivity
 from millstream_server.control.weights import (
     TensorWeights,
 )
-from millstream_server.engines.base import Role
-from millstream_server.engines.load_progress import LoadStage
+from millstream_server.engines.base import LoadStage, Role
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.generation.output import CollectingSink
 from millstream_server.kv_cache.events import CacheCleared

@@ -21,7 +21,7 @@ from millstream_server.control.weights import (
 )
 from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedEngine
-from millstream_server.engines.simulated.shifts import adapter_shift, version_shift
+from millstream_server.engines.simulated.state import adapter_shift, version_shift
 from millstream_server.kv_cache.events import CacheCleared
 from millstream_server.media.tensor import TensorSpec
 from millstream_server.runtime.errors import (

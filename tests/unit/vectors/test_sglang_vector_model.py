@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from millstream_server.engines.sglang.config import engine_arguments
-from millstream_server.engines.sglang.vectors.embedder import with_ability
-from millstream_server.engines.sglang.vectors.model import read_model
-from millstream_server.engines.sglang.vectors.settings import (
+from millstream_server.engines.adapter import EngineContext, VectorEngineSettings
+from millstream_server.engines.sglang.adapter import (
+    ADAPTER,
     SglangEmbedderSettings,
-    make_embedder,
+    embedder_config,
 )
+from millstream_server.engines.sglang.config import engine_arguments
+from millstream_server.engines.sglang.vector_model import read_model, with_ability
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.settings import SettingsError
 from tests.support.engine_arguments import read_as
@@ -175,18 +176,23 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_settings_that_are_wrong_are_named(write: Write) -> None:
     path = write(architectures=["BertModel"], max_position_embeddings=9)
+    offer = ADAPTER.embedder
+    assert offer is not None
     with pytest.raises(SettingsError, match="--dimensions: 'x' is not a whole number"):
-        make_embedder(SglangEmbedderSettings(dimensions=("8", "x")), path, "m", metrics=False)
+        offer.make(SglangEmbedderSettings(dimensions=("8", "x")), context(path))
     with pytest.raises(SettingsError, match="--model-path is required"):
-        make_embedder(SglangEmbedderSettings(), None, "m", metrics=False)
+        offer.make(SglangEmbedderSettings(), context(None))
+
+
+def context(path: Path | None, **common: Any) -> EngineContext:
+    common_settings = VectorEngineSettings(**common)
+    return EngineContext(common=common_settings, model_path=path, model_name="m")
 
 
 def arguments(path: Path, **settings: Any) -> dict[str, object]:
     """Return what SGLang is started with."""
-    embedder = make_embedder(
-        SglangEmbedderSettings(device="cpu", **settings), path, "m", metrics=True
-    )
-    config = with_ability(embedder._config, read_model(path))
+    config = embedder_config(context(path, device="cpu", **settings))
+    config = with_ability(config, read_model(path))
     return engine_arguments(config, _SERVER_ARGUMENTS)
 
 

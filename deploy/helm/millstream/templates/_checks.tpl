@@ -63,6 +63,7 @@ no pool of workers is enabled; take one of the values-*.yaml beside values.yaml,
   "bootstrap_host" "it is the pod's address"
   "bootstrap_port" "it is fixed: each pod has an address of its own"
   "num_gpus" "set parallelism.tensor"
+  "tower" "set settings.engine, with the same values"
   "api_keys_file" "set security.apiKeys"
   "ticket_key" "set security.ticketKey.existingSecret"
   "api_keys" "set security.apiKeys.existingSecret"
@@ -155,9 +156,9 @@ model {{ $pool.model }} is used by pools for {{ $abilities | uniq | sortAlpha | 
 {{ $pool.path }}.engineArgs.{{ $name }} can't be set here, since GPUs and nodes are computed from it; set {{ $pool.path }}.parallelism.{{ index $sizes $flag }}
 {{- end -}}
 {{- end -}}
-{{- $simulated := has "simulated" (list (include "millstream.engine" .) ($pool.settings.tower | default "")) -}}
+{{- $simulated := eq (include "millstream.engine" .) "simulated" -}}
 {{- if and (not $model.uri) (not $simulated) }}
-models.{{ $pool.model }}.uri is empty, and {{ $pool.path }} needs its files; set it, such as hf://org/name (only {{ ternary "settings.tower" "settings.engine" (eq $pool.role "encode") }}=simulated runs without)
+models.{{ $pool.model }}.uri is empty, and {{ $pool.path }} needs its files; set it, such as hf://org/name (only settings.engine=simulated runs without)
 {{- end -}}
 {{- if and (eq $pool.role "diffusion") (eq ($pool.settings.kind | default "image") "text") (not $simulated) (not $pool.settings.dllm_algorithm) }}
 {{ $pool.path }}.settings.kind is text, which needs settings.dllm_algorithm: how the model's blocks are denoised, such as LowConfidence

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from millstream.v1 import engine_control_pb2, tensor_pb2
 from millstream_server.media.tensor import ElementType, TensorSpec
-from millstream_server.model_files.safetensors import (
+from millstream_server.model_files.weights import (
     BadSafetensorsError,
     StoredTensor,
     read_header,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from millstream_server.worker.settings import EngineKind
+from millstream_server.engines.registry import adapter
 
 
 class Task(enum.Enum):
@@ -48,28 +48,30 @@ class FurtherModel:
         """Its entry in the Processor's --models: one that makes images needs no tokenizer there."""
         return self.name if self.task is Task.IMAGE else f"{self.name}={self.path}"
 
-    def engine(self, kind: EngineKind) -> str:
-        """Return the name of its engine, in a suite whose other engines are of ``kind``."""
-        if self.task is Task.IMAGE and kind is EngineKind.SGLANG:
-            return self.image_engine
-        return kind.value
+    def engine(self, chats: str) -> str:
+        """Return the name of its engine, in a suite whose chats are answered by ``chats``."""
+        return self.image_engine if self.task is Task.IMAGE and chats != "simulated" else chats
 
-    def flags(self, engine: EngineKind) -> list[str]:
-        """Return its worker's own flags, in a suite whose other engines are of a kind."""
-        simulated = engine is EngineKind.SIMULATED
+    def flags(self, chats: str) -> list[str]:
+        """Return its worker's own flags, in such a suite.
+
+        Raises:
+            SettingsError: the engine can't serve the model.
+        """
+        engine = self.engine(chats)
         flags = ["--model-path", str(self.path), "--model-name", self.name]
         match self.task:
             case Task.IMAGE:
-                return ["--kind", "image", "--engine", self.engine(engine), *flags]
+                return ["--kind", "image", "--engine", engine, *flags]
             case Task.TEXT_DIFFUSION:
                 return [
                     *("--kind", "text"),
-                    *("--engine", engine.value),
+                    *("--engine", engine),
                     *flags,
-                    *([] if simulated else ["--dllm-algorithm", "LowConfidence"]),
+                    *adapter(engine).suite_flags("dllm", self.path),
                 ]
             case _:
-                return ["--engine", engine.value, *flags]
+                return ["--engine", engine, *flags]
 
 
 def marker(task: Task) -> str:

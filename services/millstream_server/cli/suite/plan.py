@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from millstream_server.cli.suite.further import DEMOS, FurtherModel, Task, marker
 from millstream_server.cli.suite.ports import NoPortError, PortClaims
 from millstream_server.cli.suite.running import DEFAULT_LOG_DIR
+from millstream_server.engines.registry import GENERATORS, adapter
 from millstream_server.media import families
-from millstream_server.media.families.family import Family
 from millstream_server.routing.policy import PolicyName
-from millstream_server.worker.settings import EngineKind
+from millstream_server.runtime.settings import SettingsError
 
 PROCESSOR_PORT = 50051
 PREFILL_PORT = 50061
@@ -51,7 +51,7 @@ class UpOptions:
     model: Path
     model_name: str
     topology: str = "disaggregated"
-    engine: EngineKind = EngineKind.SGLANG
+    engine: str = "sglang"
     encode: int = 0
     """Encode workers; with one or more the suite is multimodal."""
     prefill: int = 1
@@ -63,16 +63,16 @@ class UpOptions:
     further: tuple[FurtherModel, ...] = ()
     """Models for other tasks than chats."""
     engine_args: tuple[str, ...] = ()
-    """SGLang's own arguments, for prefill and decode workers."""
+    """The engine's own arguments, for prefill and decode workers."""
 
     def check(self) -> None:
         """Check that the options fit together.
 
         Raises:
-            PlanError: two models have the same name, or SGLang's arguments have no SGLang.
+            PlanError: two models have the same name, or the engine takes no arguments.
         """
-        if self.engine_args and self.engine is not EngineKind.SGLANG:
-            raise PlanError(f"the {self.engine.value} engine takes no arguments behind --")
+        if self.engine_args and GENERATORS.offer(self.engine).read_arguments is None:
+            raise PlanError(f"the {self.engine} engine takes no arguments behind --")
         names = [self.model_name, *(model.name for model in self.further)]
         for name in names:
             if names.count(name) > 1:
@@ -169,33 +169,29 @@ class SuitePlan:
         ]
 
     def _encode_flags(self, service: PlannedService) -> list[str]:
-        flags = [*service.flags(), *self._model_flags()]
-        if self.options.engine is EngineKind.SIMULATED:
-            family = _vision(self.options.model)
-            flags += [
-                *("--tower", "simulated"),
-                *("--simulated-family", family.name),
-                *("--simulated-embedding-width", str(family.embedding_width)),
-            ]
-        return flags
+        return [*service.flags(), *self._model_flags(), *self._flags_of_engine(service)]
 
     def _worker_flags(self, service: PlannedService) -> list[str]:
         flags = [
             *service.flags(),
             *self._model_flags(),
-            *("--engine", self.options.engine.value),
+            *("--engine", self.options.engine),
             *("--weights-record", str(self.weights_record(service))),
         ]
         if service.bootstrap_port is not None:
             flags += ["--bootstrap-port", str(service.bootstrap_port)]
         if service.role == "decode":
             flags += ["--mode", self.options.topology]
-        if self.options.engine is EngineKind.SIMULATED:
-            # Simulated tokens must be tokens of the model whose tokenizer turns them into text.
-            flags += ["--simulated-vocab-size", str(_vocab_size(self.options.model))]
+        flags += self._flags_of_engine(service)
         if self.options.engine_args:
             flags += ["--", *self.options.engine_args]
         return flags
+
+    def _flags_of_engine(self, service: PlannedService) -> Sequence[str]:
+        try:
+            return adapter(self.options.engine).suite_flags(service.role, self.options.model)
+        except SettingsError as error:
+            raise PlanError(str(error)) from error
 
 
 def make_plan(options: UpOptions, ports: PortClaims, gpus: int = 0) -> SuitePlan:
@@ -210,7 +206,7 @@ def make_plan(options: UpOptions, ports: PortClaims, gpus: int = 0) -> SuitePlan
         raise PlanError("a suite needs --decode 1 or more, and --prefill 1 or more to disaggregate")
     roles = ["encode"] * options.encode + roles + ["decode"] * options.decode
     if options.encode:
-        _vision(options.model)  # before anything is started
+        _check_vision(options.model)  # before anything is started
     try:
         front = _processor(options, ports)
         workers = [
@@ -324,8 +320,8 @@ def _name(model: Path) -> str:
     return model.parent.name if model.parts[-2:] == _DEMO_MODEL.parts else model.name
 
 
-def _vision(model: Path) -> Family:
-    """Return how a model takes images."""
+def _check_vision(model: Path) -> None:
+    """Check that a model takes images."""
     try:
         family = families.load(model)
     except families.UnusableFamilyError as error:
@@ -335,12 +331,3 @@ def _vision(model: Path) -> Family:
             f"{model} takes no images: its config.json is of a text model; leave out --multimodal, "
             "or give --model DIR with a vision-language model"
         )
-    return family
-
-
-def _vocab_size(model: Path) -> int:
-    try:
-        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-        return int((config.get("text_config") or config)["vocab_size"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise PlanError(f"{model}/config.json has no usable vocab_size") from error

@@ -8,10 +8,9 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from millstream_server.engines.base import EngineLoad
-from millstream_server.engines.diffusers.config import DiffusersConfig
+from millstream_server.engines.base import EngineLoad, warm_up_by_probe
+from millstream_server.engines.diffusers.adapter import DiffusersConfig
 from millstream_server.engines.diffusers.pipeline import LoadedPipeline, StoppedError, smallest
-from millstream_server.engines.warm_up import warm_up_by_probe
 from millstream_server.media.frames import Frames
 from millstream_server.runtime.errors import (
     EngineFailedError,
@@ -22,8 +21,6 @@ from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.threads import DaemonThreads
 from millstream_server.synthesis.diffuser import DiffuserInfo, Job, Step, too_little_memory
 from millstream_server.synthesis.model_defaults import ModelDefaultsError
-
-__all__ = ["DiffusersEngine"]
 
 log = get_log(__name__)
 
@@ -99,9 +96,7 @@ class DiffusersEngine:
 
     async def load(self) -> EngineLoad:
         """Return whether a job runs; what waits is the caller's, and it has no blocks."""
-        return EngineLoad(
-            running_requests=int(self._running), queued_requests=0, used_blocks=0, total_blocks=0
-        )
+        return EngineLoad(running_requests=int(self._running))
 
     def count_tokens(self, prompt: str) -> int:
         """See `Diffuser.count_tokens`."""

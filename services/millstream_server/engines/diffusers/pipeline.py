@@ -10,15 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from millstream_server.engines.diffusers import latents, pixels
-from millstream_server.engines.diffusers.config import INDEX, DiffusersConfig
-from millstream_server.engines.diffusers.facts import Facts, read_facts
-from millstream_server.engines.diffusers.prompts import PromptCounter
+from millstream_server.engines import torch_on_cpu
+from millstream_server.engines.diffusers import pixels
+from millstream_server.engines.diffusers.adapter import INDEX, DiffusersConfig
+from millstream_server.engines.diffusers.facts import Facts, PromptCounter, read_facts
 from millstream_server.engines.diffusers.schedulers import Schedulers, works
 from millstream_server.media.frames import Frames
 from millstream_server.media.items import Modality
 from millstream_server.runtime.errors import EngineFailedError, InvalidRequestError
-from millstream_server.synthesis.diffuser import Job, Step
+from millstream_server.synthesis.diffuser import Job, Step, check_sides
 from millstream_server.synthesis.model_defaults import read_model_defaults
 from millstream_server.synthesis.request import Kind
 
@@ -35,10 +35,11 @@ class LoadedPipeline:
 
     def __init__(self, config: DiffusersConfig) -> None:
         """Load it, and run each scheduler at the smallest size. Anything may be raised."""
+        torch_on_cpu.prepare()
         self._torch: Any = importlib.import_module("torch")
         diffusers: Any = importlib.import_module("diffusers")
         self.version = str(diffusers.__version__)
-        self._device = _device(config, self._torch)
+        self._device = torch_on_cpu.torch_device(config.device, self._torch)
         self._stop = threading.Event()
         self._pipe = _load(config, self._torch, diffusers, self._device)
         self.facts: Facts = read_facts(self._pipe, read_model_defaults(config.model_path))
@@ -80,7 +81,7 @@ class LoadedPipeline:
             done, every = index + 1, job.preview_every_steps
             shown = None
             if every and done % every == 0:
-                shown = latents.preview(pipe, tensors["latents"])
+                shown = pixels.preview(pipe, tensors["latents"])
             report(Step(done, pipe.num_timesteps, shown))
             return {}
 
@@ -114,11 +115,7 @@ class LoadedPipeline:
 
     def _check_job(self, pipe: Any, job: Job) -> None:
         """Refuse what a `DiffuserInfo` can't tell."""
-        longest = self.facts.max_side
-        for name, side in (("width", job.width), ("height", job.height)):
-            if longest is not None and side > longest:
-                sentence = f"{side} is above {longest}, the longest side that the model can make"
-                raise InvalidRequestError.of(f"options.{name}", sentence)
+        check_sides(job, self.facts.max_side)
         if job.input_image is not None and job.scheduler not in self.image_schedulers:
             able = ", ".join(self.image_schedulers)
             sentence = f"{job.scheduler} can't start from an image; use {able}"
@@ -192,21 +189,12 @@ def smallest(facts: Facts, scheduler: str, steps: int = 1) -> Job:
     )
 
 
-def _device(config: DiffusersConfig, torch: Any) -> str:
-    if config.device != "auto":
-        return config.device
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def _load(config: DiffusersConfig, torch: Any, diffusers: Any, device: str) -> Any:
     transformers: Any = importlib.import_module("transformers")
     for vendor in (diffusers, transformers):
         vendor.utils.logging.set_verbosity_error()
         vendor.utils.logging.disable_progress_bar()
-    dtype = config.dtype
-    if dtype == "auto":
-        dtype = "float32" if device == "cpu" else "bfloat16"
-    types = {"default": getattr(torch, dtype)}
+    types = {"default": torch_on_cpu.torch_dtype(config.dtype, device, torch)}
     if "AutoencoderKLWan" in _index(config.model_path).get("vae", ()):
         types["vae"] = torch.float32
     pipe = diffusers.DiffusionPipeline.from_pretrained(

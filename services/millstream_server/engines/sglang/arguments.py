@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import dataclasses
 import difflib
 import importlib
 import json
@@ -17,7 +18,113 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from millstream_server.engines.sglang import cpu as sglang_cpu
+from millstream_server.engines.torch_on_cpu import resolved
 from millstream_server.runtime.settings import EngineArguments, ReadArgument, SettingsError
+
+# ---- arguments that an operator can't set, and the settings of ours that do ----------------------
+
+_TEXT = "SGLang sees token ids only; the Processor turns text into them"
+_HTTP = "SGLang's HTTP server isn't started"
+_OURS = "Millstream sets it"
+_FILE = "write SGLang's arguments into engine_args of our file, --config"
+
+_EVERYWHERE: Mapping[str, str] = {
+    "config": _FILE,
+    "model_path": "--model-path",
+    "served_model_name": "--model-name",
+    "device": "--device",
+    "log_level": "--engine-log-level",
+    "enable_metrics": "--metrics-listen",
+    "host": "--listen",
+    "port": "--listen",
+    "api_key": _HTTP,
+    "admin_api_key": _HTTP,
+    "log_level_http": _HTTP,
+    "ssl_keyfile": "--tls-key-file",
+    "ssl_certfile": "--tls-cert-file",
+    "ssl_ca_certs": "--tls-client-ca-file",
+    "ssl_keyfile_password": _HTTP,
+}
+
+VECTORS: Mapping[str, str] = {
+    **_EVERYWHERE,
+    "dtype": "--dtype",
+    "max_total_tokens": "--max-total-tokens",
+    "max_running_requests": "--max-running-requests",
+    "context_length": "--context-length",
+    "is_embedding": _OURS,
+    "skip_tokenizer_init": _OURS,
+    "incremental_streaming_output": _OURS,
+    "disaggregation_mode": "vectors are made by one worker alone",
+    "enable_trace": "traces of embedding workers are Millstream's own",
+    "otlp_traces_endpoint": "traces of embedding workers are Millstream's own",
+    "nnodes": "--nodes",
+    "node_rank": "--node-rank",
+    "dist_init_addr": "--leader-address",
+    "chat_template": _TEXT,
+    "completion_template": _TEXT,
+    "reasoning_parser": _TEXT,
+    "tool_call_parser": _TEXT,
+}
+"""Of an embedding worker's engine."""
+
+GENERATION: Mapping[str, str] = {
+    **VECTORS,
+    "is_embedding": "`python -m millstream_server.embedding` serves embedding models",
+    "host": "--bootstrap-host",
+    "skip_tokenizer_init": "--engine-tokenizer",
+    "disaggregation_mode": "it follows from the service and, of a decode worker, from --mode",
+    "disaggregation_bootstrap_port": "--bootstrap-port",
+    "disaggregation_transfer_backend": "--transfer-backend",
+    "enable_trace": "--otlp-endpoint",
+    "otlp_traces_endpoint": "--otlp-endpoint",
+    "enable_deterministic_inference": "--deterministic",
+    "kv_events_config": "--kv-events and WorkerService.WatchKvEvents",
+    "reasoning_parser": "--reasoning-parser",
+    "tool_call_parser": "--tool-call-parser",
+    "enable_multimodal": "it follows from the model",
+    "enable_adaptive_dispatch_to_encoder": _OURS,
+    "enable_lora": "--max-loras-per-batch",
+    "max_loras_per_batch": "--max-loras-per-batch",
+    "max_lora_rank": "--max-lora-rank",
+    "lora_target_modules": "--lora-target-modules",
+    "lora_paths": "load adapters with LoadLora (`millstream admin`)",
+    "max_loaded_loras": "SGLang would remove adapters by itself",
+    "enable_memory_saver": "--memory-saver",
+    "enable_weights_cpu_backup": "--memory-saver",
+    "dllm_algorithm": "--dllm-algorithm of `python -m millstream_server.diffusion --kind text`",
+    "dllm_algorithm_config": "--dllm-config of `python -m millstream_server.diffusion --kind text`",
+}
+"""Of the engine of a prefill or decode worker, or of one that makes text by diffusion."""
+
+DIFFUSION: Mapping[str, str] = {
+    **_EVERYWHERE,
+    "nnodes": "a diffusion worker runs on one machine",
+    "node_rank": "a diffusion worker runs on one machine",
+    "model_id": "--model-id",
+    "num_gpus": "--num-gpus",
+    "backend": _OURS,
+    "sleep_on_idle": _OURS,
+    "warmup_mode": "Millstream warms up itself, --warm-up-timeout-s",
+    "output_path": "--storage-url",
+    "input_save_path": "nothing is written to files",
+    "enable_trace": "traces of diffusion workers are Millstream's own",
+    "otlp_traces_endpoint": "traces of diffusion workers are Millstream's own",
+    "webui": _HTTP,
+    "webui_port": _HTTP,
+}
+"""Of SGLang's engine for images and videos."""
+# Of its diffusion engine's command line: flags of any part's name, --<part>-path and so on.
+_ONLY_IN_FILE = (
+    "component_paths",
+    "component_weights_paths",
+    "component_quantizations",
+    "component_precisions",
+    "component_direct_gpu_weight_loading",
+    "component_quantization_ignored_layers",
+)
+
+# ---- the others ----------------------------------------------------------------------------------
 
 _SECRET = re.compile(r"(^|_)(api_key|password|secret|watermark_key\w*)$")
 
@@ -70,32 +177,10 @@ def read_arguments(given: EngineArguments, known: ArgumentList) -> EngineArgumen
     return replace(given, read=read)
 
 
-def refuse_arguments(given: EngineArguments, engine: str) -> None:
-    """Refuse arguments for an engine that takes none.
-
-    Raises:
-        SettingsError: there are some.
-    """
-    if given.given:
-        where = [
-            name
-            for name, there in (
-                ("behind --", given.flags),
-                ("in MILLSTREAM_ENGINE_ARGS", given.environment),
-                ("in engine_args of the file", given.file),
-            )
-            if there
-        ]
-        raise SettingsError(
-            f"there are arguments of SGLang {' and '.join(where)}, but the engine is {engine}, "
-            "which takes none"
-        )
-
-
 @contextlib.contextmanager
-def importing(*, on_cpu: bool) -> Iterator[None]:
+def _importing(device: str) -> Iterator[None]:
     """Prepare for the import of SGLang, and restore the event loop policy that it may replace."""
-    if on_cpu:
+    if resolved(device) == "cpu":
         sglang_cpu.activate()
     policy = asyncio.get_event_loop_policy()
     try:
@@ -104,12 +189,39 @@ def importing(*, on_cpu: bool) -> Iterator[None]:
         asyncio.set_event_loop_policy(policy)
 
 
-def server_arguments(parser: argparse.ArgumentParser, *, on_cpu: bool) -> Mapping[str, str]:
-    """Add the arguments of SGLang's engine for text and vectors."""
-    with importing(on_cpu=on_cpu):
-        module: Any = importlib.import_module("sglang.srt.server_args")
-    module.ServerArgs.add_cli_args(parser)
-    return {}
+def server_arguments(device: str, managed: Mapping[str, str]) -> ArgumentList:
+    """Return the arguments of SGLang's engine for text and vectors, on a device of the settings."""
+
+    def add_to(parser: argparse.ArgumentParser) -> Mapping[str, str]:
+        with _importing(device):
+            module: Any = importlib.import_module("sglang.srt.server_args")
+        module.ServerArgs.add_cli_args(parser)
+        return {}
+
+    return ArgumentList(engine="SGLang", managed=managed, add_to=add_to)
+
+
+def diffusion_arguments(device: str) -> ArgumentList:
+    """Return the arguments of SGLang's engine for images and videos."""
+
+    def add_to(parser: argparse.ArgumentParser) -> Mapping[str, str]:
+        with _importing(device):
+            module: Any = importlib.import_module(
+                "sglang.multimodal_gen.runtime.server_args.server_args"
+            )
+        module.ServerArgs.add_cli_args(parser)
+        fields = {f.name for f in dataclasses.fields(module.ServerArgs)}
+        actions = parser._actions  # noqa: SLF001 - argparse has no other list
+        names = {action.dest for action in actions}
+        # `DiffGenerator.from_pretrained` takes no others.
+        return dict.fromkeys(names - fields, "SGLang takes it on its own command line only")
+
+    return ArgumentList(
+        engine="SGLang's diffusion engine",
+        managed=DIFFUSION,
+        add_to=add_to,
+        only_in_file=_ONLY_IN_FILE,
+    )
 
 
 class _Parser(argparse.ArgumentParser):

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from millstream_server.engines.base import Role
-from millstream_server.engines.sglang import cpu as sglang_cpu
 from millstream_server.engines.sglang import dllm
+from millstream_server.engines.torch_on_cpu import resolved
 from millstream_server.generation.sampling import Ability
 from millstream_server.runtime.errors import EngineFailedError
 
@@ -106,9 +106,7 @@ class SglangEngineConfig:
 
     def resolved_device(self) -> str:
         """Return "cpu" or "cuda"."""
-        if self.device != "auto":
-            return self.device
-        return "cuda" if sglang_cpu.gpu_present() else "cpu"
+        return resolved(self.device)
 
     def abilities(self) -> frozenset[Ability]:
         """Return the abilities of an engine with this configuration."""

@@ -11,29 +11,25 @@ import asyncio
 import contextlib
 import importlib
 import itertools
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from millstream_server.engines.base import EngineLoad
+from millstream_server.engines.base import EngineLoad, warm_up_by_probe
 from millstream_server.engines.sglang.diffusion import facts, requests
 from millstream_server.engines.sglang.diffusion.child import StepReport, Stop
 from millstream_server.engines.sglang.diffusion.config import SglangDiffuserConfig
-from millstream_server.engines.sglang.diffusion.facts import Geometry
-from millstream_server.engines.sglang.diffusion.prompts import PromptCounter
+from millstream_server.engines.sglang.diffusion.facts import Geometry, PromptCounter
 from millstream_server.engines.sglang.diffusion.scheduler import Scheduler
-from millstream_server.engines.warm_up import warm_up_by_probe
 from millstream_server.media.frames import Frames
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InternalError,
-    InvalidRequestError,
     ServingError,
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.synthesis.diffuser import DiffuserInfo, Job, Step
+from millstream_server.synthesis.diffuser import DiffuserInfo, Job, Step, check_sides, probe_job
 from millstream_server.synthesis.model_defaults import ModelDefaultsError
 from millstream_server.synthesis.request import Kind
 
@@ -88,16 +84,11 @@ class SglangDiffuser:
         self._scheduler = Scheduler(config, self._note, self._lose)
         self._client: Any = None
         self._model: _Model | None = None
-        self._on_failure: Callable[[ServingError], None] | None = None
         self._turn = asyncio.Lock()
-        self._usable = asyncio.Event()
-        self._fault: EngineFailedError | None = None
         self._run: _Run | None = None
         self._numbers = itertools.count(1)
         self._signs = 0
         self._longest_s = 0.0
-        self._losses: deque[float] = deque()
-        self._restart: asyncio.Task[None] | None = None
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> DiffuserInfo:
         """See `Diffuser.start`."""
@@ -106,10 +97,13 @@ class SglangDiffuser:
         client: Any = importlib.import_module("sglang.multimodal_gen.runtime.scheduler_client")
         self._client = client.AsyncSchedulerClient()
         self._client.initialize(self._scheduler.generator.server_args)
-        if self._fault is not None:  # lost meanwhile, or closed
-            raise self._fault
-        self._on_failure = on_failure
-        self._usable.set()
+
+        async def failed(error: EngineFailedError) -> None:
+            if self._run is not None:
+                await self._run.over.wait()
+            on_failure(error)
+
+        self._scheduler.supervise(failed)
         return self._model.info
 
     def _describe(self) -> _Model:
@@ -152,26 +146,12 @@ class SglangDiffuser:
 
         A cancelled probe ends when SGLang has stopped or was killed; the next one waits for it.
         """
-        info = self._started().info
-        job = Job(
-            prompt="",
-            negative_prompt="",
-            width=info.min_size,
-            height=info.min_size,
-            steps=1,
-            guidance_scale=info.default_guidance_scale,
-            seed=0,
-            scheduler=info.schedulers[0],
-            request_id="probe",
-        )
-        await self.diffuse(job, lambda _: None)
+        await self.diffuse(probe_job(self._started().info), lambda _: None)
 
     async def load(self) -> EngineLoad:
         """Return whether a job runs; what waits is the caller's, and it has no blocks."""
         running = int(self._run is not None)
-        return EngineLoad(
-            running_requests=running, queued_requests=0, used_blocks=0, total_blocks=0
-        )
+        return EngineLoad(running_requests=running)
 
     async def diffuse(self, job: Job, on_step: Callable[[Step], None]) -> Frames:
         """See `Diffuser.diffuse`.
@@ -185,9 +165,7 @@ class SglangDiffuser:
         model = self._started()
         _check(job, model)
         async with self._turn:
-            await self._usable.wait()
-            if self._fault is not None:
-                raise self._fault
+            await self._scheduler.usable()
             run = _Run(f"{next(self._numbers)}-{job.request_id}", on_step)
             request = requests.make_request(
                 self._scheduler.generator.server_args, job, model.kind, run.request_id
@@ -207,7 +185,7 @@ class SglangDiffuser:
         try:
             await asyncio.wait({result, lost}, return_when=asyncio.FIRST_COMPLETED)
             if not result.done():
-                raise self._fault or EngineFailedError(
+                raise self._scheduler.fault or EngineFailedError(
                     "A process of the engine ended while it made this output."
                 )
             answer = _only(result)
@@ -258,54 +236,19 @@ class SglangDiffuser:
         run.sign_s = now_s
 
     def _lose(self) -> None:
-        """A process of SGLang's ended: fail the open job, and start the processes again."""
-        self._usable.clear()
+        """Fail the open job: a process of SGLang's ended, or the engine was closed."""
         if self._run is not None:
             self._run.lost.set()
-        if self._model is None:
-            self._fault = EngineFailedError("A process of the engine ended while it started.")
-        elif self._fault is None:
-            self._restart = asyncio.ensure_future(self._start_again())
-
-    async def _start_again(self) -> None:
-        limit, window_s = self._config.max_restarts, self._config.restart_window_s
-        while True:
-            self._losses.append(_now())
-            while self._losses[0] < _now() - window_s:
-                self._losses.popleft()
-            if len(self._losses) > limit:
-                break
-            log.warning("SGLang is started again", restart=len(self._losses), of=limit)
-            with contextlib.suppress(EngineFailedError):
-                await self._scheduler.start()
-                self._usable.set()
-                return
-        self._fault = EngineFailedError(
-            f"The engine ended more than {limit} times within {window_s:g} s."
-        )
-        self._usable.set()
-        if self._run is not None:
-            await self._run.over.wait()
-        if self._on_failure is not None:
-            self._on_failure(self._fault)
 
     def _started(self) -> _Model:
-        if self._fault is not None:
-            raise self._fault
+        if self._scheduler.fault is not None:
+            raise self._scheduler.fault
         if self._model is None:
             raise EngineFailedError("The engine has not started.")
         return self._model
 
     async def close(self) -> None:
         """Kill SGLang's processes; the running job fails."""
-        if self._fault is None:
-            self._fault = EngineFailedError("The engine was closed.")
-        self._on_failure = None
-        if self._run is not None:
-            self._run.lost.set()
-        self._usable.set()
-        if self._restart is not None:
-            self._restart.cancel()
         await self._scheduler.close()
         client, self._client = self._client, None
         if client is not None:
@@ -316,13 +259,7 @@ def _check(job: Job, model: _Model) -> None:
     """Refuse what a `DiffuserInfo` can't tell."""
     if job.input_image is not None:
         raise UnsupportedFeatureError.of("input_image", "this engine starts from a prompt only")
-    longest = model.geometry.max_side
-    for name, side in (("width", job.width), ("height", job.height)):
-        if longest is not None and side > longest:
-            raise InvalidRequestError.of(
-                f"options.{name}",
-                f"{side} is above {longest}, the longest side that the model can make",
-            )
+    check_sides(job, model.geometry.max_side)
 
 
 def _only(result: asyncio.Future[Any]) -> Any:

@@ -13,11 +13,10 @@ from pathlib import Path
 from prometheus_client.core import Metric
 
 from millstream_server.control.abilities import NO_CONTROLS, EngineControls
-from millstream_server.engines.base import EngineLoad, Role
-from millstream_server.engines.load_progress import LoadProgress
+from millstream_server.engines.base import EngineLoad, LoadProgress, Role, warm_up_by_probe
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
-from millstream_server.engines.sglang.control.controls import make_controls
+from millstream_server.engines.sglang.control.operations import make_controls
 from millstream_server.engines.sglang.describe import (
     describe,
     probe_request,
@@ -26,20 +25,16 @@ from millstream_server.engines.sglang.describe import (
 )
 from millstream_server.engines.sglang.dllm import BlockBudget, check_model
 from millstream_server.engines.sglang.kv_events.feed import KvEventFeed
-from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.engines.sglang.lifetime import SglangLifetime
-from millstream_server.engines.sglang.loading.progress import WeightsProgress
-from millstream_server.engines.sglang.loads import KvBlocks, LoadReader
-from millstream_server.engines.sglang.metrics import collect
-from millstream_server.engines.sglang.progress import RankProgress
+from millstream_server.engines.sglang.loads import KvBlocks, RankProgress
+from millstream_server.engines.sglang.model_loading import WeightsProgress
 from millstream_server.engines.sglang.requests.runs import Run, Runs
 from millstream_server.engines.sglang.requests.translate import generate_arguments
-from millstream_server.engines.warm_up import warm_up_by_probe
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import CollectingSink, FinishReason, OutputSink
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.kv_cache.events import KvEventSink
-from millstream_server.model_files.fingerprint import fingerprint
+from millstream_server.model_files.weights import fingerprint
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InternalError,
@@ -62,14 +57,13 @@ class SglangEngine:
         self._config = config
         self._progress = RankProgress()
         self._runs = Runs(config.role, self._progress)
-        self._lifetime = SglangLifetime(self._runs.fail_all)
+        self._lifetime: SglangLifetime[GeneratorInfo] = SglangLifetime(
+            self._runs.fail_all, self._progress
+        )
         self._probes: dict[int, Run] = {}
-        self._loads = LoadReader()
         self._kv = KvEventFeed()
         self._weights = WeightsProgress(Path(config.model_path))
         self._controls = NO_CONTROLS
-        self._built: BuiltEngine | None = None
-        self._info: GeneratorInfo | None = None
 
     def follow_kv(self, sink: KvEventSink) -> None:
         """See `kv_cache.events.KvEventSource.follow_kv`."""
@@ -81,9 +75,8 @@ class SglangEngine:
             check_model(Path(self._config.model_path))
         self._config, media = with_media_model(self._config)
         self._config = self._kv.open(self._config)
-        self._built = built = await self._lifetime.start(self._config)
+        built = await self._lifetime.start(self._config)
         self._weights.all_read()
-        self._progress.read_loads_from(built.engine.tokenizer_manager.load_snapshot_reader)
         info = describe(
             built,
             self._config,
@@ -94,16 +87,16 @@ class SglangEngine:
         )
         if self._config.role is Role.DIFFUSION:
             self._runs.blocks = BlockBudget(built.total_tokens, info.block_size)
-        self._lifetime.started(on_failure)
+        blocks = KvBlocks(info.block_size, info.total_blocks)
+        self._lifetime.started(built, info, blocks, on_failure)
         self._runs.start(built)
-        self._info = info
         self._controls = await make_controls(
             ControlledEngine(self._config, built, info, self._runs, self._lifetime, self._kv)
         )
         return info
 
     def load_progress(self) -> LoadProgress:
-        """See `engines.load_progress.LoadObserved`."""
+        """See `engines.base.LoadObserved`."""
         return self._weights.look()
 
     @property
@@ -113,7 +106,7 @@ class SglangEngine:
 
     async def warm_up(self) -> None:
         """Probe every rank, within the warm-up limit each."""
-        _, info = self._ready()
+        _, info = self._lifetime.ready()
         await warm_up_by_probe(self, self._config.warm_up_timeout_s, ranks=info.dp_size)
 
     def progress(self, dp_rank: int) -> int:
@@ -129,7 +122,7 @@ class SglangEngine:
         earlier = self._probes.get(dp_rank)
         if earlier is not None and earlier.task is not None:
             await asyncio.wait({earlier.task})
-        built, info = self._ready()
+        built, info = self._lifetime.ready()
         request = probe_request(built, self._config.role)
         arguments = generate_arguments(request, self._config.role)
         if info.dp_size > 1:
@@ -149,7 +142,7 @@ class SglangEngine:
     def submit(self, request: GenerationRequest, sink: OutputSink) -> None:
         """Start a request; see `Generator.submit`. An unchecked token id would end the engine."""
         try:
-            built, _ = self._ready()
+            built, _ = self._lifetime.ready()
             if request.engine_id in self._runs:
                 message = "The request's engine id is in use."
                 raise InternalError(message)
@@ -167,29 +160,15 @@ class SglangEngine:
 
     async def load(self) -> EngineLoad:
         """See `Engine.load`."""
-        built, info = self._ready()
-        manager = built.engine.tokenizer_manager
-        blocks = KvBlocks(info.block_size, info.total_blocks)
-        load = await self._loads.read(
-            manager, blocks, open_requests=len(self._runs), may_wake=self._runs.gate.is_open
-        )
+        _, info = self._lifetime.ready()
+        load = await self._lifetime.load(len(self._runs), may_wake=self._runs.gate.is_open)
         if (budget := self._runs.blocks) is None:
             return load
         return budget.counted(load, info.max_running_requests)
 
     def metrics(self) -> Iterable[Metric]:
         """Give SGLang's own metrics; see `worker.engine_metrics.MetricsSource`."""
-        if self._info is None:
-            return ()
-        return collect(KvBlocks(self._info.block_size, self._info.total_blocks))
-
-    def _ready(self) -> tuple[BuiltEngine, GeneratorInfo]:
-        if self._lifetime.failure:
-            raise EngineFailedError(self._lifetime.failure)
-        if self._built is None or self._info is None:
-            message = "The engine has not started."
-            raise EngineFailedError(message)
-        return self._built, self._info
+        return self._lifetime.metrics()
 
     async def close(self) -> None:
         """Stop SGLang's processes, also while they start; see `Engine.close`."""

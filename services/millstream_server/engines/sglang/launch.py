@@ -26,8 +26,23 @@ from millstream_server.engines.sglang.config import (
     engine_environment,
 )
 from millstream_server.engines.sglang.metrics import FILES
-from millstream_server.engines.sglang.replaced import keep_our_logging, replaced
 from millstream_server.runtime.errors import EngineFailedError
+
+
+@contextlib.contextmanager
+def replaced(module: Any, name: str, value: Callable[..., None]) -> Iterator[None]:
+    """Replace a function of ``module`` during the ``with`` block."""
+    original = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
+
+
+def keep_our_logging(*_args: object, **_options: object) -> None:
+    """Take the place of SGLang's `configure_logger`, which replaces the root logger's handlers."""
+
 
 T = TypeVar("T")
 _ENDING_POLL_S = 0.2

@@ -20,19 +20,11 @@ from typing import Any
 from millstream_server.encoding.encoder import Prepared
 from millstream_server.engines.sglang import cpu as sglang_cpu
 from millstream_server.engines.sglang.requests.media import steps_apart
+from millstream_server.engines.torch_on_cpu import resolved, torch_dtype
 from millstream_server.engines.transformers.tower import TowerConfig, TowerFacts
-from millstream_server.engines.transformers.vision import resolved_dtype
 from millstream_server.media.families.family import Family
 from millstream_server.media.items import Content, Modality
 from millstream_server.runtime.errors import EngineFailedError
-
-# By name, as it is a fact of SGLang: whose towers it can load without their language model.
-_FAMILIES = frozenset({"qwen2_5_vl", "qwen3_vl"})
-
-
-def supports(family: Family) -> bool:
-    """Return whether SGLang runs this family's tower apart from an engine."""
-    return family.name in _FAMILIES
 
 
 class SglangTower:
@@ -53,25 +45,14 @@ class SglangTower:
         self._item: Callable[..., Any] | None = None
         self._modalities: dict[Modality, Any] = {}
 
-    def supports(self, family: Family) -> str | None:
-        """See `Tower.supports`."""
-        if supports(family):
-            return None
-        return (
-            f"SGLang can't run the vision tower of {family.name} without its engine: set the "
-            "encoder's tower to transformers."
-        )
-
     def load(self, family: Family) -> TowerFacts:
         """Load the tower's weights into SGLang's model."""
         self._family = family.name
-        device = self._config.device
-        if device == "auto":
-            device = "cuda" if sglang_cpu.gpu_present() else "cpu"
+        device = resolved(self._config.device)
         if device == "cpu":
             sglang_cpu.activate()
         self._torch = importlib.import_module("torch")
-        dtype = str(resolved_dtype(self._config, self._torch, device)).removeprefix("torch.")
+        dtype = str(torch_dtype(self._config.dtype, device, self._torch)).removeprefix("torch.")
         self._environment = dict(os.environ)
         with _kept_process_state():
             self._load(_arguments(self._config.model_path, device, dtype))

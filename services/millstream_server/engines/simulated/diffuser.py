@@ -117,12 +117,7 @@ class SimulatedDiffuser:
 
     async def load(self) -> EngineLoad:
         """Return whether a job runs; what waits is the caller's."""
-        return EngineLoad(
-            running_requests=int(self._running is not None),
-            queued_requests=0,
-            used_blocks=0,
-            total_blocks=0,
-        )
+        return EngineLoad(running_requests=int(self._running is not None))
 
     async def close(self) -> None:
         """End a hang; the running job fails."""

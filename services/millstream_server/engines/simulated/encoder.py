@@ -106,9 +106,7 @@ class SimulatedEncoder:
     async def load(self) -> EngineLoad:
         """Return whether a batch runs; what waits is the caller's."""
         running = int(self._tower.locked())
-        return EngineLoad(
-            running_requests=running, queued_requests=0, used_blocks=0, total_blocks=0
-        )
+        return EngineLoad(running_requests=running)
 
     async def close(self) -> None:
         """End a hang."""

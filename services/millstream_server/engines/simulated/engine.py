@@ -4,8 +4,8 @@ The rule: every token is the one before plus one, modulo the vocabulary; the fir
 prompt's last. Prompt [7, 41] gives 42, 43, 44, … A token equal to ``eos_token_id`` (if set) or to a
 stop token ends it. So a request continued on another worker, with the tokens so far in its prompt,
 gives the same tokens. All logprobs are -0.5; the alternatives are the next token ids. Images and
-videos change the step from one token to the next (`engines.simulated.media`), and so do other
-weight versions than the first, and adapters (`engines.simulated.shifts`).
+videos change the step from one token to the next, and so do other weight versions than
+the first, and adapters (`engines.simulated.state`).
 
 In the role DIFFUSION it plays a diffusion language model: the same tokens, but a step brings the
 rest of a block of `BLOCK_TOKENS`, where the blocks begin with the prompt.
@@ -20,16 +20,15 @@ It is part of the package: for contract tests, scale tests and routing studies.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from millstream_server.engines.base import EngineLoad, Role
-from millstream_server.engines.load_progress import LoadProgress
+from millstream_server.engines.base import EngineLoad, LoadProgress, LoadStage, Role
 from millstream_server.engines.simulated import transfer as simulated_transfer
-from millstream_server.engines.simulated.config import SimulatedConfig
+from millstream_server.engines.simulated.adapter import SimulatedConfig
 from millstream_server.engines.simulated.controls import make_controls
 from millstream_server.engines.simulated.job import make_job
-from millstream_server.engines.simulated.loading import Loading
 from millstream_server.engines.simulated.rank import Rank
 from millstream_server.engines.simulated.state import EngineState
 from millstream_server.generation.generator import GeneratorInfo
@@ -41,6 +40,40 @@ from millstream_server.kv_cache.events import KvEventSink
 from millstream_server.runtime.errors import EngineFailedError, InvalidRequestError, ServingError
 
 __all__ = ["SimulatedConfig", "SimulatedEngine"]
+
+FILES = 10
+FILE_BYTES = 1 << 30
+
+
+class Loading:
+    """Takes ``load_s`` seconds, and says how far it is."""
+
+    def __init__(self, load_s: float) -> None:
+        """Prepare to load."""
+        self._load_s = load_s
+        self._stage = LoadStage.STARTING
+        self._files_done = 0
+
+    def progress(self) -> LoadProgress:
+        """Return how far it is; files and bytes are simulated, too."""
+        return LoadProgress(
+            stage=self._stage,
+            files_done=self._files_done,
+            files_total=FILES,
+            bytes_done=self._files_done * FILE_BYTES,
+            bytes_total=FILES * FILE_BYTES,
+        )
+
+    async def load(self) -> None:
+        """Load."""
+        self._stage = LoadStage.LOADING_WEIGHTS
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        for file in range(1, FILES + 1):
+            due_s = began_s + self._load_s * file / FILES
+            await asyncio.sleep(max(0.0, due_s - loop.time()))
+            self._files_done = file
+        self._stage = LoadStage.PREPARING
 
 
 class SimulatedEngine:
@@ -54,7 +87,7 @@ class SimulatedEngine:
         self._loading = Loading(config.load_s)
         self._bootstrap: simulated_transfer.Bootstrap | None = None
         self.controls = make_controls(config, self._state, self._ranks)
-        """See the modules of `engines.simulated.controls`."""
+        """See `engines.simulated.controls`."""
 
     def load_progress(self) -> LoadProgress:
         """See `LoadObserved.load_progress`."""

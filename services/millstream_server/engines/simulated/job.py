@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 
 from millstream_server.engines.base import Role
-from millstream_server.engines.simulated import media
-from millstream_server.engines.simulated.config import SimulatedConfig
+from millstream_server.engines.simulated import state
+from millstream_server.engines.simulated.adapter import SimulatedConfig
 from millstream_server.engines.simulated.prefix_cache import HeldBlocks
 from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest, Prompt
@@ -126,7 +126,7 @@ def make_job(
         token=request.token_ids[-1],
         blocks=-(-(len(request.token_ids) + limit) // config.block_size),
         limit=limit,
-        step=1 + shift + media.of_digests(prompt.media) + media.of_tensors(prompt.media),
+        step=1 + shift + state.of_digests(prompt.media) + state.of_tensors(prompt.media),
         logprobs_top=request.logprobs.top if request.logprobs else None,
         digest=Namespace(request.adapter, request.cache_salt).digest(),
         prompt_ids=_prompt_ids(prompt),

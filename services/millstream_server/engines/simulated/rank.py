@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from millstream_server.engines.base import RankLoad, Role
 from millstream_server.engines.simulated import transfer as simulated_transfer
-from millstream_server.engines.simulated.config import SimulatedConfig
+from millstream_server.engines.simulated.adapter import SimulatedConfig
 from millstream_server.engines.simulated.job import Job
 from millstream_server.engines.simulated.prefix_cache import PrefixCache
 from millstream_server.engines.simulated.steps import Gate, StepLoop

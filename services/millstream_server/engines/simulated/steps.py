@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 from millstream_server.engines.base import Role
-from millstream_server.engines.simulated.config import SimulatedConfig
+from millstream_server.engines.simulated.adapter import SimulatedConfig
 from millstream_server.engines.simulated.job import Job, logprob
 from millstream_server.generation.output import FinishReason
 

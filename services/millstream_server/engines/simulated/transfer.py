@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from millstream_server.engines.simulated import media
+from millstream_server.engines.simulated import state
 from millstream_server.generation.request import Prompt
 from millstream_server.runtime.errors import KvTransferError
 from millstream_server.transfer.ticket import Ticket
@@ -33,16 +33,16 @@ class Offer:
     prompt: Prompt
     dp_rank: int = 0
     shift: int = 0
-    """What weights and adapter add to the step (`engines.simulated.shifts`)."""
+    """What weights and adapter add to the step (`engines.simulated.state`)."""
 
     def __bytes__(self) -> bytes:
         """Return what is sent in place of the KV cache."""
-        tensors = media.of_tensors(self.prompt.media)
+        tensors = state.of_tensors(self.prompt.media)
         return _digest(self.prompt) + _FACTS.pack(tensors, self.dp_rank, self.shift)
 
 
 def _digest(prompt: Prompt) -> bytes:
-    return _DIGEST.pack(len(prompt), prompt.token_ids[-1], media.of_digests(prompt.media))
+    return _DIGEST.pack(len(prompt), prompt.token_ids[-1], state.of_digests(prompt.media))
 
 
 class Bootstrap:

@@ -19,21 +19,9 @@ from numpy.typing import NDArray
 
 from millstream_server.engines.base import EngineLoad
 from millstream_server.runtime.errors import EngineFailedError, InvalidRequestError, ServingError
-from millstream_server.runtime.settings import setting
 from millstream_server.vectors.embedder import EmbedderInfo
 
 _KEPT_BATCHES = 1000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimulatedEmbedderSettings:
-    """Settings that only the simulated embedder reads."""
-
-    simulated_load_s: float = setting(0.0, help="simulated: time to load the model")
-    simulated_token_s: float = setting(0.0, help="simulated: time of the model per token")
-    simulated_width: int = setting(16, help="simulated: numbers of a vector")
-    simulated_max_input_tokens: int = setting(512, help="simulated: most tokens of an input")
-    simulated_vocab_size: int = setting(32000, help="simulated: vocabulary size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,21 +40,6 @@ class SimulatedEmbedderConfig:
     load_s: float = 0.0
     token_s: float = 0.0
     """Seconds of the model per token."""
-
-
-def embedder_config(
-    settings: SimulatedEmbedderSettings, dimensions: tuple[int, ...] = ()
-) -> SimulatedEmbedderConfig:
-    """Make the configuration of one embedder."""
-    halves = (settings.simulated_width // 4, settings.simulated_width // 2)
-    return SimulatedEmbedderConfig(
-        width=settings.simulated_width,
-        dimensions=dimensions or tuple(filter(None, (*halves, settings.simulated_width))),
-        max_input_tokens=settings.simulated_max_input_tokens,
-        vocab_size=settings.simulated_vocab_size,
-        load_s=settings.simulated_load_s,
-        token_s=settings.simulated_token_s,
-    )
 
 
 def vector(token_ids: Sequence[int], width: int) -> list[float]:
@@ -191,12 +164,7 @@ class SimulatedEmbedder:
 
     async def load(self) -> EngineLoad:
         """Return the inputs that run and wait."""
-        return EngineLoad(
-            running_requests=self._running,
-            queued_requests=self._waiting,
-            used_blocks=0,
-            total_blocks=0,
-        )
+        return EngineLoad(running_requests=self._running, queued_requests=self._waiting)
 
     def wedge(self) -> None:
         """Simulate a hang: batches don't end."""

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import importlib
+import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 from millstream_server.encoding.encoder import EncoderInfo, Prepared
-from millstream_server.engines.base import EngineLoad
-from millstream_server.engines.transformers.fingerprint import settings_digest
+from millstream_server.engines.base import EngineLoad, warm_up_by_probe
 from millstream_server.engines.transformers.preprocessing import Preprocessor
-from millstream_server.engines.transformers.tensors import to_tensor
 from millstream_server.engines.transformers.tower import Tower, TowerConfig
-from millstream_server.engines.warm_up import warm_up_by_probe
 from millstream_server.media import families
 from millstream_server.media.families.family import Family
 from millstream_server.media.frames import Frames
 from millstream_server.media.items import Content, Modality
-from millstream_server.media.tensor import Tensor
+from millstream_server.media.tensor import ElementType, Tensor, TensorSpec
+from millstream_server.model_files.weights import raw_header
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InternalError,
@@ -30,11 +32,17 @@ from millstream_server.runtime.errors import (
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.threads import DaemonThreads
 
-__all__ = ["TowerEncoder"]
-
 log = get_log(__name__)
 
 _CLOSE_TIMEOUT_S = 10.0
+_SETTINGS = (
+    "config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+)
+_SAMPLE_BYTES = 1024
+_TOWER_NAMES = ("visual", "vision", "multi_modal_projector")
 _PROBE_SIDE = 64
 _BLANK = Frames(
     modality=Modality.IMAGE,
@@ -109,9 +117,6 @@ class TowerEncoder:
             raise EngineFailedError(f"The model's images can't be encoded: {error}") from error
         if family is None:
             raise EngineFailedError("The model reads text only: it has no vision tower.")
-        problem = self._tower.supports(family)
-        if problem is not None:
-            raise EngineFailedError(problem)
         return family
 
     async def warm_up(self) -> None:
@@ -136,12 +141,7 @@ class TowerEncoder:
 
     async def load(self) -> EngineLoad:
         """Return the items in the tower and before it; it has no blocks."""
-        return EngineLoad(
-            running_requests=self._running,
-            queued_requests=self._waiting,
-            used_blocks=0,
-            total_blocks=0,
-        )
+        return EngineLoad(running_requests=self._running, queued_requests=self._waiting)
 
     def prepare(self, frames: Frames) -> Prepared:
         """See `MediaEncoder.prepare`."""
@@ -228,3 +228,51 @@ def _forget(probe: asyncio.Future[list[Tensor]]) -> None:
     """Read the result of a probe that nobody waits for any more."""
     if not probe.cancelled():
         probe.exception()
+
+
+def to_tensor(tensor: Any) -> Tensor:
+    """Copy a torch tensor from any device; the copy shares no memory with others."""
+    torch: Any = importlib.import_module("torch")
+    owned = tensor.detach().to("cpu", copy=True).contiguous()
+    spec = TensorSpec(ElementType(str(owned.dtype).removeprefix("torch.")), tuple(owned.shape))
+    return Tensor(spec, memoryview(owned.view(torch.uint8).numpy()).cast("B"))
+
+
+def settings_digest(model_path: Path, kind: str) -> bytes:
+    """Return the SHA-256 of what an embedding depends on besides the item.
+
+    Of the weights it covers the files' names, sizes and headers, and the start of every tensor of
+    the tower: the whole would take seconds per GB, and training changes all tensors that it changes
+    at all.
+    """
+    hashed = hashlib.sha256(b"millstream.encoder")
+    for part in _parts(model_path, kind):
+        hashed.update(len(part).to_bytes(8, "big"))
+        hashed.update(part)
+    return hashed.digest()
+
+
+def _parts(model_path: Path, kind: str) -> Iterator[bytes]:
+    yield kind.encode()
+    for name in _SETTINGS:
+        file = model_path / name
+        yield name.encode()
+        yield file.read_bytes() if file.is_file() else b""
+    for file in sorted(model_path.glob("*.safetensors")):
+        yield file.name.encode()
+        yield file.stat().st_size.to_bytes(8, "big")
+        with file.open("rb") as opened:
+            yield from _weights(opened)
+
+
+def _weights(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield a safetensors file's header and samples."""
+    header = raw_header(file)
+    data_at = file.tell()
+    yield header
+    tensors: dict[str, Any] = json.loads(header)
+    for name in sorted(tensors):
+        if any(part in name for part in _TOWER_NAMES):
+            start, end = tensors[name]["data_offsets"]
+            file.seek(data_at + start)
+            yield file.read(min(_SAMPLE_BYTES, end - start))

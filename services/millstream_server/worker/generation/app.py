@@ -8,8 +8,8 @@ from functools import partial
 
 from millstream_server.control.abilities import NO_CONTROLS, Controlled
 from millstream_server.control.adapters import LoraAdapter
+from millstream_server.engines.adapter import DllmSettings
 from millstream_server.engines.base import Role
-from millstream_server.engines.settings import DllmSettings
 from millstream_server.generation.generator import GeneratorEngine, GeneratorInfo
 from millstream_server.kv_cache.events import KvEventSource
 from millstream_server.protobuf.worker import description_to_proto
@@ -19,7 +19,6 @@ from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.transfer.ticket import TicketGate, TicketKey
 from millstream_server.worker import app, follower
 from millstream_server.worker.control.plan import ControlOptions, ControlPlan
-from millstream_server.worker.engine_choice import make_engine, make_follower
 from millstream_server.worker.generation.core import GenerationWorker
 from millstream_server.worker.generation.fetching import Fetcher
 from millstream_server.worker.generation.media import EmbeddingSource
@@ -72,13 +71,13 @@ async def run(
     Raises:
         SettingsError: settings contradict each other.
     """
-    if (part := make_follower(settings, role, dllm)) is not None:
+    if (part := settings.ENGINES.follower(settings, role, dllm=dllm)) is not None:
         return await follower.run(settings, part, role, service.name)
     key = _ticket_key(settings.ticket_key, role)
     # A decode worker gets the KV cache, so it needs no embeddings.
     source = EmbeddingSource(settings, key) if key and role is not Role.DECODE else None
     plan = make_plan(
-        make_engine(settings, role, dllm),
+        settings.ENGINES.make(settings, role, dllm=dllm),
         role,
         settings.served_name,
         service,

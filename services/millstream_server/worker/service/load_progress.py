@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 
 from millstream.v1 import worker_pb2
-from millstream_server.engines.load_progress import LoadProgress, LoadStage
+from millstream_server.engines.base import LoadProgress, LoadStage
 from millstream_server.protobuf.common import duration
 from millstream_server.runtime.errors import UnavailableError
 from millstream_server.worker.loading import Loading

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millstream_server.model_files.safetensors import (
+from millstream_server.model_files.weights import (
     BadSafetensorsError,
     StoredTensor,
     read_header,
@@ -72,7 +72,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """
     if not path.is_dir():
         raise InvalidWeightsError(f"There is no directory {path}.")
-    config = _read_json(path / "config.json")
+    config = read_json(path / "config.json")
     files = _files(path)
     tensors: dict[str, StoredTensor] = {}
     for file in files:
@@ -140,13 +140,18 @@ def _check_index(path: Path, tensors: Mapping[str, StoredTensor]) -> None:
 
 
 def _weight_map(index: Path) -> Mapping[str, Any]:
-    found = _read_json(index).get("weight_map")
+    found = read_json(index).get("weight_map")
     if not isinstance(found, dict) or not found:
         raise InvalidWeightsError(f"{index} has no weight_map.")
     return found
 
 
-def _read_json(file: Path) -> Mapping[str, Any]:
+def read_json(file: Path) -> Mapping[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        InvalidWeightsError: the file can't be read, or has none.
+    """
     try:
         read = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:

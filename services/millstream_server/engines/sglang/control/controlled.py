@@ -12,8 +12,7 @@ from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.kv_events.feed import KvEventFeed
 from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.engines.sglang.lifetime import SglangLifetime
-from millstream_server.engines.sglang.requests.gate import Hold
-from millstream_server.engines.sglang.requests.runs import Runs
+from millstream_server.engines.sglang.requests.runs import Hold, Runs
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.runtime.errors import EngineBusyError, EngineFailedError
 
@@ -30,7 +29,7 @@ class ControlledEngine:
     built: BuiltEngine
     info: GeneratorInfo
     runs: Runs
-    lifetime: SglangLifetime
+    lifetime: SglangLifetime[GeneratorInfo]
     kv: KvEventFeed
     _calls: set[asyncio.Task[Any]] = field(default_factory=set)
 
@@ -75,8 +74,8 @@ class ControlledEngine:
         if not task.cancelled():
             task.exception()  # whoever called may be gone
 
-    async def flush_when_idle(self) -> None:
-        """Wait until SGLang has released requests that ended; empty its prefix cache.
+    async def flush_cache(self) -> None:
+        """See `control.pause.CacheControl`; waits until SGLang has released requests that ended.
 
         A flush is how to ask SGLang whether it is idle: it refuses while anything is left.
 

@@ -23,7 +23,7 @@ from millstream_server.engines.sglang.control.checkpoint import (
 )
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
 from millstream_server.engines.sglang.control.sources import UpdateFailedError
-from millstream_server.engines.sglang.requests.gate import Hold
+from millstream_server.engines.sglang.requests.runs import Hold
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InvalidWeightsError,
@@ -88,7 +88,7 @@ class SglangWeights:
             if isinstance(source, DiskWeights):
                 # Once more, in milliseconds: files may have changed.
                 await asyncio.to_thread(self._check_files, source.path)
-            await engine.flush_when_idle()
+            await engine.flush_cache()
             try:
                 await self._apply(source, version)
             except UpdateFailedError as error:

@@ -7,9 +7,9 @@ import os
 import sys
 from pathlib import Path
 
-ON_PATH = Path(__file__).resolve().parent / "on_path"
+from millstream_server.engines.torch_on_cpu import DEFAULTS, gpu_present
 
-_GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
+ON_PATH = Path(__file__).resolve().parent / "on_path"
 
 _FORCED = {
     # SGLang's own switch for the CPU platform.
@@ -17,20 +17,6 @@ _FORCED = {
     # Else the first penalty or top-k request compiles C++ for seconds, and needs a compiler.
     "TORCH_COMPILE_DISABLE": "1",
 }
-_DEFAULTS = {
-    # Development and CI use local models; nothing should wait for a model hub.
-    "HF_HUB_OFFLINE": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    # On a busy machine threads that spin at a barrier, waiting for a thread that isn't scheduled,
-    # make a step of a tiny model take 200 ms.
-    "OMP_WAIT_POLICY": "PASSIVE",
-}
-
-
-def gpu_present() -> bool:
-    """Return whether this machine has a GPU device, without importing PyTorch."""
-    return any(device.exists() for device in _GPU_DEVICES)
 
 
 def is_active() -> bool:
@@ -56,7 +42,7 @@ def activate() -> None:
         inherited = os.environ.get("PYTHONPATH")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ON_PATH), inherited)))
     os.environ.update(_FORCED)
-    for name, value in _DEFAULTS.items():
+    for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
     # Processes started from now on get this through PYTHONPATH and `sitecustomize`.
     if str(ON_PATH) not in sys.path:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from millstream_server.engines.sglang import cpu as sglang_cpu
+from millstream_server.engines.torch_on_cpu import resolved
 from millstream_server.runtime.errors import EngineFailedError
 
 INDEX = "model_index.json"
@@ -49,9 +49,7 @@ class SglangDiffuserConfig:
 
     def resolved_device(self) -> str:
         """Return "cpu" or "cuda"."""
-        if self.device != "auto":
-            return self.device
-        return "cuda" if sglang_cpu.gpu_present() else "cpu"
+        return resolved(self.device)
 
 
 def generator_arguments(

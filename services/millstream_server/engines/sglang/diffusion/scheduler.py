@@ -10,21 +10,77 @@ import logging
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from millstream_server.engines.sglang import cpu as sglang_cpu
 from millstream_server.engines.sglang.diffusion import child
-from millstream_server.engines.sglang.diffusion.channel import Channel
 from millstream_server.engines.sglang.diffusion.child import StepReport, Stop
 from millstream_server.engines.sglang.diffusion.config import (
     SglangDiffuserConfig,
     generator_arguments,
 )
-from millstream_server.engines.sglang.replaced import keep_our_logging, replaced
+from millstream_server.engines.sglang.launch import keep_our_logging, replaced
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.telemetry.log import get_log
+
+
+class Channel:
+    """One pipe to each rank; the first rank's brings the reports.
+
+    The pipes end with the processes: replaced ones get a new channel.
+    """
+
+    def __init__(
+        self,
+        ranks: int,
+        loop: asyncio.AbstractEventLoop,
+        on_report: Callable[[StepReport], None],
+    ) -> None:
+        """Open the pipes; ``on_report`` is called on ``loop``."""
+        pairs = [Pipe() for _ in range(ranks)]
+        self._ours: list[Connection] = [ours for ours, _ in pairs]
+        self.theirs: list[Connection] = [theirs for _, theirs in pairs]
+        """The scheduler processes' ends, in the order of their ranks."""
+        self._loop = loop
+        self._on_report = on_report
+        self._thread = threading.Thread(target=self._read, name="sglang-steps", daemon=True)
+
+    def listen(self) -> None:
+        """Receive reports; to be called once the processes have their ends."""
+        self._close_theirs()
+        self._thread.start()
+
+    def _close_theirs(self) -> None:
+        for connection in self.theirs:
+            connection.close()
+
+    def _read(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                report = self._ours[0].recv()
+                try:
+                    self._loop.call_soon_threadsafe(self._on_report, report)
+                except RuntimeError:  # the loop is closed
+                    return
+
+    def stop(self, stop: Stop) -> None:
+        """End a request. It never blocks: a message is small, and there is one per request."""
+        for connection in self._ours:
+            with contextlib.suppress(BrokenPipeError, ConnectionError):  # the process has ended
+                connection.send(stop)
+
+    def close(self) -> None:
+        """Close the pipes; the processes have ended, or never got theirs."""
+        self._close_theirs()
+        if self._thread.ident is not None:
+            self._thread.join()
+        for connection in self._ours:
+            connection.close()
+
 
 _RUNTIME = "sglang.multimodal_gen.runtime"
 _PROCESS_NAME = "sglang-diffusionWorker-"
@@ -56,11 +112,17 @@ class Scheduler:
         self._launch: asyncio.Future[None] | None = None
         self._channel: Channel | None = None
         self._pidfds: list[int] = []
+        self._usable = asyncio.Event()
+        self._losses: deque[float] = deque()
+        self._restart: asyncio.Task[None] | None = None
+        self._on_failure: Callable[[EngineFailedError], Awaitable[None]] | None = None
+        self.fault: EngineFailedError | None = None
+        """Why it runs no more jobs."""
         self.generator: Any = None
         """The `DiffGenerator`, once started."""
 
     async def start(self) -> None:
-        """Start the processes and load the model; again after `kill` or a loss.
+        """Start the processes and load the model.
 
         Raises:
             EngineFailedError: it failed; no process is left running.
@@ -80,10 +142,58 @@ class Scheduler:
         self._pidfds.append(descriptor)
         asyncio.get_running_loop().add_reader(descriptor, self._lost, pid)
 
+    def supervise(self, on_failure: Callable[[EngineFailedError], Awaitable[None]]) -> None:
+        """Let jobs come, and start the processes again when one ends, but not too often.
+
+        Raises:
+            EngineFailedError: one has ended already, or it was closed.
+        """
+        if self.fault is not None:
+            raise self.fault
+        self._on_failure = on_failure
+        self._usable.set()
+
+    async def usable(self) -> None:
+        """Wait until the processes are there.
+
+        Raises:
+            EngineFailedError: they ended too often, or it was closed.
+        """
+        await self._usable.wait()
+        if self.fault is not None:
+            raise self.fault
+
     def _lost(self, pid: int) -> None:
         log.warning("a process of SGLang ended", pid=pid)
         self._unwatch()
+        self._usable.clear()
         self._on_loss()
+        if self._on_failure is None:
+            self.fault = EngineFailedError("A process of the engine ended while it started.")
+        elif self.fault is None:
+            self._restart = asyncio.ensure_future(self._start_again(self._on_failure))
+
+    async def _start_again(
+        self, on_failure: Callable[[EngineFailedError], Awaitable[None]]
+    ) -> None:
+        limit, window_s = self._config.max_restarts, self._config.restart_window_s
+        now_s = asyncio.get_running_loop().time
+        while True:
+            self._losses.append(now_s())
+            while self._losses[0] < now_s() - window_s:
+                self._losses.popleft()
+            if len(self._losses) > limit:
+                break
+            log.warning("SGLang is started again", restart=len(self._losses), of=limit)
+            with contextlib.suppress(EngineFailedError):
+                await self.start()
+                self._usable.set()
+                return
+        self.fault = EngineFailedError(
+            f"The engine ended more than {limit} times within {window_s:g} s."
+        )
+        self._usable.set()
+        await on_failure(self.fault)
 
     def _unwatch(self) -> None:
         while self._pidfds:
@@ -151,6 +261,11 @@ class Scheduler:
 
     async def close(self) -> None:
         """Stop the processes, also during their start; then end the thread."""
+        self.fault = self.fault or EngineFailedError("The engine was closed.")
+        self._on_loss()
+        self._usable.set()
+        if self._restart is not None:
+            self._restart.cancel()
         self._ended.set()
         while self._launch is not None and not self._launch.done():
             # The launch fails when the processes it waits for have ended.

@@ -2,6 +2,9 @@
 
 SGLang's hashes of an adapter's blocks depend on a random id, so nobody else could compute them.
 Ours are made anew from the token ids, and SGLang's are kept to know what a removal means.
+
+An event is a map with its type under "type"; before 0.5.20 it was an array, which isn't read.
+Imports msgspec, which comes with SGLang.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from millstream_server.engines.sglang.kv_events.wire import Cleared, Removed, Stored, read
+import msgspec
+
 from millstream_server.kv_cache.events import (
     BlocksRemoved,
     BlocksStored,
@@ -20,6 +24,62 @@ from millstream_server.kv_cache.events import (
     Medium,
 )
 from millstream_server.kv_cache.hashing import Namespace, hash_of, next_digest
+
+_NO_TOKENS = msgspec.Raw(b"\x90")
+
+
+class Stored(msgspec.Struct, tag="BlockStored", gc=False):
+    """Blocks that are cached now, each the child of the one before."""
+
+    block_hashes: list[int]
+    """Signed."""
+    parent_block_hash: int | None = None
+    token_ids: msgspec.Raw = _NO_TOKENS
+    """Of all blocks; read only where they are needed."""
+    medium: str | None = None
+    cache_salt: str | None = None
+    lora_name: str | None = None
+
+    def tokens(self) -> list[int]:
+        """Read the token ids."""
+        return _TOKENS.decode(self.token_ids)
+
+
+class Removed(msgspec.Struct, tag="BlockRemoved", gc=False):
+    """Blocks that are no longer cached in a medium."""
+
+    block_hashes: list[int]
+    medium: str | None = None
+
+
+class Cleared(msgspec.Struct, tag="AllBlocksCleared", gc=False):
+    """Nothing is cached any more."""
+
+
+class _Batch(msgspec.Struct, array_like=True, gc=False):
+    ts: float
+    events: list[Stored | Removed | Cleared]
+
+
+_BATCH = msgspec.msgpack.Decoder(_Batch)
+_TOKENS = msgspec.msgpack.Decoder(list[int])
+
+
+class UnreadableBatchError(Exception):
+    """A batch isn't what SGLang sends."""
+
+
+def read(payload: bytes) -> list[Stored | Removed | Cleared]:
+    """Read a batch.
+
+    Raises:
+        UnreadableBatchError: it is none.
+    """
+    try:
+        return _BATCH.decode(payload).events
+    except msgspec.DecodeError as error:
+        raise UnreadableBatchError(str(error)) from error
+
 
 _MEDIA = {
     None: Medium.DEVICE,

@@ -36,7 +36,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from millstream_server.engines.sglang.progress import RankProgress
+from millstream_server.engines.sglang.loads import RankProgress
 from millstream_server.engines.sglang.requests.translate import read_logprobs
 from millstream_server.generation.output import TokenLogprob
 

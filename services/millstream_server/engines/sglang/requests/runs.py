@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Sequence
+import enum
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
 from millstream_server.engines.base import Role
 from millstream_server.engines.sglang.dllm import BlockBudget
 from millstream_server.engines.sglang.launch import BuiltEngine
-from millstream_server.engines.sglang.progress import RankProgress
+from millstream_server.engines.sglang.loads import RankProgress
 from millstream_server.engines.sglang.requests.batches import BatchReader
-from millstream_server.engines.sglang.requests.gate import Gate, Hold
 from millstream_server.engines.sglang.requests.media import keep_steps_apart, media_arguments
 from millstream_server.engines.sglang.requests.translate import (
     Chunk,
@@ -34,6 +34,63 @@ from millstream_server.runtime.errors import (
     WorkerPausedError,
 )
 from millstream_server.runtime.telemetry.log import get_log
+
+
+class Hold(enum.Enum):
+    """Why requests wait."""
+
+    PAUSED = "paused"
+    RELEASED = "memory released"
+    UPDATING = "updating weights"
+
+
+class Gate:
+    """Open unless something holds it; requests and probes wait in front of it.
+
+    SGLang has no such thing for all operations: it would run a request with memory that is
+    released, and one that waits in its own pause can't be aborted.
+    """
+
+    def __init__(self) -> None:
+        """Start open."""
+        self._holds: set[Hold] = set()
+        self._open = asyncio.Event()
+        self._open.set()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing holds it."""
+        return not self._holds
+
+    def holds(self, hold: Hold) -> bool:
+        """Return whether ``hold`` is one of the reasons why requests wait."""
+        return hold in self._holds
+
+    async def passed(self) -> None:
+        """Wait until it is open."""
+        while self._holds:
+            await self._open.wait()
+
+    def close(self, hold: Hold) -> None:
+        """Let requests wait; a second time has no effect."""
+        self._holds.add(hold)
+        self._open.clear()
+
+    def release(self, hold: Hold) -> None:
+        """Take one reason away."""
+        self._holds.discard(hold)
+        if not self._holds:
+            self._open.set()
+
+    @contextlib.asynccontextmanager
+    async def closed(self, hold: Hold) -> AsyncIterator[None]:
+        """Let requests wait during the ``with`` block."""
+        self.close(hold)
+        try:
+            yield
+        finally:
+            self.release(hold)
+
 
 log = get_log(__name__)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -109,26 +110,9 @@ class _TritonLoader(Loader):
             )
 
 
-def _declare_torchvision_operators() -> object:
-    """Make torchvision importable, which SGLang imports: its PyPI wheel is for CUDA PyTorch.
-
-    With CPU PyTorch its compiled part doesn't load, and the fake-kernel registration in its
-    `__init__` then fails because two operators are missing. With their schemas declared the Python
-    part works; calling one of the operators still raises.
-    """
-    import torch  # noqa: PLC0415 - only when torchvision is asked for
-
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    if torch.version.cuda is None:
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return library
-
-
 class _Finder(MetaPathFinder):
     def __init__(self) -> None:
         self._stub_triton = PathFinder.find_spec("triton") is None
-        self._torchvision: object = None
 
     def find_spec(
         self,
@@ -137,8 +121,11 @@ class _Finder(MetaPathFinder):
         target: ModuleType | None = None,
     ) -> ModuleSpec | None:
         del path, target
-        if fullname == "torchvision" and self._torchvision is None:
-            self._torchvision = _declare_torchvision_operators()
+        if fullname == "torchvision":
+            # Only now: this runs at the start of every process, and it imports torch.
+            importlib.import_module(
+                "millstream_server.engines.torch_on_cpu"
+            ).declare_torchvision_operators()
         if self._stub_triton and fullname.partition(".")[0] == "triton":
             return ModuleSpec(fullname, _TritonLoader(), is_package=True)
         return None

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.runtime.errors import EngineFailedError
 
 _LAST, _CLS = "lasttoken", "cls"
@@ -19,6 +20,9 @@ _DECODERS = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _ENCODERS = ("BertModel", "XLMRobertaModel")
 _RANKERS = ("BertForSequenceClassification", "XLMRobertaForSequenceClassification")
 _HEADS_WITH_A_BIAS = ("Qwen2ForSequenceClassification", "Qwen3ForSequenceClassification")
+_CPU_RUNNING = 64
+_CPU_ENCODER_MEMORY = 0.3
+"""Of a machine's memory; SGLang reserves so little for models without a KV cache that it fails."""
 _POOLING_FLAGS = {
     "pooling_mode_cls_token": _CLS,
     "pooling_mode_lasttoken": _LAST,
@@ -68,6 +72,25 @@ def read_model(path: Path, dimensions: Sequence[int] = ()) -> VectorModel:
         positions=_positions(config, architecture),
         overrides=_overrides(config, architecture),
     )
+
+
+def with_ability(config: SglangEngineConfig, model: VectorModel) -> SglangEngineConfig:
+    """Add the arguments without which SGLang fails with such a model, or is wrong."""
+    on_cpu = config.resolved_device() == "cpu"
+    ability: dict[str, object] = {"is_embedding": True}
+    if model.encoder_only:
+        ability |= {"disable_radix_cache": True, "chunked_prefill_size": -1}
+        if on_cpu:
+            ability["mem_fraction_static"] = _CPU_ENCODER_MEMORY
+    if model.overrides:
+        ability["json_model_override_args"] = json.dumps(model.overrides)
+    if int(str(config.extra.get("dp_size", 1))) > 1:
+        raise EngineFailedError(
+            "extra: dp_size is 1 for embedding, as SGLang can't be told which rank to try; run "
+            "one worker per rank."
+        )
+    running = config.max_running_requests or (_CPU_RUNNING if on_cpu else None)
+    return replace(config, ability=ability, max_running_requests=running, multimodal=False)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -1,13 +1,107 @@
-"""The files that a model has where it comes from, and which of them are wanted."""
+"""Where a model's files come from: URIs, what there is, what is wanted, and what can go wrong.
+
+FetchError          with a sentence for people
+├── RefusedError    exit code 2: another attempt fails in the same way
+└── FailedError     exit code 1: another attempt may succeed
+"""
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from millstream_server.model_files.errors import RefusedError
+
+class FetchError(Exception):
+    """A model's files aren't there; the text says why and what to do."""
+
+    exit_code = 1
+
+
+class RefusedError(FetchError):
+    """Somebody has to change something first: the URI, the token, the directory, the disk."""
+
+    exit_code = 2
+
+
+class FailedError(FetchError):
+    """The network, a server or a file's content; a further attempt goes on from here."""
+
+
+def disk_error(error: OSError, directory: object) -> FetchError:
+    """Say in a sentence what the file system doesn't do."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return RefusedError(
+            f"{directory} is full ({error.strerror}). Give it more space; the next attempt keeps "
+            "the files that are complete"
+        )
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return RefusedError(
+            f"can't write to {directory} ({error.strerror}). It must be writable for user "
+            f"{os.getuid()}; in Kubernetes set fsGroup in the pod's securityContext"
+        )
+    return FailedError(f"can't write to {directory}: {error.strerror or error}")
+
+
+_HUB = re.compile(r"hf://(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+))?")
+_S3 = re.compile(r"s3://(?P<bucket>[a-z0-9][a-z0-9.-]+)/(?P<prefix>[^?#]*[^?#/])/*")
+_NOTHING_TO_FETCH = {
+    "pvc": "a claim is mounted as it is: there is nothing to fetch",
+    "oci": "an image volume is mounted as it is: there is nothing to fetch",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class HubUri:
+    """A repository of the Hugging Face Hub, or of a server with its API."""
+
+    repo: str
+    """Like org/name."""
+    revision: str | None
+    """A branch, tag or commit; None: the default branch."""
+
+    def __str__(self) -> str:
+        """Spell the URI."""
+        return f"hf://{self.repo}" + (f"@{self.revision}" if self.revision else "")
+
+
+@dataclass(frozen=True, slots=True)
+class S3Uri:
+    """All objects of a bucket below a prefix."""
+
+    bucket: str
+    prefix: str
+    """Without a slash at its ends."""
+
+    def __str__(self) -> str:
+        """Spell the URI."""
+        return f"s3://{self.bucket}/{self.prefix}"
+
+
+ModelUri = HubUri | S3Uri
+
+
+def parse_uri(text: str) -> ModelUri:
+    """Read a URI.
+
+    Raises:
+        RefusedError: it is none, or one of a kind that isn't fetched.
+    """
+    if found := _HUB.fullmatch(text):
+        return HubUri(found["repo"], found["revision"])
+    if found := _S3.fullmatch(text):
+        return S3Uri(found["bucket"], found["prefix"])
+    scheme = text.partition("://")[0]
+    why = _NOTHING_TO_FETCH.get(scheme)
+    raise RefusedError(
+        f"{text}: {why}" if why else f"{text!r} is not hf://org/name[@revision] or s3://bucket/path"
+    )
+
 
 _TORCH = {".bin", ".pt", ".pth", ".ckpt"}
 _OTHERS = {".h5", ".msgpack", ".ot", ".onnx", ".onnx_data", ".gguf", ".tflite", ".npz", ".mlmodel"}
@@ -162,3 +256,25 @@ def _names(folder: str, tensors: set[str]) -> list[str]:
     """List the names of the ordinary weights in a folder."""
     paths = map(PurePosixPath, tensors)
     return [p.name for p in paths if str(p.parent) == folder and p.name.startswith("model")]
+
+
+_BLOCK = 2**20
+
+
+def content_differs(file: RemoteFile, path: Path) -> str | None:
+    """Compare a file with the hash that its source tells; return what differs, in words."""
+    size = path.stat().st_size
+    if size != file.size:
+        return f"it has {size} bytes instead of {file.size}"
+    if file.sha256:
+        found, name, expected = hashlib.sha256(), "SHA-256", file.sha256
+    elif file.git_sha1:
+        found, name, expected = hashlib.sha1(usedforsecurity=False), "blob id", file.git_sha1
+        found.update(b"blob %d\0" % size)
+    else:
+        return None
+    with path.open("rb") as content:
+        while block := content.read(_BLOCK):
+            found.update(block)
+    digest = found.hexdigest()
+    return None if digest == expected else f"its {name} is {digest} instead of {expected}"

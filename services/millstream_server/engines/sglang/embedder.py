@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.core import Metric
 
-from millstream_server.engines.base import EngineLoad
+from millstream_server.engines.base import EngineLoad, warm_up_by_probe
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.describe import running_limit
 from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.engines.sglang.lifetime import SglangLifetime
-from millstream_server.engines.sglang.loads import KvBlocks, LoadReader
-from millstream_server.engines.sglang.metrics import collect
-from millstream_server.engines.sglang.progress import RankProgress
+from millstream_server.engines.sglang.loads import KvBlocks, RankProgress
 from millstream_server.engines.sglang.requests.translate import translate_exception
-from millstream_server.engines.sglang.vectors.model import VectorModel, read_model
-from millstream_server.engines.warm_up import warm_up_by_probe
+from millstream_server.engines.sglang.vector_model import VectorModel, read_model, with_ability
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InternalError,
@@ -38,20 +33,8 @@ from millstream_server.vectors.embedder import EmbedderInfo
 log = get_log(__name__)
 
 _PROBE = (0,)
-_CPU_RUNNING = 64
 _POOL_RESERVE = 6
 """Tokens of its KV cache that SGLang keeps from a prompt."""
-_CPU_ENCODER_MEMORY = 0.3
-"""Of a machine's memory; SGLang reserves so little for models without a KV cache that it fails."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Started:
-    """A started engine and its facts."""
-
-    built: BuiltEngine
-    info: EmbedderInfo
-    blocks: KvBlocks
 
 
 class SglangEmbedder:
@@ -67,26 +50,24 @@ class SglangEmbedder:
         """
         self._config = config
         self._dimensions = dimensions
-        self._lifetime = SglangLifetime(lambda _: self._end_calls())
+        self._progress = RankProgress()
+        self._lifetime: SglangLifetime[EmbedderInfo] = SglangLifetime(
+            lambda _: self._end_calls(), self._progress
+        )
         self._calls: set[asyncio.Task[list[Any]]] = set()
         self._inputs = 0
         self._probe: asyncio.Task[list[Any]] | None = None
-        self._progress = RankProgress()
-        self._loads = LoadReader()
         self._request: Callable[..., Any] | None = None
-        self._started: _Started | None = None
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> EmbedderInfo:
         """Load the model in a thread of its own; see `Embedder.start`."""
         model = read_model(Path(self._config.model_path), self._dimensions)
         built = await self._lifetime.start(with_ability(self._config, model))
         self._request = importlib.import_module("sglang.srt.managers.io_struct").EmbeddingReqInput
-        self._progress.read_loads_from(built.engine.tokenizer_manager.load_snapshot_reader)
         size = int(built.server_args.get("page_size") or 1)
         blocks = KvBlocks(size, built.total_tokens // size)
         info = _describe(built, model, blocks, await running_limit(built))
-        self._lifetime.started(on_failure)
-        self._started = _Started(built, info, blocks)
+        self._lifetime.started(built, info, blocks, on_failure)
         return info
 
     async def warm_up(self) -> None:
@@ -111,7 +92,7 @@ class SglangEmbedder:
     async def embed(self, inputs: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """See `Embedder.embed`; SGLang gives all vectors the length 1."""
         rows = await self._run(inputs)
-        return _array(rows, (len(inputs), self._ready().info.width))
+        return _array(rows, (len(inputs), self._lifetime.ready()[1].width))
 
     async def rank(self, pairs: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """See `Embedder.rank`."""
@@ -119,7 +100,7 @@ class SglangEmbedder:
 
     async def _run(self, inputs: Sequence[Sequence[int]]) -> list[Any]:
         """Return what SGLang makes of each input; cancel the call to drop them."""
-        _check(inputs, self._ready().info)
+        _check(inputs, self._lifetime.ready()[1])
         call = asyncio.create_task(self._call(inputs))
         self._calls.add(call)
         call.add_done_callback(self._calls.discard)
@@ -139,10 +120,10 @@ class SglangEmbedder:
             self._inputs -= len(inputs)
 
     async def _call(self, inputs: Sequence[Sequence[int]]) -> list[Any]:
-        started = self._ready()
-        assert self._request is not None  # noqa: S101 - set before `_started`
+        built, _ = self._lifetime.ready()
+        assert self._request is not None  # noqa: S101 - set before it is ready
         request = self._request(input_ids=[list(ids) for ids in inputs])
-        manager = started.built.engine.tokenizer_manager
+        manager = built.engine.tokenizer_manager
         rows = []
         async for results in manager.generate_request(request, None):  # one, for all of them
             rows = [result.get("embedding") for result in results]
@@ -153,20 +134,11 @@ class SglangEmbedder:
 
     async def load(self) -> EngineLoad:
         """Return the load in inputs; see `Engine.load`."""
-        started = self._ready()
-        manager = started.built.engine.tokenizer_manager
-        return await self._loads.read(manager, started.blocks, open_requests=self._inputs)
+        return await self._lifetime.load(self._inputs)
 
     def metrics(self) -> Iterable[Metric]:
         """Give SGLang's own metrics; see `worker.engine_metrics.MetricsSource`."""
-        return () if self._started is None else collect(self._started.blocks)
-
-    def _ready(self) -> _Started:
-        if self._lifetime.failure:
-            raise EngineFailedError(self._lifetime.failure)
-        if self._started is None:
-            raise EngineFailedError("The engine has not started.")
-        return self._started
+        return self._lifetime.metrics()
 
     def _end_calls(self) -> None:
         for call in list(self._calls):
@@ -175,25 +147,6 @@ class SglangEmbedder:
     async def close(self) -> None:
         """Stop SGLang's processes, also while they start; see `Engine.close`."""
         await self._lifetime.close(lambda: [*self._calls, *([self._probe] if self._probe else [])])
-
-
-def with_ability(config: SglangEngineConfig, model: VectorModel) -> SglangEngineConfig:
-    """Add the arguments without which SGLang fails with such a model, or is wrong."""
-    on_cpu = config.resolved_device() == "cpu"
-    ability: dict[str, object] = {"is_embedding": True}
-    if model.encoder_only:
-        ability |= {"disable_radix_cache": True, "chunked_prefill_size": -1}
-        if on_cpu:
-            ability["mem_fraction_static"] = _CPU_ENCODER_MEMORY
-    if model.overrides:
-        ability["json_model_override_args"] = json.dumps(model.overrides)
-    if int(str(config.extra.get("dp_size", 1))) > 1:
-        raise EngineFailedError(
-            "extra: dp_size is 1 for embedding, as SGLang can't be told which rank to try; run "
-            "one worker per rank."
-        )
-    running = config.max_running_requests or (_CPU_RUNNING if on_cpu else None)
-    return replace(config, ability=ability, max_running_requests=running, multimodal=False)
 
 
 def _describe(

@@ -1,0 +1,279 @@
+"""What an engine's folder offers: its abilities, their settings, what makes the engine.
+
+A new engine is a folder with a module `adapter`, whose `ADAPTER` gets a line in `engines.registry`.
+That module imports settings only: a function that makes an engine imports the rest when it is
+called, so a process loads the vendors of one engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+from millstream_server.encoding.encoder import MediaEncoder
+from millstream_server.engines.base import Follower, Role
+from millstream_server.generation.generator import GeneratorEngine
+from millstream_server.media.families.family import Family
+from millstream_server.model_files.state import expect_weights
+from millstream_server.runtime.settings import EngineArguments, SettingsError, group, setting
+from millstream_server.runtime.settings.addresses import is_host_port
+from millstream_server.synthesis.diffuser import Diffuser
+from millstream_server.synthesis.request import Kind
+from millstream_server.vectors.embedder import Embedder
+
+EngineT = TypeVar("EngineT")
+Device = Literal["auto", "cuda", "cpu"]
+ElementChoice = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+# ---- settings that engines share -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """Which part of the model a process runs; all have the same settings but the rank."""
+
+    nodes: int = setting(1, help="processes that one model is spread over, each on its own machine")
+    node_rank: int = setting(
+        0,
+        help="this process's number of them, from 0; 0 leads and serves the requests, the others "
+        "serve health only",
+    )
+    leader_address: str = setting(
+        "",
+        help="HOST:PORT where the processes of one model meet: a free port of the one with rank 0",
+    )
+
+    @property
+    def follows(self) -> bool:
+        """Whether another process leads."""
+        return self.node_rank > 0
+
+    def check(self) -> None:
+        """Check that these settings fit together.
+
+        Raises:
+            SettingsError: they contradict each other.
+        """
+        if self.nodes < 1:
+            raise SettingsError(f"--nodes is {self.nodes}, not 1 or more")
+        if self.node_rank >= self.nodes:
+            raise SettingsError(
+                f"--node-rank {self.node_rank}: with --nodes {self.nodes} ranks are 0 to "
+                f"{self.nodes - 1}"
+            )
+        if self.nodes > 1 and not is_host_port(self.leader_address):
+            raise SettingsError(
+                f"--nodes {self.nodes} needs --leader-address HOST:PORT, the same for all of them; "
+                f"it is {self.leader_address!r}"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSettings:
+    """Settings of every engine."""
+
+    device: Device = setting("auto", help="auto, cuda or cpu")
+    warm_up_timeout_s: float = setting(120.0, help="longest warm-up before the start fails")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedEngineSettings(DeviceSettings):
+    """Settings of engines that take arguments of their own; 0 leaves a limit to the engine."""
+
+    engine_args: EngineArguments = setting(
+        EngineArguments(), help="the engine's own arguments: behind --, not as a flag"
+    )
+    engine_log_level: str = setting("warning", help="log level of the engine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VectorEngineSettings(ServedEngineSettings):
+    """Settings of an engine for vectors and scores."""
+
+    dtype: str = setting("auto", help="auto, bfloat16, float16 or float32")
+    max_running_requests: int = setting(
+        0, help="most inputs in a batch; 0: the engine decides, 64 on a CPU"
+    )
+    max_total_tokens: int = setting(0, help="KV cache size in tokens; 0: what fits")
+    context_length: int = setting(0, help="most tokens of an input; 0: the model's")
+    topology: NodeSettings = group(NodeSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextEngineSettings(ServedEngineSettings):
+    """Settings of an engine that generates text."""
+
+    dtype: str = setting("auto", help="auto, bfloat16, float16 or float32")
+    max_running_requests: int = setting(0, help="most requests at once; 0: the engine decides")
+    max_total_tokens: int = setting(0, help="KV cache size in tokens; 0: what fits")
+    context_length: int = setting(0, help="most tokens of prompt and completion; 0: the model's")
+    bootstrap_host: str = setting(
+        "127.0.0.1",
+        help="this worker's address as its hand-off peers reach it: KV sockets bind there, and a "
+        "prefill worker's goes into tickets",
+    )
+    bootstrap_port: int = setting(8998, help="prefill: port of the KV bootstrap")
+    transfer_timeout_s: float = setting(30.0, help="longest wait for the other leg of a hand-off")
+    kv_events: bool = setting(
+        default=True, help="tell what the prefix cache holds, for routing (WatchKvEvents)"
+    )
+    tool_call_parser: str = setting(
+        "", help="announced in WorkerInfo: the parser that the model's tool calls need"
+    )
+    reasoning_parser: str = setting("", help="announced in WorkerInfo, likewise")
+    memory_saver: bool = setting(
+        default=False,
+        help="let ReleaseMemory free a GPU's memory; keeps a copy of the weights on the host; "
+        "needs the package torch-memory-saver",
+    )
+    max_loras_per_batch: int = setting(
+        0,
+        help="LoRA adapters that requests in one batch may use; more can be loaded; 0: none, and "
+        "no cost",
+    )
+    max_lora_rank: int = setting(16, help="largest rank of an adapter; memory grows with it")
+    topology: NodeSettings = group(NodeSettings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DllmSettings:
+    """Settings of an engine that runs a diffusion language model."""
+
+    dllm_algorithm: str = setting(
+        "", help="how blocks are denoised, such as LowConfidence; required with SGLang"
+    )
+    dllm_config: Path | None = setting(
+        None, help="YAML file for the algorithm, such as `threshold: 0.9` or `block_size: 4`"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffuserEngineSettings(ServedEngineSettings):
+    """Settings of an engine for images and videos."""
+
+    warm_up_timeout_s: float = setting(300.0, help="longest warm-up before the start fails")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncoderSettings(DeviceSettings):
+    """Settings of an encoder of images and videos."""
+
+    dtype: ElementChoice = setting(
+        "auto",
+        help="type of the tower and its embeddings; auto: bfloat16 on a GPU, float32 on a CPU",
+    )
+    max_item_tokens: int = setting(
+        16384, help="most tokens of an image or a video; a larger one is refused"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineContext:
+    """What an engine is made with, besides the settings that only it reads."""
+
+    common: Any
+    """The ability's settings above: `TextEngineSettings` and so on."""
+    role: Role = Role.AGGREGATED
+    model_path: Path | None
+    model_name: str
+    """The model's name in requests."""
+    metrics: bool = False
+    """Whether this process has a metrics endpoint."""
+    otlp_endpoint: str = ""
+    """Collector of spans; empty: none."""
+    dllm: DllmSettings | None = None
+    """For text by diffusion."""
+    kind: Kind | None = None
+    """For images or videos: what a simulated engine makes; others make what the model does."""
+
+
+# ---- what an engine can do -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer(Generic[EngineT]):
+    """One ability of an engine."""
+
+    make: Callable[[Any, EngineContext], EngineT]
+    """Makes the engine from ``settings`` and the rest; nothing is loaded yet.
+
+    Raises SettingsError: the settings contradict each other.
+    """
+    settings: type[Any] | None = None
+    """Settings that only this engine reads; their names differ from those of other engines."""
+    read_arguments: Callable[[Any, Any], EngineArguments] | None = None
+    """Checks ``settings`` and the ability's, and reads the arguments of the engine's own; raises
+    SettingsError. None: it takes no arguments, and runs in one process."""
+    follow: Callable[[Any, EngineContext], Follower] | None = None
+    """Makes what runs a part of a model that another process serves."""
+
+    def checked(self, name: str, own: Any, common: Any) -> Any:
+        """Return ``common`` with the engine's own arguments read.
+
+        Raises:
+            SettingsError: one is unknown, wrong, or managed by us, or the engine takes none.
+        """
+        if self.read_arguments is not None:
+            return replace(common, engine_args=self.read_arguments(own, common))
+        _refuse_arguments(common.engine_args, name)
+        nodes = getattr(common, "topology", NodeSettings())
+        if nodes.nodes != 1 or nodes.node_rank:
+            raise SettingsError(
+                f"--nodes {nodes.nodes}, --node-rank {nodes.node_rank}: the {name} engine runs in "
+                "one process"
+            )
+        return common
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """An engine: its name, what it can do, and what `millstream up` has to know of it."""
+
+    name: str
+    generator: Offer[GeneratorEngine] | None = None
+    text_diffuser: Offer[GeneratorEngine] | None = None
+    encoder: Offer[MediaEncoder] | None = None
+    encodes: Callable[[Family], bool] = lambda _: False
+    """Whether `--engine auto` may choose its encoder for a family of models."""
+    pixels: Callable[[Path], MediaEncoder] | None = None
+    """Prepares images and videos for its generator, which has the vision tower itself; None: its
+    generator takes embeddings only."""
+    diffuser: Offer[Diffuser] | None = None
+    embedder: Offer[Embedder] | None = None
+    suite_flags: Callable[[str, Path], Sequence[str]] = lambda _service, _model: ()
+    """Flags that `millstream up` gives a worker of a service for a model, besides `--engine`, which
+    encode workers don't get; "dllm": a diffusion worker that makes text. Raises SettingsError."""
+
+
+def _refuse_arguments(given: EngineArguments, engine: str) -> None:
+    if given.given:
+        where = [
+            name
+            for name, there in (
+                ("behind --", given.flags),
+                ("in MILLSTREAM_ENGINE_ARGS", given.environment),
+                ("in engine_args of the file", given.file),
+            )
+            if there
+        ]
+        raise SettingsError(
+            f"there are an engine's own arguments {' and '.join(where)}, but the engine is "
+            f"{engine}, which takes none"
+        )
+
+
+def model_folder(path: Path | None, engine: str, what: str, marker: str) -> Path:
+    """Return the directory of a model's files, which must have the file ``marker``.
+
+    Raises:
+        SettingsError: it is none, or its download isn't complete.
+    """
+    if path is None:
+        raise SettingsError(f"--model-path is required with --engine {engine}: {what}")
+    expect_weights(path)
+    if not (path / marker).is_file():
+        raise SettingsError(f"--model-path {path}: there is no {marker} in it")
+    return path

@@ -1,0 +1,263 @@
+"""What operators can do with an SGLang engine: memory, pause, cache, profile; all put together."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from millstream_server.control.abilities import EngineControls
+from millstream_server.control.memory import MemoryTag, MemoryUse
+from millstream_server.control.pause import PauseMode
+from millstream_server.control.profile import ProfileActivity
+from millstream_server.engines.base import Role
+from millstream_server.engines.sglang.control.adapters import SglangAdapters
+from millstream_server.engines.sglang.control.checkpoint import Checkpoint, read_checkpoint
+from millstream_server.engines.sglang.control.controlled import ControlledEngine
+from millstream_server.engines.sglang.control.weights import SglangWeights
+from millstream_server.engines.sglang.requests.runs import Hold
+from millstream_server.runtime.errors import (
+    EngineFailedError,
+    InternalError,
+    InvalidWeightsError,
+    OperationConflictError,
+    UnsupportedFeatureError,
+)
+from millstream_server.runtime.telemetry.log import get_log
+
+log = get_log(__name__)
+
+
+def measure(pids: Collection[int], *, on_gpu: bool) -> MemoryUse:
+    """Measure the memory of processes; blocks for milliseconds. One that ended counts 0."""
+    return MemoryUse(
+        host_bytes=sum(map(_host_bytes, pids)),
+        device_bytes=_device_bytes(pids) if on_gpu else 0,
+    )
+
+
+def _host_bytes(pid: int) -> int:
+    """Return a process's share of resident memory, else all of it: shared pages count twice."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) * 1024
+    psutil = importlib.import_module("psutil")
+    with contextlib.suppress(psutil.Error):
+        return int(psutil.Process(pid).memory_info().rss)
+    return 0
+
+
+def _device_bytes(pids: Collection[int]) -> int:
+    """Return what the driver counts for the processes, or without NVIDIA's library 0.
+
+    In a container the driver's process ids may be others: then what is used on the GPUs on which
+    anything runs, by anybody.
+    """
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return 0
+    with contextlib.suppress(nvml.NVMLError):
+        nvml.nvmlInit()
+        try:
+            return _count(nvml, pids)
+        finally:
+            nvml.nvmlShutdown()
+    return 0
+
+
+def _count(nvml: Any, pids: Collection[int]) -> int:
+    ours = used = 0
+    for index in range(nvml.nvmlDeviceGetCount()):
+        device = nvml.nvmlDeviceGetHandleByIndex(index)
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(device)
+        ours += sum(each.usedGpuMemory or 0 for each in running if each.pid in pids)
+        used += int(nvml.nvmlDeviceGetMemoryInfo(device).used) if running else 0
+    return ours or used
+
+
+class SglangMemory:
+    """See `control.memory.MemoryControl`.
+
+    SGLang's scheduler ends when it has a request left as memory is released, and would run requests
+    on memory that is. So it is asked first whether it is idle, and requests wait at the gate from
+    before that until everything is resumed. Memory falls only with `--memory-saver`, on a GPU;
+    otherwise SGLang empties its prefix cache, and `memory_use` shows that nothing was freed.
+    """
+
+    def __init__(self, engine: ControlledEngine) -> None:
+        """Nothing is released."""
+        self._engine = engine
+        self._released: set[MemoryTag] = set()
+
+    async def release_memory(self, tags: Collection[MemoryTag]) -> None:
+        """See `MemoryControl.release_memory`."""
+        engine = self._engine
+        engine.runs.gate.close(Hold.RELEASED)
+        try:
+            await engine.flush_cache()
+        except BaseException:
+            self._open_gate()
+            raise
+        message = engine.messages.ReleaseMemoryOccupationReqInput(tags=_names(tags))
+        self._released |= set(tags)
+        await engine.call(engine.manager.release_memory_occupation(message))
+
+    async def resume_memory(self, tags: Collection[MemoryTag]) -> None:
+        """See `MemoryControl.resume_memory`."""
+        engine = self._engine
+        message = engine.messages.ResumeMemoryOccupationReqInput(tags=_names(tags))
+        await engine.call(engine.manager.resume_memory_occupation(message))
+        self._released -= set(tags)
+        self._open_gate()
+
+    def _open_gate(self) -> None:
+        if not self._released:
+            self._engine.runs.gate.release(Hold.RELEASED)
+
+    async def memory_use(self) -> MemoryUse:
+        """See `MemoryControl.memory_use`."""
+        pids = self._engine.built.engine.get_all_child_pids()
+        on_gpu = self._engine.config.resolved_device() == "cuda"
+        return await asyncio.to_thread(measure, pids, on_gpu=on_gpu)
+
+
+def _names(tags: Collection[MemoryTag]) -> list[str]:
+    """Name them as SGLang does, in its order."""
+    return [tag.value for tag in MemoryTag if tag in tags]
+
+
+_NO_RETRACT = {
+    Role.DIFFUSION: "a diffusion language model can't take up a block again",
+    Role.PREFILL: "a prefill engine has sent parts of the KV cache already",
+    Role.DECODE: "the prefill engine doesn't have the requests' KV cache any more",
+}
+
+
+class SglangPause:
+    """See `control.pause.PauseControl`.
+
+    New requests wait at the gate, not in SGLang's own pause, where an abort wouldn't find them.
+    """
+
+    def __init__(self, engine: ControlledEngine) -> None:
+        """It isn't paused."""
+        self._engine = engine
+
+    async def pause(self, mode: PauseMode) -> None:
+        """See `PauseControl.pause`."""
+        engine = self._engine
+        if mode is PauseMode.RETRACT and (why := _NO_RETRACT.get(engine.config.role)):
+            raise UnsupportedFeatureError(
+                f"This engine can't be paused with RETRACT: {why}. Use IN_PLACE or ABORT."
+            )
+        engine.runs.gate.close(Hold.PAUSED)
+        if mode is PauseMode.ABORT:
+            await self._end_all()
+            mode = PauseMode.IN_PLACE  # with no request it is only the scheduler that pauses
+        message = engine.messages.PauseGenerationReqInput(mode=mode.value)
+        await engine.call(engine.manager.pause_generation(message))
+
+    async def _end_all(self) -> None:
+        """End all requests, and wait until SGLang has released them."""
+        runs = self._engine.runs
+        runs.pause_out()
+        if tasks := list(runs.tasks()):
+            await asyncio.wait(tasks)
+
+    async def go_on(self) -> None:
+        """See `PauseControl.go_on`."""
+        engine = self._engine
+        message = engine.messages.ContinueGenerationReqInput()
+        await engine.call(engine.manager.continue_generation(message))
+        engine.runs.gate.release(Hold.PAUSED)
+
+
+_NAMES = {
+    ProfileActivity.CPU: "CPU",
+    ProfileActivity.GPU: "GPU",
+    ProfileActivity.MEMORY: "MEM",
+}
+_IN_PROGRESS = "already in progress"
+_NOT_IN_PROGRESS = "not in progress"
+"""In SGLang's messages; a test compares them."""
+
+
+class SglangProfile:
+    """See `control.profile.ProfileControl`."""
+
+    def __init__(self, engine: ControlledEngine) -> None:
+        """Nothing is recorded."""
+        self._engine = engine
+
+    async def start_profile(
+        self, directory: Path, activities: Collection[ProfileActivity], steps: int
+    ) -> None:
+        """See `ProfileControl.start_profile`."""
+        engine = self._engine
+        on_gpu = engine.config.resolved_device() == "cuda"
+        if not on_gpu and (wrong := set(activities) - {ProfileActivity.CPU}):
+            names = ", ".join(sorted(activity.value for activity in wrong))
+            raise UnsupportedFeatureError(
+                f"This engine runs on a CPU and can't record {names}; it records cpu."
+            )
+        chosen = list(activities) or [ProfileActivity.CPU, *([ProfileActivity.GPU] * on_gpu)]
+        message = engine.messages.ProfileReq(
+            output_dir=str(directory),
+            activities=[_NAMES[activity] for activity in chosen],
+            num_steps=steps or None,
+            profile_prefix="sglang",
+        )
+        try:
+            await engine.call(engine.manager.start_profile(message))
+        except RuntimeError as error:
+            if _IN_PROGRESS in str(error):
+                raise OperationConflictError("A profile is being recorded already.") from error
+            raise _failed(error) from error
+
+    async def stop_profile(self) -> None:
+        """See `ProfileControl.stop_profile`."""
+        engine = self._engine
+        try:
+            await engine.call(engine.manager.stop_profile())
+        except RuntimeError as error:
+            if _NOT_IN_PROGRESS not in str(error):  # it has stopped by itself
+                raise _failed(error) from error
+
+
+def _failed(error: RuntimeError) -> InternalError:
+    log.error("SGLang's profiler failed", error=error)
+    return InternalError("The engine's profiler failed; the worker's log has the cause.")
+
+
+async def make_controls(engine: ControlledEngine) -> EngineControls:
+    """Return what operators can do with an engine that has started.
+
+    Raises:
+        EngineFailedError: it takes adapters, but its model has no safetensors files.
+    """
+    loaded = await _loaded(engine)
+    return EngineControls(
+        memory=SglangMemory(engine),
+        pause=SglangPause(engine),
+        cache=engine,
+        weights=None if loaded is None else SglangWeights(engine, loaded),
+        profile=SglangProfile(engine),
+        adapters=SglangAdapters(engine, loaded) if loaded and engine.info.takes_adapters else None,
+    )
+
+
+async def _loaded(engine: ControlledEngine) -> Checkpoint | None:
+    """Read what new weights and adapters are compared with."""
+    try:
+        return await asyncio.to_thread(read_checkpoint, Path(engine.config.model_path))
+    except InvalidWeightsError as error:
+        if engine.info.takes_adapters:
+            message = f"Adapters can't be checked against this model. {error.message}"
+            raise EngineFailedError(message) from error
+        log.warning("weights and adapters can't be loaded at runtime", reason=error.message)
+        return None

@@ -1,1 +1,0 @@
-"""SGLang's embedding models and cross-encoders behind `vectors.embedder.Embedder`."""

@@ -1,0 +1,71 @@
+"""Whether there is a GPU; and what an engine of PyTorch needs in its process without one."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+_GPU_DEVICES = (Path("/dev/nvidia0"), Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
+
+DEFAULTS = {
+    # Development and CI use local models; nothing should wait for a model hub.
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # On a busy machine threads that spin at a barrier, waiting for a thread that isn't scheduled,
+    # make a step of a tiny model take 200 ms.
+    "OMP_WAIT_POLICY": "PASSIVE",
+}
+"""Of the environment, where it doesn't say otherwise; read when PyTorch is imported."""
+
+
+def gpu_present() -> bool:
+    """Return whether this machine has a GPU device, without importing PyTorch."""
+    return any(device.exists() for device in _GPU_DEVICES)
+
+
+def resolved(device: str) -> str:
+    """Return "cpu" or "cuda"; "auto" is the GPU where there is one."""
+    return ("cuda" if gpu_present() else "cpu") if device == "auto" else device
+
+
+def torch_device(device: str, torch: Any) -> str:
+    """Return "cpu" or "cuda"; "auto" is the GPU where PyTorch can use one."""
+    return ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+
+
+def torch_dtype(dtype: str, device: str, torch: Any) -> Any:
+    """Return a type of PyTorch; "auto" is float32 on a CPU and bfloat16 on a GPU."""
+    if dtype == "auto":
+        dtype = "float32" if device == "cpu" else "bfloat16"
+    return getattr(torch, dtype)
+
+
+def prepare() -> None:
+    """Prepare for an engine that imports PyTorch next; no effect on a machine with a GPU."""
+    if gpu_present():
+        return
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    declare_torchvision_operators()
+
+
+@functools.cache
+def declare_torchvision_operators() -> object:
+    """Make torchvision importable, which image processors import: its PyPI wheel is for CUDA.
+
+    With a CPU build of PyTorch its compiled part doesn't load, and the fake-kernel registration in
+    its `__init__` then fails because two operators are missing. With their schemas declared the
+    Python part works; calling one of the operators still raises.
+
+    Returns what must be kept while they are used; the cache does.
+    """
+    torch: Any = importlib.import_module("torch")
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    if torch.version.cuda is None:
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return library
