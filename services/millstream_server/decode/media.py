@@ -13,8 +13,7 @@ from millstream_server.media.items import Content
 from millstream_server.worker.encoder_choice import EncoderSettings, make_encoder
 from millstream_server.worker.encoding.attach import with_encoding
 from millstream_server.worker.encoding.service import Serving
-from millstream_server.worker.generation.app import Extend, Plan
-from millstream_server.worker.generation.media import EmbeddingSource
+from millstream_server.worker.generation.app import EmbeddingSource, Extend, Plan
 from millstream_server.worker.settings import EngineKind
 
 
