@@ -23,9 +23,8 @@ from millstream_server.transfer.embeddings.store import EmbeddingStore
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketKey
 from millstream_server.worker.encoding.core import EncodeOptions
-from millstream_server.worker.encoding.engine import HostedEncoder
-from millstream_server.worker.encoding.pipeline import PipelineOptions
-from millstream_server.worker.encoding.service import Serving, make_plan
+from millstream_server.worker.encoding.pipeline import HostedEncoder, PipelineOptions
+from millstream_server.worker.encoding.servicer import Serving, make_plan
 from tests.support.hosted_worker import HostedWorker, host_settings, hosted_worker
 from tests.support.waiting import EOF, until
 

@@ -35,7 +35,7 @@ from millstream_server.runtime.errors import (
     InternalError,
     InvalidRequestError,
 )
-from millstream_server.worker.encoder_choice import EncoderSettings, TowerKind, make_encoder
+from millstream_server.worker.encoding.settings import EncoderSettings, TowerKind, make_encoder
 from tests.support.vision_models import FamilyName, clip, picture, reference_model
 
 PIXELS = "pixels"

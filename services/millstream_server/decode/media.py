@@ -10,9 +10,8 @@ from millstream_server.engines.simulated.encoder import SimulatedEncoder
 from millstream_server.engines.simulated.settings import SimulatedEncoderSettings, encoder_config
 from millstream_server.media import families
 from millstream_server.media.items import Content
-from millstream_server.worker.encoder_choice import EncoderSettings, make_encoder
-from millstream_server.worker.encoding.attach import with_encoding
-from millstream_server.worker.encoding.service import Serving
+from millstream_server.worker.encoding.servicer import Serving, with_encoding
+from millstream_server.worker.encoding.settings import EncoderSettings, make_encoder
 from millstream_server.worker.generation.app import EmbeddingSource, Extend, Plan
 from millstream_server.worker.settings import EngineKind
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from millstream_server.diffusion.settings import DiffusionSettings
 from millstream_server.synthesis.request import Kind
 from millstream_server.worker import app
-from millstream_server.worker.diffuser_choice import make_diffuser
-from millstream_server.worker.diffusion.service import make_plan
+from millstream_server.worker.diffusion.servicer import make_plan
+from millstream_server.worker.diffusion.settings import make_diffuser
 
 
 async def run(settings: DiffusionSettings) -> int:

@@ -8,8 +8,7 @@ from typing import Self
 
 from millstream_server.diffusion.kind import KindSettings
 from millstream_server.runtime.settings import group, setting
-from millstream_server.worker.diffuser_choice import DiffuserSettings
-from millstream_server.worker.diffusion.settings import DiffusionWorkerSettings
+from millstream_server.worker.diffusion.settings import DiffuserSettings, DiffusionWorkerSettings
 from millstream_server.worker.host_settings import ModelSettings
 
 

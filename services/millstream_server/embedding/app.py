@@ -9,8 +9,7 @@ from millstream_server.engines.simulated.vectors import SimulatedEmbedder, embed
 from millstream_server.vectors.embedder import Embedder
 from millstream_server.worker import app, follower
 from millstream_server.worker.settings import EngineKind
-from millstream_server.worker.vectors.service import make_plan
-from millstream_server.worker.vectors.servicer import SERVICE
+from millstream_server.worker.vectors.servicer import SERVICE, make_plan
 
 
 async def run(settings: EmbeddingSettings) -> int:

@@ -11,7 +11,7 @@ from millstream_server.engines.simulated.vectors import SimulatedEmbedderSetting
 from millstream_server.runtime.settings import group, setting
 from millstream_server.worker.host_settings import ModelSettings
 from millstream_server.worker.settings import EngineKind
-from millstream_server.worker.vectors.settings import VectorSettings
+from millstream_server.worker.vectors.servicer import VectorSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from millstream_server.runtime.settings import SettingsError
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketKey
 from millstream_server.worker import app
-from millstream_server.worker.encoder_choice import TowerKind, make_encoder
-from millstream_server.worker.encoding.service import Serving, make_plan
+from millstream_server.worker.encoding.servicer import Serving, make_plan
+from millstream_server.worker.encoding.settings import TowerKind, make_encoder
 
 
 async def run(settings: EncodeSettings) -> int:

@@ -8,8 +8,7 @@ from pathlib import Path
 from millstream_server.engines.simulated.settings import SimulatedEncoderSettings
 from millstream_server.runtime.settings import group, setting
 from millstream_server.transfer.embeddings.settings import EmbeddingTransferSettings
-from millstream_server.worker.encoder_choice import EncoderSettings
-from millstream_server.worker.encoding.settings import EncodingSettings
+from millstream_server.worker.encoding.settings import EncoderSettings, EncodingSettings
 from millstream_server.worker.host_settings import ModelSettings
 
 

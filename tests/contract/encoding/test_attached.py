@@ -26,9 +26,8 @@ from millstream_server.engines.simulated.engine import SimulatedConfig, Simulate
 from millstream_server.runtime.telemetry.metrics import DRAINING
 from millstream_server.transfer.embeddings.leases import Leases
 from millstream_server.worker import app
-from millstream_server.worker.encoding.attach import with_encoding
-from millstream_server.worker.encoding.engine import HostedEncoder
-from millstream_server.worker.encoding.service import Serving
+from millstream_server.worker.encoding.pipeline import HostedEncoder
+from millstream_server.worker.encoding.servicer import Serving, with_encoding
 from millstream_server.worker.generation.app import make_plan
 from tests.support.encode_worker import MODEL, Setup, Stream
 from tests.support.failures import refusal

@@ -15,7 +15,11 @@ from millstream_server.engines.simulated.diffuser import SimulatedDiffuser
 from millstream_server.runtime import settings as runtime
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.synthesis.request import Kind
-from millstream_server.worker.diffuser_choice import DiffuserKind, DiffuserSettings, make_diffuser
+from millstream_server.worker.diffusion.settings import (
+    DiffuserKind,
+    DiffuserSettings,
+    make_diffuser,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from millstream_server.engines.transformers.vision import TransformersTower
 from millstream_server.media.items import Content
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.settings import SettingsError
-from millstream_server.worker.encoder_choice import EncoderSettings, TowerKind, make_encoder
+from millstream_server.worker.encoding.settings import EncoderSettings, TowerKind, make_encoder
 from tests.support.vision_models import FamilyName, make_vision_model
 
 
