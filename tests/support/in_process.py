@@ -52,7 +52,7 @@ from millstream_server.transfer.ticket import TicketGate, TicketKey
 from millstream_server.worker.generation.app import make_plan
 from millstream_server.worker.generation.core import Fetcher
 from millstream_server.worker.host import WorkerHost, WorkerPlan
-from millstream_server.worker.service import SERVICE as WORKER
+from millstream_server.worker.servicer import SERVICE as WORKER
 from tests.support.waiting import until
 
 MODEL = "tiny"

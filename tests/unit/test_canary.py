@@ -25,10 +25,8 @@ from millstream_server.generation.sampling import Sampling
 from millstream_server.runtime.errors import EngineFailedError, ServingError
 from millstream_server.runtime.lifecycle.conditions import HealthConditions
 from millstream_server.transfer.ticket import Ticket
-from millstream_server.worker import engine_watch
-from millstream_server.worker.canary import Canary, CanaryTimes
-from millstream_server.worker.engine_watch import EngineWatch
-from millstream_server.worker.expected_silence import ExpectedSilence
+from millstream_server.worker import canary as canary_module
+from millstream_server.worker.canary import Canary, CanaryTimes, EngineWatch, ExpectedSilence
 from millstream_server.worker.generation import app
 from millstream_server.worker.settings import EngineKind, WorkerSettings
 from tests.support.waiting import until
@@ -236,7 +234,7 @@ async def test_a_worker_by_default_notices_a_hang_within_fifteen_seconds(
         made.append(canary._times)
         return canary
 
-    monkeypatch.setattr(engine_watch, "Canary", remember)
+    monkeypatch.setattr(canary_module, "Canary", remember)
     settings = kind(listen="127.0.0.1:0", metrics_listen="", engine=EngineKind.SIMULATED)
     running = asyncio.ensure_future(app.run(settings, Role.AGGREGATED, SERVICE))
     try:

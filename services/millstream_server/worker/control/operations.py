@@ -28,7 +28,7 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.runtime.lifecycle.conditions import HealthCondition, HealthConditions
 from millstream_server.runtime.lifecycle.drain import OpenWork
-from millstream_server.worker.expected_silence import ExpectedSilence
+from millstream_server.worker.canary import ExpectedSilence
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from millstream_server.media import writing
-from millstream_server.media.frames import Frames
+from millstream_server.media.items import Frames
 from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.rpc.slot_session import Output
 from millstream_server.runtime.telemetry.log import get_log
@@ -24,14 +24,15 @@ from millstream_server.runtime.telemetry.metrics import (
 from millstream_server.runtime.threads import DaemonThreads
 from millstream_server.synthesis.checks import check_tokens, jobs, outputs_of, resolve
 from millstream_server.synthesis.diffuser import Step
-from millstream_server.synthesis.output import (
+from millstream_server.synthesis.request import (
     MAX_CHUNK_BYTES,
     Chunk,
+    DiffusionRequest,
+    DiffusionSettings,
     Finished,
     OutputFile,
     Progress,
 )
-from millstream_server.synthesis.request import DiffusionRequest, DiffusionSettings
 from millstream_server.worker.diffusion.engine import HostedDiffuser, QueueEntry, in_thread
 from millstream_server.worker.diffusion.files import EXTENSIONS, StoredFile, write_file
 from millstream_server.worker.open_requests import OpenRequest, OpenRequests, Stages

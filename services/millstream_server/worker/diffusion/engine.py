@@ -13,9 +13,7 @@ from prometheus_client.core import Metric
 
 from millstream_server.engines.base import EngineLoad
 from millstream_server.media.decoding.pool import DecoderPool
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Modality
-from millstream_server.media.limits import MediaLimits
+from millstream_server.media.items import Frames, MediaLimits, Modality
 from millstream_server.runtime.errors import (
     EngineFailedError,
     FieldViolation,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from millstream_server.media import writing
-from millstream_server.media.frames import Frames
+from millstream_server.media.items import Frames
 from millstream_server.runtime.errors import ServingError, StorageError
 from millstream_server.runtime.retry_delay import jittered
 from millstream_server.runtime.settings import SettingsError

@@ -8,8 +8,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 
 from millstream_server.encoding.encoder import EncoderInfo
-from millstream_server.media.file import MediaFile
-from millstream_server.media.items import EncodedItem
+from millstream_server.media.items import EncodedItem, MediaFile
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.request_id import check_length

@@ -16,10 +16,14 @@ from millstream_server.encoding.encoder import EncoderInfo, MediaEncoder, Prepar
 from millstream_server.engines.base import EngineLoad
 from millstream_server.media.decoding.pool import DecoderPool
 from millstream_server.media.decoding.sampling import FrameSampling
-from millstream_server.media.file import MediaFile
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Content, Geometry, Modality
-from millstream_server.media.limits import MediaLimits
+from millstream_server.media.items import (
+    Content,
+    Frames,
+    Geometry,
+    MediaFile,
+    MediaLimits,
+    Modality,
+)
 from millstream_server.media.tensor import Tensor
 from millstream_server.runtime.errors import InternalError, ServingError, UnavailableError
 from millstream_server.runtime.telemetry.log import get_log

@@ -15,8 +15,7 @@ from millstream_server.engines.transformers.pixels import NoTower
 from millstream_server.engines.transformers.tower import TowerConfig
 from millstream_server.engines.transformers.vision import TransformersTower
 from millstream_server.media import families
-from millstream_server.media.items import Content
-from millstream_server.media.limits import MediaLimits
+from millstream_server.media.items import Content, MediaLimits
 from millstream_server.model_files.state import expect_weights
 from millstream_server.runtime.settings import SettingsError, group, setting
 from millstream_server.transfer.embeddings.settings import EmbeddingStoreSettings

@@ -11,9 +11,15 @@ from millstream_server.runtime.rpc.slot_session import Output
 from millstream_server.runtime.telemetry.metrics import EMBED_TOKENS
 from millstream_server.vectors.checks import check_embed, check_rerank
 from millstream_server.vectors.embedder import Embedder, EmbedderInfo
-from millstream_server.vectors.output import EmbedFinished, Ranked, Ranking, Vectors
 from millstream_server.vectors.packing import finish, pack
-from millstream_server.vectors.request import EmbedRequest, RerankRequest
+from millstream_server.vectors.request import (
+    EmbedFinished,
+    EmbedRequest,
+    Ranked,
+    Ranking,
+    RerankRequest,
+    Vectors,
+)
 from millstream_server.worker.open_requests import OpenRequest, OpenRequests
 from millstream_server.worker.vectors.batcher import Batcher, BatchLimits, Part
 
