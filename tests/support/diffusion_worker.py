@@ -16,7 +16,7 @@ from millstream_server.engines.simulated.diffuser import (
     SimulatedDiffuser,
     SimulatedDiffuserConfig,
 )
-from millstream_server.media.frames import Frames
+from millstream_server.media.items import Frames
 from millstream_server.synthesis.diffuser import Job, Step
 from millstream_server.synthesis.request import Kind
 from millstream_server.worker.diffusion.engine import DiffusionOptions, HostedDiffuser

@@ -15,9 +15,7 @@ from PIL import Image
 
 from millstream.v1 import encode_pb2, encode_pb2_grpc, media_pb2
 from millstream_server.engines.simulated.encoder import SimulatedEncoder, SimulatedEncoderConfig
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Modality
-from millstream_server.media.limits import MediaLimits
+from millstream_server.media.items import Frames, MediaLimits, Modality
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.transfer.embeddings.store import EmbeddingStore
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets

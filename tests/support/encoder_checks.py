@@ -27,8 +27,7 @@ from millstream_server.engines.sglang import tower as sglang_tower
 from millstream_server.media import families
 from millstream_server.media.decoding.sampling import sample
 from millstream_server.media.families.placing import place
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Content, Modality
+from millstream_server.media.items import Content, Frames, Modality
 from millstream_server.media.tensor import ElementType, Tensor
 from millstream_server.runtime.errors import (
     EngineFailedError,

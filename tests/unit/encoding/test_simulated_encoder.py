@@ -13,8 +13,7 @@ import pytest
 from millstream_server.encoding.encoder import Prepared
 from millstream_server.engines.simulated.encoder import SimulatedEncoder, SimulatedEncoderConfig
 from millstream_server.engines.simulated.settings import SimulatedEncoderSettings, encoder_config
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Geometry, Modality
+from millstream_server.media.items import Frames, Geometry, Modality
 from millstream_server.runtime.errors import InternalError, InvalidRequestError
 from millstream_server.runtime.settings import SettingsError
 

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from millstream_server.engines.diffusers.pixels import to_frames
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Modality
+from millstream_server.media.items import Frames, Modality
 
 _IMAGE_AXES = 4
 _VIDEO_AXES = 5

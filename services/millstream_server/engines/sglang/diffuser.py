@@ -24,7 +24,7 @@ from millstream_server.engines.sglang.diffusion.facts import Geometry
 from millstream_server.engines.sglang.diffusion.prompts import PromptCounter
 from millstream_server.engines.sglang.diffusion.scheduler import Scheduler
 from millstream_server.engines.warm_up import warm_up_by_probe
-from millstream_server.media.frames import Frames
+from millstream_server.media.items import Frames
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InternalError,
@@ -33,8 +33,7 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.synthesis.diffuser import DiffuserInfo, Job, Step
-from millstream_server.synthesis.model_defaults import ModelDefaultsError
+from millstream_server.synthesis.diffuser import DiffuserInfo, Job, ModelDefaultsError, Step
 from millstream_server.synthesis.request import Kind
 
 __all__ = ["SglangDiffuser", "SglangDiffuserConfig"]

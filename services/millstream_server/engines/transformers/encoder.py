@@ -18,8 +18,7 @@ from millstream_server.engines.transformers.tower import Tower, TowerConfig
 from millstream_server.engines.warm_up import warm_up_by_probe
 from millstream_server.media import families
 from millstream_server.media.families.family import Family
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Content, Modality
+from millstream_server.media.items import Content, Frames, Modality
 from millstream_server.media.tensor import Tensor
 from millstream_server.runtime.errors import (
     EngineFailedError,

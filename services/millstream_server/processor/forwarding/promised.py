@@ -10,8 +10,8 @@ from millstream_server.links.unread import not_asked_for
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from millstream_server.synthesis.output import Chunk, Finished, Progress
-    from millstream_server.vectors.output import Ranked, Vectors
+    from millstream_server.synthesis.request import Chunk, Finished, Progress
+    from millstream_server.vectors.request import Ranked, Vectors
 
 _FLOAT_BYTES = 4
 _PIXEL_BYTES = 4

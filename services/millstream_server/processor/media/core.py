@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from millstream_server.generation.span import RequestSpan
-from millstream_server.media.file import MediaFile
+from millstream_server.media.items import MediaFile
 from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.encoding import Encoders, TurnMedia
 from millstream_server.processor.media.intake import Intake

@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from millstream_server.generation.span import RequestSpan
-from millstream_server.media.file import MediaFile
-from millstream_server.media.items import EncodedItem
+from millstream_server.media.items import EncodedItem, MediaFile
 from millstream_server.processor.media.parts import MediaPart
 from millstream_server.processor.telemetry import TurnTelemetry
 from millstream_server.routing.request import RoutingRequest
