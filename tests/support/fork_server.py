@@ -49,7 +49,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _PRELOADED: Mapping[str, tuple[str, ...]] = {
     "services": (
-        "millstream_server.decode.settings",
+        "millstream_server.decode.app",
         "millstream_server.engines.simulated.engine",
         "millstream_server.processor.app",
         "millstream_server.processor.settings",
@@ -57,7 +57,7 @@ _PRELOADED: Mapping[str, tuple[str, ...]] = {
         "transformers",  # else a Processor would start a process that imports it
     ),
     "sglang": (
-        "millstream_server.decode.settings",
+        "millstream_server.decode.app",
         "millstream_server.engines.sglang.engine",
         "millstream_server.runtime.lifecycle.main",
         "millstream_server.worker.app",

@@ -1,15 +1,48 @@
-"""The process of a diffusion worker that makes images or videos."""
+"""The process of a diffusion worker that makes images or videos, and its settings."""
 
 from __future__ import annotations
 
-from millstream_server.diffusion.settings import DiffusionSettings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from millstream_server.diffusion.launch import KindSettings
+from millstream_server.runtime.settings import group, setting
 from millstream_server.synthesis.request import Kind
 from millstream_server.worker import app
 from millstream_server.worker.diffusion.servicer import make_plan
-from millstream_server.worker.diffusion.settings import make_diffuser
+from millstream_server.worker.diffusion.settings import (
+    DiffuserSettings,
+    DiffusionWorkerSettings,
+    make_diffuser,
+)
+from millstream_server.worker.host_settings import ModelSettings
 
 
-async def run(settings: DiffusionSettings) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaDiffusionSettings(ModelSettings):
+    """Read by `python -m millstream_server.diffusion`, except with `--kind text`."""
+
+    max_open_requests: int = setting(
+        64, help="most requests at once, running and queued; 0: four times --requests-at-once"
+    )
+    what: KindSettings = group(KindSettings)
+    model_path: Path | None = setting(
+        None, help="model directory (a pipeline's folder); not needed by the simulated engine"
+    )
+    diffuser: DiffuserSettings = group(DiffuserSettings)
+    worker: DiffusionWorkerSettings = group(DiffusionWorkerSettings)
+
+    def checked(self) -> Self:
+        """Return the settings with the engine's own arguments read; called once, by `load`.
+
+        Raises:
+            SettingsError: one is unknown, wrong, or managed by us, or the engine takes none.
+        """
+        return replace(self, diffuser=self.diffuser.checked())
+
+
+async def run(settings: MediaDiffusionSettings) -> int:
     """Run a worker that makes images or videos; return the process's exit code.
 
     Raises:

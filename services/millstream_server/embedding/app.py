@@ -1,15 +1,50 @@
-"""An embedding worker's process."""
+"""An embedding worker's process: its settings, and what it serves."""
 
 from __future__ import annotations
 
-from millstream_server.embedding.settings import EmbeddingSettings
+from dataclasses import dataclass, replace
+from typing import Self
+
 from millstream_server.engines.base import Role
-from millstream_server.engines.sglang.vectors.settings import make_embedder, make_follower
-from millstream_server.engines.simulated.vectors import SimulatedEmbedder, embedder_config
+from millstream_server.engines.sglang.arguments import refuse_arguments
+from millstream_server.engines.sglang.vectors.settings import (
+    SglangEmbedderSettings,
+    make_embedder,
+    make_follower,
+)
+from millstream_server.engines.simulated.vectors import (
+    SimulatedEmbedder,
+    SimulatedEmbedderSettings,
+    embedder_config,
+)
+from millstream_server.runtime.settings import group, setting
 from millstream_server.vectors.embedder import Embedder
 from millstream_server.worker import app, follower
+from millstream_server.worker.host_settings import ModelSettings
 from millstream_server.worker.settings import EngineKind
-from millstream_server.worker.vectors.servicer import SERVICE, make_plan
+from millstream_server.worker.vectors.servicer import SERVICE, VectorSettings, make_plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingSettings(ModelSettings):
+    """Read by `python -m millstream_server.embedding`."""
+
+    engine: EngineKind = setting(EngineKind.SGLANG, help="sglang or simulated")
+    vectors: VectorSettings = group(VectorSettings)
+    sglang: SglangEmbedderSettings = group(SglangEmbedderSettings)
+    simulated: SimulatedEmbedderSettings = group(SimulatedEmbedderSettings)
+
+    def checked(self) -> Self:
+        """Return the settings with the engine's own arguments read; called once, by `load`.
+
+        Raises:
+            SettingsError: one is unknown, wrong, or managed by us, or the engine takes none.
+        """
+        if self.engine is EngineKind.SIMULATED:
+            refuse_arguments(self.sglang.engine_args, "simulated")
+            self.sglang.topology.refuse("simulated")
+            return self
+        return replace(self, sglang=self.sglang.checked())
 
 
 async def run(settings: EmbeddingSettings) -> int:

@@ -1,17 +1,42 @@
-"""An encode worker's process."""
+"""An encode worker's process: its settings, and what it serves."""
 
 from __future__ import annotations
 
-from millstream_server.encode.settings import EncodeSettings
+from dataclasses import dataclass
+from pathlib import Path
+
 from millstream_server.encoding.encoder import MediaEncoder
 from millstream_server.engines.simulated.encoder import SimulatedEncoder
-from millstream_server.engines.simulated.settings import encoder_config
-from millstream_server.runtime.settings import SettingsError
+from millstream_server.engines.simulated.settings import SimulatedEncoderSettings, encoder_config
+from millstream_server.runtime.settings import SettingsError, group, setting
+from millstream_server.transfer.embeddings.settings import EmbeddingTransferSettings
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketKey
 from millstream_server.worker import app
 from millstream_server.worker.encoding.servicer import Serving, make_plan
-from millstream_server.worker.encoding.settings import TowerKind, make_encoder
+from millstream_server.worker.encoding.settings import (
+    EncoderSettings,
+    EncodingSettings,
+    TowerKind,
+    make_encoder,
+)
+from millstream_server.worker.host_settings import ModelSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeSettings(ModelSettings):
+    """Read by `python -m millstream_server.encode`."""
+
+    model_path: Path | None = setting(
+        None, help="model directory (weights and config); not needed by the simulated tower"
+    )
+    ticket_key: str = setting(
+        "", help="hex key, 32 bytes or more, that signs tickets for embeddings", secret=True
+    )
+    encoder: EncoderSettings = group(EncoderSettings)
+    encoding: EncodingSettings = group(EncodingSettings)
+    transfer: EmbeddingTransferSettings = group(EmbeddingTransferSettings)
+    simulated: SimulatedEncoderSettings = group(SimulatedEncoderSettings)
 
 
 async def run(settings: EncodeSettings) -> int:

@@ -1,4 +1,4 @@
-"""Images and videos in plain types: files, frames, what encoders make of them, what prompts have."""
+"""Images and videos in plain types: files, frames, what encoders make of them, prompts' items."""
 
 from __future__ import annotations
 

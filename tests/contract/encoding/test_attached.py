@@ -19,7 +19,6 @@ from millstream.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
-from millstream_server.decode.servicer import SERVICE as DECODE
 from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.encoder import SimulatedEncoder
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
@@ -29,6 +28,7 @@ from millstream_server.worker import app
 from millstream_server.worker.encoding.pipeline import HostedEncoder
 from millstream_server.worker.encoding.servicer import Serving, with_encoding
 from millstream_server.worker.generation.app import make_plan
+from millstream_server.worker.generation.servicer import DECODE
 from tests.support.encode_worker import MODEL, Setup, Stream
 from tests.support.failures import refusal
 from tests.support.hosted_worker import SOON, host_settings

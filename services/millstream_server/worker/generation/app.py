@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from millstream_server.control.abilities import NO_CONTROLS, Controlled
@@ -24,6 +24,7 @@ from millstream_server.worker.control.plan import ControlOptions, ControlPlan
 from millstream_server.worker.embeddings.fetch import EmbeddingFetcher, fetch_tls
 from millstream_server.worker.engine_choice import make_engine, make_follower
 from millstream_server.worker.generation.core import Fetcher, GenerationWorker
+from millstream_server.worker.generation.servicer import GenerationService
 from millstream_server.worker.host import WorkerHost, WorkerPlan
 from millstream_server.worker.kv_events.log import KvEventLog
 from millstream_server.worker.kv_events.ring import DEFAULT_BUFFER
@@ -80,18 +81,6 @@ _OPERATIONS = {
     Role.AGGREGATED: "decode",
     Role.DIFFUSION: "generate_text",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationService:
-    """The gRPC service for requests: PrefillService, DecodeService or DiffusionService."""
-
-    name: str
-    """Full proto name."""
-    stream: str
-    """Name of its method."""
-    add: Callable[[GenerationWorker, ServicerTable], None]
-    """Adds its servicer."""
 
 
 Plan = WorkerPlan[GeneratorInfo]

@@ -1,19 +1,57 @@
-"""EncodeService in an aggregated worker: its engine runs the vision tower, so it takes pixels."""
+"""A decode worker's settings, and EncodeService in an aggregated one.
+
+Its engine runs the vision tower, so it takes pixels.
+"""
 
 from __future__ import annotations
 
+import enum
+from dataclasses import dataclass
 from pathlib import Path
 
-from millstream_server.decode.settings import DecodeMode, DecodeSettings
 from millstream_server.encoding.encoder import MediaEncoder
+from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.encoder import SimulatedEncoder
 from millstream_server.engines.simulated.settings import SimulatedEncoderSettings, encoder_config
 from millstream_server.media import families
 from millstream_server.media.items import Content
+from millstream_server.runtime.settings import group, setting
 from millstream_server.worker.encoding.servicer import Serving, with_encoding
-from millstream_server.worker.encoding.settings import EncoderSettings, make_encoder
+from millstream_server.worker.encoding.settings import (
+    EncoderSettings,
+    EncodingSettings,
+    make_encoder,
+)
 from millstream_server.worker.generation.app import EmbeddingSource, Extend, Plan
-from millstream_server.worker.settings import EngineKind
+from millstream_server.worker.settings import EngineKind, WorkerSettings
+
+
+class DecodeMode(enum.Enum):
+    """Where the prompt's KV cache comes from."""
+
+    AGGREGATED = "aggregated"
+    DISAGGREGATED = "disaggregated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeSettings(WorkerSettings):
+    """Read by `python -m millstream_server.decode`."""
+
+    mode: DecodeMode = setting(
+        DecodeMode.AGGREGATED,
+        help="aggregated: run prompts here; disaggregated: take their KV from prefill workers",
+    )
+    encode_media: bool = setting(
+        default=True,
+        help="aggregated: encode the images and videos of its own prompts, if the model takes any "
+        "and MILLSTREAM_TICKET_KEY is set; not used while encode workers are connected",
+    )
+    encoding: EncodingSettings = group(EncodingSettings)
+
+    @property
+    def role(self) -> Role:
+        """The worker's role in this mode."""
+        return Role.AGGREGATED if self.mode is DecodeMode.AGGREGATED else Role.DECODE
 
 
 def media_of(settings: DecodeSettings) -> Extend:
