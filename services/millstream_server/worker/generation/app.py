@@ -1,4 +1,4 @@
-"""A worker process that generates text."""
+"""A worker process that generates text: its engine, its embeddings, its plan."""
 
 from __future__ import annotations
 
@@ -9,7 +9,12 @@ from functools import partial
 from millstream_server.control.abilities import NO_CONTROLS, Controlled
 from millstream_server.control.adapters import LoraAdapter
 from millstream_server.engines.base import Role
-from millstream_server.engines.settings import DllmSettings
+from millstream_server.engines.settings import DllmSettings, EngineContext
+from millstream_server.engines.sglang import settings as sglang
+from millstream_server.engines.sglang.engine import SglangEngine
+from millstream_server.engines.sglang.follower import SglangFollower
+from millstream_server.engines.simulated import settings as simulated
+from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.generation.generator import GeneratorEngine, GeneratorInfo
 from millstream_server.kv_cache.events import KvEventSource
 from millstream_server.protobuf.worker import description_to_proto
@@ -22,14 +27,53 @@ from millstream_server.transfer.ticket import TicketGate, TicketKey
 from millstream_server.worker import app, follower
 from millstream_server.worker.control.plan import ControlOptions, ControlPlan
 from millstream_server.worker.embeddings.fetch import EmbeddingFetcher, fetch_tls
-from millstream_server.worker.engine_choice import make_engine, make_follower
 from millstream_server.worker.generation.core import Fetcher, GenerationWorker
 from millstream_server.worker.generation.servicer import GenerationService
 from millstream_server.worker.host import WorkerHost, WorkerPlan
 from millstream_server.worker.kv_events.log import KvEventLog
 from millstream_server.worker.kv_events.ring import DEFAULT_BUFFER
 from millstream_server.worker.open_requests import DEFAULT_TIMES
-from millstream_server.worker.settings import WorkerSettings
+from millstream_server.worker.settings import EngineKind, WorkerSettings
+
+
+def make_engine(
+    settings: WorkerSettings, role: Role, dllm: DllmSettings | None = None
+) -> GeneratorEngine:
+    """Make the engine that ``settings`` name; nothing is loaded yet. ``dllm``: role DIFFUSION.
+
+    Raises:
+        SettingsError: the settings contradict each other.
+    """
+    context = _context(settings, role, dllm)
+    if settings.engine is EngineKind.SIMULATED:
+        return SimulatedEngine(simulated.engine_config(settings.simulated, context))
+    return SglangEngine(sglang.engine_config(settings.sglang, context))
+
+
+def make_follower(
+    settings: WorkerSettings, role: Role, dllm: DllmSettings | None = None
+) -> SglangFollower | None:
+    """Make what runs a part of a model that another process serves; None: this one serves it.
+
+    Raises:
+        SettingsError: the settings contradict each other.
+    """
+    if not settings.sglang.topology.follows:
+        return None
+    config = sglang.engine_config(settings.sglang, _context(settings, role, dllm))
+    return SglangFollower(config)
+
+
+def _context(settings: WorkerSettings, role: Role, dllm: DllmSettings | None) -> EngineContext:
+    return EngineContext(
+        role=role,
+        model_path=settings.model_path,
+        model_name=settings.served_name,
+        common=settings.common,
+        metrics=bool(settings.metrics_listen),
+        otlp_endpoint=settings.otlp_endpoint,
+        dllm=dllm,
+    )
 
 
 class EmbeddingSource:

@@ -6,12 +6,14 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from millstream_server.runtime.errors import DeadlinePassedError
 from millstream_server.runtime.rpc.slot_session import Output
 from millstream_server.runtime.telemetry.metrics import EMBED_TOKENS
 from millstream_server.vectors.checks import check_embed, check_rerank
 from millstream_server.vectors.embedder import Embedder, EmbedderInfo
-from millstream_server.vectors.packing import finish, pack
 from millstream_server.vectors.request import (
     EmbedFinished,
     EmbedRequest,
@@ -139,3 +141,23 @@ def _reported(error: BaseException, deadline_s: float | None) -> BaseException:
     if passed and not isinstance(error, Exception):
         return DeadlinePassedError("the deadline passed before the request had ended")
     return error
+
+
+def finish(
+    rows: NDArray[np.float32], dimensions: int | None, *, normalize: bool
+) -> NDArray[np.float32]:
+    """Cut vectors [inputs, width] to ``dimensions``, None: not; give them the length 1 after that.
+
+    A vector of zeros stays one.
+    """
+    cut = rows if dimensions is None else rows[:, :dimensions]
+    if not normalize:
+        return cut
+    lengths: NDArray[np.float32] = np.sqrt(np.einsum("ij,ij->i", cut, cut))
+    lengths[lengths == 0] = 1
+    return cut / lengths[:, np.newaxis]
+
+
+def pack(rows: NDArray[np.float32]) -> bytes:
+    """Return the numbers, one vector after another: float32, little endian."""
+    return np.ascontiguousarray(rows, "<f4").tobytes()
