@@ -88,7 +88,7 @@ class TokenTotals:
 class OpenRequests:
     """Admits requests, counts them and reports them. All calls come from one event loop.
 
-    One instance per worker and ability. A request is an `OpenRequest`, `admit` and either
+    One instance per worker and ability. A request is an `CountedRequest`, `admit` and either
     `finished` or `failed`; if it is a coroutine, a `running` block around it.
     """
 
@@ -133,12 +133,12 @@ class OpenRequests:
     @contextlib.contextmanager
     def running(
         self, request_id: str, trace: TraceContext, output: Output[Any] | None = None
-    ) -> Iterator[OpenRequest]:
+    ) -> Iterator[CountedRequest]:
         """Trace a request during a ``with`` block, which admits it, and report its end.
 
         ``output`` is that of a request on a slot stream: it knows why the request is cancelled.
         """
-        request = OpenRequest(self, request_id, trace)
+        request = CountedRequest(self, request_id, trace)
         try:
             yield request
         except asyncio.CancelledError as error:
@@ -152,7 +152,7 @@ class OpenRequests:
     @contextlib.contextmanager
     def hold(
         self, *, tokens: int = 0, request_id: str = "", trace: TraceContext = NOT_TRACED
-    ) -> Iterator[OpenRequest]:
+    ) -> Iterator[CountedRequest]:
         """Admit a request for the duration of a ``with`` block, such as a unary RPC's.
 
         Raises:
@@ -229,7 +229,7 @@ class Stages(Generic[StageT]):
         return {f"millstream.{self.ability}.{at.value}_s": took for at, took in self._took.items()}
 
 
-class OpenRequest:
+class CountedRequest:
     """One request, from its arrival to its end."""
 
     __slots__ = (

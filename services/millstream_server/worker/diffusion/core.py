@@ -35,7 +35,7 @@ from millstream_server.synthesis.request import (
 )
 from millstream_server.worker.diffusion.engine import HostedDiffuser, QueueEntry, in_thread
 from millstream_server.worker.diffusion.files import EXTENSIONS, StoredFile, write_file
-from millstream_server.worker.open_requests import OpenRequest, OpenRequests, Stages
+from millstream_server.worker.open_requests import CountedRequest, OpenRequests, Stages
 
 log = get_log(__name__)
 
@@ -273,7 +273,7 @@ class DiffusionWorker:
             opened.attributes = _attributes(finished) | stages.attributes()
             return finished
 
-    def _admitted(self, request: DiffusionRequest, opened: OpenRequest) -> DiffusionSettings:
+    def _admitted(self, request: DiffusionRequest, opened: CountedRequest) -> DiffusionSettings:
         settings = resolve(request, self._engine.info, model=self._model)
         pixel_steps = settings.pixel_steps * outputs_of(request)
         self._requests.check(pixel_steps)

@@ -52,7 +52,7 @@ class _Streams:
         return control_of(message, self._read)
 
 
-class DiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
+class MediaDiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
     """Serves one of GenerateImage and GenerateVideo; other workers serve the other methods."""
 
     def __init__(self, worker: DiffusionWorker, kind: Kind) -> None:
@@ -107,7 +107,7 @@ def make_plan(
 
     def add(host: WorkerHost[DiffuserInfo], server: ServicerTable) -> None:
         worker = DiffusionWorker(engine, host.requests, host.streams, model)
-        servicer = DiffusionServicer(worker, engine.options.kind)
+        servicer = MediaDiffusionServicer(worker, engine.options.kind)
         diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(servicer, server)
 
     def most_open(info: DiffuserInfo) -> int:

@@ -18,7 +18,7 @@ from millstream_server.transfer.embeddings.leases import Lease, Leases
 from millstream_server.transfer.embeddings.store import Stored
 from millstream_server.worker.encoding.batcher import EncodeStage, EncodeStages
 from millstream_server.worker.encoding.pipeline import HostedEncoder, ItemFacts, Pipeline
-from millstream_server.worker.encoding.upload import ByteBudget, Upload
+from millstream_server.worker.encoding.upload import ByteBudget, ItemUpload
 from millstream_server.worker.open_requests import OpenRequests
 
 _SHA256_BYTES = 32
@@ -44,7 +44,7 @@ class EncodeRequest:
 
     file: MediaFile
     """``data`` is what came of it with its start."""
-    upload: Upload
+    upload: ItemUpload
     owner: Hashable
     """Whose lease it gets: the stream."""
 

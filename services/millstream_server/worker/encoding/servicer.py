@@ -45,7 +45,7 @@ from millstream_server.worker.encoding.core import (
     LeasedItem,
 )
 from millstream_server.worker.encoding.pipeline import HostedEncoder
-from millstream_server.worker.encoding.upload import Upload
+from millstream_server.worker.encoding.upload import ItemUpload
 from millstream_server.worker.engine_metrics import MetricsSource
 from millstream_server.worker.host import HostedEngine, InfoT, WorkerHost, WorkerPlan
 from millstream_server.worker.open_requests import (
@@ -89,7 +89,7 @@ class _Stream:
 
     def _read(self, start: encode_pb2.EncodeItem, trace: TraceContext) -> EncodeRequest:
         file = file_from_proto(start, trace)
-        upload = Upload(start.total_bytes, file.data, self._worker.upload_idle_s)
+        upload = ItemUpload(start.total_bytes, file.data, self._worker.upload_idle_s)
         return EncodeRequest(file, upload, self)
 
     def response(self, content: SlotContent[None, LeasedItem]) -> encode_pb2.EncodeResponse:

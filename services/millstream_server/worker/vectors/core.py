@@ -22,7 +22,7 @@ from millstream_server.vectors.request import (
     RerankRequest,
     Vectors,
 )
-from millstream_server.worker.open_requests import OpenRequest, OpenRequests
+from millstream_server.worker.open_requests import CountedRequest, OpenRequests
 from millstream_server.worker.vectors.batcher import Batcher, BatchLimits, Part
 
 _UNREAD_BYTES = 4 << 20
@@ -99,7 +99,7 @@ class VectorWorker:
         check: Callable[[EmbedderInfo], None],
     ) -> Iterator[EmbedderInfo]:
         """Count a request during the ``with`` block, after it was checked."""
-        opened = OpenRequest(self._requests, request.request_id, request.trace)
+        opened = CountedRequest(self._requests, request.request_id, request.trace)
         try:
             info = self._loaded()
             check(info)

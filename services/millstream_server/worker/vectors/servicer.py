@@ -61,7 +61,7 @@ class EmbedSlots:
         return control_of(message, embed_from_proto)
 
 
-class EmbeddingServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
+class VectorServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
     """Serves EmbeddingService from one engine."""
 
     def __init__(self, worker: VectorWorker, work: OpenWork, streams: OpenWork) -> None:
@@ -96,7 +96,7 @@ def make_plan(
 
     def add(host: WorkerHost[EmbedderInfo], server: ServicerTable) -> None:
         worker = VectorWorker(engine, model, host.requests, host.loaded, chosen.max_batch_tokens)
-        servicer = EmbeddingServicer(worker, host.work, host.streams)
+        servicer = VectorServicer(worker, host.work, host.streams)
         embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(servicer, server)
 
     return WorkerPlan(
