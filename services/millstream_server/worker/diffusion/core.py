@@ -7,6 +7,7 @@ import contextlib
 import enum
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from typing import Any
 
 from millstream_server.media import writing
@@ -38,6 +39,8 @@ from millstream_server.worker.diffusion.files import EXTENSIONS, StoredFile, wri
 from millstream_server.worker.open_requests import CountedRequest, OpenRequests, Stages
 
 log = get_log(__name__)
+
+_CHUNK_OVERHEAD = 64
 
 
 class DiffusionStage(enum.Enum):
@@ -133,24 +136,11 @@ class ProgressReporter:
         except Exception as error:  # noqa: BLE001 - a preview's failure must not fail the request
             log.warning("a preview can't be written", error=error)
             preview = b""
-        self._report(_with_preview(progress, preview))
+        self._report(replace(progress, preview=preview))
         self._writing = None
         held, self._held = self._held, None
         if held is not None:
             self._add(*held)
-
-
-def _with_preview(progress: Progress, preview: bytes) -> Progress:
-    return Progress(
-        output=progress.output,
-        step=progress.step,
-        steps=progress.steps,
-        elapsed_s=progress.elapsed_s,
-        preview=preview,
-    )
-
-
-_CHUNK_OVERHEAD = 64
 
 
 class Deliveries:
