@@ -19,7 +19,7 @@ from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.runtime.errors import EngineFailedError, ServingError
 from millstream_server.runtime.lifecycle.signals import FAILED
 from millstream_server.worker import app
-from millstream_server.worker.status import ModelLoading
+from millstream_server.worker.loading import ModelLoading
 from tests.support.failures import refusal
 from tests.support.hosted_worker import SOON, host_settings
 from tests.support.in_process import ALPHABET, InProcessWorker, plan_of, worker
@@ -139,8 +139,8 @@ async def test_watchers_are_told_that_the_model_cannot_be_loaded() -> None:
 async def test_a_long_load_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("millstream_server.worker.status._POLL_S", 0.01)
-    monkeypatch.setattr("millstream_server.worker.status._LOG_EVERY_POLLS", 1)
+    monkeypatch.setattr("millstream_server.worker.loading._POLL_S", 0.01)
+    monkeypatch.setattr("millstream_server.worker.loading._LOG_EVERY_POLLS", 1)
     caplog.set_level(logging.INFO)
     engine = SlowEngine()
     engine.now = replace(WEIGHTS, files_done=1, bytes_done=14_200_000_000)

@@ -47,7 +47,7 @@ from millstream_server.runtime.transport.settings import TransportSettings
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketGate, TicketKey
 from millstream_server.worker.generation.app import make_plan
-from millstream_server.worker.generation.core import Fetcher
+from millstream_server.worker.generation.fetching import Fetcher
 from millstream_server.worker.generation.servicer import DECODE, PREFILL
 from millstream_server.worker.generation.servicer import DIFFUSION as TEXT_DIFFUSION
 from millstream_server.worker.host import WorkerHost, WorkerPlan

@@ -31,6 +31,8 @@ from millstream_server.worker.control.plan import ControlPlan
 from millstream_server.worker.control.weights_record import restored
 from millstream_server.worker.engine_metrics import EngineMetrics
 from millstream_server.worker.kv_events.log import KvEventLog
+from millstream_server.worker.load_report import LoadReports
+from millstream_server.worker.loading import ModelLoading, Watched
 from millstream_server.worker.open_requests import (
     DEFAULT_TIMES,
     PROMPT_TOKENS,
@@ -40,7 +42,6 @@ from millstream_server.worker.open_requests import (
     OpenRequests,
 )
 from millstream_server.worker.servicer import Describe, WorkerServicer
-from millstream_server.worker.status import LoadReports, ModelLoading, Watched
 
 log = get_log(__name__)
 

@@ -20,7 +20,7 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.worker.kv_events.reader import LogReader
-from millstream_server.worker.status import LoadState
+from millstream_server.worker.load_report import LoadState
 
 if TYPE_CHECKING:
     from millstream_server.worker.host import WorkerHost

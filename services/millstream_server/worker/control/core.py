@@ -129,7 +129,7 @@ class ControlCore:
         changing_s = self._operations.changing_s
         if changing_s is not None:
             return changing_s < self._limit_s
-        return self.pause.paused or bool(self.memory.released)
+        return self._stop.holds(Cause.PAUSED) or bool(self.memory.released)
 
     async def until_done(self, limit_s: float) -> bool:
         """Wait for an operation that changes the engine; return whether none is left."""

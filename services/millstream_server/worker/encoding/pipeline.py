@@ -119,6 +119,11 @@ class Pipeline:
         """Items in the vision tower."""
         return self._batcher.running
 
+    @property
+    def queued(self) -> int:
+        """Prepared items that wait for the tower."""
+        return self._batcher.queued
+
     def digest(self, file: MediaFile) -> bytes:
         """Return the digest of the result, from the SHA-256 of the file's bytes."""
         kind = file.modality.value

@@ -27,7 +27,8 @@ from millstream_server.transfer.ticket import TicketGate, TicketKey
 from millstream_server.worker import app, follower
 from millstream_server.worker.control.plan import ControlOptions, ControlPlan
 from millstream_server.worker.embeddings.fetch import EmbeddingFetcher, fetch_tls
-from millstream_server.worker.generation.core import Fetcher, GenerationWorker
+from millstream_server.worker.generation.core import GenerationWorker
+from millstream_server.worker.generation.fetching import Fetcher
 from millstream_server.worker.generation.servicer import GenerationService
 from millstream_server.worker.host import WorkerHost, WorkerPlan
 from millstream_server.worker.kv_events.log import KvEventLog

@@ -1,0 +1,117 @@
+"""A worker's load at one moment, as it is reported: the engine's, and what the host counts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from millstream_server.engines.base import Engine, EngineLoad, Probeable, RankLoad
+from millstream_server.worker.open_requests import TokenTotals
+
+_SAMPLE_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadState:
+    """What a report says, besides the times."""
+
+    engine: EngineLoad
+    tokens: TokenTotals
+
+    @property
+    def ranks(self) -> Sequence[RankLoad]:
+        """The load of each rank; there is at least one."""
+        load = self.engine
+        return load.ranks or (
+            RankLoad(
+                running_requests=load.running_requests,
+                queued_requests=load.queued_requests,
+                used_blocks=load.used_blocks,
+                total_blocks=load.total_blocks,
+            ),
+        )
+
+
+class RankSilence:
+    """Measures how long each rank has made no progress, to about 0.1 s.
+
+    An idle rank makes none, so its time grows. Once it has work again, its time begins anew: a long
+    time of a rank with requests, running or queued, means that it hangs.
+    """
+
+    def __init__(self, engine: Probeable, now_s: Callable[[], float] = time.monotonic) -> None:
+        """Measure on the clock ``now_s``, in seconds, while there is a `watching` block."""
+        self._now_s = now_s
+        self._engine = engine
+        self._ranks: list[_Rank] = []
+        self._watchers = 0
+        self._sampling: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Read the engine's progress during the ``with`` block."""
+        self._watchers += 1
+        if self._sampling is None:
+            self._sampling = asyncio.create_task(self._sample(), name="rank-progress")
+        try:
+            yield
+        finally:
+            self._watchers -= 1
+            if not self._watchers:
+                self._sampling.cancel()
+                self._sampling = None
+
+    def silent_s(self, ranks: Sequence[RankLoad]) -> list[float]:
+        """Return each rank's seconds without progress; ``ranks`` are their loads of now."""
+        for dp_rank in range(len(self._ranks), len(ranks)):
+            self._ranks.append(_Rank(self._engine.progress(dp_rank), self._now_s()))
+        self._look()
+        now_s = self._now_s()
+        for rank, load in zip(self._ranks, ranks, strict=False):
+            busy = bool(load.running_requests or load.queued_requests)
+            if busy and not rank.busy:
+                rank.since_s = now_s
+            rank.busy = busy
+        return [now_s - rank.since_s for rank in self._ranks]
+
+    async def _sample(self) -> None:
+        while True:
+            await asyncio.sleep(_SAMPLE_S)
+            self._look()
+
+    def _look(self) -> None:
+        now_s = self._now_s()
+        for dp_rank, rank in enumerate(self._ranks):
+            seen = self._engine.progress(dp_rank)
+            if seen != rank.seen:
+                rank.seen, rank.since_s = seen, now_s
+
+
+class ReportingEngine(Engine, Probeable, Protocol):
+    """An engine as reports need it."""
+
+
+class LoadReports:
+    """What reports are made of. All calls come from one event loop."""
+
+    def __init__(self, engine: ReportingEngine, ended: TokenTotals) -> None:
+        """Nothing is asked before `state`; ``ended`` are the tokens of requests that have ended."""
+        self._engine = engine
+        self._ended = ended
+        self.progress = RankSilence(engine)
+
+    async def state(self) -> LoadState:
+        """Return the load of now."""
+        engine = await self._engine.load()
+        return LoadState(engine=engine, tokens=replace(self._ended))
+
+
+@dataclass(slots=True)
+class _Rank:
+    seen: int
+    since_s: float
+    busy: bool = False
