@@ -14,7 +14,7 @@ from typing import Any
 from millstream_server.decode.app import DecodeSettings
 from millstream_server.diffusion.app import MediaDiffusionSettings
 from millstream_server.diffusion.launch import KindSettings
-from millstream_server.diffusion.text_settings import TextDiffusionSettings
+from millstream_server.diffusion.text import TextDiffusionSettings
 from millstream_server.embedding.app import EmbeddingSettings
 from millstream_server.encode.app import EncodeSettings
 from millstream_server.processor.settings import ProcessorSettings
