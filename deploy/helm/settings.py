@@ -11,12 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from millstream_server.decode.settings import DecodeSettings
-from millstream_server.diffusion.kind import KindSettings
-from millstream_server.diffusion.settings import DiffusionSettings
-from millstream_server.diffusion.text_settings import TextDiffusionSettings
-from millstream_server.embedding.settings import EmbeddingSettings
-from millstream_server.encode.settings import EncodeSettings
+from millstream_server.decode.app import DecodeSettings
+from millstream_server.diffusion.app import MediaDiffusionSettings
+from millstream_server.diffusion.launch import KindSettings
+from millstream_server.diffusion.text import TextDiffusionSettings
+from millstream_server.embedding.app import EmbeddingSettings
+from millstream_server.encode.app import EncodeSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.runtime.settings.show import schema
 from millstream_server.worker.settings import WorkerSettings
@@ -28,7 +28,7 @@ ROLES: dict[str, tuple[type[Any], ...]] = {
     "prefill": (WorkerSettings,),
     "decode": (DecodeSettings,),
     "embedding": (EmbeddingSettings,),
-    "diffusion": (DiffusionSettings,),
+    "diffusion": (MediaDiffusionSettings,),
     "diffusion-text": (TextDiffusionSettings, KindSettings),
 }
 

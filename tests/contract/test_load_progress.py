@@ -18,7 +18,7 @@ from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.runtime.errors import EngineFailedError, ServingError
 from millstream_server.runtime.lifecycle.signals import FAILED
 from millstream_server.worker import app
-from millstream_server.worker.loading import Loading
+from millstream_server.worker.loading import ModelLoading
 from tests.support.failures import refusal
 from tests.support.hosted_worker import SOON, host_settings
 from tests.support.in_process import ALPHABET, InProcessWorker, plan_of, worker
@@ -107,7 +107,7 @@ async def test_numbers_never_fall_when_the_engines_do() -> None:
 
 
 async def test_an_engine_that_says_nothing_has_the_hosts_stages() -> None:
-    loading = Loading(object())
+    loading = ModelLoading(object())
     stages = [loading.now.stage]
     loading.progress.listen(lambda: stages.append(loading.now.stage))
     async with loading.following():
@@ -144,7 +144,7 @@ async def test_a_long_load_is_logged(
     engine = SlowEngine()
     engine.now = replace(WEIGHTS, files_done=1, bytes_done=14_200_000_000)
     engine.now = replace(engine.now, bytes_total=60_100_000_000)
-    async with Loading(engine).following():
+    async with ModelLoading(engine).following():
         await until(lambda: bool(events(caplog, "phase")))
     phase = events(caplog, "phase")[0]["phase"]
     assert phase == "loading the model: 1 of 2 files, 14.2 of 60.1 GB, 0 s"

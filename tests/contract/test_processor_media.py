@@ -18,8 +18,7 @@ import pytest
 import pytest_asyncio
 
 from millstream.v1 import chat_pb2, generation_pb2, media_pb2, processor_pb2, worker_pb2
-from millstream_server.media.file import MediaFile
-from millstream_server.media.items import Modality
+from millstream_server.media.items import MediaFile, Modality
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.security.auth import ANONYMOUS
 from tests.support import in_process, media_files

@@ -60,7 +60,7 @@ async def test_a_watch_tells_of_the_model_once_loaded_and_of_each_change() -> No
     async with worker(loaded=False) as w:
         watch = w.about.WatchWorkerInfo(worker_pb2.WatchWorkerInfoRequest())
         first = asyncio.ensure_future(watch.read())
-        await until(lambda: bool(w.host._description._listeners))
+        await until(lambda: bool(w.host.description._listeners))
         assert not first.done()
         loaded = await w.load()
         info = (await first).info
@@ -76,7 +76,7 @@ async def test_a_watch_tells_of_the_model_once_loaded_and_of_each_change() -> No
         w.host.set_info(replace(loaded, weight_version="3"))
         assert (await watch.read()).info.weight_version == "3"
         watch.cancel()
-        await until(lambda: not w.host._description._listeners)
+        await until(lambda: not w.host.description._listeners)
 
 
 async def test_a_watch_ends_when_the_worker_drains() -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from millstream_server.decode.settings import DecodeSettings
-from millstream_server.diffusion.settings import DiffusionSettings
-from millstream_server.diffusion.text_settings import TextDiffusionSettings
-from millstream_server.embedding.settings import EmbeddingSettings
-from millstream_server.encode.settings import EncodeSettings
+from millstream_server.decode.app import DecodeSettings
+from millstream_server.diffusion.app import MediaDiffusionSettings
+from millstream_server.diffusion.text import TextDiffusionSettings
+from millstream_server.embedding.app import EmbeddingSettings
+from millstream_server.encode.app import EncodeSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.runtime import settings
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
@@ -30,7 +30,7 @@ SETTINGS: dict[str, type[ServiceSettings]] = {
     "prefill": WorkerSettings,
     "decode": DecodeSettings,
     "embedding": EmbeddingSettings,
-    "diffusion": DiffusionSettings,
+    "diffusion": MediaDiffusionSettings,
 }
 REST_OF_SHUTDOWN_S = 10
 _OF_ENGINES = ("engine_args", "nodes")

@@ -16,8 +16,7 @@ import grpc
 import pytest
 
 from millstream_client import NO_RETRY, Client, UnavailableError
-from millstream_server.decode.servicer import SERVICE
-from millstream_server.decode.settings import DecodeSettings
+from millstream_server.decode.app import DecodeSettings
 from millstream_server.engines.base import Role
 from millstream_server.engines.registry import GENERATORS
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
@@ -25,6 +24,7 @@ from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.lifecycle.signals import FAILED
 from millstream_server.runtime.telemetry.metrics import DRAINING
 from millstream_server.worker.generation import app
+from millstream_server.worker.generation.servicer import DECODE as SERVED
 from tests.support.in_process import (
     CONTEXT_LENGTH,
     MODEL,
@@ -94,7 +94,7 @@ async def worker(
         canary_timeout_s=TIMEOUT_S,
         stuck_limit_s=stuck_limit_s,
     )
-    code = asyncio.ensure_future(app.run(settings, Role.AGGREGATED, SERVICE))
+    code = asyncio.ensure_future(app.run(settings, Role.AGGREGATED, SERVED))
     try:
         async with (
             grpc.aio.insecure_channel(settings.listen) as channel,

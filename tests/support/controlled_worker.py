@@ -15,8 +15,7 @@ from millstream.v1 import decode_pb2_grpc, engine_control_pb2, engine_control_pb
 from millstream_server.control.abilities import EngineControls
 from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
-from millstream_server.worker.control.directories import AllowedDirectories
-from millstream_server.worker.control.plan import ControlOptions
+from millstream_server.worker.control.plan import AllowedDirectories, ControlOptions
 from tests.support.hosted_worker import HostedWorker, host_settings, hosted_worker
 from tests.support.in_process import ALPHABET, plan_of
 from tests.support.scripted_controls import ScriptedControls

@@ -16,11 +16,11 @@ from millstream_server.engines.simulated.diffuser import (
     SimulatedDiffuser,
     SimulatedDiffuserConfig,
 )
-from millstream_server.media.frames import Frames
+from millstream_server.media.items import Frames
 from millstream_server.synthesis.diffuser import Job, Step
 from millstream_server.synthesis.request import Kind
 from millstream_server.worker.diffusion.engine import DiffusionOptions, HostedDiffuser
-from millstream_server.worker.diffusion.service import make_plan
+from millstream_server.worker.diffusion.servicer import make_plan
 from tests.support.hosted_worker import HostedWorker, host_settings, hosted_worker
 from tests.support.waiting import EOF, until
 

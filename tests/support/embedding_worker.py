@@ -17,8 +17,7 @@ from millstream_server.engines.simulated.vectors import (
     SimulatedEmbedderConfig,
     vector,
 )
-from millstream_server.worker.vectors.service import make_plan
-from millstream_server.worker.vectors.settings import VectorSettings
+from millstream_server.worker.vectors.servicer import VectorSettings, make_plan
 from tests.support.hosted_worker import HostedWorker, host_settings, hosted_worker
 from tests.support.waiting import EOF, until
 

@@ -15,17 +15,14 @@ from PIL import Image
 
 from millstream.v1 import encode_pb2, encode_pb2_grpc, media_pb2
 from millstream_server.engines.simulated.encoder import SimulatedEncoder, SimulatedEncoderConfig
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Modality
-from millstream_server.media.limits import MediaLimits
+from millstream_server.media.items import Frames, MediaLimits, Modality
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.transfer.embeddings.store import EmbeddingStore
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketKey
 from millstream_server.worker.encoding.core import EncodeOptions
-from millstream_server.worker.encoding.engine import HostedEncoder
-from millstream_server.worker.encoding.pipeline import PipelineOptions
-from millstream_server.worker.encoding.service import Serving, make_plan
+from millstream_server.worker.encoding.pipeline import HostedEncoder, PipelineOptions
+from millstream_server.worker.encoding.servicer import Serving, make_plan
 from tests.support.hosted_worker import HostedWorker, host_settings, hosted_worker
 from tests.support.waiting import EOF, until
 

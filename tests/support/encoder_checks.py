@@ -21,7 +21,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from millstream_server.encode.settings import EncodeSettings
+from millstream_server.encode.app import EncodeSettings
 from millstream_server.encoding.encoder import EncoderInfo, MediaEncoder
 from millstream_server.engines.adapter import EncoderSettings
 from millstream_server.engines.base import EngineLoad, Role
@@ -32,8 +32,7 @@ from millstream_server.engines.transformers.tower import NoTower, TowerConfig
 from millstream_server.media import families
 from millstream_server.media.decoding.sampling import sample
 from millstream_server.media.families.placing import place
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Content, Modality
+from millstream_server.media.items import Content, Frames, Modality
 from millstream_server.media.tensor import ElementType, Tensor
 from millstream_server.runtime.errors import (
     EngineFailedError,

@@ -51,7 +51,7 @@ _PRELOADED: Mapping[str, tuple[str, ...]] = {
     "services": (
         "millstream_server.cli.chat",
         "millstream_server.cli.main",
-        "millstream_server.decode.settings",
+        "millstream_server.decode.app",
         "millstream_server.engines.simulated.engine",
         "millstream_server.processor.app",
         "millstream_server.processor.settings",
@@ -59,7 +59,7 @@ _PRELOADED: Mapping[str, tuple[str, ...]] = {
         "transformers",  # else a Processor would start a process that imports it
     ),
     "sglang": (
-        "millstream_server.decode.settings",
+        "millstream_server.decode.app",
         "millstream_server.engines.sglang.engine",
         "millstream_server.runtime.lifecycle.main",
         "millstream_server.worker.app",

@@ -19,13 +19,10 @@ from millstream.v1 import (
     processor_pb2_grpc,
     worker_pb2_grpc,
 )
-from millstream_server.decode.servicer import SERVICE as DECODE
-from millstream_server.diffusion.text import SERVICE as TEXT_DIFFUSION
 from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.generation.generator import GeneratorEngine, GeneratorInfo
 from millstream_server.links.fleet import Fleet
-from millstream_server.prefill.servicer import SERVICE as PREFILL
 from millstream_server.processor import app
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.front import Front
@@ -51,8 +48,10 @@ from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketGate, TicketKey
 from millstream_server.worker.generation.app import make_plan
 from millstream_server.worker.generation.fetching import Fetcher
+from millstream_server.worker.generation.servicer import DECODE, PREFILL
+from millstream_server.worker.generation.servicer import DIFFUSION as TEXT_DIFFUSION
 from millstream_server.worker.host import WorkerHost, WorkerPlan
-from millstream_server.worker.service import SERVICE as WORKER
+from millstream_server.worker.servicer import SERVICE as WORKER
 from tests.support.waiting import until
 
 MODEL = "tiny"

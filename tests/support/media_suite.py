@@ -14,18 +14,16 @@ from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.encoder import SimulatedEncoder, SimulatedEncoderConfig
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.generation.generator import GeneratorInfo, read_media_model
-from millstream_server.media.limits import MediaLimits
+from millstream_server.media.items import MediaLimits
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.transfer.embeddings.store import EmbeddingStore
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
-from millstream_server.worker.encoding.attach import with_encoding
-from millstream_server.worker.encoding.engine import HostedEncoder
-from millstream_server.worker.encoding.pipeline import PipelineOptions
-from millstream_server.worker.encoding.service import Serving, make_plan
+from millstream_server.worker.encoding.pipeline import HostedEncoder, PipelineOptions
+from millstream_server.worker.encoding.servicer import Serving, make_plan, with_encoding
 from millstream_server.worker.host import WorkerHost, WorkerPlan
-from millstream_server.worker.service import SERVICE as WORKER
+from millstream_server.worker.servicer import SERVICE as WORKER
 from tests.support import in_process
 from tests.support.in_process import KEY, MODEL, InProcessProcessor, InProcessWorker
 

@@ -15,10 +15,10 @@ import pytest
 
 from millstream_server.generation.request import Prompt
 from millstream_server.media import families
-from millstream_server.media.frames import Frames
 from millstream_server.media.items import (
     Content,
     EmbeddingTicket,
+    Frames,
     Geometry,
     MediaInput,
     Modality,

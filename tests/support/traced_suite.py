@@ -23,7 +23,7 @@ from millstream_server.runtime.rpc.reflection import methods_of
 from millstream_server.runtime.telemetry.server_rpcs import TelemetryLayer
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.worker.host import WorkerHost
-from millstream_server.worker.service import LONG_STREAMS
+from millstream_server.worker.servicer import LONG_STREAMS
 from tests.support.in_process import ALPHABET, MODEL, hosted, make_core, make_fleet
 from tests.support.spans import SpanLog
 from tests.support.transports import new_server

@@ -13,8 +13,7 @@ import numpy as np
 
 from millstream.v1 import chat_pb2, sampling_pb2
 from millstream_server.media.decoding.sampling import FrameSampling, sample
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Modality
+from millstream_server.media.items import Frames, Modality
 from tests.support import media_files, media_suite
 from tests.support.chats import Answer, Conversation, options, start
 from tests.support.reference_media import Case, make_case

@@ -20,8 +20,7 @@ from unittest import mock
 
 import numpy as np
 
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Modality
+from millstream_server.media.items import Frames, Modality
 from tests.support import vision_weights
 
 FamilyName = Literal["qwen2_5_vl", "qwen3_vl", "gemma3"]

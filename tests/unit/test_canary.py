@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from millstream_server.decode.servicer import SERVICE
-from millstream_server.decode.settings import DecodeSettings
+from millstream_server.decode.app import DecodeSettings
 from millstream_server.engines.base import Probeable, Role
 from millstream_server.engines.sglang.loads import RankProgress
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
@@ -25,11 +24,10 @@ from millstream_server.generation.sampling import Sampling
 from millstream_server.runtime.errors import EngineFailedError, ServingError
 from millstream_server.runtime.lifecycle.conditions import HealthConditions
 from millstream_server.transfer.ticket import Ticket
-from millstream_server.worker import engine_watch
-from millstream_server.worker.canary import Canary, CanaryTimes
-from millstream_server.worker.engine_watch import EngineWatch
-from millstream_server.worker.expected_silence import ExpectedSilence
+from millstream_server.worker import canary as canary_module
+from millstream_server.worker.canary import Canary, CanaryTimes, EngineWatch, ExpectedSilence
 from millstream_server.worker.generation import app
+from millstream_server.worker.generation.servicer import DECODE
 from millstream_server.worker.settings import WorkerSettings
 from tests.support.waiting import until
 
@@ -236,9 +234,9 @@ async def test_a_worker_by_default_notices_a_hang_within_fifteen_seconds(
         made.append(canary._times)
         return canary
 
-    monkeypatch.setattr(engine_watch, "Canary", remember)
+    monkeypatch.setattr(canary_module, "Canary", remember)
     settings = kind(listen="127.0.0.1:0", metrics_listen="", engine="simulated")
-    running = asyncio.ensure_future(app.run(settings, Role.AGGREGATED, SERVICE))
+    running = asyncio.ensure_future(app.run(settings, Role.AGGREGATED, DECODE))
     try:
         await until(lambda: bool(made) or running.done())
         assert not running.done()

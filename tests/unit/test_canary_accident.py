@@ -13,8 +13,7 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
-from millstream_server.decode.servicer import SERVICE
-from millstream_server.decode.settings import DecodeSettings
+from millstream_server.decode.app import DecodeSettings
 from millstream_server.engines.base import Role
 from millstream_server.engines.registry import GENERATORS
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
@@ -22,6 +21,7 @@ from millstream_server.runtime.lifecycle.signals import FAILED
 from millstream_server.runtime.telemetry.metrics import DRAINING
 from millstream_server.worker.canary import Canary
 from millstream_server.worker.generation import app
+from millstream_server.worker.generation.servicer import DECODE as SERVED
 from tests.support.logged import events
 from tests.support.long_streams import SERVING, watched_health
 from tests.support.ports import free_port
@@ -59,7 +59,7 @@ async def worker(
         canary_interval_s=0.1,
         canary_timeout_s=0.3,
     )
-    code = asyncio.ensure_future(app.run(settings, Role.AGGREGATED, SERVICE))
+    code = asyncio.ensure_future(app.run(settings, Role.AGGREGATED, SERVED))
     try:
         async with (
             grpc.aio.insecure_channel(settings.listen) as channel,

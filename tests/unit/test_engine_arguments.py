@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from millstream_server.diffusion.settings import DiffusionSettings
-from millstream_server.embedding.settings import EmbeddingSettings
+from millstream_server.diffusion.app import MediaDiffusionSettings
+from millstream_server.embedding.app import EmbeddingSettings
 from millstream_server.engines.sglang.arguments import ArgumentList, read_arguments
 from millstream_server.runtime.settings import EngineArguments, SettingsError, describe, load
 from millstream_server.worker.settings import WorkerSettings
@@ -161,8 +161,8 @@ def test_an_engine_that_is_not_there_is_named() -> None:
     [
         (WorkerSettings, "simulated"),
         (EmbeddingSettings, "simulated"),
-        (DiffusionSettings, "simulated"),
-        (DiffusionSettings, "diffusers"),
+        (MediaDiffusionSettings, "simulated"),
+        (MediaDiffusionSettings, "diffusers"),
     ],
 )
 def test_an_engine_that_takes_none_refuses_them(

@@ -20,10 +20,10 @@ from millstream_server.protobuf.engine_control import tags_from_proto
 from millstream_server.runtime.errors import DeadlinePassedError, InvalidRequestError
 from millstream_server.runtime.lifecycle.conditions import HealthConditions
 from millstream_server.runtime.settings.load import load
-from millstream_server.worker.control import messages, receive
+from millstream_server.worker.control import messages, weights
 from millstream_server.worker.control.core import ControlCore
-from millstream_server.worker.control.receive import Piece, Received, TensorsInCall
-from millstream_server.worker.control.settings import ControlSettings
+from millstream_server.worker.control.plan import ControlSettings
+from millstream_server.worker.control.weights import Piece, Received, TensorsInCall
 from millstream_server.worker.host import WorkerHost
 from tests.support.in_process import ALPHABET, plan_of
 from tests.support.scripted_controls import ScriptedControls
@@ -87,7 +87,7 @@ async def test_a_caller_who_sends_nothing_is_given_up(monkeypatch: pytest.Monkey
         yield NamedTensor("w", TensorSpec(ElementType.FLOAT16, (2,)))
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(receive, "_SILENCE_S", 0.01)
+    monkeypatch.setattr(weights, "_SILENCE_S", 0.01)
     told: list[tuple[int, int]] = []
     received = Received(100, lambda done, total: told.append((done, total)))
     with pytest.raises(DeadlinePassedError, match=r"no message came for 0\.01 s"):

@@ -13,11 +13,10 @@ from unittest import mock
 
 import pytest
 
-from millstream_server.decode.settings import DecodeSettings
-from millstream_server.diffusion.settings import DiffusionSettings
-from millstream_server.diffusion.text_settings import TextDiffusionSettings
-from millstream_server.embedding.settings import EmbeddingSettings
-from millstream_server.encode.settings import EncodeSettings
+from millstream_server.decode.app import DecodeSettings
+from millstream_server.diffusion.text import TextDiffusionSettings
+from millstream_server.embedding.app import EmbeddingSettings
+from millstream_server.encode.app import EncodeSettings
 from millstream_server.engines import registry
 from millstream_server.engines.base import Role
 from millstream_server.engines.diffusers.engine import DiffusersEngine
@@ -31,7 +30,7 @@ from millstream_server.engines.transformers.tower import NoTower, TowerConfig, T
 from millstream_server.runtime import settings as runtime
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.settings import SettingsError
-from millstream_server.synthesis.request import Kind
+from millstream_server.synthesis.request import DiffusionSettings, Kind
 from tests.support.vision_models import FamilyName, make_vision_model
 
 S = TypeVar("S")

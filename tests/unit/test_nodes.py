@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millstream_server.embedding.settings import EmbeddingSettings
+from millstream_server.embedding.app import EmbeddingSettings
 from millstream_server.engines.adapter import NodeSettings
 from millstream_server.engines.base import Role
 from millstream_server.engines.sglang.adapter import check_parts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream_server.engines.base import RankLoad
-from millstream_server.worker.load_report import RankProgress
+from millstream_server.worker.load_report import RankSilence
 from tests.support.waiting import until
 
 IDLE = RankLoad(running_requests=0, queued_requests=0, used_blocks=0, total_blocks=8)
@@ -29,7 +29,7 @@ class Steps:
 
 def test_each_rank_has_its_own_time() -> None:
     steps = Steps()
-    progress = RankProgress(steps, lambda: steps.now_s)
+    progress = RankSilence(steps, lambda: steps.now_s)
     assert progress.silent_s([BUSY, BUSY]) == [0, 0]
     steps.now_s += 3
     steps.made[1] += 1
@@ -42,7 +42,7 @@ def test_each_rank_has_its_own_time() -> None:
 
 def test_an_idle_ranks_time_grows_and_begins_anew_with_work() -> None:
     steps = Steps()
-    progress = RankProgress(steps, lambda: steps.now_s)
+    progress = RankSilence(steps, lambda: steps.now_s)
     progress.silent_s([IDLE, IDLE])
     steps.now_s += 60
     assert progress.silent_s([IDLE, IDLE]) == [60, 60]
@@ -54,7 +54,7 @@ def test_an_idle_ranks_time_grows_and_begins_anew_with_work() -> None:
 
 async def test_progress_between_reports_is_seen_while_someone_watches() -> None:
     steps = Steps()
-    progress = RankProgress(steps, lambda: steps.now_s)
+    progress = RankSilence(steps, lambda: steps.now_s)
     progress.silent_s([BUSY, BUSY])
     with progress.watching(), progress.watching():
         steps.made[0] += 1

@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 
-from millstream_server.decode.settings import DecodeSettings
+from millstream_server.decode.app import DecodeSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.runtime.settings import (
     SettingsError,

@@ -14,10 +14,10 @@ import jsonschema
 import pytest
 import yaml
 
-from millstream_server.decode.settings import DecodeSettings
-from millstream_server.diffusion.settings import DiffusionSettings
-from millstream_server.embedding.settings import EmbeddingSettings
-from millstream_server.encode.settings import EncodeSettings
+from millstream_server.decode.app import DecodeSettings
+from millstream_server.diffusion.app import MediaDiffusionSettings
+from millstream_server.embedding.app import EmbeddingSettings
+from millstream_server.encode.app import EncodeSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.runtime.settings import (
     EngineArguments,
@@ -29,7 +29,7 @@ from millstream_server.runtime.settings import (
 )
 from millstream_server.runtime.settings.show import plain
 
-ALL = (ProcessorSettings, EncodeSettings, DecodeSettings, DiffusionSettings, EmbeddingSettings)
+ALL = (ProcessorSettings, EncodeSettings, DecodeSettings, MediaDiffusionSettings, EmbeddingSettings)
 
 
 class Speed(enum.Enum):

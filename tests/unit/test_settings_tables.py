@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from millstream_server.decode.settings import DecodeSettings
-from millstream_server.diffusion.settings import DiffusionSettings
-from millstream_server.diffusion.text_settings import TextDiffusionSettings
-from millstream_server.embedding.settings import EmbeddingSettings
-from millstream_server.encode.settings import EncodeSettings
+from millstream_server.decode.app import DecodeSettings
+from millstream_server.diffusion.app import MediaDiffusionSettings
+from millstream_server.diffusion.text import TextDiffusionSettings
+from millstream_server.embedding.app import EmbeddingSettings
+from millstream_server.encode.app import EncodeSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
 from millstream_server.runtime.settings import EngineArguments, declared
@@ -68,7 +68,7 @@ def _default(f: dataclasses.Field[Any]) -> str:
         (f"{_SERVICES}/worker/README.md", WorkerSettings, ServiceSettings),
         (f"{_SERVICES}/decode/README.md", DecodeSettings, WorkerSettings),
         (f"{_SERVICES}/encode/README.md", EncodeSettings, HostSettings),
-        (f"{_SERVICES}/diffusion/README.md", DiffusionSettings, HostSettings),
+        (f"{_SERVICES}/diffusion/README.md", MediaDiffusionSettings, HostSettings),
         (
             f"{_SERVICES}/diffusion/README.md#Settings with `--kind text`",
             TextDiffusionSettings,
@@ -90,7 +90,7 @@ def test_no_page_names_a_setting_that_does_not_exist() -> None:
         for cls in (
             ServiceSettings,
             DecodeSettings,
-            DiffusionSettings,
+            MediaDiffusionSettings,
             EncodeSettings,
             EmbeddingSettings,
             ProcessorSettings,

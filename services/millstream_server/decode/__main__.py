@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from millstream_server.decode.media import media_of
-from millstream_server.decode.servicer import SERVICE
-from millstream_server.decode.settings import DecodeSettings
+from millstream_server.decode.app import DecodeSettings, media_of
 from millstream_server.runtime.lifecycle.main import main
 from millstream_server.worker.generation.app import run
+from millstream_server.worker.generation.servicer import DECODE
 
 if __name__ == "__main__":
     main(
         DecodeSettings,
-        lambda settings: run(settings, settings.role, SERVICE, media_of(settings)),
+        lambda settings: run(settings, settings.role, DECODE, media_of(settings)),
         prog="millstream-decode",
         description="The decode worker of Millstream: generates tokens.",
     )

@@ -1,16 +1,49 @@
-"""The process of a diffusion worker that makes images or videos."""
+"""The process of a diffusion worker that makes images or videos, and its settings."""
 
 from __future__ import annotations
 
-from millstream_server.diffusion.settings import DiffusionSettings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from millstream_server.diffusion.launch import KindSettings
+from millstream_server.engines.adapter import DiffuserEngineSettings
 from millstream_server.engines.base import Role
-from millstream_server.engines.registry import DIFFUSERS
+from millstream_server.engines.registry import DIFFUSERS, DiffuserName
+from millstream_server.runtime.settings import group, setting
 from millstream_server.synthesis.request import Kind
 from millstream_server.worker import app
-from millstream_server.worker.diffusion.service import make_plan
+from millstream_server.worker.diffusion.servicer import make_plan
+from millstream_server.worker.diffusion.settings import DiffusionWorkerSettings
+from millstream_server.worker.host_settings import ModelSettings
 
 
-async def run(settings: DiffusionSettings) -> int:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaDiffusionSettings(ModelSettings):
+    """Read by `python -m millstream_server.diffusion`, except with `--kind text`."""
+
+    max_open_requests: int = setting(
+        64, help="most requests at once, running and queued; 0: four times --requests-at-once"
+    )
+    what: KindSettings = group(KindSettings)
+    model_path: Path | None = setting(
+        None, help="model directory (a pipeline's folder); not needed by the simulated engine"
+    )
+    engine: DiffuserName = setting("diffusers", help=f"one of {', '.join(DIFFUSERS.names)}")
+    common: DiffuserEngineSettings = group(DiffuserEngineSettings)
+    own: Any = group(DIFFUSERS.own_settings)
+    worker: DiffusionWorkerSettings = group(DiffusionWorkerSettings)
+
+    def checked(self) -> Self:
+        """Return the settings with the engine's own arguments read; called once, by `load`.
+
+        Raises:
+            SettingsError: one is unknown, wrong, or managed by us, or the engine takes none.
+        """
+        return DIFFUSERS.checked(self)
+
+
+async def run(settings: MediaDiffusionSettings) -> int:
     """Run a worker that makes images or videos; return the process's exit code.
 
     Raises:

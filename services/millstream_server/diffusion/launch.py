@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 from typing import NoReturn
 
-from millstream_server.diffusion.kind import DiffusionKind, KindSettings
 from millstream_server.runtime.lifecycle.main import main
-from millstream_server.runtime.settings import group, read_first
+from millstream_server.runtime.settings import group, read_first, setting
 
 _PROG = "millstream-diffusion"
+
+
+class DiffusionKind(enum.Enum):
+    """What a worker makes."""
+
+    IMAGE = "image"
+    VIDEO = "video"
+    TEXT = "text"
+    """By a diffusion language model."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindSettings:
+    """Read before all others."""
+
+    kind: DiffusionKind = setting(
+        DiffusionKind.IMAGE,
+        help="what the model makes: image, video or text; text has settings of its own, which "
+        "--kind text --help lists",
+    )
 
 
 def launch() -> NoReturn:
     """Read `--kind`, then run the worker; each kind imports only what it needs."""
     if read_first(KindSettings).kind is DiffusionKind.TEXT:
         _launch_text()
-    from millstream_server.diffusion.app import run  # noqa: PLC0415
-    from millstream_server.diffusion.settings import DiffusionSettings  # noqa: PLC0415
+    from millstream_server.diffusion.app import MediaDiffusionSettings, run  # noqa: PLC0415
 
     main(
-        DiffusionSettings,
+        MediaDiffusionSettings,
         run,
         prog=_PROG,
         description="The diffusion worker of Millstream: prompts to images or videos.",
@@ -28,8 +47,7 @@ def launch() -> NoReturn:
 
 
 def _launch_text() -> NoReturn:
-    from millstream_server.diffusion.text import run  # noqa: PLC0415
-    from millstream_server.diffusion.text_settings import TextDiffusionSettings  # noqa: PLC0415
+    from millstream_server.diffusion.text import TextDiffusionSettings, run  # noqa: PLC0415
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Settings(TextDiffusionSettings):

@@ -1,18 +1,47 @@
-"""An encode worker's process."""
+"""An encode worker's process: its settings, and what it serves."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
-from millstream_server.encode.settings import EncodeSettings
 from millstream_server.encoding.encoder import MediaEncoder
+from millstream_server.engines.adapter import EncoderSettings
 from millstream_server.engines.base import Role
-from millstream_server.engines.registry import AUTO, ENCODERS, encoder_for
-from millstream_server.runtime.settings import SettingsError
+from millstream_server.engines.registry import AUTO, ENCODERS, EncoderName, encoder_for
+from millstream_server.runtime.settings import SettingsError, group, setting
+from millstream_server.transfer.embeddings.settings import EmbeddingTransferSettings
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketKey
 from millstream_server.worker import app
-from millstream_server.worker.encoding.service import Serving, make_plan
+from millstream_server.worker.encoding.servicer import Serving, make_plan
+from millstream_server.worker.encoding.settings import EncodingSettings
+from millstream_server.worker.host_settings import ModelSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeSettings(ModelSettings):
+    """Read by `python -m millstream_server.encode`."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = {"tower": "use --engine, with the same values"}
+
+    engine: EncoderName = setting(
+        AUTO,
+        help=f"what encodes: one of {', '.join(ENCODERS.names)}, or auto: the first of them that "
+        "has the model's family, such as sglang for Qwen2.5-VL and Qwen3-VL, and transformers",
+    )
+    model_path: Path | None = setting(
+        None, help="model directory (weights and config); not needed by the simulated engine"
+    )
+    ticket_key: str = setting(
+        "", help="hex key, 32 bytes or more, that signs tickets for embeddings", secret=True
+    )
+    common: EncoderSettings = group(EncoderSettings)
+    own: Any = group(ENCODERS.own_settings)
+    encoding: EncodingSettings = group(EncodingSettings)
+    transfer: EmbeddingTransferSettings = group(EmbeddingTransferSettings)
 
 
 async def run(settings: EncodeSettings) -> int:

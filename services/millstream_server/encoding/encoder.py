@@ -8,9 +8,7 @@ from typing import Any, Protocol
 
 from millstream_server.engines.base import Engine, EngineInfo, Probeable
 from millstream_server.media.decoding.sampling import FrameSampling
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Content, Geometry, Modality
-from millstream_server.media.limits import MediaLimits
+from millstream_server.media.items import Content, Frames, Geometry, MediaLimits, Modality
 from millstream_server.media.tensor import Tensor
 from millstream_server.runtime.errors import ServingError
 

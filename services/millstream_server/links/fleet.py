@@ -15,17 +15,21 @@ from millstream_server.links.grpc_channel import GrpcChannel
 from millstream_server.links.link import WorkerLink, WorkerStreams
 from millstream_server.links.slot_stream import OpenRequest
 from millstream_server.links.unread import UnreadOutput
-from millstream_server.media.file import MediaFile
+from millstream_server.media.items import MediaFile
 from millstream_server.routing.discovery.base import Discovery, follow
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import WorkerLostError
 from millstream_server.runtime.security.tls import ClientTls
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.tracing import Tracing
-from millstream_server.synthesis.output import Chunk, Finished, Progress
-from millstream_server.synthesis.request import DiffusionRequest
-from millstream_server.vectors.output import EmbedFinished, Ranking, Vectors
-from millstream_server.vectors.request import EmbedRequest, RerankRequest
+from millstream_server.synthesis.request import Chunk, DiffusionRequest, Finished, Progress
+from millstream_server.vectors.request import (
+    EmbedFinished,
+    EmbedRequest,
+    Ranking,
+    RerankRequest,
+    Vectors,
+)
 
 log = get_log(__name__)
 

@@ -17,8 +17,13 @@ from millstream_server.protobuf.embedding import ranking_from_proto, rerank_to_p
 from millstream_server.runtime.errors import WorkerLostError
 from millstream_server.runtime.telemetry.request_spans import reason_of
 from millstream_server.runtime.telemetry.trace_context import TraceContext
-from millstream_server.vectors.output import EmbedFinished, Ranking, Vectors
-from millstream_server.vectors.request import EmbedRequest, RerankRequest
+from millstream_server.vectors.request import (
+    EmbedFinished,
+    EmbedRequest,
+    Ranking,
+    RerankRequest,
+    Vectors,
+)
 
 _RERANK = rpc_of(embedding_pb2.DESCRIPTOR, "EmbeddingService/Rerank")
 

@@ -1,13 +1,15 @@
-"""An image or a video: what an encoder makes of it, and what it is in a prompt."""
+"""Images and videos in plain types: files, frames, what encoders make of them, prompts' items."""
 
 from __future__ import annotations
 
 import enum
 import hashlib
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from millstream_server.media.tensor import Tensor, TensorSpec
+from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
 
 MAX_MEDIA_ITEMS = 256
 """Most images and videos of one prompt."""
@@ -111,3 +113,68 @@ def cache_key(items: Iterable[MediaInput]) -> int:
         hashed.update(item.digest)
         hashed.update(repr((item.modality.value, item.geometry, item.content.value)).encode())
     return int.from_bytes(hashed.digest()[:8], "big")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaLimits:
+    """What is refused with a sentence. Sizes come from the file's header, before decoding."""
+
+    max_item_bytes: int = 64 << 20
+    """Most bytes of a file."""
+    max_pixels: int = 36_000_000
+    """Most pixels of an image, or of a video's frame: width x height."""
+    max_frames: int = 128
+    """Most frames that are read of a video; a longer one is sampled evenly."""
+    max_video_frames: int = 20_000
+    """Most frames that a video may have."""
+    max_video_s: float = 600.0
+    """Longest video."""
+    fps: float = 2.0
+    """Frames read per second of video, as the models were trained."""
+    max_decoded_bytes: int = 1 << 30
+    """Most bytes of the frames that are read of a file: width x height x 3 for each."""
+    decode_timeout_s: float = 20.0
+    """A decoder that takes longer is killed."""
+    decode_memory_bytes: int = 2 << 30
+    """Address space of a decoder process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frames:
+    """A decoded image or video: RGB, 8 bits, upright."""
+
+    modality: Modality
+    width: int
+    height: int
+    data: memoryview
+    """[frames, height, width, 3] bytes; an image has one frame."""
+    count: int = 1
+    fps: float = 0.0
+    """Video: frames per second of the file."""
+    total_frames: int = 1
+    """Video: frames in the file."""
+    indices: tuple[int, ...] = (0,)
+    """Video: which of the file's frames these are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaFile:
+    """A file, and how it is to be encoded."""
+
+    modality: Modality
+    data: bytes | memoryview
+    """The file."""
+    sha256: bytes
+    """SHA-256 of ``data``."""
+    salt: str = ""
+    """Callers with different salts share no cached results."""
+    request_id: str = ""
+    """The client's id for logs and traces: any text, not unique."""
+    trace: TraceContext = NOT_TRACED
+    deadline_s: float | None = None
+    """The caller's deadline on the clock of `time.monotonic`; None: no deadline."""
+
+    @property
+    def time_left_s(self) -> float | None:
+        """Seconds until the deadline, negative after it; None: no deadline."""
+        return None if self.deadline_s is None else self.deadline_s - time.monotonic()

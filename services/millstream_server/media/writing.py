@@ -14,7 +14,7 @@ import av
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from millstream_server.media.frames import Frames
+from millstream_server.media.items import Frames
 
 SOFTWARE = "Millstream"
 PREVIEW_SIZE = 512

@@ -18,12 +18,15 @@ from millstream_server.protobuf.common import (
 from millstream_server.protobuf.errors import error_from_proto, error_to_proto
 from millstream_server.runtime.rpc.slot_output import SlotContent
 from millstream_server.runtime.telemetry.trace_context import TraceContext
-from millstream_server.synthesis.output import Chunk, Finished, OutputFile, Progress
 from millstream_server.synthesis.request import (
+    Chunk,
     DiffusionRequest,
     DiffusionSettings,
     FileFormat,
+    Finished,
     Kind,
+    OutputFile,
+    Progress,
 )
 
 Response = diffusion_pb2.GenerateImageResponse | diffusion_pb2.GenerateVideoResponse

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream.v1 import encode_pb2
-from millstream_server.media.file import MediaFile
+from millstream_server.media.items import MediaFile
 from millstream_server.protobuf.common import deadline_of, trace_of, write_trace
 from millstream_server.protobuf.media import MODALITIES, MODALITIES_TO_PROTO
 from millstream_server.runtime.errors import InvalidRequestError

@@ -10,8 +10,7 @@ from millstream_server.encoding.encoder import EncoderInfo
 from millstream_server.engines.base import EngineInfo, EngineLoad, RankLoad, Role, WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo, MediaModel
 from millstream_server.generation.sampling import Ability
-from millstream_server.media.items import Modality
-from millstream_server.media.limits import MediaLimits
+from millstream_server.media.items import MediaLimits, Modality
 from millstream_server.protobuf.diffusion_model import (
     diffuser_from_proto,
     diffusion_model_to_proto,

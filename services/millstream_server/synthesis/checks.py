@@ -10,14 +10,14 @@ import secrets
 from collections.abc import Iterator
 from typing import TypeVar
 
-from millstream_server.media.frames import Frames
+from millstream_server.media.items import Frames
 from millstream_server.runtime.errors import (
     FieldViolation,
     InvalidRequestError,
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.request_id import short_text_violations
-from millstream_server.synthesis.diffuser import DiffuserInfo, Job
+from millstream_server.synthesis.diffuser import MAX_GUIDANCE_SCALE, DiffuserInfo, Job
 from millstream_server.synthesis.request import (
     DEFAULT_STRENGTH,
     MAX_SEED,
@@ -29,7 +29,6 @@ from millstream_server.synthesis.request import (
 T = TypeVar("T")
 
 MAX_PROMPT_BYTES = 32_768
-MAX_GUIDANCE_SCALE = 100.0
 MAX_FPS = 120
 _RANDOM_SEEDS = 1 << 32
 """Random seeds are below it: short enough to be typed, and exact in JSON everywhere."""

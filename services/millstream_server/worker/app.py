@@ -12,13 +12,12 @@ from millstream_server.runtime.lifecycle.signals import DRAINED, FAILED, Signals
 from millstream_server.runtime.rpc.methods import ServicerTable
 from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.worker.canary import CanaryTimes
+from millstream_server.worker.canary import CanaryTimes, EngineWatch
 from millstream_server.worker.control import servicer
 from millstream_server.worker.control.core import ControlCore
-from millstream_server.worker.engine_watch import EngineWatch
 from millstream_server.worker.host import InfoT, WorkerHost, WorkerPlan
 from millstream_server.worker.host_settings import HostSettings
-from millstream_server.worker.service import LONG_STREAMS, SERVICE
+from millstream_server.worker.servicer import LONG_STREAMS, SERVICE
 
 log = get_log(__name__)
 

@@ -14,21 +14,63 @@ until the step is over; nothing is killed. Increase the deadline where that is c
 
 While an operator has paused the engine, has released its memory or changes it, there is no progress
 and nothing is wrong: no probe is run, and one that was begun before is given up without a result.
+
+`EngineWatch` acts on it: the health condition "stuck", and failing a worker that stays
+stuck.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
 from millstream_server.engines.base import Probeable
-from millstream_server.runtime.errors import WorkerPausedError
+from millstream_server.runtime.errors import EngineFailedError, ServingError, WorkerPausedError
+from millstream_server.runtime.lifecycle.conditions import STUCK, HealthConditions
+from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.worker.engine_metrics import record_canary
-from millstream_server.worker.expected_silence import ExpectedSilence
 
 log = get_log(__name__)
+
+
+class ExpectedSilence:
+    """Tells the canary when not to probe; tells operations when no probe runs.
+
+    All calls come from one event loop.
+    """
+
+    def __init__(self) -> None:
+        """Start with an engine that must make progress."""
+        self.expected: Callable[[], bool] = lambda: False
+        """Returns whether the engine makes no progress because an operator wanted that."""
+        self.probes = OpenWork()
+        """Counts the canary's probes in the engine."""
+        self._held_off = 0
+
+    @property
+    def probes_wanted(self) -> bool:
+        """Whether the canary may run a new probe."""
+        return not (self._held_off or self.expected())
+
+    @contextlib.contextmanager
+    def without_new_probes(self) -> Iterator[None]:
+        """Have the canary run no new probe during a ``with`` block."""
+        self._held_off += 1
+        try:
+            yield
+        finally:
+            self._held_off -= 1
+
+    async def until_no_probe(self) -> None:
+        """Wait until no probe is in the engine, which takes as long as the canary gives it.
+
+        There is none until the caller waits for something else.
+        """
+        with self.without_new_probes():
+            await self.probes.until_idle(None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,3 +236,78 @@ def _was_paused(probe: asyncio.Task[None]) -> bool:
     if not probe.done() or probe.cancelled():
         return False
     return isinstance(probe.exception(), WorkerPausedError)
+
+
+class EngineWatch:
+    """Owns the condition `STUCK`: it holds while the canary reports that the engine hangs.
+
+    An engine that stays stuck for ``stuck_limit_s`` (0: no limit) is reported as failed. So is one
+    whose canary ends by itself, since a hang would not be detected any more.
+    """
+
+    def __init__(
+        self,
+        conditions: HealthConditions,
+        stuck_limit_s: float,
+        on_failure: Callable[[ServingError], None],
+        expected_silence: ExpectedSilence | None = None,
+    ) -> None:
+        """Add the condition; ``on_failure`` is called when the engine counts as failed.
+
+        ``expected_silence`` tells when the engine needn't make progress; None: it always must.
+        """
+        self._conditions = conditions
+        self._stuck = conditions.own(STUCK)
+        self._stuck_limit_s = stuck_limit_s
+        self._on_failure = on_failure
+        self._silence = expected_silence
+        self._giving_up: asyncio.TimerHandle | None = None
+
+    @contextlib.asynccontextmanager
+    async def watching(
+        self, engine: Probeable, dp_size: int, times: CanaryTimes
+    ) -> AsyncIterator[None]:
+        """Run the canary during the ``with`` block; with an interval of 0 run none."""
+        if not times.interval_s:
+            yield
+            return
+        running = asyncio.ensure_future(self._canary(engine, dp_size, times).run())
+        running.add_done_callback(self._ended)
+        try:
+            yield
+        finally:
+            running.cancel()
+            self._keep()
+
+    def _canary(self, engine: Probeable, dp_size: int, times: CanaryTimes) -> Canary:
+        return Canary(engine, dp_size, self._changed, times, self._silence)
+
+    def _changed(self, healthy: bool) -> None:  # noqa: FBT001 - the canary's callback
+        self._stuck.set(holds=not healthy)
+        self._keep()
+        if not healthy:
+            log.phase("stuck: the engine makes no progress")
+            if self._stuck_limit_s:
+                loop = asyncio.get_running_loop()
+                self._giving_up = loop.call_later(self._stuck_limit_s, self._give_up)
+        elif self._conditions.serving:
+            log.phase("serving")
+
+    def _keep(self) -> None:
+        if self._giving_up is not None:
+            self._giving_up.cancel()
+            self._giving_up = None
+
+    def _give_up(self) -> None:
+        silence = self._silence
+        if silence is not None and silence.expected():  # whether it is stuck isn't known now
+            loop = asyncio.get_running_loop()
+            self._giving_up = loop.call_later(self._stuck_limit_s, self._give_up)
+            return
+        self._on_failure(EngineFailedError(f"it was stuck for {self._stuck_limit_s:g} s"))
+
+    def _ended(self, running: asyncio.Task[None]) -> None:
+        if running.cancelled():
+            return
+        log.error("the canary failed", error=running.exception())
+        self._on_failure(EngineFailedError("its canary failed, so a hang would not be detected"))

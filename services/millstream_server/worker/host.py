@@ -32,13 +32,13 @@ from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.rpc.methods import ServicerTable
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.tracing import Tracing
+from millstream_server.worker.canary import ExpectedSilence
 from millstream_server.worker.control.plan import ControlPlan
 from millstream_server.worker.control.weights_record import restored
 from millstream_server.worker.engine_metrics import EngineMetrics
-from millstream_server.worker.expected_silence import ExpectedSilence
 from millstream_server.worker.kv_events.log import KvEventLog
 from millstream_server.worker.load_report import LoadReports
-from millstream_server.worker.loading import Loading
+from millstream_server.worker.loading import ModelLoading, Watched
 from millstream_server.worker.open_requests import (
     DEFAULT_TIMES,
     PROMPT_TOKENS,
@@ -47,9 +47,7 @@ from millstream_server.worker.open_requests import (
     OpenLimits,
     OpenRequests,
 )
-from millstream_server.worker.service.info import Describe, InfoWatch
-from millstream_server.worker.service.servicer import WorkerServicer
-from millstream_server.worker.watched import Watched
+from millstream_server.worker.servicer import Describe, WorkerServicer
 
 log = get_log(__name__)
 
@@ -128,7 +126,8 @@ class WorkerHost(Generic[InfoT]):
         """The engine's info; None until it is loaded and warmed up."""
         self.control = plan.control
         """The engine's controls."""
-        self._description: Watched[WorkerDescription] = Watched()
+        self.description: Watched[WorkerDescription] = Watched()
+        """What the worker is; None until the engine is loaded and warmed up."""
         self._loads: HealthCondition | None = None
         self._max_open_requests = max_open_requests
         self.requests = OpenRequests(
@@ -140,15 +139,13 @@ class WorkerHost(Generic[InfoT]):
         )
         self.metrics = EngineMetrics(plan.engine, plan.role, plan.model)
         self.reports = LoadReports(plan.engine, self.requests.ended)
-        self.loading = Loading(plan.engine)
+        self.loading = ModelLoading(plan.engine)
         """How far the model is loaded."""
 
     def attach(self, server: ServicerTable, conditions: HealthConditions) -> None:
         """Add the servicers, and add the condition `LOADING`."""
         self._loads = conditions.own(LOADING, holds=True)
-        info = InfoWatch(self._description, self.plan.describe, self.work)
-        servicer = WorkerServicer(info, self.reports, self.loading, self.plan.kv)
-        worker_pb2_grpc.add_WorkerServiceServicer_to_server(servicer, server)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(WorkerServicer(self), server)
         self.plan.add(self, server)
 
     async def load(self, on_failure: Callable[[ServingError], None]) -> InfoT:
@@ -186,8 +183,8 @@ class WorkerHost(Generic[InfoT]):
             max_tokens=self.plan.max_open_tokens(info),
         )
         self.info.set(info)
-        known = self._description.value
-        self._description.set(
+        known = self.description.value
+        self.description.set(
             replace(known, engine=info)
             if known
             else WorkerDescription(role=self.plan.role, model=self.plan.model, engine=info)

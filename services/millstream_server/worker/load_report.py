@@ -36,7 +36,7 @@ class LoadState:
         )
 
 
-class RankProgress:
+class RankSilence:
     """Measures how long each rank has made no progress, to about 0.1 s.
 
     An idle rank makes none, so its time grows. Once it has work again, its time begins anew: a long
@@ -102,7 +102,7 @@ class LoadReports:
         """Nothing is asked before `state`; ``ended`` are the tokens of requests that have ended."""
         self._engine = engine
         self._ended = ended
-        self.progress = RankProgress(engine)
+        self.progress = RankSilence(engine)
 
     async def state(self) -> LoadState:
         """Return the load of now."""

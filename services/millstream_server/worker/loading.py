@@ -1,24 +1,48 @@
-"""How far this worker's model is loaded: the engine's own numbers, and the stages of the host."""
+"""How far this worker's model is loaded; a value that others follow."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from typing import Generic, TypeVar
 
 from millstream_server.engines.base import LoadObserved, LoadProgress, LoadStage
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.worker.watched import Watched
 
 log = get_log(__name__)
+
+T = TypeVar("T")
+
+
+class Watched(Generic[T]):
+    """Holds the latest value, None at first. All calls come from one event loop."""
+
+    def __init__(self) -> None:
+        """Start without a value."""
+        self.value: T | None = None
+        self._listeners: set[Callable[[], None]] = set()
+
+    def set(self, value: T) -> None:
+        """Replace the value; listeners are called if it differs."""
+        if value != self.value:
+            self.value = value
+            for listener in tuple(self._listeners):
+                listener()
+
+    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call ``listener`` after each change; return the function that removes it."""
+        self._listeners.add(listener)
+        return lambda: self._listeners.discard(listener)
+
 
 _POLL_S = 0.25
 _LOG_EVERY_POLLS = 20  # 5 s
 
 
-class Loading:
+class ModelLoading:
     """The state of a worker's start. Its numbers never fall; a stage never comes again.
 
     Order of calls: `following` around the engine's start, `reach` WARMING_UP, `reach` READY; or

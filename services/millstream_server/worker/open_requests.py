@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from opentelemetry.trace import Span, SpanKind
+from prometheus_client import Histogram
 
 from millstream_server.engines.base import Role
 from millstream_server.runtime.errors import (
@@ -37,6 +40,7 @@ DEFAULT_TIMES = 4
 MAX_REQUEST_ID = 128
 """Most characters of a client's request id in a span."""
 _RETRY_S = 1.0
+StageT = TypeVar("StageT", bound=enum.Enum)
 _NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -84,7 +88,7 @@ class TokenTotals:
 class OpenRequests:
     """Admits requests, counts them and reports them. All calls come from one event loop.
 
-    One instance per worker and ability. A request is an `OpenRequest`, `admit` and either
+    One instance per worker and ability. A request is an `CountedRequest`, `admit` and either
     `finished` or `failed`; if it is a coroutine, a `running` block around it.
     """
 
@@ -129,12 +133,12 @@ class OpenRequests:
     @contextlib.contextmanager
     def running(
         self, request_id: str, trace: TraceContext, output: Output[Any] | None = None
-    ) -> Iterator[OpenRequest]:
+    ) -> Iterator[CountedRequest]:
         """Trace a request during a ``with`` block, which admits it, and report its end.
 
         ``output`` is that of a request on a slot stream: it knows why the request is cancelled.
         """
-        request = OpenRequest(self, request_id, trace)
+        request = CountedRequest(self, request_id, trace)
         try:
             yield request
         except asyncio.CancelledError as error:
@@ -148,7 +152,7 @@ class OpenRequests:
     @contextlib.contextmanager
     def hold(
         self, *, tokens: int = 0, request_id: str = "", trace: TraceContext = NOT_TRACED
-    ) -> Iterator[OpenRequest]:
+    ) -> Iterator[CountedRequest]:
         """Admit a request for the duration of a ``with`` block, such as a unary RPC's.
 
         Raises:
@@ -190,7 +194,42 @@ class OpenRequests:
             )
 
 
-class OpenRequest:
+class Stages(Generic[StageT]):
+    """Durations of one request's stages, in seconds: for metrics and its span."""
+
+    __slots__ = ("_took",)
+
+    ability: ClassVar[str]
+    """Attributes of the span are ``millstream.{ability}.{stage}_s``."""
+    histograms: ClassVar[Mapping[Any, Histogram]]
+    """By the stage."""
+
+    def __init__(self) -> None:
+        """Start without any."""
+        self._took: dict[StageT, float] = {}
+
+    def __getitem__(self, stage: StageT) -> float:
+        """Return how long a stage took; of one that came several times, all of them."""
+        return self._took.get(stage, 0.0)
+
+    def add(self, stage: StageT, took_s: float) -> None:
+        """Record a stage that has ended."""
+        self._took[stage] = self[stage] + took_s
+        self.histograms[stage].observe(took_s)
+
+    @contextlib.contextmanager
+    def timed(self, stage: StageT) -> Iterator[None]:
+        """Record the ``with`` block as a stage, unless it raises."""
+        began_s = time.monotonic()
+        yield
+        self.add(stage, time.monotonic() - began_s)
+
+    def attributes(self) -> dict[str, float]:
+        """Return a span's attributes."""
+        return {f"millstream.{self.ability}.{at.value}_s": took for at, took in self._took.items()}
+
+
+class CountedRequest:
     """One request, from its arrival to its end."""
 
     __slots__ = (

@@ -13,7 +13,7 @@ from millstream_server.transfer.embeddings.settings import (
     EmbeddingFetchSettings,
     EmbeddingTransferSettings,
 )
-from millstream_server.worker.control.settings import ControlSettings
+from millstream_server.worker.control.plan import ControlSettings
 from millstream_server.worker.host_settings import ModelSettings
 from millstream_server.worker.kv_events.ring import DEFAULT_BUFFER, MIN_BUFFER
 

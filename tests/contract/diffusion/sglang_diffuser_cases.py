@@ -21,8 +21,7 @@ import pytest_asyncio
 
 from millstream_server.engines.sglang.diffuser import SglangDiffuser, SglangDiffuserConfig
 from millstream_server.engines.sglang.diffusion import requests
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Modality
+from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InternalError,

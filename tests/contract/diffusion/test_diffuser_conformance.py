@@ -10,8 +10,7 @@ import pytest
 import pytest_asyncio
 
 from millstream_server.engines.base import EngineLoad
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Modality
+from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import EngineFailedError, ServingError
 from millstream_server.synthesis.diffuser import Job, Step
 from tests.support.diffuser_engines import ENGINES, DiffuserFactory, RunningDiffuser

@@ -14,8 +14,7 @@ import pytest
 
 from millstream_server.engines.diffusers.adapter import DiffusersConfig
 from millstream_server.engines.diffusers.engine import DiffusersEngine
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Modality
+from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import (
     EngineFailedError,
 )

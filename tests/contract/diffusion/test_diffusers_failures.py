@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 
 from millstream_server.engines.diffusers import engine as module
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Modality
+from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InternalError,

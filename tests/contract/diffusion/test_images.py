@@ -10,8 +10,7 @@ from PIL import Image
 
 from millstream.v1 import diffusion_pb2
 from millstream_server.engines.simulated.diffuser import pixels_of, steps_of
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Modality
+from millstream_server.media.items import Frames, Modality
 from millstream_server.synthesis.diffuser import Job
 from tests.support.diffusion_worker import SIZE, streaming
 from tests.support.media_files import saved, solid

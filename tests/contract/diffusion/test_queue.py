@@ -8,8 +8,7 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 from PIL import Image
 
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Modality
+from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.synthesis.diffuser import Job
 from millstream_server.synthesis.request import Kind

@@ -11,7 +11,7 @@ from PIL import Image
 from millstream.v1 import diffusion_pb2
 from millstream_server.engines.simulated.diffuser import pixels_of
 from millstream_server.worker.diffusion.engine import DiffusionOptions
-from millstream_server.worker.diffusion.storage import Storage
+from millstream_server.worker.diffusion.files import Storage
 from tests.contract.diffusion.test_images import job_like
 from tests.support.diffusion_worker import Setup, streaming
 from tests.support.waiting import until

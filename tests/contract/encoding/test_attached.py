@@ -19,17 +19,16 @@ from millstream.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
-from millstream_server.decode.servicer import SERVICE as DECODE
 from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.encoder import SimulatedEncoder
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.runtime.telemetry.metrics import DRAINING
 from millstream_server.transfer.embeddings.leases import Leases
 from millstream_server.worker import app
-from millstream_server.worker.encoding.attach import with_encoding
-from millstream_server.worker.encoding.engine import HostedEncoder
-from millstream_server.worker.encoding.service import Serving
+from millstream_server.worker.encoding.pipeline import HostedEncoder
+from millstream_server.worker.encoding.servicer import Serving, with_encoding
 from millstream_server.worker.generation.app import make_plan
+from millstream_server.worker.generation.servicer import DECODE
 from tests.support.encode_worker import MODEL, Setup, Stream
 from tests.support.failures import refusal
 from tests.support.hosted_worker import SOON, host_settings

@@ -17,9 +17,7 @@ import pytest
 from PIL import Image
 
 from millstream_server.media.decoding.pool import DecoderPool
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Modality
-from millstream_server.media.limits import MediaLimits
+from millstream_server.media.items import Frames, MediaLimits, Modality
 from millstream_server.runtime.errors import (
     InternalError,
     InvalidRequestError,
@@ -314,7 +312,7 @@ _PARENT = """
 import asyncio, sys
 from millstream_server.media.decoding.pool import DecoderPool
 from millstream_server.media.items import Modality
-from millstream_server.media.limits import MediaLimits
+from millstream_server.media.items import MediaLimits
 
 async def main():
     pool = DecoderPool(MediaLimits(), 2)

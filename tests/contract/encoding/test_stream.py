@@ -11,7 +11,7 @@ import pytest
 
 from millstream.v1 import media_pb2, tensor_pb2
 from millstream_server.engines.simulated.encoder import SimulatedEncoderConfig
-from millstream_server.media.limits import MediaLimits
+from millstream_server.media.items import MediaLimits
 from millstream_server.worker.encoding.core import EncodeOptions
 from millstream_server.worker.encoding.upload import MAX_CHUNK_BYTES
 from tests.support.encode_worker import (

@@ -17,9 +17,7 @@ from millstream_server.engines.simulated.encoder import SimulatedEncoderConfig
 from millstream_server.links.encode_stream import EncodeStream
 from millstream_server.links.grpc_channel import GrpcChannel
 from millstream_server.links.link import WorkerLink
-from millstream_server.media.file import MediaFile
-from millstream_server.media.items import Content, Modality
-from millstream_server.media.limits import MediaLimits
+from millstream_server.media.items import Content, MediaFile, MediaLimits, Modality
 from millstream_server.protobuf.media import ref_from_proto
 from millstream_server.runtime.errors import (
     InvalidRequestError,

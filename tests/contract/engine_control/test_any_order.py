@@ -23,8 +23,7 @@ from millstream_server.runtime.errors import (
     OperationConflictError,
 )
 from millstream_server.worker.control.core import ControlCore
-from millstream_server.worker.control.receive import Piece, TensorsInCall
-from millstream_server.worker.control.weights import Update
+from millstream_server.worker.control.weights import Piece, TensorsInCall, Update
 from tests.support.in_process import ALPHABET, InProcessWorker, worker
 from tests.support.waiting import until
 from tests.support.worker_streams import Stream, decode_stream

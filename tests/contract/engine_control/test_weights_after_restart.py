@@ -15,8 +15,7 @@ from millstream_server.control.abilities import EngineControls
 from millstream_server.engines.simulated.controls import TENSOR
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.runtime.errors import EngineFailedError
-from millstream_server.worker.control.directories import AllowedDirectories
-from millstream_server.worker.control.plan import ControlOptions, ControlPlan
+from millstream_server.worker.control.plan import AllowedDirectories, ControlOptions, ControlPlan
 from millstream_server.worker.control.weights_record import WeightsRecord, restored, state_of
 from tests.support.controlled_worker import controlled_worker, from_disk, pb, start_of
 from tests.support.scripted_controls import ScriptedControls

@@ -13,7 +13,7 @@ from google.protobuf.duration_pb2 import Duration
 from millstream.v1 import embedding_pb2
 from millstream_server.engines.simulated.vectors import SimulatedEmbedderConfig
 from millstream_server.runtime.errors import InternalError
-from millstream_server.worker.vectors.settings import VectorSettings
+from millstream_server.worker.vectors.servicer import VectorSettings
 from tests.support.embedding_worker import (
     MODEL,
     embed_stream,

@@ -16,7 +16,7 @@ from millstream_server.engines.simulated.vectors import SimulatedEmbedderConfig
 from millstream_server.protobuf.worker import description_from_proto
 from millstream_server.runtime.lifecycle.signals import DRAINED, FAILED
 from millstream_server.vectors.embedder import EmbedderInfo
-from millstream_server.worker.vectors.settings import VectorSettings
+from millstream_server.worker.vectors.servicer import VectorSettings
 from tests.support.embedding_worker import (
     MODEL,
     Stream,

@@ -19,8 +19,7 @@ import pytest_asyncio
 from millstream_server.engines.base import Role
 from millstream_server.generation.output import CollectingSink, FinishReason
 from millstream_server.generation.request import GenerationRequest, LogprobOptions
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Content, Modality
+from millstream_server.media.items import Content, Frames, Modality
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.transfer.ticket import Ticket
 from tests.support.engine_process import EngineProcess

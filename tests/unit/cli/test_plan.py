@@ -20,7 +20,7 @@ from millstream_server.cli.suite.plan import (
 )
 from millstream_server.cli.suite.ports import NoPortError, PortClaims, is_free
 from millstream_server.cli.up import up_options
-from millstream_server.decode.settings import DecodeMode, DecodeSettings
+from millstream_server.decode.app import DecodeMode, DecodeSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.routing.policy import PolicyName
 from millstream_server.runtime import settings

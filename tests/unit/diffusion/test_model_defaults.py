@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream_server.synthesis.model_defaults import (
+from millstream_server.synthesis.diffuser import (
     ModelDefaults,
     ModelDefaultsError,
     read_model_defaults,

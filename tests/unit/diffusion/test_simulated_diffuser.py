@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from millstream_server.engines.simulated.diffuser import SimulatedDiffuser
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Modality
+from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import EngineFailedError, InternalError, ServingError
 from millstream_server.synthesis.diffuser import Job, Step
 

@@ -12,8 +12,7 @@ from millstream_server.encoding.encoder import Prepared
 from millstream_server.media.items import Geometry, Modality
 from millstream_server.media.tensor import ElementType, Tensor, TensorSpec
 from millstream_server.runtime.errors import InternalError, OverloadedError
-from millstream_server.worker.encoding.batcher import Batcher
-from millstream_server.worker.encoding.stages import Stages
+from millstream_server.worker.encoding.batcher import EncodeStages, ItemBatcher
 from tests.support.waiting import until
 
 
@@ -40,20 +39,20 @@ class Stepped:
 
 
 @pytest.fixture
-async def stepped() -> AsyncIterator[tuple[Stepped, Batcher]]:
+async def stepped() -> AsyncIterator[tuple[Stepped, ItemBatcher]]:
     encoder = Stepped()
-    batcher = Batcher(encoder.encode, 20)
+    batcher = ItemBatcher(encoder.encode, 20)
     yield encoder, batcher
     encoder.may.release(100)
     batcher.close()
 
 
-def run(batcher: Batcher, *items: Prepared) -> list[asyncio.Task[Tensor]]:
-    return [asyncio.create_task(batcher.run(each, Stages())) for each in items]
+def run(batcher: ItemBatcher, *items: Prepared) -> list[asyncio.Task[Tensor]]:
+    return [asyncio.create_task(batcher.run(each, EncodeStages())) for each in items]
 
 
 async def test_what_comes_in_one_turn_goes_together_and_an_idle_tower_starts_at_once(
-    stepped: tuple[Stepped, Batcher],
+    stepped: tuple[Stepped, ItemBatcher],
 ) -> None:
     encoder, batcher = stepped
     tasks = run(batcher, item(5), item(6), item(10), item(7))
@@ -66,7 +65,7 @@ async def test_what_comes_in_one_turn_goes_together_and_an_idle_tower_starts_at_
 
 
 async def test_a_batch_has_one_modality_and_a_large_item_goes_alone(
-    stepped: tuple[Stepped, Batcher],
+    stepped: tuple[Stepped, ItemBatcher],
 ) -> None:
     encoder, batcher = stepped
     encoder.may.release(9)
@@ -78,7 +77,7 @@ async def test_a_batch_has_one_modality_and_a_large_item_goes_alone(
 
 
 async def test_a_cancelled_item_leaves_the_queue_and_makes_room(
-    stepped: tuple[Stepped, Batcher],
+    stepped: tuple[Stepped, ItemBatcher],
 ) -> None:
     encoder, batcher = stepped
     (first,) = run(batcher, item(1))
@@ -96,7 +95,7 @@ async def test_a_cancelled_item_leaves_the_queue_and_makes_room(
 
 
 async def test_items_of_a_failed_batch_are_tried_alone_unless_cancelled(
-    stepped: tuple[Stepped, Batcher],
+    stepped: tuple[Stepped, ItemBatcher],
 ) -> None:
     encoder, batcher = stepped
     good, bad, gone = run(batcher, item(2), item(13), item(3))
@@ -110,7 +109,7 @@ async def test_items_of_a_failed_batch_are_tried_alone_unless_cancelled(
     assert encoder.costs == [[2, 13, 3], [2], [13]]
 
 
-async def test_too_few_results_fail_the_item(stepped: tuple[Stepped, Batcher]) -> None:
+async def test_too_few_results_fail_the_item(stepped: tuple[Stepped, ItemBatcher]) -> None:
     encoder, batcher = stepped
     encoder.may.release(9)
     (task,) = run(batcher, item(14))

@@ -18,8 +18,7 @@ from millstream_server.links.channel import Channel
 from millstream_server.links.encode_stream import CHUNK_BYTES, INLINE_BYTES, EncodeStream
 from millstream_server.links.grpc_channel import GrpcChannel
 from millstream_server.links.slot_stream import Connection
-from millstream_server.media.file import MediaFile
-from millstream_server.media.items import Content, Geometry, Modality
+from millstream_server.media.items import Content, Geometry, MediaFile, Modality
 from millstream_server.media.tensor import ElementType, TensorSpec
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import (

@@ -14,8 +14,7 @@ from millstream_server.encoding.encoder import Prepared
 from millstream_server.engines.adapter import EncoderSettings, EngineContext
 from millstream_server.engines.simulated.adapter import ADAPTER, SimulatedEncoderSettings
 from millstream_server.engines.simulated.encoder import SimulatedEncoder, SimulatedEncoderConfig
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Geometry, Modality
+from millstream_server.media.items import Frames, Geometry, Modality
 from millstream_server.runtime.errors import InternalError, InvalidRequestError
 from millstream_server.runtime.settings import SettingsError
 

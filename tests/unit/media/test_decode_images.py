@@ -9,11 +9,9 @@ import pytest
 from PIL import Image
 
 from millstream_server.media.decoding.images import decode_image
-from millstream_server.media.decoding.refusal import Refusal
 from millstream_server.media.decoding.sampling import FrameSampling
-from millstream_server.media.decoding.wire import Reply, Request
-from millstream_server.media.items import Modality
-from millstream_server.media.limits import MediaLimits
+from millstream_server.media.decoding.wire import DecodingRequest, Refusal, Reply
+from millstream_server.media.items import MediaLimits, Modality
 from millstream_server.media.sniff import check_media
 from tests.support.media_files import png_header, saved, solid
 
@@ -21,7 +19,7 @@ LIMITS = MediaLimits()
 
 
 def _decode(data: bytes, limits: MediaLimits = LIMITS) -> Reply:
-    request = Request(
+    request = DecodingRequest(
         media_format=check_media(data, Modality.IMAGE),
         sampling=FrameSampling.LINSPACE,
         limits=limits,

@@ -9,11 +9,9 @@ import pytest
 from PIL import Image
 
 from millstream_server.media.decoding import videos
-from millstream_server.media.decoding.refusal import Refusal
 from millstream_server.media.decoding.sampling import FrameSampling, sample
-from millstream_server.media.decoding.wire import Reply, Request
-from millstream_server.media.items import Modality
-from millstream_server.media.limits import MediaLimits
+from millstream_server.media.decoding.wire import DecodingRequest, Refusal, Reply
+from millstream_server.media.items import MediaLimits, Modality
 from millstream_server.media.sniff import check_media
 from tests.support.media_files import VIDEO_STEP, sound, video
 
@@ -26,7 +24,7 @@ def _decode(
     limits: MediaLimits = LIMITS,
     sampling: FrameSampling = FrameSampling.LINSPACE,
 ) -> Reply:
-    request = Request(
+    request = DecodingRequest(
         media_format=check_media(data, Modality.VIDEO),
         sampling=sampling,
         limits=limits,

@@ -20,10 +20,10 @@ from millstream_server.media.items import (
     EmbeddingTicket,
     Geometry,
     MediaInput,
+    MediaLimits,
     Modality,
     Span,
 )
-from millstream_server.media.limits import MediaLimits
 from millstream_server.media.tensor import ElementType, TensorSpec
 from millstream_server.protobuf.generation import (
     finish_from_proto,

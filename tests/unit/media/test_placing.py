@@ -16,8 +16,7 @@ from tokenizers import Tokenizer
 from millstream_server.media import families
 from millstream_server.media.families.family import Family
 from millstream_server.media.families.placing import place
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Geometry, Modality, Span
+from millstream_server.media.items import Frames, Geometry, Modality, Span
 from millstream_server.runtime.errors import InternalError, InvalidRequestError
 from tests.support.vendor import trap
 from tests.support.vision_models import (

@@ -12,8 +12,7 @@ from millstream_server.encoding.encoder import EncoderInfo
 from millstream_server.engines.base import Role, WorkerDescription
 from millstream_server.generation.generator import MediaModel
 from millstream_server.generation.telemetry import RequestSpan
-from millstream_server.media.file import MediaFile
-from millstream_server.media.items import Content, EncodedItem, Geometry, Modality
+from millstream_server.media.items import Content, EncodedItem, Geometry, MediaFile, Modality
 from millstream_server.media.tensor import ElementType, TensorSpec
 from millstream_server.processor.conversation import Caller
 from millstream_server.processor.media.budget import MediaBudget

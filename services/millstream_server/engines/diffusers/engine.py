@@ -11,7 +11,7 @@ from collections.abc import Callable
 from millstream_server.engines.base import EngineLoad, warm_up_by_probe
 from millstream_server.engines.diffusers.adapter import DiffusersConfig
 from millstream_server.engines.diffusers.pipeline import LoadedPipeline, StoppedError, smallest
-from millstream_server.media.frames import Frames
+from millstream_server.media.items import Frames
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InternalError,
@@ -19,8 +19,13 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.threads import DaemonThreads
-from millstream_server.synthesis.diffuser import DiffuserInfo, Job, Step, too_little_memory
-from millstream_server.synthesis.model_defaults import ModelDefaultsError
+from millstream_server.synthesis.diffuser import (
+    DiffuserInfo,
+    Job,
+    ModelDefaultsError,
+    Step,
+    too_little_memory,
+)
 
 log = get_log(__name__)
 

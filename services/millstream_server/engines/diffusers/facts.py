@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream_server.runtime.errors import EngineFailedError
-from millstream_server.synthesis.model_defaults import ModelDefaults, ModelDefaultsError
+from millstream_server.synthesis.diffuser import ModelDefaults, ModelDefaultsError
 from millstream_server.synthesis.request import Kind
 
 _NEEDED = (

@@ -15,11 +15,9 @@ from millstream_server.engines.diffusers import pixels
 from millstream_server.engines.diffusers.adapter import INDEX, DiffusersConfig
 from millstream_server.engines.diffusers.facts import Facts, PromptCounter, read_facts
 from millstream_server.engines.diffusers.schedulers import Schedulers, works
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Modality
+from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import EngineFailedError, InvalidRequestError
-from millstream_server.synthesis.diffuser import Job, Step, check_sides
-from millstream_server.synthesis.model_defaults import read_model_defaults
+from millstream_server.synthesis.diffuser import Job, Step, check_sides, read_model_defaults
 from millstream_server.synthesis.request import Kind
 
 # A scheduler of second order uses its formula from the second step on.

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Modality
+from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import InternalError
 
 _IMAGE_AXES = 4

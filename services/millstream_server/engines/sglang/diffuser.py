@@ -21,7 +21,7 @@ from millstream_server.engines.sglang.diffusion.child import StepReport, Stop
 from millstream_server.engines.sglang.diffusion.config import SglangDiffuserConfig
 from millstream_server.engines.sglang.diffusion.facts import Geometry, PromptCounter
 from millstream_server.engines.sglang.diffusion.scheduler import Scheduler
-from millstream_server.media.frames import Frames
+from millstream_server.media.items import Frames
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InternalError,
@@ -29,8 +29,14 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.synthesis.diffuser import DiffuserInfo, Job, Step, check_sides, probe_job
-from millstream_server.synthesis.model_defaults import ModelDefaultsError
+from millstream_server.synthesis.diffuser import (
+    DiffuserInfo,
+    Job,
+    ModelDefaultsError,
+    Step,
+    check_sides,
+    probe_job,
+)
 from millstream_server.synthesis.request import Kind
 
 __all__ = ["SglangDiffuser", "SglangDiffuserConfig"]

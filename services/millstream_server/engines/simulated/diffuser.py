@@ -24,8 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from millstream_server.engines.base import EngineLoad
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Modality
+from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import EngineFailedError, InternalError, ServingError
 from millstream_server.synthesis.diffuser import DiffuserInfo, Job, Step
 from millstream_server.synthesis.request import Kind

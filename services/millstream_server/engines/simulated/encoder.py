@@ -23,8 +23,7 @@ from dataclasses import dataclass
 from millstream_server.encoding.encoder import EncoderInfo, Prepared
 from millstream_server.engines.base import EngineLoad
 from millstream_server.media.decoding.sampling import FrameSampling
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Geometry, Modality
+from millstream_server.media.items import Frames, Geometry, Modality
 from millstream_server.media.tensor import ElementType, Tensor, TensorSpec
 from millstream_server.runtime.errors import (
     InternalError,

@@ -19,8 +19,7 @@ from millstream_server.engines.transformers.preprocessing import Preprocessor
 from millstream_server.engines.transformers.tower import Tower, TowerConfig
 from millstream_server.media import families
 from millstream_server.media.families.family import Family
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Content, Modality
+from millstream_server.media.items import Content, Frames, Modality
 from millstream_server.media.tensor import ElementType, Tensor, TensorSpec
 from millstream_server.model_files.weights import raw_header
 from millstream_server.runtime.errors import (

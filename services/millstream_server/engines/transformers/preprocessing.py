@@ -9,10 +9,8 @@ from typing import Any
 
 from millstream_server.encoding.encoder import Prepared
 from millstream_server.engines.transformers.tower import PixelInputs
-from millstream_server.media.families.family import Family
-from millstream_server.media.families.model_config import ModelConfig
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Geometry, Modality
+from millstream_server.media.families.family import Family, ModelConfig
+from millstream_server.media.items import Frames, Geometry, Modality
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.telemetry.log import get_log
 

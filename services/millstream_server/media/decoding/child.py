@@ -14,16 +14,16 @@ import signal
 import socket
 import sys
 
-from millstream_server.media.decoding.refusal import Refusal
 from millstream_server.media.decoding.wire import (
     DECODER_THREADS,
     MAX_SENTENCE_BYTES,
     READY,
     REQUEST_BYTES,
-    Outcome,
+    DecodingOutcome,
+    DecodingRequest,
+    DecodingResponse,
+    Refusal,
     Reply,
-    Request,
-    Response,
     pack_indices,
 )
 from millstream_server.media.items import Modality
@@ -39,7 +39,7 @@ def main() -> None:
     link = socket.socket(fileno=os.dup(0))
     link.sendall(READY)
     while header := _receive(link, REQUEST_BYTES):
-        request = Request.unpack(bytes(header))
+        request = DecodingRequest.unpack(bytes(header))
         if not (data := _receive(link, request.nbytes)):
             break
         _limit_cpu(request)
@@ -67,7 +67,7 @@ def _limit(parent: int, memory_bytes: int) -> None:
         resource.setrlimit(kind, (most, most))
 
 
-def _limit_cpu(request: Request) -> None:
+def _limit_cpu(request: DecodingRequest) -> None:
     """Bound the processor time of this request; the pool bounds the time on the clock."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     allowed = DECODER_THREADS * request.limits.decode_timeout_s + 1
@@ -87,7 +87,7 @@ def _receive(link: socket.socket, nbytes: int) -> bytearray | None:
     return data
 
 
-def _decode(data: memoryview, request: Request) -> Reply:
+def _decode(data: memoryview, request: DecodingRequest) -> Reply:
     try:
         # Imported when first needed: many encode workers never see a video.
         if request.modality is Modality.IMAGE:
@@ -98,16 +98,16 @@ def _decode(data: memoryview, request: Request) -> Reply:
 
         return decode_video(data, request)
     except Refusal as refusal:
-        return _sentence(Outcome.REFUSED, str(refusal))
+        return _sentence(DecodingOutcome.REFUSED, str(refusal))
     except MemoryError:
-        return _sentence(Outcome.OUT_OF_MEMORY, "")
+        return _sentence(DecodingOutcome.OUT_OF_MEMORY, "")
     except Exception as error:  # noqa: BLE001 - one file must not end the others; goes to the log
-        return _sentence(Outcome.FAILED, repr(error))
+        return _sentence(DecodingOutcome.FAILED, repr(error))
 
 
-def _sentence(outcome: Outcome, text: str) -> Reply:
+def _sentence(outcome: DecodingOutcome, text: str) -> Reply:
     encoded = text.encode(errors="replace")[:MAX_SENTENCE_BYTES]
-    return Reply(Response(outcome=outcome, nbytes=len(encoded)), (), (encoded,))
+    return Reply(DecodingResponse(outcome=outcome, nbytes=len(encoded)), (), (encoded,))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,15 @@ from typing import Any
 
 from PIL import Image, ImageOps
 
-from millstream_server.media.decoding.refusal import Refusal, check_size, damaged
-from millstream_server.media.decoding.wire import Outcome, Reply, Request, Response
+from millstream_server.media.decoding.wire import (
+    DecodingOutcome,
+    DecodingRequest,
+    DecodingResponse,
+    Refusal,
+    Reply,
+    check_size,
+    damaged,
+)
 
 # Our own limit is checked on the header; Pillow's is one number for the process.
 Image.MAX_IMAGE_PIXELS = None
@@ -26,7 +33,7 @@ _UPRIGHT = {
 _WEBP_HEAD = 30
 
 
-def decode_image(data: memoryview, request: Request) -> Reply:
+def decode_image(data: memoryview, request: DecodingRequest) -> Reply:
     """Decode an image's first frame, upright.
 
     Raises:
@@ -49,8 +56,8 @@ def decode_image(data: memoryview, request: Request) -> Reply:
         raise damaged(request.media_format) from error
     pixels = image.tobytes()
     width, height = image.size
-    response = Response(
-        outcome=Outcome.DECODED,
+    response = DecodingResponse(
+        outcome=DecodingOutcome.DECODED,
         width=width,
         height=height,
         count=1,
@@ -70,8 +77,8 @@ def _upright(image: Any) -> Any:
     return image if transpose is None else image.transpose(transpose)
 
 
-def _fitted(image: Any, request: Request) -> Any:
-    """Scale to `Request.fit`; nothing is stretched, the middle of the picture is kept."""
+def _fitted(image: Any, request: DecodingRequest) -> Any:
+    """Scale to `DecodingRequest.fit`; nothing is stretched, the middle of the picture is kept."""
     if request.fit is None or image.size == request.fit:
         return image
     return ImageOps.fit(image, request.fit, Image.Resampling.LANCZOS)
@@ -90,7 +97,7 @@ def _rgb(image: Any) -> Any:
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _webp_size(head: memoryview, request: Request) -> tuple[int, int]:
+def _webp_size(head: memoryview, request: DecodingRequest) -> tuple[int, int]:
     """Read width and height from a WebP's first chunk (RFC 9649)."""
     if len(head) < _WEBP_HEAD:
         raise damaged(request.media_format)

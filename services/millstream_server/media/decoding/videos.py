@@ -17,18 +17,70 @@ import av
 from av.video.reformatter import VideoReformatter
 from PIL import Image
 
-from millstream_server.media.decoding.container_ends import is_cut_off
-from millstream_server.media.decoding.refusal import Refusal, check_size, damaged
 from millstream_server.media.decoding.sampling import sample
 from millstream_server.media.decoding.wire import (
     DECODER_THREADS,
     RGB,
-    Outcome,
+    DecodingOutcome,
+    DecodingRequest,
+    DecodingResponse,
+    Refusal,
     Reply,
-    Request,
-    Response,
+    check_size,
+    damaged,
 )
-from millstream_server.media.limits import MediaLimits
+from millstream_server.media.items import MediaLimits
+from millstream_server.media.sniff import MediaFormat
+
+_BOX_HEADER = 8
+_LARGE_BOX_HEADER = 16
+_MAX_BOXES = 1000
+
+
+def is_cut_off(data: memoryview, media_format: MediaFormat) -> bool:
+    """Return whether the file is shorter than it says."""
+    return _mp4(data) if media_format is MediaFormat.MP4 else _matroska(data)
+
+
+def _mp4(data: memoryview) -> bool:
+    """Walk the boxes of the outermost level (ISO/IEC 14496-12, 4.2)."""
+    at = 0
+    for _ in range(_MAX_BOXES):
+        if at + _BOX_HEADER > len(data):
+            return False  # junk of less than a header after the last box does no harm
+        size = int.from_bytes(data[at : at + 4], "big")
+        if size == 0:  # up to the end of the file
+            return False
+        if size == 1:
+            size = int.from_bytes(data[at + 8 : at + _LARGE_BOX_HEADER], "big")
+        if size < _BOX_HEADER:
+            return True
+        at += size
+        if at > len(data):
+            return True
+    return False
+
+
+def _matroska(data: memoryview) -> bool:
+    """Compare the segment's size, which follows the EBML header (RFC 8794, RFC 9559)."""
+    header_size, at = _vint(data, 4)
+    if header_size is None:
+        return True
+    segment = at + header_size
+    size, at = _vint(data, segment + 4)
+    if size is None:  # unknown, as live recorders write
+        return at > len(data)
+    return at + size > len(data)
+
+
+def _vint(data: memoryview, at: int) -> tuple[int | None, int]:
+    """Read a variable-size integer; returns it, None if "unknown", and where it ends."""
+    if at >= len(data) or data[at] == 0:
+        return None, len(data) + 1
+    length = 9 - data[at].bit_length()
+    value = int.from_bytes(data[at : at + length], "big") & ((1 << 7 * length) - 1)
+    return None if value == (1 << 7 * length) - 1 else value, at + length
+
 
 Pixels = bytes | memoryview
 _FORMATS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm"
@@ -52,7 +104,7 @@ class _Facts:
     packets: int
 
 
-def decode_video(data: memoryview, request: Request) -> Reply:
+def decode_video(data: memoryview, request: DecodingRequest) -> Reply:
     """Decode the frames of a video that the model sees, upright.
 
     Raises:
@@ -109,7 +161,7 @@ def _is_cover(stream: Any) -> bool:
 # ---- before decoding -----------------------------------------------------------------------------
 
 
-def _inspect(data: memoryview, request: Request) -> _Facts:
+def _inspect(data: memoryview, request: DecodingRequest) -> _Facts:
     """Check the header, and count the packets."""
     limits = request.limits
     with _opened(data, limits) as (container, stream):
@@ -169,7 +221,9 @@ def _check_duration(duration_s: float, limits: MediaLimits) -> None:
 # ---- decoding ------------------------------------------------------------------------------------
 
 
-def _decode(data: memoryview, request: Request, facts: _Facts, total: int) -> tuple[Reply, int]:
+def _decode(
+    data: memoryview, request: DecodingRequest, facts: _Facts, total: int
+) -> tuple[Reply, int]:
     """Decode as if the video had ``total`` frames; returns how many it really has, too."""
     limits = request.limits
     if total < 1:
@@ -193,8 +247,8 @@ def _decode(data: memoryview, request: Request, facts: _Facts, total: int) -> tu
             _check_frames(decoded, limits)
     chosen = tuple(index for index in indices if index in frames)
     width, height = size
-    response = Response(
-        outcome=Outcome.DECODED,
+    response = DecodingResponse(
+        outcome=DecodingOutcome.DECODED,
         width=width,
         height=height,
         count=len(chosen),

@@ -14,9 +14,34 @@ from dataclasses import dataclass
 from typing import Self
 
 from millstream_server.media.decoding.sampling import FrameSampling
-from millstream_server.media.items import Modality
-from millstream_server.media.limits import MediaLimits
+from millstream_server.media.items import MediaLimits, Modality
 from millstream_server.media.sniff import MediaFormat
+
+
+class Refusal(Exception):  # noqa: N818 - not an error of the decoder
+    """The file can't be accepted; the text is for the caller, without the field's name."""
+
+
+def damaged(media_format: MediaFormat) -> Refusal:
+    """Refuse what the vendor's decoder fails at; its own text may quote the file."""
+    return Refusal(f"is truncated or damaged: it can't be decoded as {media_format.value}")
+
+
+def check_size(size: tuple[int, int], max_pixels: int) -> None:
+    """Refuse too many pixels, before any of them is decoded.
+
+    Raises:
+        Refusal: there are too many, or none.
+    """
+    width, height = size
+    if width < 1 or height < 1:
+        raise Refusal(f"is {width} x {height} pixels; at least 1 x 1 is needed")
+    if width * height > max_pixels:
+        raise Refusal(
+            f"is {width} x {height} = {width * height} pixels; {max_pixels} are allowed: "
+            "send a smaller one"
+        )
+
 
 _REQUEST = struct.Struct("<BBQIIdQddQII")
 _RESPONSE = struct.Struct("<BIIIIdQ")
@@ -32,7 +57,7 @@ _FORMATS = tuple(MediaFormat)
 _SAMPLINGS = tuple(FrameSampling)
 
 
-class Outcome(enum.IntEnum):
+class DecodingOutcome(enum.IntEnum):
     """What a response is."""
 
     DECODED = 0
@@ -44,7 +69,7 @@ class Outcome(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class DecodingRequest:
     """A file to be decoded, without its bytes."""
 
     media_format: MediaFormat
@@ -102,10 +127,10 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Response:
+class DecodingResponse:
     """What became of a file, without the bytes that follow."""
 
-    outcome: Outcome
+    outcome: DecodingOutcome
     width: int = 0
     height: int = 0
     count: int = 0
@@ -127,7 +152,7 @@ class Response:
         )
 
     @classmethod
-    def unpack(cls, header: bytes, request: Request) -> Self:
+    def unpack(cls, header: bytes, request: DecodingRequest) -> Self:
         """Read and check a header.
 
         Raises:
@@ -135,7 +160,7 @@ class Response:
         """
         outcome, width, height, count, total, fps, nbytes = _RESPONSE.unpack(header)
         response = cls(
-            outcome=Outcome(outcome),
+            outcome=DecodingOutcome(outcome),
             width=width,
             height=height,
             count=count,
@@ -143,7 +168,7 @@ class Response:
             fps=fps,
             nbytes=nbytes,
         )
-        if response.outcome is Outcome.DECODED:
+        if response.outcome is DecodingOutcome.DECODED:
             limits = request.limits
             in_limits = nbytes <= limits.max_decoded_bytes and count <= max(1, limits.max_frames)
             as_asked = request.fit in (None, (width, height))
@@ -159,7 +184,7 @@ class Response:
 class Reply:
     """A response with what follows its header."""
 
-    response: Response
+    response: DecodingResponse
     indices: tuple[int, ...]
     parts: Sequence[bytes | memoryview]
     """The frames one after the other, or a sentence; ``response.nbytes`` together."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from millstream_server.media.decoding.sampling import FrameSampling
-from millstream_server.media.families.model_config import ModelConfig, UnusableFamilyError
+from millstream_server.media.families.family import ModelConfig, UnusableFamilyError
 from millstream_server.media.items import Geometry, Modality
 
 _FILES = ("processor_config.json", "preprocessor_config.json")

@@ -12,8 +12,7 @@ from millstream_server.routing.tasks import TASK_OF_KIND
 from millstream_server.runtime.errors import InternalError
 from millstream_server.synthesis.checks import outputs_of, resolve
 from millstream_server.synthesis.diffuser import DiffuserInfo
-from millstream_server.synthesis.output import Chunk, Finished, Progress
-from millstream_server.synthesis.request import DiffusionRequest, Kind
+from millstream_server.synthesis.request import Chunk, DiffusionRequest, Finished, Kind, Progress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -11,8 +11,7 @@ from millstream_server.generation.request import Prompt
 from millstream_server.generation.telemetry import RequestSpan
 from millstream_server.media.families.family import Family
 from millstream_server.media.families.placing import place
-from millstream_server.media.file import MediaFile
-from millstream_server.media.items import Content, EncodedItem, MediaInput
+from millstream_server.media.items import Content, EncodedItem, MediaFile, MediaInput
 from millstream_server.processor.conversation import Caller
 from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.intake import Intake

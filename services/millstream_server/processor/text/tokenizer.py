@@ -13,9 +13,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from millstream_server.media.families.family import Family
-from millstream_server.media.families.loading import load as load_family
-from millstream_server.media.families.model_config import UnusableFamilyError
+from millstream_server.media.families import load as load_family
+from millstream_server.media.families.family import Family, UnusableFamilyError
 from millstream_server.processor.text.detokenizer import PieceTable, build_piece_table, detokenizer
 from millstream_server.processor.text.long_texts import (
     NO_FLOOR,

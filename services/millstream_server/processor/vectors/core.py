@@ -14,8 +14,15 @@ from millstream_server.routing.tasks import Task
 from millstream_server.runtime.errors import FieldViolation, InternalError, InvalidRequestError
 from millstream_server.vectors.checks import check_embed, check_rerank
 from millstream_server.vectors.embedder import EmbedderInfo
-from millstream_server.vectors.output import EmbedFinished, Ranked, Ranking, Vectors
-from millstream_server.vectors.request import MAX_DOCUMENTS, EmbedRequest, RerankRequest
+from millstream_server.vectors.request import (
+    MAX_DOCUMENTS,
+    EmbedFinished,
+    EmbedRequest,
+    Ranked,
+    Ranking,
+    RerankRequest,
+    Vectors,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -3,54 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from millstream_server.control.adapters import LoraAdapter
 from millstream_server.control.memory import MemoryTag
 from millstream_server.runtime.lifecycle.conditions import HealthConditions
-from millstream_server.runtime.lifecycle.drain import OpenWork
-from millstream_server.worker.control.adapters import AdapterList, AdapterOperations
-from millstream_server.worker.control.drain import DrainOperations
-from millstream_server.worker.control.memory import MemoryOperations
-from millstream_server.worker.control.operations import Operations, Report
-from millstream_server.worker.control.pause import CacheOperations, PauseOperations
-from millstream_server.worker.control.plan import ControlPlan
-from millstream_server.worker.control.profile import ProfileOperations
-from millstream_server.worker.control.service_stop import Cause, ServiceStop
-from millstream_server.worker.control.supported import SupportedControls
+from millstream_server.worker.control.in_service import (
+    AdapterList,
+    AdapterOperations,
+    ProfileOperations,
+)
+from millstream_server.worker.control.operations import (
+    Cause,
+    OperationReport,
+    Operations,
+    ServiceStop,
+    SupportedControls,
+)
+from millstream_server.worker.control.out_of_service import (
+    CacheOperations,
+    DrainOperations,
+    MemoryOperations,
+    PauseOperations,
+)
 from millstream_server.worker.control.weights import (
     WeightOperations,
     WorkerWeights,
 )
 from millstream_server.worker.control.weights_record import WeightsRecord
-from millstream_server.worker.expected_silence import ExpectedSilence
-
-
-class Host(Protocol):
-    """What a control needs of the worker (`worker.host.WorkerHost`)."""
-
-    @property
-    def control(self) -> ControlPlan:
-        """The engine's controls."""
-        ...
-
-    @property
-    def work(self) -> OpenWork:
-        """Counts open requests; knows whether the worker drains."""
-        ...
-
-    @property
-    def silence(self) -> ExpectedSilence:
-        """Tells the canary when the engine may make no progress."""
-        ...
-
-    def loaded(self) -> Any:
-        """Return the engine's info; raises `UnavailableError` while the model is being loaded."""
-        ...
-
-    def set_info(self, info: Any) -> None:
-        """Replace the engine's info; watchers of the worker's info get the new one."""
-        ...
+from millstream_server.worker.host import WorkerHost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +57,9 @@ class ControlCore:
     it goes on to its end, and the cancelled call with it.
     """
 
-    def __init__(self, host: Host, conditions: HealthConditions, propagation_s: float) -> None:
+    def __init__(
+        self, host: WorkerHost[Any], conditions: HealthConditions, propagation_s: float
+    ) -> None:
         """Control the engine of ``host``; add the health conditions of `Cause`.
 
         New requests are accepted for ``propagation_s`` after the worker has left service.
@@ -134,9 +117,9 @@ class ControlCore:
             supported=self._controls.names(),
         )
 
-    def report(self) -> Report:
+    def report(self) -> OperationReport:
         """Make what follows an operation for its caller."""
-        return Report(lambda: self._stop.open_requests)
+        return OperationReport(lambda: self._stop.open_requests)
 
     def expects_silence(self) -> bool:
         """Return whether the engine may make no progress and still be well.
@@ -146,7 +129,7 @@ class ControlCore:
         changing_s = self._operations.changing_s
         if changing_s is not None:
             return changing_s < self._limit_s
-        return self.pause.paused or bool(self.memory.released)
+        return self._stop.holds(Cause.PAUSED) or bool(self.memory.released)
 
     async def until_done(self, limit_s: float) -> bool:
         """Wait for an operation that changes the engine; return whether none is left."""

@@ -13,10 +13,16 @@ from millstream_server.protobuf import engine_control as convert
 from millstream_server.protobuf.common import duration, seconds
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.worker.control.core import EngineState
-from millstream_server.worker.control.memory import Released, Resumed
-from millstream_server.worker.control.operations import Progress
-from millstream_server.worker.control.receive import Piece, TensorsInCall
-from millstream_server.worker.control.weights import DirectoryNamed, Source, Update, Updated
+from millstream_server.worker.control.operations import OperationProgress
+from millstream_server.worker.control.out_of_service import Released, Resumed
+from millstream_server.worker.control.weights import (
+    DirectoryNamed,
+    Piece,
+    Source,
+    TensorsInCall,
+    Update,
+    Updated,
+)
 
 _SHOWN = 256
 """Most characters of a text in the log."""
@@ -61,7 +67,7 @@ def state_to_proto(state: EngineState) -> pb.EngineState:
     )
 
 
-def progress_to_proto(progress: Progress) -> pb.OperationProgress:
+def progress_to_proto(progress: OperationProgress) -> pb.OperationProgress:
     """Convert how far an operation is."""
     return pb.OperationProgress(
         stage=pb.OperationStage.Value(f"OPERATION_STAGE_{progress.stage.name}"),

@@ -1,4 +1,4 @@
-"""One operation at a time: its stages, what interrupts it, and from when on nothing does.
+"""What all operations share: one at a time, which of them the engine has, out of service and back.
 
 Until an operation begins to change the engine it can be interrupted, by its caller who goes away,
 by a shutdown or by another operation; it then undoes what it did. From then on it goes to its end.
@@ -14,18 +14,26 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from millstream_server.control.abilities import EngineControls
 from millstream_server.runtime.errors import (
+    DeadlinePassedError,
+    EngineBusyError,
+    InvalidRequestError,
+    InvalidWeightsError,
     OperationConflictError,
     ServingError,
     UnavailableError,
+    UnsupportedFeatureError,
     WorkerDrainingError,
 )
+from millstream_server.runtime.lifecycle.conditions import HealthCondition, HealthConditions
 from millstream_server.runtime.lifecycle.drain import OpenWork
+from millstream_server.worker.canary import ExpectedSilence
 
 T = TypeVar("T")
 
 
-class Stage(enum.Enum):
+class OperationStage(enum.Enum):
     """How far an operation is; the names are the contract's."""
 
     CHECKING = "checking"
@@ -35,17 +43,17 @@ class Stage(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class OperationProgress:
     """How far an operation is, at one time."""
 
-    stage: Stage
+    stage: OperationStage
     open_requests: int
     bytes_done: int
     bytes_total: int
     elapsed_s: float
 
 
-class Report:
+class OperationReport:
     """Follows one operation for its caller."""
 
     def __init__(self, open_requests: Callable[[], int] = lambda: 0) -> None:
@@ -54,10 +62,10 @@ class Report:
         """Set at each change of the stage."""
         self._open_requests = open_requests
         self._began_s = time.monotonic()
-        self._stage = Stage.CHECKING
+        self._stage = OperationStage.CHECKING
         self._bytes = (0, 0)
 
-    def enter(self, stage: Stage) -> None:
+    def enter(self, stage: OperationStage) -> None:
         """Set the stage."""
         self._stage = stage
         self.changed.set()
@@ -66,16 +74,16 @@ class Report:
         """Set the bytes that were received or checked; called from any thread."""
         self._bytes = (done, total)
 
-    def progress(self) -> Progress:
+    def progress(self) -> OperationProgress:
         """Return how far it is now."""
         elapsed_s = time.monotonic() - self._began_s
-        return Progress(self._stage, self._open_requests(), *self._bytes, elapsed_s)
+        return OperationProgress(self._stage, self._open_requests(), *self._bytes, elapsed_s)
 
 
 class Operation:
     """One operation that runs; made by `Operations.one`."""
 
-    def __init__(self, name: str, report: Report, busy: OpenWork) -> None:
+    def __init__(self, name: str, report: OperationReport, busy: OpenWork) -> None:
         """Belong to the current task."""
         self.name = name
         self.report = report
@@ -111,7 +119,7 @@ class Operation:
         A shutdown waits for it.
         """
         self.changing_since_s = time.monotonic()
-        self.report.enter(Stage.APPLYING)
+        self.report.enter(OperationStage.APPLYING)
         running = asyncio.create_task(change)
         self._change = running
         with self._busy.track():
@@ -149,7 +157,7 @@ class Operations:
 
     @contextlib.contextmanager
     def one(
-        self, name: str, report: Report | None = None, *, together: bool = False
+        self, name: str, report: OperationReport | None = None, *, together: bool = False
     ) -> Iterator[Operation]:
         """Run an operation in a ``with`` block of a task of its own.
 
@@ -166,7 +174,7 @@ class Operations:
             raise OperationConflictError(
                 f"{self.current} runs on this worker's engine; wait until it has ended"
             )
-        operation = Operation(name, report or Report(), self.busy)
+        operation = Operation(name, report or OperationReport(), self.busy)
         self._running.append(operation)
         try:
             yield operation
@@ -199,3 +207,175 @@ class Operations:
 
 def _shutting_down() -> WorkerDrainingError:
     return WorkerDrainingError("this worker is shutting down; nothing was changed")
+
+
+REFUSALS = (InvalidRequestError, InvalidWeightsError, EngineBusyError, OperationConflictError)
+"""An engine that raises one of these has not been changed."""
+_WHAT = {
+    "Pause": "pause",
+    "Continue": "pause",
+    "ReleaseMemory": "release memory",
+    "ResumeMemory": "release memory",
+    "UpdateWeights": "replace its weights",
+    "FlushCache": "empty its prefix cache",
+    "StartProfile": "record profiles",
+    "StopProfile": "record profiles",
+    "LoadLora": "load LoRA adapters",
+    "UnloadLora": "load LoRA adapters",
+    "ListLoras": "load LoRA adapters",
+}
+
+
+class SupportedControls:
+    """The controls of an engine that has started."""
+
+    def __init__(self, controls: Callable[[], EngineControls], ready: Callable[[], object]) -> None:
+        """``ready`` raises `UnavailableError` while the model is being loaded."""
+        self._controls = controls
+        self._ready = ready
+
+    def require(self, operation: str, part: Callable[[EngineControls], T | None]) -> T:
+        """Return the part of the engine's controls that an operation needs.
+
+        Raises:
+            UnsupportedFeatureError: the engine doesn't have it.
+            UnavailableError: the model is being loaded.
+        """
+        self._ready()
+        found = part(self._controls())
+        if found is None:
+            raise UnsupportedFeatureError(
+                f"{operation}: this worker's engine can't {_WHAT[operation]}, at least not with "
+                "the settings it was started with"
+            )
+        return found
+
+    def names(self) -> tuple[str, ...]:
+        """Return the operations that the engine has, by the names of their RPCs."""
+        controls = self._controls()
+        groups = (
+            (True, ("Drain", "Undrain")),
+            (controls.pause, ("Pause", "Continue")),
+            (controls.memory, ("ReleaseMemory", "ResumeMemory")),
+            (controls.weights, ("UpdateWeights",)),
+            (controls.cache, ("FlushCache",)),
+            (controls.profile, ("StartProfile", "StopProfile")),
+            (controls.adapters, ("LoadLora", "UnloadLora", "ListLoras")),
+        )
+        return tuple(name for has, names in groups if has for name in names)
+
+
+class Cause(enum.Enum):
+    """Why a worker is out of service; the values are its health conditions."""
+
+    DRAINED = "drained"
+    PAUSED = "paused"
+    MEMORY = "memory released"
+    WEIGHTS = "updating weights"
+    CACHE = "flushing cache"
+
+
+class ServiceStop:
+    """Out of service while any cause holds. All calls come from one event loop."""
+
+    def __init__(
+        self,
+        work: OpenWork,
+        silence: ExpectedSilence,
+        conditions: HealthConditions,
+        propagation_s: float,
+    ) -> None:
+        """Refuse new requests in ``work``; add a health condition for each cause."""
+        self._work = work
+        self._silence = silence
+        self._propagation_s = propagation_s
+        self._conditions: dict[Cause, HealthCondition] = {
+            cause: conditions.own(cause.value) for cause in Cause
+        }
+        self._timer: asyncio.TimerHandle | None = None
+        self._refusing = asyncio.Event()
+
+    def holds(self, cause: Cause) -> bool:
+        """Return whether the worker is out of service for this cause."""
+        return self._conditions[cause].holds
+
+    @property
+    def open_requests(self) -> int:
+        """Open requests and, in workers that encode, results that are still to be fetched."""
+        return self._work.count
+
+    def take_out(self, cause: Cause, *, at_once: bool = False) -> None:
+        """Take the worker out of service; no effect if it is for this cause.
+
+        ``at_once``: new requests are refused now, not only after the propagation.
+        """
+        self._conditions[cause].set()
+        if at_once:
+            self._refuse()
+        elif self._timer is None and not self._refusing.is_set():
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(self._propagation_s, self._refuse)
+
+    def put_back(self, cause: Cause) -> None:
+        """Clear a cause; without any the worker is back in service."""
+        if not any(c.holds for name, c in self._conditions.items() if name is not cause):
+            self._cancel_timer()
+            self._refusing.clear()
+            self._work.paused = False
+        self._conditions[cause].clear()  # last: health must not be SERVING while it refuses
+
+    @contextlib.contextmanager
+    def out_for(self, cause: Cause) -> Iterator[None]:
+        """Take the worker out of service during a ``with`` block."""
+        self.take_out(cause)
+        try:
+            yield
+        finally:
+            self.put_back(cause)
+
+    async def until_idle(self, limit_s: float | None, *, for_engine: bool = True) -> None:
+        """Wait until new requests are refused and no request is open.
+
+        ``limit_s`` counts from the refusals on; None: no limit. ``for_engine``: a paused engine
+        would never be idle while requests are open, so don't wait for it.
+
+        Raises:
+            DeadlinePassedError: requests are still open.
+            OperationConflictError: they are paused.
+        """
+        if for_engine:
+            self._check_not_paused()
+        await self._refusing.wait()
+        if for_engine:
+            self._check_not_paused()
+        if not await self._work.until_idle(limit_s):
+            raise DeadlinePassedError(
+                f"requests still open after {limit_s:g} s: {self._work.count}; give a longer "
+                "timeout"
+            )
+        if for_engine:
+            await self.until_no_probe()
+
+    async def until_no_probe(self) -> None:
+        """Wait until no probe of the canary is in the engine, which must not change with one.
+
+        It stays so if the caller then changes the engine without waiting for anything else.
+        """
+        await self._silence.until_no_probe()
+
+    def _check_not_paused(self) -> None:
+        if self.holds(Cause.PAUSED) and self._work.count:
+            raise OperationConflictError(
+                "the engine is paused, and this would wait for its open requests "
+                f"({self._work.count}); call Continue first"
+            )
+
+    def _refuse(self) -> None:
+        self._cancel_timer()
+        self._work.paused = True
+        self._refusing.set()
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,22 +1,33 @@
-"""EngineControlService, on the admin address."""
+"""EngineControlService, on the admin address: request, operation, response, and a line in the log.
+
+The log has one line for each call of an operator: who, what, with what result, how long. Also a
+request that can't be converted leaves one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+import functools
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from typing import Any, TypeVar
 
 from millstream.v1 import engine_control_pb2 as pb
 from millstream.v1 import engine_control_pb2_grpc
+from millstream_server.protobuf import engine_control as convert
+from millstream_server.runtime.errors import ServingError
 from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.security.auth import caller
-from millstream_server.worker.control import calls, messages
-from millstream_server.worker.control.audit import Action, Audit
+from millstream_server.runtime.security.auth import CallerIdentity, CallerKind, caller
+from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.worker.control import messages
 from millstream_server.worker.control.core import ControlCore
-from millstream_server.worker.control.operations import Report, Stage
+from millstream_server.worker.control.operations import OperationReport, OperationStage
 
+log = get_log(__name__)
 T = TypeVar("T")
+RequestT = TypeVar("RequestT")
+Unary = Callable[["EngineControlServicer", RequestT, Call], Coroutine[Any, Any, T]]
 
 SERVICE = "millstream.v1.EngineControlService"
 MAX_RECEIVE_BYTES = 4 << 20
@@ -27,137 +38,214 @@ _REPEAT_S = 1.0
 """Time after which progress is sent again without a change of the stage."""
 
 
-class EngineControlServicer(engine_control_pb2_grpc.EngineControlServiceServicer):
-    """Serves EngineControlService."""
+def _in_task(method: Unary[RequestT, T]) -> Unary[RequestT, T]:
+    """Run an operation without progress in a task of its own, which leaves a line in the log.
 
-    def __init__(self, control: ControlCore) -> None:
-        """Serve the operations of ``control``."""
-        self._control = control
-        self._audit = Audit()
+    If the caller goes away, tell the operation and don't wait.
+    """
 
-    async def GetEngineState(
-        self, request: pb.GetEngineStateRequest, call: Call
-    ) -> pb.GetEngineStateResponse:
-        """Return what operations have set."""
-        return await self._run(call, request, calls.get_engine_state(self._control, request))
-
-    async def Drain(self, request: pb.DrainRequest, call: Call) -> AsyncIterator[pb.DrainResponse]:
-        """Take the worker out of service."""
-        report = self._control.report()
-        task = self._start(call, request, calls.drain(self._control, request, report))
-        async with contextlib.aclosing(_followed(task, report)) as steps:
-            async for progress, _ in steps:
-                yield pb.DrainResponse(progress=progress)
-
-    async def Undrain(self, request: pb.UndrainRequest, call: Call) -> pb.UndrainResponse:
-        """Put the worker back into service."""
-        return await self._run(call, request, calls.undrain(self._control, request))
-
-    async def Pause(self, request: pb.PauseRequest, call: Call) -> pb.PauseResponse:
-        """Stop the engine's steps."""
-        return await self._run(call, request, calls.pause(self._control, request))
-
-    async def Continue(self, request: pb.ContinueRequest, call: Call) -> pb.ContinueResponse:
-        """Let the engine's steps go on."""
-        return await self._run(call, request, calls.go_on(self._control, request))
-
-    async def ReleaseMemory(
-        self, request: pb.ReleaseMemoryRequest, call: Call
-    ) -> AsyncIterator[pb.ReleaseMemoryResponse]:
-        """Give memory back."""
-        report = self._control.report()
-        task = self._start(call, request, calls.release(self._control, request, report))
-        async with contextlib.aclosing(_followed(task, report)) as steps:
-            async for progress, result in steps:
-                yield pb.ReleaseMemoryResponse(progress=progress, result=result)
-
-    async def ResumeMemory(
-        self, request: pb.ResumeMemoryRequest, call: Call
-    ) -> pb.ResumeMemoryResponse:
-        """Take memory again."""
-        return await self._run(call, request, calls.resume(self._control, request))
-
-    async def UpdateWeights(
-        self, request_iterator: AsyncIterator[pb.UpdateWeightsRequest], call: Call
-    ) -> AsyncIterator[pb.UpdateWeightsResponse]:
-        """Replace the model's weights."""
-        start = await anext(request_iterator, None)
-        report = self._control.report()
-        task = self._start(
-            call, start, calls.update(self._control, start, request_iterator, report)
-        )
-        async with contextlib.aclosing(_followed(task, report)) as steps:
-            async for progress, result in steps:
-                yield pb.UpdateWeightsResponse(progress=progress, result=result)
-
-    async def FlushCache(self, request: pb.FlushCacheRequest, call: Call) -> pb.FlushCacheResponse:
-        """Empty the prefix cache."""
-        return await self._run(call, request, calls.flush(self._control, request))
-
-    async def StartProfile(
-        self, request: pb.StartProfileRequest, call: Call
-    ) -> pb.StartProfileResponse:
-        """Begin to record."""
-        return await self._run(call, request, calls.start_profile(self._control, request))
-
-    async def StopProfile(
-        self, request: pb.StopProfileRequest, call: Call
-    ) -> pb.StopProfileResponse:
-        """End the recording."""
-        return await self._run(call, request, calls.stop_profile(self._control, request))
-
-    async def LoadLora(self, request: pb.LoadLoraRequest, call: Call) -> pb.LoadLoraResponse:
-        """Load an adapter."""
-        return await self._run(call, request, calls.load_lora(self._control, request))
-
-    async def UnloadLora(self, request: pb.UnloadLoraRequest, call: Call) -> pb.UnloadLoraResponse:
-        """Remove an adapter."""
-        return await self._run(call, request, calls.unload_lora(self._control, request))
-
-    async def ListLoras(self, request: pb.ListLorasRequest, call: Call) -> pb.ListLorasResponse:
-        """List the adapters."""
-        return await self._run(call, request, calls.list_loras(self._control, request))
-
-    # ---- for all of them -------------------------------------------------------------------------
-
-    def _start(self, call: Call, request: Any, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run an operation in a task that leaves a line in the log."""
-        name = call.method.rpartition("/")[2]
-        action = Action(
-            operation=name,
-            caller=caller(),
-            arguments=messages.shown(request),
-            changes=name not in _LOOKS,
-        )
-        return self._audit.start(action, work)
-
-    async def _run(self, call: Call, request: Any, work: Coroutine[Any, Any, T]) -> T:
-        """Run an operation without progress; if the caller goes away, tell it and don't wait."""
-        task = self._start(call, request, work)
+    @functools.wraps(method)
+    async def run(self: EngineControlServicer, request: RequestT, call: Call) -> T:
+        task = self.start(call, request, method(self, request, call))
         try:
             await asyncio.wait({task})
         finally:
             task.cancel()  # no effect when it has ended
         return task.result()
 
+    return run
 
-async def _followed(
-    task: asyncio.Task[T], report: Report
-) -> AsyncGenerator[tuple[pb.OperationProgress, T | None], None]:
-    """Yield an operation's progress while it runs, and at last its result."""
-    task.add_done_callback(lambda _: report.changed.set())
-    try:
-        while not task.done():
-            report.changed.clear()
-            yield messages.progress_to_proto(report.progress()), None
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_REPEAT_S):
-                    await report.changed.wait()
-        result = task.result()
-    finally:
-        task.cancel()  # no effect when it has ended
-    report.enter(Stage.DONE)
-    yield messages.progress_to_proto(report.progress()), result
+
+class EngineControlServicer(engine_control_pb2_grpc.EngineControlServiceServicer):
+    """Serves EngineControlService."""
+
+    def __init__(self, control: ControlCore) -> None:
+        """Serve the operations of ``control``."""
+        self._control = control
+        self._running: set[asyncio.Task[Any]] = set()
+
+    @_in_task
+    async def GetEngineState(
+        self, request: pb.GetEngineStateRequest, call: Call
+    ) -> pb.GetEngineStateResponse:
+        """Return what operations have set."""
+        return pb.GetEngineStateResponse(state=messages.state_to_proto(self._control.state()))
+
+    # ---- in and out of service -------------------------------------------------------------------
+
+    async def Drain(self, request: pb.DrainRequest, call: Call) -> AsyncIterator[pb.DrainResponse]:
+        """Take the worker out of service."""
+
+        async def work(report: OperationReport) -> None:
+            await self._control.drain.drain(report, convert.timeout_from_proto(request))
+
+        async with contextlib.aclosing(self._followed(call, request, work)) as steps:
+            async for progress, _ in steps:
+                yield pb.DrainResponse(progress=progress)
+
+    @_in_task
+    async def Undrain(self, request: pb.UndrainRequest, call: Call) -> pb.UndrainResponse:
+        """Put the worker back into service."""
+        return pb.UndrainResponse(was_drained=self._control.drain.undrain())
+
+    @_in_task
+    async def Pause(self, request: pb.PauseRequest, call: Call) -> pb.PauseResponse:
+        """Stop the engine's steps."""
+        paused = await self._control.pause.pause(convert.mode_from_proto(request.mode))
+        return pb.PauseResponse(was_paused=paused.was_paused, open_requests=paused.open_requests)
+
+    @_in_task
+    async def Continue(self, request: pb.ContinueRequest, call: Call) -> pb.ContinueResponse:
+        """Let the engine's steps go on."""
+        return pb.ContinueResponse(was_paused=await self._control.pause.go_on())
+
+    # ---- memory, weights, cache ------------------------------------------------------------------
+
+    async def ReleaseMemory(
+        self, request: pb.ReleaseMemoryRequest, call: Call
+    ) -> AsyncIterator[pb.ReleaseMemoryResponse]:
+        """Give memory back."""
+
+        async def work(report: OperationReport) -> pb.MemoryReleased:
+            tags = convert.tags_from_proto(request.tags)
+            timeout_s = convert.timeout_from_proto(request)
+            released = await self._control.memory.release(report, tags, timeout_s)
+            return messages.released_to_proto(released)
+
+        async with contextlib.aclosing(self._followed(call, request, work)) as steps:
+            async for progress, result in steps:
+                yield pb.ReleaseMemoryResponse(progress=progress, result=result)
+
+    @_in_task
+    async def ResumeMemory(
+        self, request: pb.ResumeMemoryRequest, call: Call
+    ) -> pb.ResumeMemoryResponse:
+        """Take memory again."""
+        tags = convert.tags_from_proto(request.tags)
+        return messages.resumed_to_proto(await self._control.memory.resume(tags))
+
+    async def UpdateWeights(
+        self, request_iterator: AsyncIterator[pb.UpdateWeightsRequest], call: Call
+    ) -> AsyncIterator[pb.UpdateWeightsResponse]:
+        """Replace the model's weights."""
+        start = await anext(request_iterator, None)
+
+        async def work(report: OperationReport) -> pb.WeightsUpdated:
+            asked = messages.update_from_proto(start, request_iterator)
+            return messages.updated_to_proto(await self._control.weights.update(report, asked))
+
+        async with contextlib.aclosing(self._followed(call, start, work)) as steps:
+            async for progress, result in steps:
+                yield pb.UpdateWeightsResponse(progress=progress, result=result)
+
+    @_in_task
+    async def FlushCache(self, request: pb.FlushCacheRequest, call: Call) -> pb.FlushCacheResponse:
+        """Empty the prefix cache."""
+        timeout_s = convert.timeout_from_proto(request)
+        await self._control.cache.flush(drain=request.drain, timeout_s=timeout_s)
+        return pb.FlushCacheResponse()
+
+    # ---- profiles, adapters ----------------------------------------------------------------------
+
+    @_in_task
+    async def StartProfile(
+        self, request: pb.StartProfileRequest, call: Call
+    ) -> pb.StartProfileResponse:
+        """Begin to record."""
+        activities = convert.activities_from_proto(request.activities)
+        directory = await self._control.profile.start(activities, request.steps)
+        return pb.StartProfileResponse(directory=str(directory))
+
+    @_in_task
+    async def StopProfile(
+        self, request: pb.StopProfileRequest, call: Call
+    ) -> pb.StopProfileResponse:
+        """End the recording."""
+        return pb.StopProfileResponse(
+            files=[
+                pb.ProfileFile(path=str(file.path), bytes=file.nbytes)
+                for file in await self._control.profile.stop()
+            ]
+        )
+
+    @_in_task
+    async def LoadLora(self, request: pb.LoadLoraRequest, call: Call) -> pb.LoadLoraResponse:
+        """Load an adapter."""
+        adapter = await self._control.adapters.load(request.name, request.path)
+        return pb.LoadLoraResponse(adapter=convert.adapter_to_proto(adapter))
+
+    @_in_task
+    async def UnloadLora(self, request: pb.UnloadLoraRequest, call: Call) -> pb.UnloadLoraResponse:
+        """Remove an adapter."""
+        await self._control.adapters.unload(request.name)
+        return pb.UnloadLoraResponse()
+
+    @_in_task
+    async def ListLoras(self, request: pb.ListLorasRequest, call: Call) -> pb.ListLorasResponse:
+        """List the adapters."""
+        adapters = map(convert.adapter_to_proto, self._control.adapters.listed())
+        return pb.ListLorasResponse(adapters=adapters)
+
+    # ---- for all of them -------------------------------------------------------------------------
+
+    def start(self, call: Call, request: Any, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run an operation in a task whose end is logged, perhaps after its caller has gone."""
+        name, who, arguments = call.method.rpartition("/")[2], caller(), messages.shown(request)
+        began_s = time.monotonic()
+        task = asyncio.create_task(work)
+        self._running.add(task)
+
+        def ended(_: asyncio.Task[T]) -> None:
+            self._running.discard(task)
+            write = log.info if name in _LOOKS else log.action
+            write(
+                "operator action",
+                operation=name,
+                caller=_named(who),
+                outcome=_outcome(task),
+                took_s=round(time.monotonic() - began_s, 3),
+                caller_gone=bool(task.cancelling()),
+                **arguments,
+            )
+
+        task.add_done_callback(ended)
+        return task
+
+    async def _followed(
+        self,
+        call: Call,
+        request: Any,
+        work: Callable[[OperationReport], Coroutine[Any, Any, T]],
+    ) -> AsyncGenerator[tuple[pb.OperationProgress, T | None], None]:
+        """Run an operation; yield its progress while it runs, and at last its result."""
+        report = self._control.report()
+        task = self.start(call, request, work(report))
+        task.add_done_callback(lambda _: report.changed.set())
+        try:
+            while not task.done():
+                report.changed.clear()
+                yield messages.progress_to_proto(report.progress()), None
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_REPEAT_S):
+                        await report.changed.wait()
+            result = task.result()
+        finally:
+            task.cancel()  # no effect when it has ended
+        report.enter(OperationStage.DONE)
+        yield messages.progress_to_proto(report.progress()), result
+
+
+def _named(who: CallerIdentity) -> str:
+    return who.name if who.kind is CallerKind.CERTIFICATE else "local"
+
+
+def _outcome(task: asyncio.Task[Any]) -> str:
+    if task.cancelled():
+        return "undone"
+    error = task.exception()
+    if error is None:
+        return "done"
+    return error.reason if isinstance(error, ServingError) else "INTERNAL"
 
 
 def add_service(control: ControlCore, server: Any) -> None:

@@ -18,8 +18,8 @@ from millstream_server.engines.base import EngineInfo
 from millstream_server.model_files.weights import weight_files
 from millstream_server.runtime.errors import EngineFailedError, InvalidWeightsError, ServingError
 from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.worker.control.operations import REFUSALS
 from millstream_server.worker.control.plan import ControlPlan
-from millstream_server.worker.control.supported import REFUSALS
 
 log = get_log(__name__)
 

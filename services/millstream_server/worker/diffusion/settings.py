@@ -8,7 +8,7 @@ from millstream_server.runtime.settings import SettingsError, setting
 from millstream_server.synthesis.diffuser import Diffuser
 from millstream_server.synthesis.request import Kind
 from millstream_server.worker.diffusion.engine import DiffusionOptions, HostedDiffuser
-from millstream_server.worker.diffusion.storage import Storage
+from millstream_server.worker.diffusion.files import Storage
 
 _OPTIONS = DiffusionOptions()
 

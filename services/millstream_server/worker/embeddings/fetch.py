@@ -31,8 +31,7 @@ from millstream_server.transfer.embeddings.leases import Lease, Leases
 from millstream_server.transfer.embeddings.settings import EmbeddingFetchSettings, Transfer
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.embeddings.ways import WayError, copied
-from millstream_server.worker.embeddings.peer import BrokenTransferError
-from millstream_server.worker.embeddings.peers import Peers
+from millstream_server.worker.embeddings.peer import BrokenTransferError, Peers
 
 log = get_log(__name__)
 

@@ -1,8 +1,9 @@
-"""Groups prepared items into batches for the vision tower."""
+"""Groups prepared items into batches for the vision tower; times each item's stages."""
 
 from __future__ import annotations
 
 import asyncio
+import enum
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,9 +13,13 @@ from millstream_server.encoding.encoder import Prepared
 from millstream_server.media.tensor import Tensor
 from millstream_server.runtime.errors import InternalError, ServingError
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.runtime.telemetry.metrics import ENCODE_BATCHED_ITEMS, ENCODE_BATCHES
+from millstream_server.runtime.telemetry.metrics import (
+    ENCODE_BATCHED_ITEMS,
+    ENCODE_BATCHES,
+    ENCODE_STAGE_DURATION,
+)
 from millstream_server.runtime.threads import DaemonThreads
-from millstream_server.worker.encoding.stages import Stage, Stages
+from millstream_server.worker.open_requests import Stages
 
 log = get_log(__name__)
 
@@ -22,17 +27,40 @@ _QUEUED_BATCHES = 2
 """`room` waits while more than this many batches' cost is queued: prepared items are large."""
 
 
+class EncodeStage(enum.Enum):
+    """A part of an item's way; the values are metrics' labels."""
+
+    UPLOAD = "upload"
+    QUEUE = "queue"
+    """Waits for its turn to be decoded."""
+    DECODE = "decode"
+    PREPARE = "prepare"
+    BATCH_QUEUE = "batch_queue"
+    """Prepared; waits for the tower."""
+    FORWARD = "forward"
+    """In the tower, with the rest of its batch."""
+
+
+class EncodeStages(Stages[EncodeStage]):
+    """Durations of one item's stages."""
+
+    __slots__ = ()
+
+    ability = "encode"
+    histograms = {stage: ENCODE_STAGE_DURATION.labels(stage.value) for stage in EncodeStage}  # noqa: RUF012
+
+
 @dataclass(slots=True, eq=False)
 class _Entry:
     prepared: Prepared
-    stages: Stages
+    stages: EncodeStages
     future: asyncio.Future[Tensor]
     alone: bool = False
     """Its batch failed; it is tried by itself."""
     since: float = field(default_factory=time.monotonic)
 
 
-class Batcher:
+class ItemBatcher:
     """Runs `MediaEncoder.encode`, one call at a time, in one thread. For one event loop.
 
     A batch has items of one modality, of any requests and streams, as many as the cost budget
@@ -61,7 +89,7 @@ class Batcher:
         """Items that wait for it."""
         return len(self._queue)
 
-    async def run(self, prepared: Prepared, stages: Stages) -> Tensor:
+    async def run(self, prepared: Prepared, stages: EncodeStages) -> Tensor:
         """Encode an item. Cancel it to drop the result.
 
         Raises:
@@ -100,7 +128,7 @@ class Batcher:
             ENCODE_BATCHED_ITEMS.inc(len(batch))
             now = time.monotonic()
             for entry in batch:
-                entry.stages.add(Stage.BATCH_QUEUE, now - entry.since)
+                entry.stages.add(EncodeStage.BATCH_QUEUE, now - entry.since)
             prepared = [entry.prepared for entry in batch]
             running = asyncio.wrap_future(self._threads.submit(self._encode, prepared))
             running.add_done_callback(lambda done: self._ended(batch, now, done))
@@ -141,7 +169,7 @@ class Batcher:
         if error is None and not done.cancelled() and len(done.result()) == len(batch):
             took = time.monotonic() - began
             for entry, tensor in zip(batch, done.result(), strict=True):
-                entry.stages.add(Stage.FORWARD, took)
+                entry.stages.add(EncodeStage.FORWARD, took)
                 if not entry.future.done():
                     entry.future.set_result(tensor)
         else:

@@ -8,8 +8,7 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 
 from millstream_server.encoding.encoder import EncoderInfo
-from millstream_server.media.file import MediaFile
-from millstream_server.media.items import EncodedItem
+from millstream_server.media.items import EncodedItem, MediaFile
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.request_id import check_length
@@ -17,10 +16,9 @@ from millstream_server.runtime.rpc.slot_session import Output
 from millstream_server.runtime.telemetry import metrics
 from millstream_server.transfer.embeddings.leases import Lease, Leases
 from millstream_server.transfer.embeddings.store import Stored
-from millstream_server.worker.encoding.engine import HostedEncoder
-from millstream_server.worker.encoding.pipeline import Described, Pipeline
-from millstream_server.worker.encoding.stages import Stage, Stages
-from millstream_server.worker.encoding.upload import ByteBudget, Upload
+from millstream_server.worker.encoding.batcher import EncodeStage, EncodeStages
+from millstream_server.worker.encoding.pipeline import HostedEncoder, ItemFacts, Pipeline
+from millstream_server.worker.encoding.upload import ByteBudget, ItemUpload
 from millstream_server.worker.open_requests import OpenRequests
 
 _SHA256_BYTES = 32
@@ -46,7 +44,7 @@ class EncodeRequest:
 
     file: MediaFile
     """``data`` is what came of it with its start."""
-    upload: Upload
+    upload: ItemUpload
     owner: Hashable
     """Whose lease it gets: the stream."""
 
@@ -98,7 +96,7 @@ class EncodeWorker:
         """
         file, upload = item.file, item.upload
         with self._requests.running(file.request_id, file.trace, output) as opened:
-            pipeline, stages = self._engine.pipeline, Stages()
+            pipeline, stages = self._engine.pipeline, EncodeStages()
             if self._engine.info is not None:
                 _check(file, upload.total_bytes, self._engine.info)
             self._requests.check(0)
@@ -106,7 +104,7 @@ class EncodeWorker:
             leased = None if upload.here else await self._found(pipeline, item, stages)
             if leased is None:
                 with self._budget.hold(upload.total_bytes):
-                    with stages.timed(Stage.UPLOAD):
+                    with stages.timed(EncodeStage.UPLOAD):
                         data = await upload.received(lambda: output.latest(None))
                     file = replace(file, data=data, sha256=await _verified(file.sha256, data))
                     leased = await self._result(pipeline, replace(item, file=file), stages)
@@ -129,7 +127,7 @@ class EncodeWorker:
         metrics.ENCODE_LEASES.dec()
 
     async def _found(
-        self, pipeline: Pipeline, item: EncodeRequest, stages: Stages
+        self, pipeline: Pipeline, item: EncodeRequest, stages: EncodeStages
     ) -> LeasedItem | None:
         """Return the result of an item whose bytes aren't here; None: they are needed."""
         digest = pipeline.digest(item.file)
@@ -137,7 +135,9 @@ class EncodeWorker:
             return await self._result(pipeline, item, stages)
         return None
 
-    async def _result(self, pipeline: Pipeline, item: EncodeRequest, stages: Stages) -> LeasedItem:
+    async def _result(
+        self, pipeline: Pipeline, item: EncodeRequest, stages: EncodeStages
+    ) -> LeasedItem:
         def take(stored: Stored) -> Lease:
             return self._lease(stored, item.owner)
 
@@ -153,7 +153,7 @@ class EncodeWorker:
 
 def _encoded(lease: Lease, *, cached: bool) -> LeasedItem:
     stored = lease.stored
-    described: Described = stored.item
+    described: ItemFacts = stored.item
     item = EncodedItem(
         modality=described.modality,
         digest=stored.digest,

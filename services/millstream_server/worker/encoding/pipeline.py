@@ -1,4 +1,4 @@
-"""From a file's bytes to a tensor in the store; the same file is encoded once at a time."""
+"""From a file's bytes to a tensor in the store, and the engine that a worker's host sees of it."""
 
 from __future__ import annotations
 
@@ -6,26 +6,34 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
+from prometheus_client.core import Metric
+
 from millstream_server.encoding.encoder import EncoderInfo, MediaEncoder, Prepared
+from millstream_server.engines.base import EngineLoad
 from millstream_server.media.decoding.pool import DecoderPool
 from millstream_server.media.decoding.sampling import FrameSampling
-from millstream_server.media.file import MediaFile
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Content, Geometry, Modality
-from millstream_server.media.limits import MediaLimits
+from millstream_server.media.items import (
+    Content,
+    Frames,
+    Geometry,
+    MediaFile,
+    MediaLimits,
+    Modality,
+)
 from millstream_server.media.tensor import Tensor
-from millstream_server.runtime.errors import InternalError, ServingError
+from millstream_server.runtime.errors import InternalError, ServingError, UnavailableError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.threads import DaemonThreads
 from millstream_server.transfer.embeddings.store import EmbeddingStore, Stored
-from millstream_server.worker.encoding.batcher import Batcher
-from millstream_server.worker.encoding.stages import Stage, Stages
+from millstream_server.worker.encoding.batcher import EncodeStage, EncodeStages, ItemBatcher
+from millstream_server.worker.engine_metrics import MetricsSource
 
 log = get_log(__name__)
+
 T = TypeVar("T")
 
 
@@ -49,7 +57,7 @@ MakeDecoders = Callable[[MediaLimits, int, FrameSampling], Decoders]
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class ItemFacts:
     """What the store remembers of an item, besides its tensor."""
 
     modality: Modality
@@ -101,7 +109,7 @@ class Pipeline:
         self._limits = options.limits
         self._decoders = options.make_decoders(options.limits, options.decoders, info.sampling)
         self._prepare_threads = DaemonThreads(options.prepare_threads, "prepare")
-        self._batcher = Batcher(encoder.encode, options.batch_patches)
+        self._batcher = ItemBatcher(encoder.encode, options.batch_patches)
         # A few more than the processes: while one item is prepared, the next one is decoded.
         self._turns = asyncio.Semaphore(options.decoders + options.prepare_threads)
         self._makings: dict[bytes, _Making] = {}
@@ -132,7 +140,7 @@ class Pipeline:
         return digest in self._makings
 
     async def encode(
-        self, digest: bytes, file: MediaFile, stages: Stages, take: Callable[[Stored], T]
+        self, digest: bytes, file: MediaFile, stages: EncodeStages, take: Callable[[Stored], T]
     ) -> T:
         """Encode ``file``, or wait for the one who does so already; return what ``take`` does.
 
@@ -172,14 +180,14 @@ class Pipeline:
         elif not task.cancelled() and task.exception() is None:
             self.store.unpin(task.result())
 
-    async def _make(self, digest: bytes, file: MediaFile, stages: Stages) -> Stored:
+    async def _make(self, digest: bytes, file: MediaFile, stages: EncodeStages) -> Stored:
         """Return the result, pinned; it no longer counts as being made then."""
         try:
             async with self._turn(stages):
                 prepared = await self._prepared(file, stages)
             tensor = await self._batcher.run(prepared, stages)
             self._check(prepared, tensor)
-            described = Described(
+            described = ItemFacts(
                 prepared.modality, prepared.tokens, prepared.geometry, self._info.content
             )
             stored = await self.store.put_in_steps(digest, tensor, described)
@@ -192,18 +200,18 @@ class Pipeline:
                 del self._makings[digest]
 
     @contextlib.asynccontextmanager
-    async def _turn(self, stages: Stages) -> AsyncIterator[None]:
+    async def _turn(self, stages: EncodeStages) -> AsyncIterator[None]:
         """Bound what is decoded and prepared at once: pixels take much more memory than files."""
         began = time.monotonic()
         async with self._turns:
             await self._batcher.room()
-            stages.add(Stage.QUEUE, time.monotonic() - began)
+            stages.add(EncodeStage.QUEUE, time.monotonic() - began)
             yield
 
-    async def _prepared(self, file: MediaFile, stages: Stages) -> Prepared:
-        with stages.timed(Stage.DECODE):
+    async def _prepared(self, file: MediaFile, stages: EncodeStages) -> Prepared:
+        with stages.timed(EncodeStage.DECODE):
             frames = await self._decoders.decode(file.data, file.modality)
-        with stages.timed(Stage.PREPARE):
+        with stages.timed(EncodeStage.PREPARE):
             preparing = self._prepare_threads.submit(self._encoder.prepare, frames)
             return await asyncio.wrap_future(preparing)
 
@@ -220,3 +228,85 @@ class Pipeline:
                 shape=shape,
             )
             raise fault
+
+
+class HostedEncoder:
+    """Satisfies `worker.host.HostedEngine`; `pipeline` encodes."""
+
+    def __init__(
+        self, encoder: MediaEncoder, store: EmbeddingStore, options: PipelineOptions
+    ) -> None:
+        """Use ``encoder`` and ``store`` alone; `close` closes them."""
+        self.store = store
+        self.info: EncoderInfo | None = None
+        """Its facts; None before `start`."""
+        self._encoder = encoder
+        self._options = options
+        self._pipeline: Pipeline | None = None
+        self._closed = False
+        self._when_closing: list[Callable[[], None]] = []
+        self.open_items: Callable[[], int] = lambda: 0
+        """Returns how many items are open, for load reports."""
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """What encodes.
+
+        Raises:
+            UnavailableError: the model is still being loaded.
+        """
+        if self._pipeline is None:
+            raise UnavailableError("this worker is still loading its model", retry_delay_s=1.0)
+        return self._pipeline
+
+    async def start(self, on_failure: Callable[[ServingError], None]) -> EncoderInfo:
+        """See `Engine.start`."""
+        info = await self._encoder.start(on_failure)
+        at_once = info.max_running_requests or self._options.running_items
+        self.info = info = replace(info, limits=self._options.limits, max_running_requests=at_once)
+        self._pipeline = Pipeline(self._encoder, info, self.store, self._options)
+        return info
+
+    async def warm_up(self) -> None:
+        """See `Engine.warm_up`."""
+        await self._encoder.warm_up()
+
+    async def load(self) -> EngineLoad:
+        """Return the items in the tower, and those that wait."""
+        running = self._pipeline.running if self._pipeline else 0
+        return EngineLoad(
+            running_requests=running,
+            queued_requests=max(0, self.open_items() - running),
+            used_blocks=0,
+            total_blocks=0,
+        )
+
+    async def close(self) -> None:
+        """See `Engine.close`."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if self._pipeline:
+                await self._pipeline.close()
+            for callback in self._when_closing:
+                callback()
+        finally:
+            await self._encoder.close()
+            self.store.close()
+
+    def when_closing(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` when the pipeline has stopped, before the store is closed."""
+        self._when_closing.append(callback)
+
+    def progress(self, dp_rank: int) -> int:
+        """See `Probeable.progress`."""
+        return self._encoder.progress(dp_rank)
+
+    async def probe(self, dp_rank: int) -> None:
+        """See `Probeable.probe`."""
+        await self._encoder.probe(dp_rank)
+
+    def metrics(self) -> Iterable[Metric]:
+        """Return the encoder's own metrics, if it has any."""
+        return self._encoder.metrics() if isinstance(self._encoder, MetricsSource) else ()

@@ -1,16 +1,30 @@
-"""EncodeService: one long-lived Encode stream per Processor, one Fetch per tensor."""
+"""EncodeService: its streams, and the plan of a worker with it alone or beside another service."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Generic
 
-from millstream.v1 import encode_pb2, encode_pb2_grpc
+from prometheus_client.core import Metric
+
+from millstream.v1 import encode_pb2, encode_pb2_grpc, worker_pb2
+from millstream_server.encoding.encoder import EncoderInfo
+from millstream_server.engines.base import EngineLoad, Role, WorkerDescription
 from millstream_server.protobuf.encode import file_from_proto
 from millstream_server.protobuf.errors import error_to_proto
 from millstream_server.protobuf.media import ref_to_proto
-from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
+from millstream_server.protobuf.worker import description_to_proto
+from millstream_server.runtime.errors import (
+    InvalidRequestError,
+    ServingError,
+    UnsupportedFeatureError,
+)
+from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.rpc.call import Call
+from millstream_server.runtime.rpc.methods import ServicerTable
 from millstream_server.runtime.rpc.slot_output import SlotContent
 from millstream_server.runtime.rpc.slot_session import (
     CancelSlot,
@@ -19,9 +33,27 @@ from millstream_server.runtime.rpc.slot_session import (
     TellSlot,
 )
 from millstream_server.runtime.telemetry.trace_context import TraceContext
+from millstream_server.transfer.embeddings.leases import Leases
+from millstream_server.transfer.embeddings.sender import Sender
+from millstream_server.transfer.embeddings.settings import Transfer
+from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.worker.embeddings.serve import EmbeddingServer
-from millstream_server.worker.encoding.core import EncodeRequest, EncodeWorker, LeasedItem
-from millstream_server.worker.encoding.upload import Upload
+from millstream_server.worker.encoding.core import (
+    EncodeOptions,
+    EncodeRequest,
+    EncodeWorker,
+    LeasedItem,
+)
+from millstream_server.worker.encoding.pipeline import HostedEncoder
+from millstream_server.worker.encoding.upload import ItemUpload
+from millstream_server.worker.engine_metrics import MetricsSource
+from millstream_server.worker.host import HostedEngine, InfoT, WorkerHost, WorkerPlan
+from millstream_server.worker.open_requests import (
+    DEFAULT_TIMES,
+    Described,
+    OpenLimits,
+    OpenRequests,
+)
 
 SERVICE = "millstream.v1.EncodeService"
 STREAM = f"{SERVICE}/Encode"
@@ -57,7 +89,7 @@ class _Stream:
 
     def _read(self, start: encode_pb2.EncodeItem, trace: TraceContext) -> EncodeRequest:
         file = file_from_proto(start, trace)
-        upload = Upload(start.total_bytes, file.data, self._worker.upload_idle_s)
+        upload = ItemUpload(start.total_bytes, file.data, self._worker.upload_idle_s)
         return EncodeRequest(file, upload, self)
 
     def response(self, content: SlotContent[None, LeasedItem]) -> encode_pb2.EncodeResponse:
@@ -111,3 +143,131 @@ class EncodeServicer(encode_pb2_grpc.EncodeServiceServicer):
             async with contextlib.aclosing(responses):
                 async for response in responses:
                     yield response
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """How EncodeService serves."""
+
+    options: EncodeOptions = field(default_factory=EncodeOptions)
+    tickets: EmbeddingTickets | None = None
+    """Checks who may fetch; None: nobody may, the results are for this process itself."""
+    transfer: Transfer = Transfer.AUTO
+
+
+def make_plan(engine: HostedEncoder, model: str, serving: Serving) -> WorkerPlan[EncoderInfo]:
+    """Make the plan of a worker of the role ENCODE."""
+
+    def add(host: WorkerHost[EncoderInfo], server: ServicerTable) -> None:
+        add_service(server, engine, host.requests, host.streams, serving)
+
+    return WorkerPlan(
+        engine=engine,
+        role=Role.ENCODE,
+        model=model,
+        operation="encode",
+        services=(SERVICE,),
+        add=add,
+        describe=description_to_proto,
+        without_spans=(STREAM,),
+    )
+
+
+def add_service(
+    server: ServicerTable,
+    engine: HostedEncoder,
+    requests: OpenRequests,
+    streams: OpenWork,
+    serving: Serving,
+) -> EncodeWorker:
+    """Add EncodeService to ``server``; ``engine`` closes what it needs."""
+    worker = EncodeWorker(engine, requests, streams, serving.options)
+    embeddings: EmbeddingServer | None = None
+    if serving.tickets is not None:
+        sender = Sender(engine.store, serving.transfer)
+        embeddings = EmbeddingServer(worker.leases, serving.tickets, sender)
+        engine.when_closing(embeddings.close)
+    engine.when_closing(worker.leases.close)
+    servicer = EncodeServicer(worker, embeddings)
+    encode_pb2_grpc.add_EncodeServiceServicer_to_server(servicer, server)
+    return worker
+
+
+def with_encoding(
+    plan: WorkerPlan[InfoT],
+    encoder: HostedEncoder,
+    serving: Serving,
+    on_leases: Callable[[Leases], None] = lambda _: None,
+) -> WorkerPlan[InfoT]:
+    """Return ``plan`` with EncodeService added.
+
+    ``on_leases`` gets the leases when the services are added, before ``plan`` adds its own: the
+    other service reads results from them without a fetch.
+    """
+    engines = _Engines(plan.engine, encoder)
+
+    def add(host: WorkerHost[InfoT], server: ServicerTable) -> None:
+        described = Described("encode", Role.ENCODE, plan.model)
+        requests = OpenRequests(host.work, described, host.tracing, lambda: 0.0)
+        engines.requests = requests
+        worker = add_service(server, encoder, requests, host.streams, serving)
+        on_leases(worker.leases)
+        plan.add(host, server)
+
+    def describe(description: WorkerDescription) -> worker_pb2.WorkerInfo:
+        return plan.describe(replace(description, encoder=encoder.info))
+
+    return replace(
+        plan,
+        engine=engines,
+        services=(*plan.services, SERVICE),
+        add=add,
+        describe=describe,
+        without_spans=(*plan.without_spans, STREAM),
+    )
+
+
+class _Engines(Generic[InfoT]):
+    """Two engines as one `HostedEngine`, described by the main one."""
+
+    def __init__(self, main: HostedEngine[InfoT], encoder: HostedEncoder) -> None:
+        self.requests: OpenRequests | None = None
+        self._main = main
+        self._encoder = encoder
+
+    async def start(self, on_failure: Callable[[ServingError], None]) -> InfoT:
+        """Start the main one first: it may take all that is left of a GPU's memory."""
+        main_info = await self._main.start(on_failure)
+        info = await self._encoder.start(on_failure)
+        if self.requests is not None:
+            most = DEFAULT_TIMES * info.max_running_requests
+            self.requests.limits = OpenLimits(max_requests=most)
+        return main_info
+
+    async def warm_up(self) -> None:
+        await self._main.warm_up()
+        await self._encoder.warm_up()
+
+    async def load(self) -> EngineLoad:
+        return await self._main.load()
+
+    async def close(self) -> None:
+        try:
+            await self._encoder.close()
+        finally:
+            await self._main.close()
+
+    def progress(self, dp_rank: int) -> int:
+        """Return the main engine's: progress of one must not hide that the other hangs."""
+        return self._main.progress(dp_rank)
+
+    async def probe(self, dp_rank: int) -> None:
+        probes = [self._main.probe(dp_rank)]
+        if dp_rank == 0:
+            probes.append(self._encoder.probe(0))
+        await asyncio.gather(*probes)
+
+    def metrics(self) -> Iterable[Metric]:
+        for engine in (self._main, self._encoder):
+            if isinstance(engine, MetricsSource):
+                yield from engine.metrics()

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millstream_server.encoding.encoder import MediaEncoder
-from millstream_server.media.limits import MediaLimits
+from millstream_server.media.items import MediaLimits
 from millstream_server.runtime.settings import SettingsError, group, setting
 from millstream_server.transfer.embeddings.settings import EmbeddingStoreSettings
 from millstream_server.transfer.embeddings.store import EmbeddingStore
 from millstream_server.worker.encoding.core import EncodeOptions
-from millstream_server.worker.encoding.engine import HostedEncoder
-from millstream_server.worker.encoding.pipeline import PipelineOptions
+from millstream_server.worker.encoding.pipeline import HostedEncoder, PipelineOptions
 
 _LIMITS = MediaLimits()
 _OPTIONS = EncodeOptions()

@@ -14,7 +14,7 @@ MAX_CHUNK_BYTES = 2 << 20
 _RETRY_S = 1.0
 
 
-class Upload:
+class ItemUpload:
     """A file that is here, or comes in chunks after `received` has asked for it."""
 
     def __init__(self, total_bytes: int, data: bytes | memoryview, idle_s: float) -> None:

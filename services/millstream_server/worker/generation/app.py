@@ -1,9 +1,9 @@
-"""A worker process that generates text."""
+"""A worker process that generates text: its engine, its embeddings, its plan."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from millstream_server.control.abilities import NO_CONTROLS, Controlled
@@ -16,17 +16,61 @@ from millstream_server.protobuf.worker import description_to_proto
 from millstream_server.runtime.rpc.methods import ServicerTable
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.tracing import Tracing
+from millstream_server.transfer.embeddings.leases import Leases
+from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketGate, TicketKey
 from millstream_server.worker import app, follower
 from millstream_server.worker.control.plan import ControlOptions, ControlPlan
+from millstream_server.worker.embeddings.fetch import EmbeddingFetcher, fetch_tls
 from millstream_server.worker.generation.core import GenerationWorker
 from millstream_server.worker.generation.fetching import Fetcher
-from millstream_server.worker.generation.media import EmbeddingSource
+from millstream_server.worker.generation.servicer import GenerationService
 from millstream_server.worker.host import WorkerHost, WorkerPlan
 from millstream_server.worker.kv_events.log import KvEventLog
 from millstream_server.worker.kv_events.ring import DEFAULT_BUFFER
 from millstream_server.worker.open_requests import DEFAULT_TIMES
 from millstream_server.worker.settings import WorkerSettings
+
+
+class EmbeddingSource:
+    """Makes one fetcher for the worker's life, once its host is there.
+
+    Order of calls: `use_local`, if the process encodes too; `open`; `close`.
+    """
+
+    def __init__(self, settings: WorkerSettings, key: TicketKey) -> None:
+        """Check tickets with ``key``.
+
+        Raises:
+            SettingsError: a TLS file is missing or invalid.
+        """
+        self._settings = settings
+        self._key = key
+        self._tls = fetch_tls(settings.embedding_fetch)
+        self._local: Leases | None = None
+        self._fetcher: EmbeddingFetcher | None = None
+
+    def use_local(self, leases: Leases) -> None:
+        """Read what this process itself encodes without a transfer."""
+        self._local = leases
+
+    def open(self, tracing: Tracing | None) -> EmbeddingFetcher:
+        """Make the fetcher."""
+        self._fetcher = EmbeddingFetcher(
+            EmbeddingTickets(self._key),
+            transfer=self._settings.embedding.embedding_transfer,
+            timeout_s=self._settings.embedding_fetch.embedding_fetch_timeout_s,
+            tls=self._tls,
+            local=self._local,
+            tracing=tracing,
+        )
+        return self._fetcher
+
+    async def close(self) -> None:
+        """Close its channels; fetches that run fail."""
+        if self._fetcher is not None:
+            await self._fetcher.close()
+
 
 # Enough for a start message with the longest prompt we know of (2 M tokens, 5 bytes each): a prompt
 # above the model's context then fails as one request, not with the whole stream.
@@ -37,18 +81,6 @@ _OPERATIONS = {
     Role.AGGREGATED: "decode",
     Role.DIFFUSION: "generate_text",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationService:
-    """The gRPC service for requests: PrefillService, DecodeService or DiffusionService."""
-
-    name: str
-    """Full proto name."""
-    stream: str
-    """Name of its method."""
-    add: Callable[[GenerationWorker, ServicerTable], None]
-    """Adds its servicer."""
 
 
 Plan = WorkerPlan[GeneratorInfo]

@@ -20,7 +20,7 @@ from millstream_server.runtime.telemetry.metrics import TICKETS_REFUSED
 from millstream_server.transfer.ticket import Ticket, TicketGate
 from millstream_server.worker.generation.fetching import Fetcher, FetchThenSubmit
 from millstream_server.worker.host import WorkerHost
-from millstream_server.worker.open_requests import OpenRequest, OpenRequests
+from millstream_server.worker.open_requests import CountedRequest, OpenRequests
 
 
 class GenerationWorker:
@@ -105,7 +105,7 @@ class GenerationWorker:
             raise
 
 
-class _OpenText(OpenRequest):
+class _OpenText(CountedRequest):
     """The engine's sink: passes output on to ``sink``; counts and reports the request's end.
 
     The count comes first, telemetry last: if telemetry fails, the caller still gets the end.

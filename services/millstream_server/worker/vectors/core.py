@@ -6,15 +6,23 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from millstream_server.runtime.errors import DeadlinePassedError
 from millstream_server.runtime.rpc.slot_session import Output
 from millstream_server.runtime.telemetry.metrics import EMBED_TOKENS
 from millstream_server.vectors.checks import check_embed, check_rerank
 from millstream_server.vectors.embedder import Embedder, EmbedderInfo
-from millstream_server.vectors.output import EmbedFinished, Ranked, Ranking, Vectors
-from millstream_server.vectors.packing import finish, pack
-from millstream_server.vectors.request import EmbedRequest, RerankRequest
-from millstream_server.worker.open_requests import OpenRequest, OpenRequests
+from millstream_server.vectors.request import (
+    EmbedFinished,
+    EmbedRequest,
+    Ranked,
+    Ranking,
+    RerankRequest,
+    Vectors,
+)
+from millstream_server.worker.open_requests import CountedRequest, OpenRequests
 from millstream_server.worker.vectors.batcher import Batcher, BatchLimits, Part
 
 _UNREAD_BYTES = 4 << 20
@@ -91,7 +99,7 @@ class VectorWorker:
         check: Callable[[EmbedderInfo], None],
     ) -> Iterator[EmbedderInfo]:
         """Count a request during the ``with`` block, after it was checked."""
-        opened = OpenRequest(self._requests, request.request_id, request.trace)
+        opened = CountedRequest(self._requests, request.request_id, request.trace)
         try:
             info = self._loaded()
             check(info)
@@ -133,3 +141,23 @@ def _reported(error: BaseException, deadline_s: float | None) -> BaseException:
     if passed and not isinstance(error, Exception):
         return DeadlinePassedError("the deadline passed before the request had ended")
     return error
+
+
+def finish(
+    rows: NDArray[np.float32], dimensions: int | None, *, normalize: bool
+) -> NDArray[np.float32]:
+    """Cut vectors [inputs, width] to ``dimensions``, None: not; give them the length 1 after that.
+
+    A vector of zeros stays one.
+    """
+    cut = rows if dimensions is None else rows[:, :dimensions]
+    if not normalize:
+        return cut
+    lengths: NDArray[np.float32] = np.sqrt(np.einsum("ij,ij->i", cut, cut))
+    lengths[lengths == 0] = 1
+    return cut / lengths[:, np.newaxis]
+
+
+def pack(rows: NDArray[np.float32]) -> bytes:
+    """Return the numbers, one vector after another: float32, little endian."""
+    return np.ascontiguousarray(rows, "<f4").tobytes()

@@ -12,8 +12,7 @@ from typing import Any
 
 from millstream_server.engines.sglang.diffusion.config import SglangDiffuserConfig
 from millstream_server.runtime.errors import EngineFailedError
-from millstream_server.synthesis.diffuser import DiffuserInfo
-from millstream_server.synthesis.model_defaults import ModelDefaults, read_model_defaults
+from millstream_server.synthesis.diffuser import DiffuserInfo, ModelDefaults, read_model_defaults
 from millstream_server.synthesis.request import Kind
 
 _MAX_OUTPUTS = 64

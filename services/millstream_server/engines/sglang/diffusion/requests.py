@@ -6,8 +6,7 @@ import importlib
 from typing import Any
 
 from millstream_server.engines.sglang.diffusion.child import PREVIEW_KEY, Picture
-from millstream_server.media.frames import Frames
-from millstream_server.media.items import Modality
+from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import (
     InternalError,
     InvalidRequestError,

@@ -1,0 +1,70 @@
+"""A decode worker's settings, and EncodeService in an aggregated one.
+
+Its engine runs the vision tower, so it takes pixels.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream_server.engines.base import Role
+from millstream_server.engines.registry import adapter
+from millstream_server.media import families
+from millstream_server.runtime.settings import group, setting
+from millstream_server.worker.encoding.servicer import Serving, with_encoding
+from millstream_server.worker.encoding.settings import EncodingSettings
+from millstream_server.worker.generation.app import EmbeddingSource, Extend, Plan
+from millstream_server.worker.settings import WorkerSettings
+
+
+class DecodeMode(enum.Enum):
+    """Where the prompt's KV cache comes from."""
+
+    AGGREGATED = "aggregated"
+    DISAGGREGATED = "disaggregated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecodeSettings(WorkerSettings):
+    """Read by `python -m millstream_server.decode`."""
+
+    mode: DecodeMode = setting(
+        DecodeMode.AGGREGATED,
+        help="aggregated: run prompts here; disaggregated: take their KV from prefill workers",
+    )
+    encode_media: bool = setting(
+        default=True,
+        help="aggregated: encode the images and videos of its own prompts, if the model takes any "
+        "and MILLSTREAM_TICKET_KEY is set; not used while encode workers are connected",
+    )
+    encoding: EncodingSettings = group(EncodingSettings)
+
+    @property
+    def role(self) -> Role:
+        """The worker's role in this mode."""
+        return Role.AGGREGATED if self.mode is DecodeMode.AGGREGATED else Role.DECODE
+
+
+def media_of(settings: DecodeSettings) -> Extend:
+    """Return what adds EncodeService to the worker's plan, if it is to encode."""
+
+    def extend(plan: Plan, source: EmbeddingSource | None) -> Plan:
+        path, pixels = settings.model_path, adapter(settings.engine).pixels
+        if source is None or path is None or pixels is None or not _encodes(settings, path):
+            return plan
+        hosted = settings.encoding.hosted(pixels(path))
+        serving = Serving(options=settings.encoding.options)  # nobody else may fetch pixels
+        return with_encoding(plan, hosted, serving, source.use_local)
+
+    return extend
+
+
+def _encodes(settings: DecodeSettings, path: Path) -> bool:
+    if settings.mode is not DecodeMode.AGGREGATED or not settings.encode_media:
+        return False
+    try:
+        return families.load(path) is not None
+    except families.UnusableFamilyError:
+        return False  # the engine says so in the log, and serves text

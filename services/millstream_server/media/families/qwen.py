@@ -1,0 +1,147 @@
+"""Qwen2.5-VL and Qwen3-VL: a grid of patches decides how many tokens an item has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from millstream_server.media.decoding.sampling import FrameSampling
+from millstream_server.media.families.family import (
+    ModelConfig,
+    UnusableFamilyError,
+    check_grid,
+    flat_patch,
+)
+from millstream_server.media.items import Geometry, Modality
+
+_KEYS = {Modality.IMAGE: "image_token", Modality.VIDEO: "video_token"}
+_DEFAULTS = {Modality.IMAGE: "<|image_pad|>", Modality.VIDEO: "<|video_pad|>"}
+# Where config.json doesn't say, as in transformers.
+_PATCH_SIZE_2_5, _PATCH_SIZE_3 = 14, 16
+_TOKENS_PER_SECOND = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Qwen:
+    """The placeholder of an item is its soft token itself."""
+
+    modalities: frozenset[Modality] = frozenset(Modality)
+    image_tokens: int = 0
+    embedding_width: int
+    pixel_shape: tuple[int, ...]
+    soft_tokens: dict[Modality, int]
+    placeholders: dict[Modality, str]
+    merge: int
+
+    def placeholder(self, modality: Modality) -> str:
+        """See `Family.placeholder`."""
+        return self.placeholders[modality]
+
+    def soft_token(self, modality: Modality) -> int:
+        """See `Family.soft_token`."""
+        return self.soft_tokens[modality]
+
+
+def _tokens(config: ModelConfig) -> dict[str, Any]:
+    """Read what both families have: media tokens, and patches that make one."""
+    return {
+        "soft_tokens": {kind: config.integer(f"{key}_id") for kind, key in _KEYS.items()},
+        "placeholders": {kind: config.token(key, _DEFAULTS[kind]) for kind, key in _KEYS.items()},
+        "merge": config.integer("spatial_merge_size", section="vision_config"),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen25Vl(_Qwen):
+    """One run for an image or a video; the chat template writes the vision markers."""
+
+    name: str = "qwen2_5_vl"
+    sampling: FrameSampling = FrameSampling.ARANGE
+    writes_times: bool = False
+    repeats_frames: bool = True
+    positions_per_second: float
+
+    @classmethod
+    def read(cls, config: ModelConfig) -> Self:
+        """Read the model's config files.
+
+        Raises:
+            UnusableFamilyError: a file or a value is missing.
+        """
+        config.require("tokenizer_config.json")
+        return cls(
+            embedding_width=config.integer("out_hidden_size", section="vision_config"),
+            pixel_shape=flat_patch(config, _PATCH_SIZE_2_5),
+            positions_per_second=config.number(
+                "tokens_per_second", section="vision_config", default=_TOKENS_PER_SECOND
+            ),
+            **_tokens(config),
+        )
+
+    def mark(self, modality: Modality, geometry: Geometry) -> str:
+        """See `Family.mark`."""
+        return self.placeholders[modality]
+
+    def span_lengths(self, modality: Modality, tokens: int, geometry: Geometry) -> Sequence[int]:
+        """See `Family.span_lengths`."""
+        check_grid(tokens, geometry, self.merge)
+        return (tokens,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen3Vl(_Qwen):
+    """An image is one run; each step of a video has its time and its own run.
+
+    A row is the merged patch and, beside it, that of each deepstack level.
+    """
+
+    name: str = "qwen3_vl"
+    sampling: FrameSampling = FrameSampling.LINSPACE
+    writes_times: bool = True
+    repeats_frames: bool = False
+    positions_per_second: float = 0.0
+    vision_start: str
+    vision_end: str
+
+    @classmethod
+    def read(cls, config: ModelConfig) -> Self:
+        """Read the model's config files.
+
+        Raises:
+            UnusableFamilyError: a file or a value is missing.
+        """
+        config.require("tokenizer_config.json")
+        levels = config.file("config.json").get("vision_config", {}).get("deepstack_visual_indexes")
+        if not isinstance(levels, list):
+            path = config.directory / "config.json"
+            raise UnusableFamilyError(
+                f"{path}: vision_config.deepstack_visual_indexes must be a list, not {levels!r}"
+            )
+        width = config.integer("out_hidden_size", section="vision_config")
+        return cls(
+            embedding_width=width * (1 + len(levels)),
+            pixel_shape=flat_patch(config, _PATCH_SIZE_3),
+            vision_start=config.token("vision_start_token", "<|vision_start|>"),
+            vision_end=config.token("vision_end_token", "<|vision_end|>"),
+            **_tokens(config),
+        )
+
+    def mark(self, modality: Modality, geometry: Geometry) -> str:
+        """See `Family.mark`."""
+        token = self.placeholders[modality]
+        if modality is Modality.IMAGE:
+            return token
+        run = f"{self.vision_start}{token}{self.vision_end}"
+        return "".join(f"<{time:.1f} seconds>{run}" for time in geometry.timestamps_s)
+
+    def span_lengths(self, modality: Modality, tokens: int, geometry: Geometry) -> Sequence[int]:
+        """See `Family.span_lengths`."""
+        steps = check_grid(tokens, geometry, self.merge)[0]
+        if modality is Modality.IMAGE:
+            return (tokens,)
+        if len(geometry.timestamps_s) != steps:
+            raise ValueError(
+                f"the video has {steps} grid steps but {len(geometry.timestamps_s)} timestamps"
+            )
+        return (tokens // steps,) * steps
