@@ -17,7 +17,7 @@ from millstream_server.engines.load_progress import LoadProgress, LoadStage
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.runtime.errors import EngineFailedError, ServingError
-from millstream_server.runtime.lifecycle.signals import FAILED
+from millstream_server.runtime.lifecycle.main import FAILED
 from millstream_server.worker import app
 from millstream_server.worker.loading import Loading
 from tests.support.failures import refusal

@@ -21,8 +21,7 @@ from millstream_server.runtime.rpc import orca
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.security.api_keys import ApiKeys
 from millstream_server.runtime.security.auth import AuthPolicy, PeerIdentities
-from millstream_server.runtime.telemetry.load import LoadSnapshot
-from millstream_server.runtime.telemetry.load_meter import LoadMeter
+from millstream_server.runtime.telemetry.counts import LoadMeter, LoadSnapshot
 from tests.support import transports
 from tests.support.failures import refusal
 from tests.support.reporting import (

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream_server.runtime.telemetry.load_meter import (
+from millstream_server.runtime.telemetry.counts import (
     LoadMeter,
     ProcessUse,
     cores_available,

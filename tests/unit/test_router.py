@@ -6,20 +6,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from millstream_server.control.adapters import LoraAdapter
+from millstream_server.control.operations import LoraAdapter
 from millstream_server.engines.base import EngineInfo, Role, WorkerDescription
 from millstream_server.generation.sampling import Ability
 from millstream_server.routing.handoff import HandoffDecider, NeverHandOff
+from millstream_server.routing.kv_aware import make_policy
 from millstream_server.routing.model_workers import ModelWorkers
-from millstream_server.routing.plan import Plan
-from millstream_server.routing.policies import make_policy
-from millstream_server.routing.policy import (
-    BestInRotation,
-    Policy,
-    PolicyName,
-    score_by_load,
-)
-from millstream_server.routing.request import RoutingRequest
+from millstream_server.routing.plan import Plan, RoutingRequest
+from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import NoWorkerError
@@ -28,10 +22,8 @@ from tests.support.views import view
 REQUEST = RoutingRequest(model="m")
 
 
-def _router(
-    *views: WorkerView, handoff: HandoffDecider | None = None, policy: Policy | None = None
-) -> Router:
-    router = Router(lambda: policy or make_policy(PolicyName.LEAST_LOADED), handoff)
+def _router(*views: WorkerView, handoff: HandoffDecider | None = None) -> Router:
+    router = Router(lambda: make_policy(PolicyName.LEAST_LOADED), handoff)
     for one in views:
         router.add(one)
     return router
@@ -99,7 +91,7 @@ def test_a_worker_counts_for_its_own_model_alone() -> None:
     assert router.connected("m") == {Role.AGGREGATED: 1}
     assert router.connected("other") == {Role.AGGREGATED: 1}
     assert not router.ready("third")
-    assert router.limits("third") is None
+    assert router.of("third").limits is None
 
 
 def test_diffusion_workers_that_generate_run_whole_requests() -> None:
@@ -119,7 +111,7 @@ def test_diffusion_workers_that_make_images_run_no_text() -> None:
     painter = WorkerView("a:1", what, what, in_use=1)
     router = _router(painter)
     assert not router.ready("m")
-    assert router.limits("m") is None
+    assert router.of("m").limits is None
     router.add(view("b:1", Role.DIFFUSION))
     _lose(router, painter)
     assert router.capacity("m") == 4
@@ -130,7 +122,7 @@ def test_what_one_of_the_workers_would_ignore_is_refused() -> None:
         view("a:1", Role.DIFFUSION, refused_fields=frozenset({"logprobs"})),
         view("b:1", Role.DIFFUSION, refused_fields=frozenset({"sampling.seed"})),
     )
-    limits = router.limits("m")
+    limits = router.of("m").limits
     assert limits is not None
     assert limits.refused_fields == {"logprobs", "sampling.seed"}
 
@@ -204,13 +196,6 @@ def test_a_missing_role_is_named() -> None:
     router.require("m")
 
 
-def test_a_request_that_every_worker_is_filtered_out_for_is_refused() -> None:
-    excluding = Policy(score_by_load, BestInRotation(), (lambda _request, _view: False,))
-    router = _router(view("a:1"), policy=excluding)
-    with pytest.raises(NoWorkerError, match=r"no aggregated worker .* can take this request"):
-        router.plan(REQUEST)
-
-
 def test_plans_follow_workers_that_come_and_go() -> None:
     a, b = view("a:1"), view("b:1")
     router = _router(a)
@@ -237,7 +222,7 @@ def test_limits_are_the_least_that_all_workers_can() -> None:
         view("d:1", Role.DECODE, context_length=9, abilities=frozenset({seed, bias})),
         view("d:2", Role.DECODE, context_length=8, abilities=frozenset({bias})),
     )
-    limits = router.limits("m")
+    limits = router.of("m").limits
     assert limits
     assert limits.context_length == 5
     assert limits.abilities == {bias, prompts}
@@ -253,7 +238,7 @@ def test_an_adapter_can_be_named_if_one_worker_or_one_of_both_roles_has_it() -> 
         view("b:1", Role.DECODE, takes_adapters=True, adapters=(two,)),
         view("c:1", Role.AGGREGATED, takes_adapters=True, adapters=(three,)),
     )
-    limits = router.limits("m")
+    limits = router.of("m").limits
     assert limits is not None
     assert limits.takes_adapters
     assert [adapter.name for adapter in limits.adapters] == ["three", "two"]

@@ -7,9 +7,8 @@ from typing import Any
 from opentelemetry.trace import Span
 
 from millstream_server.generation.output import Finish
-from millstream_server.runtime.telemetry.request_spans import fail, reason_of
 from millstream_server.runtime.telemetry.trace_context import TraceContext
-from millstream_server.runtime.telemetry.tracing import Tracing
+from millstream_server.runtime.telemetry.tracing import Tracing, fail, reason_of
 
 __all__ = [
     "NO_SPAN",

@@ -6,7 +6,7 @@ import functools
 
 from millstream_server.engines.base import Role
 from millstream_server.runtime.telemetry import metrics
-from millstream_server.runtime.telemetry.request_counts import RequestCounts
+from millstream_server.runtime.telemetry.counts import RequestCounts
 
 
 class StreamMetrics(RequestCounts):

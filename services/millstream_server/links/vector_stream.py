@@ -15,8 +15,8 @@ from millstream_server.links.slot_stream import Connection
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.protobuf.embedding import ranking_from_proto, rerank_to_proto
 from millstream_server.runtime.errors import WorkerLostError
-from millstream_server.runtime.telemetry.request_spans import reason_of
 from millstream_server.runtime.telemetry.trace_context import TraceContext
+from millstream_server.runtime.telemetry.tracing import reason_of
 from millstream_server.vectors.output import EmbedFinished, Ranking, Vectors
 from millstream_server.vectors.request import EmbedRequest, RerankRequest
 

@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from millstream.v1 import processor_pb2
+from millstream_server.engines.base import EngineInfo, Task
 from millstream_server.processor.models import ModelStatus
-from millstream_server.protobuf.diffusion_model import diffusion_model_to_proto
+from millstream_server.protobuf.common import ROLES_TO_PROTO
+from millstream_server.protobuf.diffusion import diffusion_model_to_proto
+from millstream_server.protobuf.embedding import embedding_model_to_proto
 from millstream_server.protobuf.media import MODALITIES_TO_PROTO
 from millstream_server.protobuf.worker import (
-    ROLES_TO_PROTO,
     abilities_to_proto,
-    embedding_model_to_proto,
 )
-from millstream_server.routing.tasks import Task
 from millstream_server.synthesis.diffuser import DiffuserInfo
 from millstream_server.vectors.embedder import EmbedderInfo
 
 _TASKS = {task: processor_pb2.ModelTask.Value(f"MODEL_TASK_{task.name}") for task in Task}
+
+
+def _write_diffuser(message: processor_pb2.ServedModel, info: DiffuserInfo) -> None:
+    message.diffusion.CopyFrom(diffusion_model_to_proto(info))
+
+
+def _write_embedder(message: processor_pb2.ServedModel, info: EmbedderInfo) -> None:
+    message.embedding.CopyFrom(embedding_model_to_proto(info))
+
+
+_WRITE: dict[type[EngineInfo], Callable[[processor_pb2.ServedModel, Any], None]] = {
+    DiffuserInfo: _write_diffuser,
+    EmbedderInfo: _write_embedder,
+}
 
 
 def model_to_proto(model: ModelStatus) -> processor_pb2.ServedModel:
@@ -35,10 +52,7 @@ def model_to_proto(model: ModelStatus) -> processor_pb2.ServedModel:
         adapters=sorted(model.engine.adapter_names()) if model.engine else (),
     )
     for info in reversed(model.others):
-        if isinstance(info, DiffuserInfo):
-            message.diffusion.CopyFrom(diffusion_model_to_proto(info))
-        elif isinstance(info, EmbedderInfo):
-            message.embedding.CopyFrom(embedding_model_to_proto(info))
+        _WRITE[type(info)](message, info)
     return message
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, set_span_in_context
 
-from millstream_server.engines.base import Role
+from millstream_server.engines.base import TEXT_TASKS, Role, Task
 from millstream_server.generation.output import Finish, FinishReason
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.sampling import given_knobs
@@ -27,7 +27,6 @@ from millstream_server.generation.span import (
     reason_of,
     server_of,
 )
-from millstream_server.routing.tasks import TEXT_TASKS, Task
 from millstream_server.runtime.telemetry import metrics
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
 from millstream_server.runtime.telemetry.tracing import Tracing

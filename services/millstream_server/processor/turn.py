@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from millstream_server.processor.queue.admission import Admission
     from millstream_server.processor.text.tokenizer import TextModel
     from millstream_server.routing.plan import Plan, PlannedLeg
-    from millstream_server.routing.workers import WorkerView
+    from millstream_server.routing.workers import Candidate
     from millstream_server.runtime.rpc.call import Call
     from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
     from millstream_server.transfer.ticket import Ticket, TicketKey
@@ -183,7 +183,7 @@ class Turn:
     ) -> None:
         request = self.request
         given = request.sampling.seed
-        if self.seed is not None and (given is not None or _takes_seed(planned.worker)):
+        if self.seed is not None and (given is not None or _takes_seed(planned.place)):
             seed = (self.seed + choice.index) % (MAX_SEED + 1)  # the n choices' are consecutive
             if seed != given:
                 changes["sampling"] = replace(request.sampling, seed=seed)
@@ -486,14 +486,15 @@ def _first_seed(request: GenerationRequest, plan: Plan) -> int | None:
     sampling = request.sampling
     if sampling.seed is not None or sampling.temperature == 0:
         return sampling.seed
-    if any(_takes_seed(leg.worker) for leg in plan.legs):
+    if any(_takes_seed(leg.place) for leg in plan.legs):
         return secrets.randbits(_SEED_BITS)
     return None
 
 
-def _takes_seed(worker: WorkerView) -> bool:
-    engine = worker.description.engine if worker.description else None
-    return isinstance(engine, GeneratorInfo) and Ability.SEED in engine.abilities
+def _takes_seed(place: Candidate) -> bool:
+    description = place.worker.description
+    engine = description.info(GeneratorInfo) if description else None
+    return engine is not None and Ability.SEED in engine.abilities
 
 
 def _mint(prefill: PlannedLeg, ticket_key: TicketKey | None) -> Ticket:
@@ -502,12 +503,12 @@ def _mint(prefill: PlannedLeg, ticket_key: TicketKey | None) -> Ticket:
     Raises:
         UnavailableError: the prefill worker is gone, or this server can't make tickets.
     """
-    description = prefill.worker.description
-    engine = description.engine if description else None
-    if not isinstance(engine, GeneratorInfo):
+    description = prefill.place.worker.description
+    engine = description.info(GeneratorInfo) if description else None
+    if engine is None:
         raise UnavailableError("the prefill worker just disconnected; retry")
     if ticket_key is None:
         raise UnavailableError("this server has no ticket key and can't use prefill workers")
     return ticket_key.mint(
-        engine.bootstrap_host, engine.bootstrap_port, prefill_dp_rank=prefill.dp_rank
+        engine.bootstrap_host, engine.bootstrap_port, prefill_dp_rank=prefill.place.dp_rank
     )

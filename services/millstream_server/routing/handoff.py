@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from millstream_server.routing.model_workers import ModelWorkers
-from millstream_server.routing.request import RoutingRequest
+from millstream_server.routing.plan import RoutingRequest
 
 DEFAULT_MIN_TOKENS = 512
 """Prompt tokens that an engine computes within about one step of its running answers."""

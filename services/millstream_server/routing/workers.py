@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millstream_server.engines.base import EngineLoad, RankLoad, WorkerDescription
-from millstream_server.generation.generator import GeneratorInfo
 
 
 def _ignore(_: object) -> None:
@@ -138,13 +137,17 @@ Candidate = WorkerView | RankView
 """What a policy chooses from."""
 
 
+def known(view: WorkerView) -> WorkerDescription | None:
+    """Return a worker's description, the last one while it accepts no requests."""
+    return view.description or view.last_description
+
+
 def candidates_of(view: WorkerView, description: WorkerDescription) -> Sequence[Candidate]:
     """Return where requests to a worker can go: the worker itself, or each of its ranks."""
-    engine = description.engine
-    if not isinstance(engine, GeneratorInfo) or engine.dp_size <= 1:
+    numbers = description.engine.dp_ranks
+    if not numbers:
         view.ranks = []
         return (view,)
-    numbers = range(engine.dp_start, engine.dp_start + engine.dp_size)
     if [rank.dp_rank for rank in view.ranks] != list(numbers):
         view.ranks = [RankView(view.address, view, i, rank) for i, rank in enumerate(numbers)]
     return view.ranks

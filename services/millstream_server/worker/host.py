@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeVar
 from millstream.v1 import worker_pb2_grpc
 from millstream_server.engines.base import Engine, EngineInfo, Probeable, Role, WorkerDescription
 from millstream_server.engines.load_progress import LoadStage
-from millstream_server.protobuf.worker_info import info_to_proto
+from millstream_server.protobuf.common import info_to_proto
 from millstream_server.runtime.errors import ServingError, UnavailableError
 from millstream_server.runtime.lifecycle.conditions import (
     LOADING,

@@ -17,7 +17,7 @@ from millstream_server.transfer.embeddings.settings import (
 )
 from millstream_server.worker.control.settings import ControlSettings
 from millstream_server.worker.host_settings import ModelSettings
-from millstream_server.worker.kv_events.ring import DEFAULT_BUFFER, MIN_BUFFER
+from millstream_server.worker.kv_events.blocks import DEFAULT_BUFFER, MIN_BUFFER
 
 
 class EngineKind(enum.Enum):

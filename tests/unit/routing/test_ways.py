@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from millstream_server.control.adapters import LoraAdapter
+from millstream_server.control.operations import LoraAdapter
 from millstream_server.engines.base import Role
 from millstream_server.kv_cache.events import BlocksStored
 from millstream_server.kv_cache.hashing import block_hashes
 from millstream_server.routing.handoff import HandoffDecider, HandoffMode, make_decider
-from millstream_server.routing.policies import make_policy
+from millstream_server.routing.kv_aware import make_policy
+from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.prefix.prefixes import Prefixes
-from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from millstream_server.control.adapters import LoraAdapter
-from millstream_server.control.memory import MemoryTag
+from millstream_server.control.operations import LoraAdapter, MemoryTag
 from millstream_server.engines.simulated.shifts import adapter_shift, version_shift
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.runtime.errors import AdapterNotFoundError, InternalError, ServingError

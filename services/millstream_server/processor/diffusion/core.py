@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from millstream_server.processor.forwarding.fit import Fit
 from millstream_server.processor.forwarding.promised import PromisedFiles
 from millstream_server.processor.front import Front, FrontRequest, Running
-from millstream_server.routing.tasks import TASK_OF_KIND
-from millstream_server.runtime.errors import InternalError
 from millstream_server.synthesis.checks import outputs_of, resolve
-from millstream_server.synthesis.diffuser import DiffuserInfo
+from millstream_server.synthesis.diffuser import TASK_OF_KIND, DiffuserInfo
 from millstream_server.synthesis.output import Chunk, Finished, Progress
 from millstream_server.synthesis.request import DiffusionRequest, Kind
 
@@ -136,6 +134,4 @@ def _filled(request: DiffusionRequest, info: DiffuserInfo, model: str) -> Diffus
 
 
 def _diffuser(engine: EngineInfo) -> DiffuserInfo:
-    if not isinstance(engine, DiffuserInfo):
-        raise InternalError.with_id()
-    return engine
+    return cast("DiffuserInfo", engine)  # whose task it is

@@ -12,7 +12,7 @@ from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.parts import MediaPart
 from millstream_server.processor.media.uploads import DEFAULT_IDLE_S, Uploads
 from millstream_server.processor.options import Caller
-from millstream_server.routing.request import RoutingRequest
+from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.router import Router
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from opentelemetry.instrumentation.grpc._aio_client import (
 )
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 
+from millstream_server.runtime.telemetry.counts import Method
 from millstream_server.runtime.telemetry.metrics import RPC_CLIENT_DURATION
-from millstream_server.runtime.telemetry.server_rpcs import Method
 from millstream_server.runtime.telemetry.tracing import PROPAGATOR, Tracing
 
 T = TypeVar("T")

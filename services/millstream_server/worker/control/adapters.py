@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from millstream_server.control.adapters import AdapterControl, LoraAdapter
+from millstream_server.control.operations import AdapterControl, LoraAdapter
 from millstream_server.runtime.errors import (
     AdapterExistsError,
     AdapterNotFoundError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from millstream_server.control.memory import MemoryControl, MemoryTag, MemoryUse
+from millstream_server.control.operations import MemoryControl, MemoryTag, MemoryUse
 from millstream_server.worker.control.operations import Operations, Report, Stage
 from millstream_server.worker.control.service_stop import Cause, ServiceStop
 from millstream_server.worker.control.supported import REFUSALS, SupportedControls

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from millstream_server.control.pause import CacheControl, PauseControl, PauseMode
+from millstream_server.control.operations import CacheControl, PauseControl, PauseMode
 from millstream_server.runtime.errors import EngineBusyError, OperationConflictError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.worker.control.operations import Operations, Stage, to_its_end

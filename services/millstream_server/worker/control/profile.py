@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from millstream_server.control.profile import ProfileActivity, ProfileControl
+from millstream_server.control.operations import ProfileActivity, ProfileControl
 from millstream_server.runtime.errors import (
     OperationConflictError,
     StorageError,

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from millstream_server.control.weights import NamedTensor, TensorWeights
+from millstream_server.control.operations import NamedTensor, TensorWeights
 from millstream_server.runtime.errors import DeadlinePassedError, InvalidRequestError
 
 _SILENCE_S = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from millstream_server.control.abilities import EngineControls
+from millstream_server.control.operations import EngineControls
 from millstream_server.runtime.errors import (
     EngineBusyError,
     InvalidRequestError,

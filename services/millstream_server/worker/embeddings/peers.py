@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from millstream_server.runtime.security.tls import ClientTls
 from millstream_server.transfer.embeddings import nixl
+from millstream_server.transfer.embeddings.ends import Receiver
 from millstream_server.transfer.embeddings.nixl import NixlReceiver
-from millstream_server.transfer.embeddings.receiver import Receiver
 from millstream_server.transfer.embeddings.settings import Transfer
 from millstream_server.worker.embeddings.peer import Peer
 

@@ -16,7 +16,7 @@ from millstream.v1 import worker_pb2
 from millstream_server.engines.base import EngineLoad, Role, WorkerDescription
 from millstream_server.runtime.errors import ServingError
 from millstream_server.runtime.rpc.methods import ServicerTable
-from millstream_server.transfer.embeddings.leases import Leases
+from millstream_server.transfer.embeddings.store import Leases
 from millstream_server.worker.encoding.engine import HostedEncoder
 from millstream_server.worker.encoding.service import Serving, add_service
 from millstream_server.worker.encoding.servicer import SERVICE, STREAM

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from millstream_server.control.abilities import NO_CONTROLS, Controlled
-from millstream_server.control.adapters import LoraAdapter
+from millstream_server.control.operations import NO_CONTROLS, Controlled, LoraAdapter
 from millstream_server.engines.base import Role
 from millstream_server.engines.settings import DllmSettings
 from millstream_server.generation.generator import GeneratorEngine, GeneratorInfo
@@ -24,8 +23,8 @@ from millstream_server.worker.generation.core import GenerationWorker
 from millstream_server.worker.generation.fetching import Fetcher
 from millstream_server.worker.generation.media import EmbeddingSource
 from millstream_server.worker.host import WorkerHost, WorkerPlan
+from millstream_server.worker.kv_events.blocks import DEFAULT_BUFFER
 from millstream_server.worker.kv_events.log import KvEventLog
-from millstream_server.worker.kv_events.ring import DEFAULT_BUFFER
 from millstream_server.worker.open_requests import DEFAULT_TIMES
 from millstream_server.worker.settings import WorkerSettings
 

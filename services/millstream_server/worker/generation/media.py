@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream_server.runtime.telemetry.tracing import Tracing
-from millstream_server.transfer.embeddings.leases import Leases
+from millstream_server.transfer.embeddings.store import Leases
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketKey
 from millstream_server.worker.embeddings.fetch import EmbeddingFetcher, fetch_tls

@@ -12,8 +12,7 @@ from millstream_server.runtime.errors import (
     InvalidRequestError,
     UnsupportedFeatureError,
 )
-from millstream_server.worker.kv_events.log import KvEventLog
-from millstream_server.worker.kv_events.reader import LogReader
+from millstream_server.worker.kv_events.log import KvEventLog, LogReader
 
 _MAX_REQUEST_BYTES = 256 << 10
 """The request is held as long as the stream; the positions of 4,096 ranks take 160 KiB."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millstream_server.control.adapters import LoraAdapter
+from millstream_server.control.operations import LoraAdapter
 from millstream_server.engines.sglang.control.checkpoint import Checkpoint
 from millstream_server.model_files.safetensors import (
     BadSafetensorsError,

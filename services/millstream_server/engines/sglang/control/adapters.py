@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from millstream_server.control.adapters import LoraAdapter
+from millstream_server.control.operations import LoraAdapter
 from millstream_server.engines.sglang.control.adapter_files import AdapterLimits, check_adapter
 from millstream_server.engines.sglang.control.checkpoint import Checkpoint
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
@@ -16,7 +16,7 @@ log = get_log(__name__)
 
 
 class SglangAdapters:
-    """See `control.adapters.AdapterControl`.
+    """See `control.operations.AdapterControl`.
 
     SGLang keeps an adapter's path after its removal, and loads it again for the next request that
     names it. So requests are checked against our own list, and SGLang forgets the path.

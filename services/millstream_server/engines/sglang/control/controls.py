@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from millstream_server.control.abilities import EngineControls
+from millstream_server.control.operations import EngineControls
 from millstream_server.engines.sglang.control.adapters import SglangAdapters
 from millstream_server.engines.sglang.control.checkpoint import Checkpoint, read_checkpoint
 from millstream_server.engines.sglang.control.controlled import ControlledEngine

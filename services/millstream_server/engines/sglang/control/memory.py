@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from millstream_server.control.memory import MemoryTag, MemoryUse
+from millstream_server.control.operations import MemoryTag, MemoryUse
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
 from millstream_server.engines.sglang.control.memory_use import measure
 from millstream_server.engines.sglang.requests.gate import Hold
 
 
 class SglangMemory:
-    """See `control.memory.MemoryControl`.
+    """See `control.operations.MemoryControl`.
 
     SGLang's scheduler ends when it has a request left as memory is released, and would run requests
     on memory that is. So it is asked first whether it is idle, and requests wait at the gate from

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from millstream_server.control.memory import MemoryUse
+from millstream_server.control.operations import MemoryUse
 
 
 def measure(pids: Collection[int], *, on_gpu: bool) -> MemoryUse:

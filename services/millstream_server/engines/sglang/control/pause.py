@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from millstream_server.control.pause import PauseMode
+from millstream_server.control.operations import PauseMode
 from millstream_server.engines.base import Role
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
 from millstream_server.engines.sglang.requests.gate import Hold
@@ -18,7 +18,7 @@ _NO_RETRACT = {
 
 
 class SglangPause:
-    """See `control.pause.PauseControl`.
+    """See `control.operations.PauseControl`.
 
     New requests wait at the gate, not in SGLang's own pause, where an abort wouldn't find them.
     """
@@ -57,7 +57,7 @@ class SglangPause:
 
 
 class SglangCache:
-    """See `control.pause.CacheControl`."""
+    """See `control.operations.CacheControl`."""
 
     def __init__(self, engine: ControlledEngine) -> None:
         """Use a running engine."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from millstream_server.control.profile import ProfileActivity
+from millstream_server.control.operations import ProfileActivity
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
 from millstream_server.runtime.errors import (
     InternalError,
@@ -27,7 +27,7 @@ _NOT_IN_PROGRESS = "not in progress"
 
 
 class SglangProfile:
-    """See `control.profile.ProfileControl`."""
+    """See `control.operations.ProfileControl`."""
 
     def __init__(self, engine: ControlledEngine) -> None:
         """Nothing is recorded."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millstream_server.control.abilities import EngineControls
+from millstream_server.control.operations import EngineControls
 from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.config import SimulatedConfig
 from millstream_server.engines.simulated.controls.adapters import SimulatedAdapters

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from millstream_server.control.adapters import LoraAdapter
+from millstream_server.control.operations import LoraAdapter
 from millstream_server.engines.simulated.controls.weights import check_file, read_json
 from millstream_server.engines.simulated.rank import Rank
 from millstream_server.engines.simulated.state import EngineState
@@ -14,7 +14,7 @@ from millstream_server.runtime.errors import InvalidWeightsError
 
 
 class SimulatedAdapters:
-    """Satisfies `control.adapters.AdapterControl`.
+    """Satisfies `control.operations.AdapterControl`.
 
     An adapter is a directory with an adapter_config.json that has PEFT's rank ``r``. Its weights in
     adapter_model.safetensors have no effect and may be missing, but not be incomplete.

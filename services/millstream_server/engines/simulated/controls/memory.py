@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from millstream_server.control.memory import MemoryTag, MemoryUse
+from millstream_server.control.operations import MemoryTag, MemoryUse
 from millstream_server.engines.simulated.rank import Rank
 from millstream_server.engines.simulated.state import EngineState
 from millstream_server.runtime.errors import EngineBusyError
-from millstream_server.runtime.telemetry.load_meter import resident_bytes
+from millstream_server.runtime.telemetry.counts import resident_bytes
 
 
 class SimulatedMemory:
-    """Satisfies `control.memory.MemoryControl`.
+    """Satisfies `control.operations.MemoryControl`.
 
     Releasing the KV cache drops what is cached. There are no weights and no graphs: releasing those
     gives nothing back. While anything is released a request fails with an InternalError, as a bug

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millstream_server.control.pause import PauseMode
+from millstream_server.control.operations import PauseMode
 from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.rank import Rank
 from millstream_server.runtime.errors import (
@@ -15,7 +15,7 @@ from millstream_server.runtime.errors import (
 
 
 class SimulatedPause:
-    """Satisfies `control.pause.PauseControl`.
+    """Satisfies `control.operations.PauseControl`.
 
     No request leaves the queue while it is paused. A prefill or transfer that is under way goes on
     until its result is there.
@@ -55,7 +55,7 @@ class SimulatedPause:
 
 
 class SimulatedCache:
-    """Satisfies `control.pause.CacheControl`."""
+    """Satisfies `control.operations.CacheControl`."""
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
         """Work on these ranks."""

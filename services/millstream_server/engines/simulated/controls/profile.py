@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from millstream_server.control.profile import ProfileActivity
+from millstream_server.control.operations import ProfileActivity
 from millstream_server.engines.simulated.rank import Rank
 from millstream_server.runtime.errors import StorageError, UnsupportedFeatureError
 
@@ -22,7 +22,7 @@ _MOST_STEPS = 100_000
 
 
 class SimulatedProfile:
-    """Satisfies `control.profile.ProfileControl`. One file, with the steps of every rank."""
+    """Satisfies `control.operations.ProfileControl`. One file, with the steps of every rank."""
 
     def __init__(self, ranks: Sequence[Rank]) -> None:
         """Work on these ranks."""

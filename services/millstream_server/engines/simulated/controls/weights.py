@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from millstream_server.control.weights import (
+from millstream_server.control.operations import (
     DiskWeights,
     Progress,
     TensorWeights,
@@ -29,7 +29,7 @@ TENSOR = "simulated.weight"
 
 
 class SimulatedWeights:
-    """Satisfies `control.weights.WeightControl`.
+    """Satisfies `control.operations.WeightControl`.
 
     A directory fits if it has a config.json whose vocabulary, if it names one, has the engine's
     size, and complete safetensors files of any content. Tensors that are sent must be `TENSOR`.

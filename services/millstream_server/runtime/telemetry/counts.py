@@ -1,16 +1,84 @@
-"""Measures load for reports: requests and errors per second, CPU, memory, the service's load."""
+"""What a process counts of its work: requests and calls, how they ended, and how loaded it is."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from millstream_server.runtime.telemetry.load import LoadSnapshot
+import prometheus_client
+from prometheus_client import Histogram
+
+from millstream_server.runtime.telemetry import metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSnapshot:
+    """How loaded the process is now. Shares are relative to its limits; 0 means unknown."""
+
+    application_utilization: float = 0.0
+    """Open work divided by the work it can do at once; above 1 while requests queue."""
+    cpu_utilization: float = 0.0
+    mem_utilization: float = 0.0
+    rps: float = 0.0
+    """Requests that ended, per second."""
+    eps: float = 0.0
+    """Those of them that failed by the server's fault, per second."""
+    named_metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+LoadSource = Callable[[], LoadSnapshot]
+"""Returns the current load, at once; called up to ten times a second by each reporter."""
+
+
+_OPEN: Counter[str] = Counter()
+"""Open requests of the process, by role."""
+
+
+class Method:
+    """What all calls of one method share."""
+
+    def __init__(self, full_name: str, durations: Histogram) -> None:
+        """Observe into ``durations``; the name may begin with a slash, as on the wire."""
+        self.name = full_name.lstrip("/")
+        self.attributes = {"rpc.system.name": "grpc", "rpc.method": self.name}
+        self._durations = durations
+        self._by_code: dict[str, Histogram] = {}
+
+    def observe(self, code: str, seconds: float) -> None:
+        """Count a call that ended with ``code``, a status code's name."""
+        child = self._by_code.get(code)
+        if child is None:
+            child = self._by_code[code] = self._durations.labels("grpc", self.name, code)
+        child.observe(seconds)
+
+
+class RequestCounts:
+    """Counts of one role, with the labels set."""
+
+    def __init__(self, role: str) -> None:
+        """Look the metrics up once."""
+        self._role = role
+        # Read at each scrape, which is cheaper than to set the gauge at every request.
+        metrics.STREAM_REQUESTS_OPEN.labels(role).set_function(lambda: _OPEN[role])
+        self._outcomes: dict[str, prometheus_client.Counter] = {}
+
+    def begun(self) -> None:
+        """Count a request as open."""
+        _OPEN[self._role] += 1
+
+    def ended(self, outcome: str) -> None:
+        """Count a request as ended; ``outcome`` is its finish reason or its failure's reason."""
+        _OPEN[self._role] -= 1
+        child = self._outcomes.get(outcome)
+        if child is None:
+            child = self._outcomes[outcome] = metrics.STREAM_REQUESTS.labels(self._role, outcome)
+        child.inc()
+
 
 _PERIOD_S = 0.5
 _LEAST_UTILIZATION = 0.01
