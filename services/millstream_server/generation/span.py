@@ -10,16 +10,6 @@ from millstream_server.generation.output import Finish
 from millstream_server.runtime.telemetry.trace_context import TraceContext
 from millstream_server.runtime.telemetry.tracing import Tracing, fail, reason_of
 
-__all__ = [
-    "NO_SPAN",
-    "RequestSpan",
-    "TracedRequest",
-    "fail",
-    "reason_of",
-    "server_of",
-    "usage_attributes",
-]
-
 
 class RequestSpan:
     """Without tracing: records nothing and passes the trace context on.
@@ -85,11 +75,3 @@ def usage_attributes(finish: Finish) -> dict[str, Any]:
         "gen_ai.usage.cache_read.input_tokens": finish.cached_tokens,
         "gen_ai.response.finish_reasons": (finish.reason.value,),
     }
-
-
-def server_of(address: str) -> dict[str, Any]:
-    """Return a worker's "host:port" as span attributes."""
-    host, _, port = address.rpartition(":")
-    if not port.isdigit():
-        return {"server.address": address}
-    return {"server.address": host.strip("[]"), "server.port": int(port)}

@@ -19,17 +19,10 @@ from millstream_server.engines.base import TEXT_TASKS, Role, Task
 from millstream_server.generation.output import Finish, FinishReason
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.sampling import given_knobs
-from millstream_server.generation.span import (
-    NO_SPAN,
-    RequestSpan,
-    TracedRequest,
-    fail,
-    reason_of,
-    server_of,
-)
+from millstream_server.generation.span import NO_SPAN, RequestSpan, TracedRequest
 from millstream_server.runtime.telemetry import metrics
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
-from millstream_server.runtime.telemetry.tracing import Tracing
+from millstream_server.runtime.telemetry.tracing import Tracing, fail, reason_of, server_of
 
 _OPERATIONS = {
     Task.CHAT: "chat",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
@@ -14,26 +15,6 @@ import prometheus_client
 from prometheus_client import Histogram
 
 from millstream_server.runtime.telemetry import metrics
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadSnapshot:
-    """How loaded the process is now. Shares are relative to its limits; 0 means unknown."""
-
-    application_utilization: float = 0.0
-    """Open work divided by the work it can do at once; above 1 while requests queue."""
-    cpu_utilization: float = 0.0
-    mem_utilization: float = 0.0
-    rps: float = 0.0
-    """Requests that ended, per second."""
-    eps: float = 0.0
-    """Those of them that failed by the server's fault, per second."""
-    named_metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-LoadSource = Callable[[], LoadSnapshot]
-"""Returns the current load, at once; called up to ten times a second by each reporter."""
-
 
 _OPEN: Counter[str] = Counter()
 """Open requests of the process, by role."""
@@ -58,7 +39,7 @@ class Method:
 
 
 class RequestCounts:
-    """Counts of one role, with the labels set."""
+    """Requests on the worker streams of one role, at either end, with the labels set."""
 
     def __init__(self, role: str) -> None:
         """Look the metrics up once."""
@@ -80,9 +61,51 @@ class RequestCounts:
         child.inc()
 
 
+class StreamMetrics(RequestCounts):
+    """Those of text requests, and their frames; recorded per frame and request, not per token."""
+
+    def __init__(self, role: str) -> None:
+        """Look the metrics up once."""
+        super().__init__(role)
+        self._frames = metrics.STREAM_FRAMES.labels(role)
+        self._tokens = metrics.STREAM_TOKENS.labels(role)
+
+    def frame(self, tokens: int) -> None:
+        """Count a step frame."""
+        self._frames.inc()
+        self._tokens.inc(tokens)
+
+
+@functools.cache
+def stream_metrics(role: str) -> StreamMetrics:
+    """Return a role's metrics."""
+    return StreamMetrics(role)
+
+
+# ---- load ----------------------------------------------------------------------------------------
+
 _PERIOD_S = 0.5
 _LEAST_UTILIZATION = 0.01
 _CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSnapshot:
+    """How loaded the process is now. Shares are relative to its limits; 0 means unknown."""
+
+    application_utilization: float = 0.0
+    """Open work divided by the work it can do at once; above 1 while requests queue."""
+    cpu_utilization: float = 0.0
+    mem_utilization: float = 0.0
+    rps: float = 0.0
+    """Requests that ended, per second."""
+    eps: float = 0.0
+    """Those of them that failed by the server's fault, per second."""
+    named_metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+LoadSource = Callable[[], LoadSnapshot]
+"""Returns the current load, at once; called up to ten times a second by each reporter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

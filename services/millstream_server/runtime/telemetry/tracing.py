@@ -183,6 +183,14 @@ def _quieten(logger: logging.Logger) -> None:
         logger.addFilter(_OncePerMinute())
 
 
+def server_of(target: str) -> dict[str, str | int]:
+    """Return the attributes of a span that name the server at "host:port"."""
+    host, _, port = target.rpartition(":")
+    if not port.isdigit():
+        return {"server.address": target}
+    return {"server.address": host.strip("[]"), "server.port": int(port)}
+
+
 def reason_of(error: BaseException | None) -> str:
     """Return the contract's name of a failure; INTERNAL for other exceptions."""
     if error is None:

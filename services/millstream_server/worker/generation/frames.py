@@ -7,11 +7,11 @@ from typing import Any
 
 from millstream_server.generation.logprobs import logprob_bytes, output_bytes
 from millstream_server.generation.output import Finish, TokenLogprob
-from millstream_server.generation.stream_metrics import StreamMetrics
 from millstream_server.protobuf import generation as convert
 from millstream_server.protobuf.errors import error_to_proto
 from millstream_server.runtime.errors import ServingError
 from millstream_server.runtime.rpc.slots import Outgoing
+from millstream_server.runtime.telemetry.counts import StreamMetrics
 
 _MAX_ENDS = 1024
 """While more ends are waiting to be sent, no further control of the caller is obeyed."""

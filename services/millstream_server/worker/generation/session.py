@@ -10,11 +10,11 @@ from millstream.v1 import generation_pb2
 from millstream_server.engines.base import Role
 from millstream_server.generation.output import Finish, FinishReason, OutputSink
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.generation.stream_metrics import stream_metrics
 from millstream_server.protobuf.generation import start_from_proto
 from millstream_server.runtime.errors import DeadlinePassedError, InvalidRequestError
 from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.rpc.slots import Slot, Slots
+from millstream_server.runtime.telemetry.counts import stream_metrics
 from millstream_server.worker.generation.frames import FrameBuilder
 
 
@@ -66,7 +66,7 @@ class WorkerSession(Slots[Any, generation_pb2.StartGeneration, Any]):
     def __init__(self, runner: RequestRunner, response_type: Callable[[], Any]) -> None:
         """Run requests on ``runner``; ``response_type`` is a message with a field `frame`."""
         self.runner = runner
-        self.frames = FrameBuilder(response_type, stream_metrics(runner.role))
+        self.frames = FrameBuilder(response_type, stream_metrics(runner.role.value))
         super().__init__(runner.work, runner.streams, self.frames)
 
     def _controls(self, message: Any) -> Iterable[Any]:
