@@ -10,11 +10,9 @@ import enum
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from millstream_server.runtime.errors import ServingError
-
-InfoT = TypeVar("InfoT", bound="EngineInfo")
 
 
 class Role(enum.Enum):
@@ -31,10 +29,10 @@ class Role(enum.Enum):
     EMBEDDING = "embedding"
     """Texts to vectors and scores."""
 
-    @property
-    def hands_off(self) -> bool:
+    def __init__(self, value: str) -> None:
+        """Set what is asked for each request."""
+        self.hands_off = value in {"prefill", "decode"}
         """Whether a request is shared by two workers, and so needs a ticket in this role."""
-        return self is Role.PREFILL or self is Role.DECODE
 
 
 class Task(enum.Enum):
@@ -123,13 +121,6 @@ class WorkerDescription:
     """What its EncodeService encodes (an `encoding.encoder.EncoderInfo`); None: it has none."""
     batched_controls: bool = False
     """Whether it accepts several starts and cancels in one message of its stream."""
-
-    def info(self, kind: type[InfoT]) -> InfoT | None:
-        """Return what it says about an ability; None: it doesn't have it."""
-        for info in (self.encoder, self.engine):
-            if isinstance(info, kind):
-                return info
-        return None
 
     @property
     def tasks(self) -> frozenset[Task]:

@@ -18,7 +18,7 @@ from millstream_server.links.channel import CallError, Channel, rpc_of
 from millstream_server.protobuf.kv_events import kv_message_from_proto, kv_position_to_proto
 from millstream_server.routing.prefix.index import PrefixIndex
 from millstream_server.routing.prefix.prefixes import Membership, Prefixes
-from millstream_server.routing.workers import WorkerView
+from millstream_server.routing.workers import WorkerView, info_of
 from millstream_server.runtime.errors import Code
 from millstream_server.runtime.telemetry.log import get_log
 
@@ -124,7 +124,7 @@ class KvWatch:
 
     async def run(self, channel: Channel, description: WorkerDescription) -> None:
         """Follow the events on one connection; returns if the worker has none."""
-        engine = description.info(GeneratorInfo)
+        engine = info_of(description, GeneratorInfo)
         membership = self._prefixes.admit(self._view, description)
         if membership is None or engine is None or not engine.tells_kv:
             return

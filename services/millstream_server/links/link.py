@@ -30,7 +30,7 @@ from millstream_server.links.unread import UnreadOutput
 from millstream_server.links.vector_stream import VectorStream
 from millstream_server.protobuf.worker import description_from_proto, load_from_proto
 from millstream_server.routing.prefix.prefixes import Prefixes
-from millstream_server.routing.workers import WorkerView
+from millstream_server.routing.workers import WorkerView, info_of
 from millstream_server.runtime.errors import Code
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.metrics import WORKERS_CONNECTED, WORKERS_LOST
@@ -167,12 +167,12 @@ class WorkerStreams:
     def __init__(self, connection: Connection, unread: UnreadOutput) -> None:
         """Make those that the worker's description names; ``unread``: see `EntryStream`."""
         worker = connection.description
-        diffuser = worker.info(DiffuserInfo)
+        diffuser = info_of(worker, DiffuserInfo)
         kinds = diffuser.kinds if diffuser else ()
-        self.text = GenerationStream(connection) if worker.info(GeneratorInfo) else None
-        self.media = EncodeStream(connection) if worker.info(EncoderInfo) else None
+        self.text = GenerationStream(connection) if info_of(worker, GeneratorInfo) else None
+        self.media = EncodeStream(connection) if info_of(worker, EncoderInfo) else None
         self.diffusion = {kind: EntryStream(connection, DIFFUSION[kind], unread) for kind in kinds}
-        self.vectors = VectorStream(connection, unread) if worker.info(EmbedderInfo) else None
+        self.vectors = VectorStream(connection, unread) if info_of(worker, EmbedderInfo) else None
         found = (self.text, self.vectors, *self.diffusion.values(), self.media)
         self.all: list[SlotStream[Any]] = [stream for stream in found if stream is not None]
         """The engine's own come first."""

@@ -22,6 +22,7 @@ from millstream_server.generation.sampling import MAX_SEED, Ability
 from millstream_server.links.unread import UnreadOutput, overflow
 from millstream_server.processor.choice import MOST_TOKENS, Choice, Delta, Leg, Workers
 from millstream_server.processor.telemetry import ABANDONED, NO_TELEMETRY, TurnTelemetry, Usage
+from millstream_server.routing.workers import info_of
 from millstream_server.runtime.errors import Failure, ServingError, UnavailableError
 
 if TYPE_CHECKING:
@@ -492,8 +493,7 @@ def _first_seed(request: GenerationRequest, plan: Plan) -> int | None:
 
 
 def _takes_seed(place: Candidate) -> bool:
-    description = place.worker.description
-    engine = description.info(GeneratorInfo) if description else None
+    engine = info_of(place.worker.description, GeneratorInfo)
     return engine is not None and Ability.SEED in engine.abilities
 
 
@@ -503,8 +503,7 @@ def _mint(prefill: PlannedLeg, ticket_key: TicketKey | None) -> Ticket:
     Raises:
         UnavailableError: the prefill worker is gone, or this server can't make tickets.
     """
-    description = prefill.place.worker.description
-    engine = description.info(GeneratorInfo) if description else None
+    engine = info_of(prefill.place.worker.description, GeneratorInfo)
     if engine is None:
         raise UnavailableError("the prefill worker just disconnected; retry")
     if ticket_key is None:

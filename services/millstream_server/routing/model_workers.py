@@ -18,7 +18,7 @@ from millstream_server.media.items import Modality
 from millstream_server.routing.candidates import Candidates
 from millstream_server.routing.plan import PlannedEncoding, RoutingRequest
 from millstream_server.routing.policy import AFFINITY_SLACK, RoleWorkers, RoutingPolicy, requests_at
-from millstream_server.routing.workers import Candidate, WorkerView, known
+from millstream_server.routing.workers import Candidate, WorkerView, info_of, known
 from millstream_server.runtime.errors import NoWorkerError, WorkerLostError
 from millstream_server.runtime.retry_delay import jittered
 
@@ -281,7 +281,7 @@ def _version(view: WorkerView) -> str:
 
 
 def _answers(worker: WorkerDescription) -> bool:
-    return worker.role in _ANSWERING and worker.info(GeneratorInfo) is not None
+    return worker.role in _ANSWERING and info_of(worker, GeneratorInfo) is not None
 
 
 def _whole(
@@ -308,7 +308,7 @@ def _modalities(
     """Return what both the model takes and an encoder encodes."""
     if limits is None or limits.media is None:
         return frozenset()
-    encoded = [view.description.info(EncoderInfo) for view in encoders if view.description]
+    encoded = [info_of(view.description, EncoderInfo) for view in encoders]
     return limits.media.modalities & frozenset().union(*(e.modalities for e in encoded if e))
 
 
@@ -333,11 +333,7 @@ def _limits(
 ) -> GeneratorInfo | None:
     """Combine a model's engines into the limits for requests."""
     engines = {
-        role: [
-            engine
-            for view in views
-            if view.description and (engine := view.description.info(GeneratorInfo))
-        ]
+        role: [engine for view in views if (engine := info_of(view.description, GeneratorInfo))]
         for role, views in by_role.items()
     }
     aggregated = engines[Role.AGGREGATED] or engines[Role.DIFFUSION]
@@ -367,7 +363,7 @@ def _known_engines(
     found: dict[Role, list[GeneratorInfo]] = {role: [] for role in Role}
     for view in views:
         last = known(view)
-        if last and last.model == model and (engine := last.info(GeneratorInfo)):
+        if last and last.model == model and (engine := info_of(last, GeneratorInfo)):
             found[last.role].append(engine)
     return found
 
@@ -384,5 +380,5 @@ def _adapters(engines: Mapping[Role, Sequence[GeneratorInfo]]) -> tuple[LoraAdap
 
 def adapters_of(view: WorkerView) -> frozenset[str]:
     """Return the names of the adapters that a worker that accepts requests has."""
-    engine = view.description.info(GeneratorInfo) if view.description else None
+    engine = info_of(view.description, GeneratorInfo)
     return engine.adapter_names() if engine else frozenset()

@@ -19,7 +19,7 @@ from millstream_server.kv_cache.hashing import Namespace, block_hashes
 from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.policy import requests_at
 from millstream_server.routing.prefix.index import DEFAULT_MAX_BLOCKS, PrefixIndex
-from millstream_server.routing.workers import Candidate, Place, WorkerView, candidates_of
+from millstream_server.routing.workers import Candidate, Place, WorkerView, candidates_of, info_of
 from millstream_server.runtime.telemetry.metrics import PREFIX_INDEX_BLOCKS, ROUTING_CACHED_TOKENS
 
 REQUEST_TOKENS = 32
@@ -266,7 +266,7 @@ class Prefixes:
         if known and _alike(known.description, description):
             return known
         self.dismiss(view)
-        engine = description.info(GeneratorInfo)
+        engine = info_of(description, GeneratorInfo)
         if engine is None:
             return None
         prefixes = self.of(description.model)
@@ -294,7 +294,7 @@ def _alike(one: WorkerDescription, other: WorkerDescription) -> bool:
 
 
 def _caches(description: WorkerDescription) -> tuple[object, ...]:
-    engine = description.info(GeneratorInfo)
+    engine = info_of(description, GeneratorInfo)
     if engine is None:
         return ()
     return (
