@@ -9,10 +9,8 @@ import pytest
 from millstream_server.control.operations import LoraAdapter
 from millstream_server.engines.base import EngineInfo, Role, WorkerDescription
 from millstream_server.generation.sampling import Ability
-from millstream_server.routing.handoff import HandoffDecider, NeverHandOff
 from millstream_server.routing.kv_aware import make_policy
-from millstream_server.routing.model_workers import ModelWorkers
-from millstream_server.routing.plan import Plan, RoutingRequest
+from millstream_server.routing.plan import Handoff, HandoffMode, Plan, RoutingRequest
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import WorkerView
@@ -22,7 +20,7 @@ from tests.support.views import view
 REQUEST = RoutingRequest(model="m")
 
 
-def _router(*views: WorkerView, handoff: HandoffDecider | None = None) -> Router:
+def _router(*views: WorkerView, handoff: Handoff | None = None) -> Router:
     router = Router(lambda: make_policy(PolicyName.LEAST_LOADED), handoff)
     for one in views:
         router.add(one)
@@ -156,7 +154,7 @@ def test_a_conversation_stays_with_both_its_workers() -> None:
 
 
 def test_never_handing_off_takes_the_aggregated_workers() -> None:
-    never = NeverHandOff()
+    never = Handoff(HandoffMode.NEVER)
     router = _router(
         view("p:1", Role.PREFILL), view("d:1", Role.DECODE), view("a:1"), handoff=never
     )
@@ -166,18 +164,9 @@ def test_never_handing_off_takes_the_aggregated_workers() -> None:
     assert _roles(only.plan(REQUEST)) == [Role.PREFILL, Role.DECODE], "there is no other way"
 
 
-class LongPrompts:
-    """Hands off only prompts that are worth it."""
-
-    constant = None
-
-    def hands_off(self, request: RoutingRequest, workers: ModelWorkers, uncached: int) -> bool:
-        return uncached > 3
-
-
 def test_handing_off_can_be_decided_for_each_request() -> None:
     prefill, decode = view("p:1", Role.PREFILL), view("d:1", Role.DECODE)
-    router = _router(prefill, decode, view("a:1"), handoff=LongPrompts())
+    router = _router(prefill, decode, view("a:1"), handoff=Handoff(HandoffMode.AUTO, 4))
     short, long = (RoutingRequest(model="m", token_ids=range(n)) for n in (3, 4))
     assert _roles(router.plan(short)) == [Role.AGGREGATED]
     assert _roles(router.plan(long)) == [Role.PREFILL, Role.DECODE]

@@ -39,8 +39,8 @@ from millstream_server.processor.vectors.core import VectorsCore
 from millstream_server.processor.vectors.servicer import SERVICE as EMBEDDING
 from millstream_server.processor.vectors.servicer import EmbeddingServicer
 from millstream_server.routing.discovery.sources import make_discovery
-from millstream_server.routing.handoff import HandoffMode, make_decider
 from millstream_server.routing.kv_aware import make_policy
+from millstream_server.routing.plan import Handoff, HandoffMode
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.prefix.prefixes import Prefixes
 from millstream_server.routing.router import Router
@@ -146,7 +146,7 @@ def _router(settings: ProcessorSettings) -> Router:
         prefixes = Prefixes(settings.prefix_index_blocks)
     return Router(
         lambda: make_policy(settings.policy, prefixes),
-        make_decider(settings.handoff, settings.handoff_min_tokens),
+        Handoff(settings.handoff, settings.handoff_min_tokens),
         prefixes,
     )
 

@@ -110,6 +110,17 @@ class ModelWorkers:
     made_s: float = field(default_factory=time.monotonic)
     """When the workers last changed."""
 
+    def too_long_for_one(self, uncached: int, min_tokens: int) -> bool:
+        """Return whether a prompt would hold up an aggregated worker's running answers.
+
+        That is, if the worker had to compute ``min_tokens`` of it or more: ``uncached`` is how many
+        it had to. What the prefill workers hold doesn't count: a short rest costs the aggregated
+        worker less than a hand-off. While all workers of one way are full, requests go the other.
+        """
+        if self.prefill.full() or self.decode.full():
+            return False
+        return uncached >= min_tokens or self.aggregated.full()
+
     def decode_for(self, prefill: Candidate) -> RoleWorkers:
         """Return the decode workers that can go on after a prefill worker."""
         if len(self.decode_of) > 1:
@@ -202,7 +213,7 @@ def workers_of(
     handoff: bool | None,
     absences: Absences,
 ) -> ModelWorkers:
-    """Collect a model's workers; ``handoff`` is `HandoffDecider.constant`."""
+    """Collect a model's workers; ``handoff`` is `Handoff.constant`."""
     absent = functools.partial(absences.error, model)
     by_role, leaving = _sorted(model, views)
     limits = _limits(by_role, _adapters(_known_engines(model, views)))

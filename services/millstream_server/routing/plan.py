@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Sequence
 
 from millstream_server.engines.base import Role
@@ -32,6 +33,38 @@ class RoutingRequest:
     cache_salt: str = ""
     """Separates KV caches, as `GenerationRequest.cache_salt`."""
     priority: Priority = Priority.NORMAL
+
+
+class HandoffMode(enum.Enum):
+    """When to hand off, by the names in settings; AUTO: decided for each request."""
+
+    ALWAYS = "always"
+    NEVER = "never"
+    AUTO = "auto"
+
+
+DEFAULT_MIN_TOKENS = 512
+"""Prompt tokens that an engine computes within about one step of its running answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """Whether requests are handed off where a model has prefill, decode and aggregated workers.
+
+    Where a model's workers allow only one of the two ways, it doesn't count.
+    """
+
+    mode: HandoffMode = HandoffMode.ALWAYS
+    min_tokens: int = DEFAULT_MIN_TOKENS
+    """For AUTO: see `ModelWorkers.too_long_for_one`."""
+
+    @property
+    def constant(self) -> bool | None:
+        """The decision if it is the same for every request; else None.
+
+        Workers that are then never used don't count for capacity or readiness.
+        """
+        return None if self.mode is HandoffMode.AUTO else self.mode is HandoffMode.ALWAYS
 
 
 @dataclass(frozen=True, slots=True)

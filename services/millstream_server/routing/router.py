@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 
 from millstream_server.engines.base import Role, Task
 from millstream_server.generation.validation import check_adapter
-from millstream_server.routing.handoff import AlwaysHandOff, HandoffDecider
 from millstream_server.routing.model_workers import Absences, ModelWorkers, adapters_of, workers_of
-from millstream_server.routing.plan import Plan, PlannedLeg, RoutingRequest
+from millstream_server.routing.plan import Handoff, Plan, PlannedLeg, RoutingRequest
 from millstream_server.routing.policy import RoutingPolicy
 from millstream_server.routing.prefix.prefixes import Prefixes
 from millstream_server.routing.task_workers import TaskWorkers, task_workers_of
@@ -26,18 +25,18 @@ class Router:
     def __init__(
         self,
         make_policy: Callable[[], RoutingPolicy],
-        handoff: HandoffDecider | None = None,
+        handoff: Handoff | None = None,
         prefixes: Prefixes | None = None,
         *,
         concurrent_legs: bool = True,
     ) -> None:
         """Start without workers; each role of a model has its own policy.
 
-        ``prefixes``: what the workers cache, for policies and deciders that use it; every worker is
+        ``prefixes``: what the workers cache, for policies and the choice of the way; every worker is
         admitted to it. ``concurrent_legs`` False: for engines that start decode only after prefill
         has ended.
         """
-        self._handoff = handoff or AlwaysHandOff()
+        self._handoff = handoff or Handoff()
         self.prefixes = prefixes
         """What workers cache; links feed it. None: nothing decides by it."""
         self._concurrent = concurrent_legs
@@ -155,8 +154,8 @@ class Router:
             return self._handed_off(request, workers)
         else:
             place = whole.pick(request)
-            if workers.hands_off is None and self._handoff.hands_off(
-                request, workers, self._uncached(request, place)
+            if workers.hands_off is None and workers.too_long_for_one(
+                self._uncached(request, place), self._handoff.min_tokens
             ):
                 return self._handed_off(request, workers)
         leg = PlannedLeg(whole.role, place, self._sent(request, place))

@@ -179,7 +179,7 @@ class ModelPrefixes:
     def overlaps(self, request: RoutingRequest) -> Overlaps:
         """Return who holds how much of a request's prompt.
 
-        The legs and the hand-off decider ask in turn for the same request, so the last result is
+        The legs and the choice of the way ask in turn for the same request, so the last result is
         kept.
         """
         last = self._last
