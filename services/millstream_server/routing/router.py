@@ -32,8 +32,8 @@ class Router:
     ) -> None:
         """Start without workers; each role of a model has its own policy.
 
-        ``prefixes``: what the workers cache, for policies and the choice of the way; every worker is
-        admitted to it. ``concurrent_legs`` False: for engines that start decode only after prefill
+        ``prefixes``: what the workers cache, for policies and hand-offs; every worker is admitted
+        to it. ``concurrent_legs`` False: for engines that start decode only after prefill
         has ended.
         """
         self._handoff = handoff or Handoff()

@@ -21,7 +21,7 @@ from millstream_server.routing.discovery.sources import (
     StaticDiscovery,
     make_discovery,
 )
-from millstream_server.runtime.telemetry.registry import REGISTRY
+from millstream_server.runtime.telemetry.metrics import REGISTRY
 from tests.support.waiting import until
 
 

@@ -25,8 +25,7 @@ from prometheus_client.registry import Collector
 
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.runtime.telemetry.metrics import BUILD_INFO
-from millstream_server.runtime.telemetry.registry import REGISTRY
+from millstream_server.runtime.telemetry.metrics import BUILD_INFO, REGISTRY
 
 log = get_log(__name__)
 
