@@ -46,7 +46,6 @@ LOAD = LoadSnapshot(
     mem_utilization=0.125,
     rps=8,
     eps=2,
-    named_metrics={"queued": 3},
 )
 
 

@@ -157,5 +157,4 @@ def _to_message(load: LoadSnapshot) -> load_report_pb2.OrcaLoadReport:
         mem_utilization=load.mem_utilization,
         rps_fractional=load.rps,
         eps=load.eps,
-        named_metrics=load.named_metrics,
     )

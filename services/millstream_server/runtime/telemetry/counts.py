@@ -7,8 +7,8 @@ import os
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import prometheus_client
@@ -85,6 +85,8 @@ def stream_metrics(role: str) -> StreamMetrics:
 # ---- load ----------------------------------------------------------------------------------------
 
 _PERIOD_S = 0.5
+_WINDOW_S = 5.0
+"""Rates are over so long."""
 _LEAST_UTILIZATION = 0.01
 _CGROUP = Path("/sys/fs/cgroup")
 
@@ -101,7 +103,6 @@ class LoadSnapshot:
     """Requests that ended, per second."""
     eps: float = 0.0
     """Those of them that failed by the server's fault, per second."""
-    named_metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 LoadSource = Callable[[], LoadSnapshot]
@@ -147,18 +148,11 @@ class LoadMeter:
         self,
         utilization: Callable[[], float],
         *,
-        named: Callable[[], Mapping[str, float]] = dict,
-        window_s: float = 5.0,
         process: ProcessUse | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``utilization`` returns the share of capacity in use, ``named`` other numbers.
-
-        A utilization may exceed 1 while requests queue. Rates are over the last ``window_s``.
-        """
+        """``utilization`` returns the share of capacity in use, above 1 while requests queue."""
         self._utilization = utilization
-        self._named = named
-        self._window_s = window_s
         self._process = process or ProcessUse.of_this()
         self._clock = clock
         self._started_at = clock()
@@ -190,12 +184,11 @@ class LoadMeter:
             mem_utilization=min(self._process.memory_bytes() / limit, 1.0) if limit else 0.0,
             rps=sum(period.finished for period in self._periods) / over_s,
             eps=sum(period.failed for period in self._periods) / over_s,
-            named_metrics=dict(self._named()),
         )
 
     def _forget(self, number: int) -> int:
         """Drop periods before the window that ends in period ``number``; return its first."""
-        first = number - round(self._window_s / _PERIOD_S) + 1
+        first = number - round(_WINDOW_S / _PERIOD_S) + 1
         while self._periods and self._periods[0].number < first:
             self._periods.popleft()
         return first
@@ -203,7 +196,7 @@ class LoadMeter:
     def _cpu_share(self, now: float) -> float:
         """Return the CPU share since the window's oldest reading or, after a pause, the last."""
         samples = self._cpu_samples
-        while len(samples) > 1 and samples[0][0] < now - self._window_s:
+        while len(samples) > 1 and samples[0][0] < now - _WINDOW_S:
             samples.popleft()
         then, used_s = samples[0]
         total_s = self._process.cpu_s()
