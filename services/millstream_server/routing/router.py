@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from millstream_server.engines.base import Role, Task
 from millstream_server.generation.validation import check_adapter
-from millstream_server.routing.model_workers import Absences, ModelWorkers, adapters_of, workers_of
+from millstream_server.routing.candidates import Absences
+from millstream_server.routing.model_workers import ModelWorkers, adapters_of, workers_of
 from millstream_server.routing.plan import Handoff, Plan, PlannedLeg, RoutingRequest
 from millstream_server.routing.policy import RoutingPolicy
 from millstream_server.routing.prefix.prefixes import Prefixes

@@ -7,8 +7,9 @@ import itertools
 import pytest
 
 from millstream_server.engines.base import Role
+from millstream_server.routing.candidates import Absences
 from millstream_server.routing.kv_aware import make_policy
-from millstream_server.routing.model_workers import Absences, workers_of
+from millstream_server.routing.model_workers import workers_of
 from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.router import Router
