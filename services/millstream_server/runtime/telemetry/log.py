@@ -230,8 +230,9 @@ class _Text(logging.Formatter):
             line += f" {name}={value if plain else _value(value)}"
         # May contain text from clients: keep it on one line.
         line = _printable(line)
-        for part in traceback_of(record).splitlines():
-            line += f"\n  {_printable(part)}".rstrip(" ")  # indented, unlike an event's line
+        if record.exc_info:
+            for part in traceback_of(record).splitlines():
+                line += f"\n  {_printable(part)}".rstrip(" ")  # indented, unlike an event's line
         return line
 
 
@@ -283,6 +284,6 @@ class _Json(logging.Formatter):
         for name, value in _fields(record).items():
             kept = _cut(value) if value.__class__ is str else value
             line[f"{name}_" if name in _RESERVED else name] = kept
-        if exception := traceback_of(record):
+        if record.exc_info and (exception := traceback_of(record)):
             line["exception"] = exception
         return self._encode(line)
