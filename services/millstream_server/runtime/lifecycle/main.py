@@ -1,4 +1,4 @@
-"""The life of a service's process: its start from settings, what nothing catches, its stop."""
+"""The life of a service's process: its start from settings, its stop, what nothing catches."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ from millstream_server.runtime.rpc.server import Server
 from millstream_server.runtime.telemetry.log import configure, get_log
 
 log = get_log(__name__)
-
-_LONGEST = 200
-
-
-def log_uncaught(loop: asyncio.AbstractEventLoop) -> None:
-    """Log what is raised where nothing catches it: in callbacks, lost tasks, threads, destructors.
-
-    Python prints these with a traceback each, however many there are.
-    """
-    loop.set_exception_handler(_in_loop)
-    sys.unraisablehook = _in_destructor
-    threading.excepthook = _in_thread
-
-
-def _in_loop(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    source = next((context[key] for key in ("task", "future", "handle") if key in context), "-")
-    log.error(
-        "uncaught in the event loop",
-        error=context.get("exception"),
-        what=context.get("message", "-"),
-        where=str(source)[:_LONGEST],
-    )
-
-
-def _in_destructor(args: sys.UnraisableHookArgs) -> None:
-    log.error(
-        "uncaught where nothing can be raised",
-        error=args.exc_value,
-        what=args.err_msg or "Exception ignored in",
-        where=repr(args.object)[:_LONGEST],
-    )
-
-
-def _in_thread(args: threading.ExceptHookArgs) -> None:
-    if args.exc_type is not SystemExit:
-        name = args.thread.name if args.thread else "-"
-        log.error("uncaught in a thread", error=args.exc_value, thread=name)
-
-
+S = TypeVar("S", bound=ServiceSettings)
 T = TypeVar("T")
+
+
+def main(
+    settings_cls: type[S],
+    app: Callable[[S], Coroutine[Any, Any, int]],
+    *,
+    prog: str,
+    description: str,
+) -> NoReturn:
+    """Read settings, run the app on a new event loop, exit with the app's code.
+
+    Exit codes: 0 stopped by a signal, 1 failed, 2 a setting is wrong, 3 stopped by a signal with
+    requests cut off, 4 gRPC served its port no more.
+    """
+    # Objects made by imports live as long as the process: exclude them from garbage collection.
+    gc.collect()
+    gc.freeze()
+    give_back_freed_memory()
+    loaded = settings.load(settings_cls, prog=prog, description=description)
+    configure(loaded.log_level, loaded.log_format)
+    plain_grpc_log()
+    try:
+        code = uvloop.run(_logged(app(loaded)))
+    except settings.SettingsError as error:
+        sys.stderr.write(f"{prog}: {error}\n")
+        code = 2
+    except OSError as error:
+        log.error("the service failed", reason=error)
+        code = 1
+    raise SystemExit(code)
+
+
+async def _logged(app: Coroutine[Any, Any, int]) -> int:
+    log_uncaught(asyncio.get_running_loop())
+    return await app
+
+
+# ---- the stop: SIGTERM and SIGINT ----------------------------------------------------------------
 
 DRAINED, FAILED, CUT_OFF, PORT_FAILED = 0, 1, 3, 4
 """Exit codes of a service; 2 is a wrong setting."""
@@ -135,39 +135,41 @@ def _wait(event: asyncio.Event) -> asyncio.Future[Any]:
     return asyncio.ensure_future(event.wait())
 
 
-S = TypeVar("S", bound=ServiceSettings)
+# ---- what nothing catches ------------------------------------------------------------------------
+
+_LONGEST = 200
 
 
-def main(
-    settings_cls: type[S],
-    app: Callable[[S], Coroutine[Any, Any, int]],
-    *,
-    prog: str,
-    description: str,
-) -> NoReturn:
-    """Read settings, run the app on a new event loop, exit with the app's code.
+def log_uncaught(loop: asyncio.AbstractEventLoop) -> None:
+    """Log what is raised where nothing catches it: in callbacks, lost tasks, threads, destructors.
 
-    Exit codes: 0 stopped by a signal, 1 failed, 2 a setting is wrong, 3 stopped by a signal with
-    requests cut off, 4 gRPC served its port no more.
+    Python prints these with a traceback each, however many there are.
     """
-    # Objects made by imports live as long as the process: exclude them from garbage collection.
-    gc.collect()
-    gc.freeze()
-    give_back_freed_memory()
-    loaded = settings.load(settings_cls, prog=prog, description=description)
-    configure(loaded.log_level, loaded.log_format)
-    plain_grpc_log()
-    try:
-        code = uvloop.run(_logged(app(loaded)))
-    except settings.SettingsError as error:
-        sys.stderr.write(f"{prog}: {error}\n")
-        code = 2
-    except OSError as error:
-        log.error("the service failed", reason=error)
-        code = 1
-    raise SystemExit(code)
+    loop.set_exception_handler(_in_loop)
+    sys.unraisablehook = _in_destructor
+    threading.excepthook = _in_thread
 
 
-async def _logged(app: Coroutine[Any, Any, int]) -> int:
-    log_uncaught(asyncio.get_running_loop())
-    return await app
+def _in_loop(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    source = next((context[key] for key in ("task", "future", "handle") if key in context), "-")
+    log.error(
+        "uncaught in the event loop",
+        error=context.get("exception"),
+        what=context.get("message", "-"),
+        where=str(source)[:_LONGEST],
+    )
+
+
+def _in_destructor(args: sys.UnraisableHookArgs) -> None:
+    log.error(
+        "uncaught where nothing can be raised",
+        error=args.exc_value,
+        what=args.err_msg or "Exception ignored in",
+        where=repr(args.object)[:_LONGEST],
+    )
+
+
+def _in_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_type is not SystemExit:
+        name = args.thread.name if args.thread else "-"
+        log.error("uncaught in a thread", error=args.exc_value, thread=name)
