@@ -153,7 +153,7 @@ class Turn:
         Raises:
             UnavailableError: a worker has just disconnected; `close` stops what was started.
         """
-        self._plan = plan
+        self._plan = plan if len(plan.legs) > 1 else None
         self.workers = plan.places
         if self.seed is None:
             self.seed = _first_seed(self.request, plan)
