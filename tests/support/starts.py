@@ -1,22 +1,28 @@
-"""Messages that start generations."""
+"""What workers in the test's own process are asked for, as it came off the wire."""
 
 from __future__ import annotations
 
-from millstream.v1 import generation_pb2, sampling_pb2
+import contextlib
+from collections.abc import Iterator
+from unittest import mock
+
+from millstream_server.engines.base import Role
+from millstream_server.generation.output import OutputSink
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.generation.sampling import Sampling
-from millstream_server.protobuf.generation import write_sampling, write_start
+from millstream_server.worker.generation.core import GenerationWorker
+
+Starts = list[tuple[Role, GenerationRequest]]
 
 
-def start_to_proto(slot: int, request: GenerationRequest) -> generation_pb2.StartGeneration:
-    """Write a start."""
-    message = generation_pb2.StartGeneration()
-    write_start(message, slot, request)
-    return message
+@contextlib.contextmanager
+def kept_starts() -> Iterator[Starts]:
+    """Keep every request that reaches a worker, with the worker's role."""
+    kept: Starts = []
+    submit = GenerationWorker.submit
 
+    def keep(self: GenerationWorker, start: GenerationRequest, sink: OutputSink) -> str:
+        kept.append((self.role, start))
+        return submit(self, start, sink)
 
-def sampling_to_proto(sampling: Sampling) -> sampling_pb2.SamplingParams:
-    """Write every knob that isn't neutral."""
-    message = sampling_pb2.SamplingParams()
-    write_sampling(message, sampling)
-    return message
+    with mock.patch.object(GenerationWorker, "submit", keep):
+        yield kept

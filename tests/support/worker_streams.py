@@ -22,7 +22,7 @@ from millstream.v1 import (
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.protobuf import generation as convert
 from millstream_server.transfer.ticket import Ticket
-from tests.support.starts import start_to_proto
+from tests.support.generation_messages import start_to_proto
 from tests.support.waiting import EOF
 
 
