@@ -42,10 +42,10 @@ from millstream_server.generation.output import Finish, OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest, Prompt, new_engine_id
 from millstream_server.generation.sampling import Sampling
 from millstream_server.links.fleet import Fleet
-from millstream_server.routing.discovery.static import StaticDiscovery
-from millstream_server.routing.policies import make_policy
+from millstream_server.routing.discovery.sources import StaticDiscovery
+from millstream_server.routing.kv_aware import make_policy
+from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.policy import PolicyName
-from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import ServingError
 from tests.support.models import make_random_model
@@ -186,7 +186,7 @@ async def _over_the_wire(worker: ServiceProcess, streams: int, tokens: int) -> f
 
     def submit(asked: GenerationRequest, sink: OutputSink) -> None:
         asked = replace(asked, request_id=asked.engine_id)
-        fleet.generate(leg.worker.address, asked, sink)
+        fleet.generate(leg.place.worker.address, asked, sink)
 
     before = cpu_s(worker.pid)
     await answered(submit, streams, tokens)

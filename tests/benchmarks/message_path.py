@@ -20,7 +20,7 @@ from typing import Any, cast
 import uvloop
 
 from millstream.v1 import decode_pb2, generation_pb2, processor_pb2, sampling_pb2, usage_pb2
-from millstream_server.engines.base import Role, WorkerDescription
+from millstream_server.engines.base import Role, Task, WorkerDescription
 from millstream_server.generation.output import OutputSink
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import Sampling
@@ -34,7 +34,6 @@ from millstream_server.processor.telemetry import FrontTelemetry
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.turn import Turn, TurnParts
 from millstream_server.routing.plan import Plan, PlannedLeg
-from millstream_server.routing.tasks import Task
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.rpc.call import Source
 from tests.support.models import byte_level_model

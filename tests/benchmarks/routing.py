@@ -23,10 +23,10 @@ from unittest import mock
 
 from millstream_server.kv_cache.events import BlocksStored
 from millstream_server.kv_cache.hashing import block_hashes
-from millstream_server.routing.policies import make_policy
+from millstream_server.routing.kv_aware import make_policy
+from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.prefix.prefixes import Prefixes
-from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from tests.support.routing_simulation import ORACLE, simulate
 from tests.support.routing_traffic import BLOCK_SIZE, Traffic

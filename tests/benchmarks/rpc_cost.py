@@ -34,7 +34,7 @@ from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.security.api_keys import ApiKeys
 from millstream_server.runtime.security.auth import AuthPolicy
-from millstream_server.runtime.telemetry.load_meter import LoadMeter
+from millstream_server.runtime.telemetry.counts import LoadMeter
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.server import H2Server
 from millstream_server.runtime.transport.settings import TransportSettings

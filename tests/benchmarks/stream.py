@@ -34,10 +34,10 @@ from millstream_server.generation.output import Finish, TokenLogprob
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
 from millstream_server.links.fleet import Fleet
-from millstream_server.routing.discovery.static import StaticDiscovery
-from millstream_server.routing.policies import make_policy
+from millstream_server.routing.discovery.sources import StaticDiscovery
+from millstream_server.routing.kv_aware import make_policy
+from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.policy import PolicyName
-from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import ServingError
 from tests.benchmarks.token_cost import (
@@ -135,7 +135,7 @@ async def hop(worker: ServiceProcess, streams: int, tokens: int) -> float:
     before = cpu_s(os.getpid())
     for sink in sinks:
         for leg in router.plan(request).legs:
-            fleet.generate(leg.worker.address, start, sink)
+            fleet.generate(leg.place.worker.address, start, sink)
     await asyncio.gather(*(sink.ended for sink in sinks))
     spent_s = cpu_s(os.getpid()) - before
     await fleet.close()

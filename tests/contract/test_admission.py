@@ -29,7 +29,7 @@ from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.routing.router import Router
 from millstream_server.runtime.rpc.limits import LimitsLayer, RpcLimits
 from millstream_server.runtime.rpc.reflection import add_reflection
-from millstream_server.runtime.telemetry.registry import REGISTRY
+from millstream_server.runtime.telemetry.metrics import REGISTRY
 from tests.support.chats import (
     CANCEL,
     Answer,

@@ -17,7 +17,7 @@ from millstream_server.runtime.rpc import server as module
 from millstream_server.runtime.rpc.grpc_server import GrpcServer
 from millstream_server.runtime.rpc.limits import RpcLimits
 from millstream_server.runtime.rpc.server import Server, ServerOptions
-from millstream_server.runtime.telemetry.load_meter import LoadMeter
+from millstream_server.runtime.telemetry.counts import LoadMeter
 from tests.support import transports
 from tests.support.failures import Failure, refusal
 from tests.support.logged import fields_of

@@ -26,7 +26,7 @@ from millstream_server.runtime.rpc.health import SERVICE_NAME as HEALTH
 from millstream_server.runtime.rpc.health import HealthServicer
 from millstream_server.runtime.rpc.limits import RpcLimits
 from millstream_server.runtime.rpc.server import Server, ServerOptions
-from millstream_server.runtime.telemetry.load_meter import LoadMeter
+from millstream_server.runtime.telemetry.counts import LoadMeter
 from millstream_server.runtime.transport.settings import TransportSettings
 from tests.support.failures import refusal
 from tests.support.ports import free_port

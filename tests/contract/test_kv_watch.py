@@ -16,18 +16,22 @@ from millstream_server.engines.simulated.engine import SimulatedConfig
 from millstream_server.generation.output import CollectingSink
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
-from millstream_server.kv_cache.events import BlocksStored, CacheCleared
-from millstream_server.kv_cache.messages import KvChanges, KvMessage, KvSnapshotPart
+from millstream_server.kv_cache.events import (
+    BlocksStored,
+    CacheCleared,
+    KvChanges,
+    KvMessage,
+    KvSnapshotPart,
+)
 from millstream_server.links.fleet import Fleet
 from millstream_server.links.grpc_channel import GrpcChannel
 from millstream_server.links.kv_watch import KvWatch
 from millstream_server.protobuf.kv_events import kv_message_to_proto
-from millstream_server.routing.discovery.static import StaticDiscovery
-from millstream_server.routing.plan import PlannedLeg
-from millstream_server.routing.policies import make_policy
+from millstream_server.routing.discovery.sources import StaticDiscovery
+from millstream_server.routing.kv_aware import make_policy
+from millstream_server.routing.plan import PlannedLeg, RoutingRequest
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.prefix.prefixes import Prefixes
-from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import WorkerView
 from tests.support.in_process import MODEL, worker
@@ -57,17 +61,17 @@ async def _run(router: Router, fleet: Fleet, token_ids: list[int]) -> tuple[Plan
     request = GenerationRequest(
         prompt=Prompt(token_ids),
         sampling=Sampling(max_new_tokens=2),
-        dp_rank=leg.dp_rank,
+        dp_rank=leg.place.dp_rank,
         expected_cached_tokens=leg.cached_tokens,
     )
     sink = CollectingSink()
-    fleet.generate(leg.worker.address, request, sink)
-    assert leg.place.in_flight == leg.worker.in_flight == 1
+    fleet.generate(leg.place.worker.address, request, sink)
+    assert leg.place.in_flight == leg.place.worker.in_flight == 1
     assert leg.place.pending_tokens == len(token_ids) - leg.cached_tokens
     await sink.first_token()
     assert leg.place.pending_tokens == 0
     finish = await sink.result()
-    assert leg.place.in_flight == leg.worker.in_flight == 0
+    assert leg.place.in_flight == leg.place.worker.in_flight == 0
     return leg, finish.cached_tokens
 
 

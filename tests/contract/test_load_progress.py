@@ -16,7 +16,7 @@ from millstream_server.engines.base import LoadProgress, LoadStage, Role
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.runtime.errors import EngineFailedError, ServingError
-from millstream_server.runtime.lifecycle.signals import FAILED
+from millstream_server.runtime.lifecycle.main import FAILED
 from millstream_server.worker import app
 from millstream_server.worker.loading import ModelLoading
 from tests.support.failures import refusal

@@ -21,8 +21,7 @@ from millstream_server.runtime.rpc import orca
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.security.api_keys import ApiKeys
 from millstream_server.runtime.security.auth import AuthPolicy, PeerIdentities
-from millstream_server.runtime.telemetry.load import LoadSnapshot
-from millstream_server.runtime.telemetry.load_meter import LoadMeter
+from millstream_server.runtime.telemetry.counts import LoadMeter, LoadSnapshot
 from tests.support import transports
 from tests.support.failures import refusal
 from tests.support.reporting import (
@@ -52,16 +51,7 @@ def test_a_report_has_the_bytes_of_the_open_interface() -> None:
     def double(number: int, value: float) -> bytes:
         return bytes([number << 3 | 1]) + struct.pack("<d", value)
 
-    entry = b"\x0a\x06queued" + double(2, 3)
-    by_hand = (
-        double(1, 0.25)
-        + double(2, 0.125)
-        + double(6, 8)
-        + double(7, 2)
-        + bytes([8 << 3 | 2, len(entry)])
-        + entry
-        + double(9, 0.5)
-    )
+    by_hand = double(1, 0.25) + double(2, 0.125) + double(6, 8) + double(7, 2) + double(9, 0.5)
     assert orca._to_message(LOAD).SerializeToString() == by_hand
     assert orca.SERVICE == "xds.service.orca.v3.OpenRcaService"
 
@@ -95,7 +85,6 @@ async def test_every_kind_of_rpc_carries_a_report(curl: Curl, method: str, answe
             assert report.mem_utilization == 0.125
             assert report.rps_fractional == 8
             assert report.eps == 2
-            assert dict(report.named_metrics) == {"queued": 3}
 
 
 async def test_a_failure_carries_its_details_and_the_report_and_other_trailers(curl: Curl) -> None:

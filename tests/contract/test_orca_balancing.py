@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from millstream_server.runtime.rpc import orca
-from millstream_server.runtime.telemetry.load import LoadSnapshot
+from millstream_server.runtime.telemetry.counts import LoadSnapshot
 from tests.support.reporting import call_named, channel_to, served
 from tests.support.waiting import until
 

@@ -1,24 +1,20 @@
-"""Spans and metrics of sent RPCs, where the stock interceptors fail and where they don't."""
+"""Spans and metrics of the RPCs that a link sends."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Any
 
-import grpc
 import pytest
 from opentelemetry import baggage
 from opentelemetry.context import attach, detach
-from opentelemetry.instrumentation.grpc._aio_client import (
-    StreamStreamAioClientInterceptor,
-    StreamUnaryAioClientInterceptor,
-    UnaryStreamAioClientInterceptor,
-    UnaryUnaryAioClientInterceptor,
-)
 from opentelemetry.trace import SpanKind, StatusCode
 
-from millstream_server.runtime.telemetry.client_rpcs import client_interceptors, observe_call
+from millstream_server.links.channel import CallError, Rpc
+from millstream_server.links.grpc_channel import GrpcChannel
+from millstream_server.runtime.errors import Code
 from millstream_server.runtime.telemetry.tracing import PROPAGATOR
 from tests.support.rpc_kinds import SERVICE, Kinds, serving
 from tests.support.spans import (
@@ -34,74 +30,50 @@ from tests.support.spans import (
     parent_of,
     trace_of,
 )
-from tests.support.vendor import STOCK, trap
-from tests.support.waiting import EOF, until
-
-Make = Callable[[SpanLog], list[Any]]
+from tests.support.waiting import until
 
 
-def ours(spans: SpanLog) -> list[Any]:
-    return client_interceptors(spans.tracing, "worker.example:50051")
+class Plain:
+    """Bytes as a message."""
+
+    SerializeToString = staticmethod(bytes)
+    FromString = staticmethod(bytes)
 
 
-def stock(spans: SpanLog) -> list[Any]:
-    kinds: Any = (
-        UnaryUnaryAioClientInterceptor,
-        UnaryStreamAioClientInterceptor,
-        StreamUnaryAioClientInterceptor,
-        StreamStreamAioClientInterceptor,
-    )
-    return [kind(spans.tracing.tracer) for kind in kinds]
+UNARY = Rpc(f"{SERVICE}/Unary", Plain, Plain)
+GENERATOR = Rpc(f"{SERVICE}/Generator", Plain, Plain)
+CHAT = Rpc(f"{SERVICE}/Chat", Plain, Plain)
 
 
-def both(why: str = "") -> pytest.MarkDecorator:
-    """Try both; ``why`` the stock ones fail, if they do."""
-    marks = trap(why) if why else STOCK
-    return pytest.mark.parametrize("make", [pytest.param(stock, marks=marks), ours])
+@contextlib.asynccontextmanager
+async def linked(kinds: Kinds, spans: SpanLog | None) -> AsyncIterator[GrpcChannel]:
+    async with serving(kinds) as client:
+        channel = GrpcChannel(client.target, tracing=spans.tracing if spans else None)
+        async with contextlib.aclosing(channel):
+            yield channel
 
 
-@both()
-async def test_every_kind_of_call_answers_and_is_one_span(make: Make) -> None:
+async def test_a_call_is_a_span_by_the_conventions() -> None:
     spans = SpanLog()
-    async with serving(Kinds(), client_interceptors=make(spans)) as client:
-        assert await client.unary(b"") == b"answer"
-        await spans.until_ended(1)
-        assert [r async for r in client.generator(b"")] == [b"first", b"last"]
-        await spans.until_ended(2)
-        assert await client.gather(iter([b"a", b"b"])) == b"ab"
-        await spans.until_ended(3)
-        assert [r async for r in client.chat(iter([b"a", b"b"]))] == [b"a", b"b"]
-        for span in await spans.until_ended(4):
-            assert code_of(span) == "OK"
-            assert span.kind is SpanKind.CLIENT
+    async with linked(Kinds(), spans) as channel:
+        assert await channel.call(UNARY, b"") == b"answer"
+        span = await spans.only()
+    assert span.kind is SpanKind.CLIENT
+    assert span.name == UNARY.name
+    port = attributes(span)["server.port"]
+    assert dict(attributes(span)) == {
+        "rpc.system.name": "grpc",
+        "rpc.method": UNARY.name,
+        "rpc.response.status_code": "OK",
+        "server.address": "127.0.0.1",
+        "server.port": port,
+    }
 
 
-async def test_a_call_keeps_its_whole_api() -> None:
-    spans = SpanLog()
-    async with serving(Kinds(), client_interceptors=ours(spans)) as client:
-        call = client.chat()
-        await call.write(b"a")
-        assert await call.read() == b"a"
-        await call.write(b"b")
-        await call.done_writing()
-        assert [message async for message in call] == [b"b"]
-        assert await call.read() is EOF
-        assert await call.code() is grpc.StatusCode.OK
-        assert await call.trailing_metadata() is not None
-        assert await call.initial_metadata() is not None
-        assert call.done()
-        assert not call.cancelled()
-        unary = client.unary(b"hang")
-        assert unary.cancel()
-        assert await unary.code() is grpc.StatusCode.CANCELLED
-        assert unary.cancelled()
-
-
-@both("awaits the end before it answers, and then never ends the span")
-async def test_a_cancelled_unary_call_raises_and_is_a_span(make: Make) -> None:
+async def test_a_cancelled_call_raises_and_is_a_span() -> None:
     spans, kinds = SpanLog(), Kinds()
-    async with serving(kinds, client_interceptors=make(spans)) as client:
-        call = asyncio.ensure_future(_await(client.unary(b"hang")))
+    async with linked(kinds, spans) as channel:
+        call = asyncio.ensure_future(channel.call(UNARY, b"hang"))
         await until(lambda: kinds.entered == 1)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -112,81 +84,20 @@ async def test_a_cancelled_unary_call_raises_and_is_a_span(make: Make) -> None:
     assert span.status.status_code is StatusCode.ERROR
 
 
-@both("a stream that is cancelled is no exported span")
-async def test_a_stream_that_the_consumer_leaves_early_is_a_span(make: Make) -> None:
+async def test_a_failure_has_its_code_and_reaches_the_caller() -> None:
     spans = SpanLog()
-    async with serving(Kinds(), client_interceptors=make(spans)) as client:
-        call = client.generator(b"hang")
-        assert await call.read() == b"first"
-        call.cancel()
-        assert code_of(await spans.only()) == "CANCELLED"
-
-
-@both("a stream that is left open is no exported span")
-async def test_a_stream_that_the_consumer_forgets_is_a_span_when_its_channel_closes(
-    make: Make,
-) -> None:
-    spans = SpanLog()
-    async with serving(Kinds(), client_interceptors=make(spans)) as client:
-        async for message in client.generator(b"hang"):
-            assert message == b"first"
-            break
-        assert not spans.ended
-    assert code_of(await spans.only()) == "CANCELLED"
-
-
-@both("the span of a stream whose reader is cancelled is never exported")
-async def test_a_cancelled_reader_hears_of_it(make: Make) -> None:
-    spans, kinds = SpanLog(), Kinds()
-    async with serving(kinds, client_interceptors=make(spans)) as client:
-        call = client.generator(b"hang")
-        assert await call.read() == b"first"
-        reader = asyncio.ensure_future(call.read())
-        await until(lambda: kinds.entered == 1)
-        reader.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await reader
-        call.cancel()
+    async with linked(Kinds(), spans) as channel:
+        with pytest.raises(CallError, match="not now") as caught:
+            await channel.call(UNARY, b"refuse")
         span = await spans.only()
-    assert code_of(span) == "CANCELLED"
+    assert caught.value.code is Code.FAILED_PRECONDITION
+    assert code_of(span) == attributes(span)["error.type"] == "FAILED_PRECONDITION"
+    assert span.status.status_code is StatusCode.ERROR
+    assert span.status.description == "not now"
+    assert not exceptions(span)
 
 
-@both("a failed stream's status text is a representation, and recorded as an exception")
-async def test_failures_have_their_code_and_reach_the_caller(make: Make) -> None:
-    spans = SpanLog()
-    async with serving(Kinds(), client_interceptors=make(spans)) as client:
-        for call in (client.unary(b"refuse"), client.generator(b"refuse")):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await _await(call)
-            assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
-            assert caught.value.details() == "not now"
-        for span in await spans.until_ended(2):
-            assert code_of(span) == "FAILED_PRECONDITION"
-            assert span.status.status_code is StatusCode.ERROR
-            assert span.status.description == "not now"
-            assert not exceptions(span)
-
-
-async def test_spans_follow_the_conventions() -> None:
-    spans = SpanLog()
-    async with serving(Kinds(), client_interceptors=ours(spans)) as client:
-        await client.unary(b"")
-        span = await spans.only()
-        with pytest.raises(grpc.aio.AioRpcError):
-            await client.unary(b"refuse")
-    assert attributes(spans.ended[1])["error.type"] == "FAILED_PRECONDITION"
-    assert span.name == f"{SERVICE}/Unary"
-    assert dict(attributes(span)) == {
-        "rpc.system.name": "grpc",
-        "rpc.method": f"{SERVICE}/Unary",
-        "rpc.response.status_code": "OK",
-        "server.address": "worker.example",
-        "server.port": 50051,
-    }
-
-
-@both()
-async def test_the_running_context_travels_in_the_metadata(make: Make) -> None:
+async def test_the_running_context_travels_in_the_metadata() -> None:
     spans = SpanLog()
     arrived: dict[str, Any] = {}
 
@@ -194,12 +105,11 @@ async def test_the_running_context_travels_in_the_metadata(make: Make) -> None:
         def look(self, context: Any) -> None:
             arrived.update(context.metadata)
 
-    async with serving(Looking(), client_interceptors=make(spans)) as client:
-        token = attach(
-            baggage.set_baggage("user", "x", PROPAGATOR.extract(dict(INCOMING))),
-        )
+    async with linked(Looking(), spans) as channel:
+        token = attach(baggage.set_baggage("user", "x", PROPAGATOR.extract(dict(INCOMING))))
         try:
-            await client.unary(b"", metadata=(("own", "kept"),))
+            sent = (("own", "kept"), ("traceparent", "replaced"))
+            await channel.call(UNARY, b"", metadata=sent)
         finally:
             detach(token)
         span = await spans.only()
@@ -212,37 +122,33 @@ async def test_the_running_context_travels_in_the_metadata(make: Make) -> None:
 
 
 async def test_calls_are_measured_with_and_without_tracing() -> None:
-    for interceptors in (client_interceptors(None, "x:1"), ours(SpanLog())):
+    for spans in (None, SpanLog()):
         measured = Samples()
-        async with serving(Kinds(), client_interceptors=interceptors) as client:
-            await client.unary(b"")
-            with pytest.raises(grpc.aio.AioRpcError):
-                await client.unary(b"refuse")
-            assert [r async for r in client.generator(b"")] == [b"first", b"last"]
-            assert _calls(measured, "Unary", "OK") == 1
-            assert _calls(measured, "Unary", "FAILED_PRECONDITION") == 1
-            assert _calls(measured, "Generator", "OK") == 1
+        async with linked(Kinds(), spans) as channel:
+            await channel.call(UNARY, b"")
+            with pytest.raises(CallError):
+                await channel.call(UNARY, b"refuse")
+        assert _calls(measured, "Unary", "OK") == 1
+        assert _calls(measured, "Unary", "FAILED_PRECONDITION") == 1
 
 
-async def test_methods_without_spans_and_observed_calls_are_only_measured() -> None:
+async def test_streams_are_only_measured() -> None:
     spans, measured = SpanLog(), Samples()
-    quiet = client_interceptors(spans.tracing, "x:1", without_spans={f"{SERVICE}/Chat"})
-    async with serving(Kinds(), client_interceptors=quiet) as client:
-        assert [r async for r in client.chat(iter([b"a"]))] == [b"a"]
-        assert _calls(measured, "Chat", "OK") == 1
-    async with serving(Kinds()) as client:
-        call = client.generator(b"hang")
-        observe_call(call, f"{SERVICE}/Generator")
-        assert await call.read() == b"first"
-        call.cancel()
+    async with linked(Kinds(), spans) as channel:
+        chat = channel.stream(CHAT)
+        await chat.write(b"a")
+        assert await chat.read() == b"a"
+        await chat.done_writing()
+        assert await chat.read() is None
+        await until(lambda: _calls(measured, "Chat", "OK") == 1)
+        watch = channel.watch(GENERATOR, b"hang")
+        assert await watch.read() == b"first"
+        watch.cancel()
         await until(lambda: _calls(measured, "Generator", "CANCELLED") == 1)
+        left = channel.watch(GENERATOR, b"hang")
+        assert await left.read() == b"first"
+    await until(lambda: _calls(measured, "Generator", "CANCELLED") == 2)
     assert not spans.ended
-
-
-async def _await(call: Any) -> Any:
-    if not hasattr(call, "read"):
-        return await call
-    return [message async for message in call]
 
 
 def _calls(measured: Samples, method: str, code: str) -> float:

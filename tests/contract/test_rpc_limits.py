@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from millstream_server.runtime.rpc.health import HealthServicer
 from millstream_server.runtime.rpc.limits import LimitsLayer, RpcLimits
 from millstream_server.runtime.rpc.reflection import V1ALPHA, add_reflection
-from millstream_server.runtime.telemetry.registry import REGISTRY
+from millstream_server.runtime.telemetry.metrics import REGISTRY
 from tests.support.failures import refusal
 from tests.support.transports import new_server
 from tests.support.waiting import EOF, until

@@ -20,7 +20,7 @@ from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
 from millstream_server.runtime.rpc.channel import open_channel
 from millstream_server.runtime.security.tls import ClientTls
 from millstream_server.runtime.settings import SettingsError
-from millstream_server.runtime.telemetry.load_meter import LoadMeter
+from millstream_server.runtime.telemetry.counts import LoadMeter
 from tests.support.certificates import Authority, SecretMount
 from tests.support.echo_service import raw_call
 from tests.support.failures import refusal

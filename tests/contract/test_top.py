@@ -19,7 +19,7 @@ from millstream_server.cli.main import main
 from millstream_server.cli.top.rows import status_of
 from millstream_server.cli.top.state import WorkerState
 from millstream_server.cli.top.workers import Workers
-from millstream_server.routing.discovery.base import Addresses
+from millstream_server.routing.discovery.sources import Addresses
 from millstream_server.runtime.errors import WorkerDrainingError
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from tests.support.clients import tell_serving

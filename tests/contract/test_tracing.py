@@ -17,8 +17,8 @@ from millstream_server.engines.base import Role
 from millstream_server.links.grpc_channel import GrpcChannel
 from millstream_server.links.link import WorkerLink
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
-from millstream_server.runtime.telemetry.tracing import incoming, trace_id
+from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext, incoming
+from millstream_server.runtime.telemetry.tracing import trace_id
 from millstream_server.transfer.ticket import TicketKey
 from tests.support.chats import (
     CANCEL,

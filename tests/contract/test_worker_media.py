@@ -16,8 +16,7 @@ from millstream_server.engines.simulated.state import of_digests, of_tensors
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.media.items import EncodedItem, MediaInput, Modality
 from millstream_server.media.tensor import Tensor
-from millstream_server.transfer.embeddings.leases import Leases
-from millstream_server.transfer.embeddings.store import EmbeddingStore
+from millstream_server.transfer.embeddings.store import EmbeddingStore, Leases
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
 from tests.support.in_process import KEY, worker

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from millstream_client import NO_RETRY, AnswerStream, Client, OverloadedError, Tls, UnavailableError
-from millstream_server.runtime.lifecycle.signals import CUT_OFF
+from millstream_server.runtime.lifecycle.main import CUT_OFF
 from tests.support.cluster.cluster import Cluster
 from tests.support.cluster.pod import Pod, probe
 from tests.support.cluster.suite import (

@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import decode_pb2_grpc
-from millstream_server.runtime.lifecycle.signals import DRAINED, FAILED, PORT_FAILED
+from millstream_server.runtime.lifecycle.main import DRAINED, FAILED, PORT_FAILED
 from tests.support.long_streams import server_status
 from tests.support.ports import free_port
 from tests.support.processes import complaints

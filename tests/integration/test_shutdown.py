@@ -24,7 +24,7 @@ from millstream.v1 import (
 )
 from millstream_client import NO_RETRY, Client, UnavailableError
 from millstream_client.streams import AnswerStream
-from millstream_server.runtime.lifecycle.signals import CUT_OFF, DRAINED
+from millstream_server.runtime.lifecycle.main import CUT_OFF, DRAINED
 from millstream_server.transfer.ticket import TicketKey
 from tests.support.chats import options, start
 from tests.support.long_streams import (

@@ -21,7 +21,7 @@ from millstream_server.engines.base import Role
 from millstream_server.engines.registry import GENERATORS
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.runtime.lifecycle.signals import FAILED
+from millstream_server.runtime.lifecycle.main import FAILED
 from millstream_server.runtime.telemetry.metrics import DRAINING
 from millstream_server.worker.generation import app
 from millstream_server.worker.generation.servicer import DECODE as SERVED

@@ -22,11 +22,10 @@ from millstream_server.runtime.security.tls import ServerTls
 from millstream_server.runtime.telemetry.metrics import EMBEDDING_TRANSFERS
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.transfer.embeddings import shared_memory
-from millstream_server.transfer.embeddings.leases import Leases
-from millstream_server.transfer.embeddings.sender import Sender
+from millstream_server.transfer.embeddings.ends import Sender
 from millstream_server.transfer.embeddings.settings import Transfer
 from millstream_server.transfer.embeddings.shared_memory import FOLDER
-from millstream_server.transfer.embeddings.store import EmbeddingStore
+from millstream_server.transfer.embeddings.store import EmbeddingStore, Leases
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketKey
 from millstream_server.worker.embeddings.serve import EmbeddingServer

@@ -7,7 +7,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from millstream_server.control.abilities import EngineControls
+from millstream_server.control.operations import EngineControls
 
 
 def packed(value: object) -> str:

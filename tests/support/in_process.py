@@ -37,8 +37,8 @@ from millstream_server.processor.telemetry import FrontTelemetry
 from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.turn import TurnParts
-from millstream_server.routing.discovery.static import StaticDiscovery
-from millstream_server.routing.policies import make_policy
+from millstream_server.routing.discovery.sources import StaticDiscovery
+from millstream_server.routing.kv_aware import make_policy
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.router import Router
 from millstream_server.runtime.rpc.server import Server, ServerOptions

@@ -36,7 +36,7 @@ from millstream_server.runtime.rpc.health import HealthServicer
 from millstream_server.runtime.rpc.layer import Layer
 from millstream_server.runtime.rpc.orca import OrcaLayer, OrcaServicer
 from millstream_server.runtime.rpc.reflection import add_reflection
-from millstream_server.runtime.telemetry.load import LoadSnapshot, LoadSource
+from millstream_server.runtime.telemetry.counts import LoadSnapshot, LoadSource
 from tests.support.transports import new_server
 
 NAMED = "test.Named"
@@ -46,7 +46,6 @@ LOAD = LoadSnapshot(
     mem_utilization=0.125,
     rps=8,
     eps=2,
-    named_metrics={"queued": 3},
 )
 
 

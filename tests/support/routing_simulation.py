@@ -17,17 +17,14 @@ from dataclasses import dataclass, field
 from millstream_server.engines.base import EngineLoad, RankLoad
 from millstream_server.engines.simulated.prefix_cache import HeldBlocks, PrefixCache
 from millstream_server.kv_cache.events import KvEvent
-from millstream_server.routing.load_levels import REQUEST_TOKENS
-from millstream_server.routing.policies import make_policy
+from millstream_server.routing.kv_aware import make_policy
+from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.policy import (
     BestOfTwo,
-    Policy,
     PolicyName,
     RoutingPolicy,
-    score_by_load,
 )
-from millstream_server.routing.prefix.prefixes import Prefixes
-from millstream_server.routing.request import RoutingRequest
+from millstream_server.routing.prefix.prefixes import REQUEST_TOKENS, Prefixes
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import Candidate, WorkerView
 from tests.support.routing_traffic import BLOCK_SIZE, Arrival
@@ -253,7 +250,7 @@ def simulate(
         oracle.arrival = arrival
         plan = router.plan(RoutingRequest(model=_MODEL, token_ids=arrival.prompt))
         (leg,) = plan.legs
-        by_view[leg.worker].submit(arrival, leg.cached_tokens)
+        by_view[leg.place.worker].submit(arrival, leg.cached_tokens)
 
     for arrival in arrivals:
         clock.after(arrival.at_s, lambda arrival=arrival: arrive(arrival))  # type: ignore[misc]
@@ -267,7 +264,7 @@ def _policy(
     if policy == ORACLE:
         return oracle
     if policy is PolicyName.POWER_OF_TWO:
-        return Policy(score_by_load, BestOfTwo(random.Random(1)))
+        return BestOfTwo(random.Random(1))
     return make_policy(PolicyName(policy), prefixes)
 
 

@@ -107,8 +107,9 @@ class Kinds:
 class Client:
     """Calls of the service."""
 
-    def __init__(self, channel: Any) -> None:
+    def __init__(self, channel: Any, target: str = "") -> None:
         self.channel = channel
+        self.target = target
         self.unary = channel.unary_unary(f"/{SERVICE}/Unary")
         self.generator = channel.unary_stream(f"/{SERVICE}/Generator")
         self.writer = channel.unary_stream(f"/{SERVICE}/Writer")
@@ -121,7 +122,6 @@ class Client:
 async def serving(
     kinds: Kinds,
     around: Sequence[Any] = (),
-    client_interceptors: Sequence[Any] = (),
     extra: Any = None,
 ) -> AsyncIterator[Client]:
     """Serve it behind layers, or on grpc.aio behind its interceptors.
@@ -137,9 +137,8 @@ async def serving(
     port = bind("127.0.0.1:0")
     await server.start()
     try:
-        async with grpc.aio.insecure_channel(
-            f"127.0.0.1:{port}", interceptors=list(client_interceptors)
-        ) as channel:
-            yield Client(channel)
+        target = f"127.0.0.1:{port}"
+        async with grpc.aio.insecure_channel(target) as channel:
+            yield Client(channel, target)
     finally:
         await server.stop(0)

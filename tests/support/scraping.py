@@ -17,8 +17,8 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from millstream_server.engines.sglang.metrics import CACHE_CONFIG
-from millstream_server.runtime.telemetry.metrics import SCRAPED
-from millstream_server.runtime.telemetry.registry import REGISTRY
+from millstream_server.runtime.telemetry import metrics
+from millstream_server.runtime.telemetry.metrics import REGISTRY
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
 
@@ -73,7 +73,10 @@ def scrape_now(port: int, accept: str = "text/plain", path: str = "/metrics") ->
         return Scrape(answer.headers["Content-Type"], answer.read().decode())
 
 
-MADE_AT_SCRAPES = (*SCRAPED, CACHE_CONFIG)
+MADE_AT_SCRAPES = (
+    *(found for found in vars(metrics).values() if isinstance(found, metrics.ScrapedGauge)),
+    CACHE_CONFIG,
+)
 """Ours and the adapters' own."""
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 

@@ -6,12 +6,17 @@ import asyncio
 from collections.abc import Collection
 from pathlib import Path
 
-from millstream_server.control.abilities import EngineControls
-from millstream_server.control.adapters import LoraAdapter
-from millstream_server.control.memory import MemoryTag, MemoryUse
-from millstream_server.control.pause import PauseMode
-from millstream_server.control.profile import ProfileActivity
-from millstream_server.control.weights import Progress, TensorWeights, WeightSource
+from millstream_server.control.operations import (
+    EngineControls,
+    LoraAdapter,
+    MemoryTag,
+    MemoryUse,
+    PauseMode,
+    ProfileActivity,
+    Progress,
+    TensorWeights,
+    WeightSource,
+)
 from millstream_server.engines.base import Engine
 
 USE = MemoryUse(1000, 50)

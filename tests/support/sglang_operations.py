@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millstream_server.control.weights import (
+from millstream_server.control.operations import (
     WeightSource,
 )
 from millstream_server.generation.output import CollectingSink, FinishReason

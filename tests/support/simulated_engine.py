@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from millstream_server.control.weights import NamedTensor
+from millstream_server.control.operations import NamedTensor
 from millstream_server.engines.simulated.adapter import SimulatedConfig
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.generation.output import CollectingSink, Finish

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry
 
-from millstream_server.runtime.telemetry.registry import REGISTRY
+from millstream_server.runtime.telemetry.metrics import REGISTRY
 from millstream_server.runtime.telemetry.tracing import Tracing
 from tests.support.waiting import until
 

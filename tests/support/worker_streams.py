@@ -22,6 +22,7 @@ from millstream.v1 import (
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.protobuf import generation as convert
 from millstream_server.transfer.ticket import Ticket
+from tests.support.generation_messages import start_to_proto
 from tests.support.waiting import EOF
 
 
@@ -99,7 +100,7 @@ class Stream:
     async def start_request(self, slot: int, request: GenerationRequest) -> None:
         """Start ``request`` in a fresh view of the slot."""
         self.slots[slot] = SlotView()
-        await self.call.write(self._request_type(start=convert.start_to_proto(slot, request)))
+        await self.call.write(self._request_type(start=start_to_proto(slot, request)))
 
     async def cancel(self, slot: int) -> None:
         """Ask for a slot's end."""

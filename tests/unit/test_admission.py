@@ -26,7 +26,7 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.retry_delay import jittered
-from millstream_server.runtime.telemetry.registry import REGISTRY
+from millstream_server.runtime.telemetry.metrics import REGISTRY
 
 LOW, NORMAL, HIGH = Priority.LOW, Priority.NORMAL, Priority.HIGH
 

@@ -17,7 +17,7 @@ from millstream_server.decode.app import DecodeSettings
 from millstream_server.engines.base import Role
 from millstream_server.engines.registry import GENERATORS
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
-from millstream_server.runtime.lifecycle.signals import FAILED
+from millstream_server.runtime.lifecycle.main import FAILED
 from millstream_server.runtime.telemetry.metrics import DRAINING
 from millstream_server.worker.canary import Canary
 from millstream_server.worker.generation import app

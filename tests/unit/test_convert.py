@@ -21,6 +21,7 @@ from millstream_server.protobuf import generation as convert
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.telemetry.trace_context import TraceContext
 from millstream_server.transfer.ticket import Ticket
+from tests.support.generation_messages import sampling_to_proto, start_to_proto
 
 # Floats that a 32-bit field holds exactly.
 SAMPLINGS = {
@@ -58,7 +59,7 @@ def _wire(message: Any) -> Any:
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_sampling_survives(name: str) -> None:
     sampling = SAMPLINGS[name]
-    message = _wire(convert.sampling_to_proto(sampling))
+    message = _wire(sampling_to_proto(sampling))
     assert convert.sampling_from_proto(message, unset_max_new_tokens=99) == sampling
 
 
@@ -123,7 +124,7 @@ def test_every_option_of_the_contract_is_read() -> None:
 
 def test_greedy_is_sent() -> None:
     """0 is proto3's own default for a float; it must be there explicitly."""
-    message = _wire(convert.sampling_to_proto(Sampling(max_new_tokens=1, temperature=0.0)))
+    message = _wire(sampling_to_proto(Sampling(max_new_tokens=1, temperature=0.0)))
     assert message.HasField("temperature")
     assert not message.HasField("top_p")
 
@@ -168,7 +169,7 @@ STARTS = {
 def test_a_start_survives(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     start = STARTS[name]
-    message = _wire(convert.start_to_proto(9, start))
+    message = _wire(start_to_proto(9, start))
     assert message.slot == 9
     read = convert.start_from_proto(message, context_length=100)
     assert read.engine_id != start.engine_id, "each end has an id of its own"
@@ -185,7 +186,7 @@ def test_an_absurd_timeout_is_a_long_one_that_can_be_sent_on() -> None:
     message = generation_pb2.StartGeneration(token_ids=[1])
     message.timeout.seconds = 2**63 - 1
     request = convert.start_from_proto(message, 100)
-    assert convert.start_to_proto(0, request).timeout.seconds > 365 * 86_400
+    assert start_to_proto(0, request).timeout.seconds > 365 * 86_400
 
 
 LOGPROBS = {

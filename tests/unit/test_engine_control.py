@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from millstream.v1 import engine_control_pb2 as pb
-from millstream_server.control.memory import MemoryTag
-from millstream_server.control.weights import NamedTensor
+from millstream_server.control.operations import MemoryTag, NamedTensor
 from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.media.tensor import ElementType, TensorSpec

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from millstream_server.control.adapters import LoraAdapter
+from millstream_server.control.operations import LoraAdapter
 from millstream_server.engines.base import Role
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt

@@ -11,11 +11,11 @@ import pytest
 from millstream_server.engines.base import Role
 from millstream_server.generation.output import Finish
 from millstream_server.links.fleet import Fleet
-from millstream_server.routing.discovery import base
-from millstream_server.routing.discovery.base import Addresses, Discovery
-from millstream_server.routing.policies import make_policy
+from millstream_server.routing.discovery import sources
+from millstream_server.routing.discovery.sources import Addresses, Discovery
+from millstream_server.routing.kv_aware import make_policy
+from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.policy import PolicyName
-from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import NoWorkerError, WorkerLostError
 from millstream_server.synthesis.request import DiffusionRequest, Kind
@@ -151,7 +151,7 @@ async def test_a_discovery_that_breaks_keeps_the_workers_it_named_and_starts_aga
         pauses.put_nowait(pause_s)
         await go_on.wait()
 
-    monkeypatch.setattr(base, "pause", pause)
+    monkeypatch.setattr(sources, "pause", pause)
     async with (
         serving(PlayedWorker()) as first,
         serving(PlayedWorker()) as second,

@@ -12,15 +12,17 @@ from millstream_server.kv_cache.events import (
     BlocksRemoved,
     BlocksStored,
     CacheCleared,
+    KvChanges,
     KvEvent,
+    KvMessage,
+    KvPosition,
+    KvSnapshotPart,
     Medium,
 )
-from millstream_server.kv_cache.messages import KvChanges, KvMessage, KvPosition, KvSnapshotPart
 from millstream_server.protobuf.kv_events import kv_message_from_proto, kv_message_to_proto
 from millstream_server.runtime.settings import SettingsError
-from millstream_server.worker.kv_events import ring
-from millstream_server.worker.kv_events.log import KvEventLog, RankLog
-from millstream_server.worker.kv_events.reader import LogReader
+from millstream_server.worker.kv_events.blocks import MAX_EVENTS, MESSAGE_HASHES
+from millstream_server.worker.kv_events.log import KvEventLog, LogReader, RankLog
 from millstream_server.worker.settings import WorkerSettings
 
 OPERATIONS = 10_000
@@ -289,21 +291,21 @@ def test_messages_are_at_most_a_mebibyte_whatever_an_engine_tells() -> None:
 
 def test_a_long_chain_that_is_cut_keeps_its_parents() -> None:
     log = RankLog(0, 1 << 20)
-    log.changed([BlocksStored(range(ring.MESSAGE_HASHES + 5), 77)])
+    log.changed([BlocksStored(range(MESSAGE_HASHES + 5), 77)])
     reader = LogReader(log, KvPosition(0, log.log_id, 0))
     events = [
         e for m in _all_of(reader) if isinstance(m.content, KvChanges) for e in m.content.events
     ]
     parents = [(e.parent, len(e.hashes)) for e in events if isinstance(e, BlocksStored)]
-    assert parents == [(77, ring.MESSAGE_HASHES), (ring.MESSAGE_HASHES - 1, 5)]
+    assert parents == [(77, MESSAGE_HASHES), (MESSAGE_HASHES - 1, 5)]
     assert log.ring.last == 2
 
 
 def test_the_ring_is_bounded_in_events_too() -> None:
     log = RankLog(0, 1 << 20)
-    for _ in range(ring.MAX_EVENTS // 8 + 1):
+    for _ in range(MAX_EVENTS // 8 + 1):
         log.changed([CacheCleared()] * 8)
-    assert log.ring.events == ring.MAX_EVENTS
+    assert log.ring.events == MAX_EVENTS
     assert not log.ring.reaches(0)
 
 

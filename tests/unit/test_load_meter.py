@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream_server.runtime.telemetry.load_meter import (
+from millstream_server.runtime.telemetry.counts import (
     LoadMeter,
     ProcessUse,
     cores_available,
@@ -28,8 +28,6 @@ class World:
     def meter(self) -> LoadMeter:
         return LoadMeter(
             lambda: self.utilization,
-            named=lambda: {"queued": 2.0},
-            window_s=5,
             process=ProcessUse(
                 cpu_s=lambda: self.cpu_s,
                 memory_bytes=lambda: self.memory,
@@ -113,7 +111,6 @@ def test_utilization_is_the_services_own_but_never_zero(said: float, told: float
     world = World(utilization=said)
     load = world.meter().read()
     assert load.application_utilization == told
-    assert load.named_metrics == {"queued": 2}
 
 
 def test_limits_are_the_containers(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter
 from millstream_server.processor.telemetry import ABANDONED
 from millstream_server.runtime import errors
 from millstream_server.runtime.errors import SERVER_FAULTS
-from millstream_server.runtime.telemetry.registry import REGISTRY
+from millstream_server.runtime.telemetry.metrics import REGISTRY
 from tests.support.scraping import (
     DOCUMENT,
     MADE_AT_SCRAPES,
@@ -106,7 +106,7 @@ def test_what_a_process_says_before_anything_happened() -> None:
     """0 would be a certificate that expired in 1970; no series, no rise at a first refusal."""
     program = """
 import millstream_server.runtime.telemetry.metrics
-from millstream_server.runtime.telemetry.registry import REGISTRY
+from millstream_server.runtime.telemetry.metrics import REGISTRY
 print(REGISTRY.get_sample_value("millstream_certificate_expiry_timestamp_seconds"))
 print(REGISTRY.get_sample_value("millstream_admission_refused_total", {"cause": "displaced"}))
 """

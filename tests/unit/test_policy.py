@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import pytest
 
-from millstream_server.routing.policies import make_policy
+from millstream_server.routing.kv_aware import make_policy
+from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.policy import (
     AFFINITY_SLACK,
-    BestInRotation,
     BestOfTwo,
-    Policy,
     PolicyName,
     RoutingPolicy,
     requests_at,
-    score_by_load,
-    weighted,
 )
 from millstream_server.routing.prefix.prefixes import Prefixes
-from millstream_server.routing.request import RoutingRequest
-from millstream_server.routing.workers import Candidate, WorkerView
+from millstream_server.routing.workers import WorkerView
 from tests.support.views import load
 
 NEW = RoutingRequest(model="m")
@@ -88,7 +83,7 @@ def test_a_conversation_stays_within_the_slack_and_leaves_beyond() -> None:
 
 def test_power_of_two_takes_the_better_of_two_and_never_the_worst() -> None:
     views = [WorkerView(str(number), in_flight=number) for number in range(10)]
-    policy = Policy(score_by_load, BestOfTwo(random.Random(1)))
+    policy = BestOfTwo(random.Random(1))
     picked = Counter(_pick(policy, NEW, views) for _ in range(2000))
     assert "9" not in picked, "the worst loses against any other"
     assert set(picked) == {str(number) for number in range(9)}
@@ -97,51 +92,10 @@ def test_power_of_two_takes_the_better_of_two_and_never_the_worst() -> None:
 
 def test_power_of_two_compares_a_conversations_own_worker_too() -> None:
     views = [WorkerView(str(number)) for number in range(50)]
-    policy = Policy(score_by_load, BestOfTwo(random.Random(1)))
+    policy = BestOfTwo(random.Random(1))
     assert {_pick(policy, _of("30"), views) for _ in range(50)} == {"30"}
     views[30].in_flight = AFFINITY_SLACK + 1
     assert "30" not in {_pick(policy, _of("30"), views) for _ in range(50)}
-
-
-def test_filters_rule_workers_out_even_the_only_one() -> None:
-    def small(_: RoutingRequest, view: Candidate) -> bool:
-        return view.in_flight < 2
-
-    def not_b(_: RoutingRequest, view: Candidate) -> bool:
-        return view.address != "b"
-
-    views = [WorkerView("a", in_flight=2), WorkerView("b"), WorkerView("c", in_flight=1)]
-    policy = Policy(score_by_load, BestInRotation(), (small, not_b))
-    assert _pick(policy, NEW, views) == "c"
-    assert policy.pick(NEW, views[:1]) is None
-    assert policy.pick(NEW, views[:2]) is None
-
-
-@dataclass(frozen=True)
-class PrefixScorer:
-    """Rates workers by how much of the prompt they have in their KV cache, 0 to 1."""
-
-    cached: Mapping[str, Sequence[int]]
-
-    def __call__(self, request: RoutingRequest, view: Candidate) -> float:
-        known = self.cached.get(view.address, ())
-        same = 0
-        for one, other in zip(known, request.token_ids, strict=False):
-            if one != other:
-                break
-            same += 1
-        return same / max(1, len(request.token_ids))
-
-
-def test_a_scorer_that_knows_prefixes_fits_and_is_weighed_against_load() -> None:
-    prefixes = PrefixScorer({"a": [1, 2, 3, 4], "b": [1, 2], "c": [7]})
-    policy = Policy(weighted((10, prefixes), (1, score_by_load)), BestInRotation())
-    views = [WorkerView(name) for name in "abc"]
-    prompt = RoutingRequest(model="m", token_ids=[1, 2, 3, 4])
-    assert _pick(policy, prompt, views) == "a"
-    views[0].in_flight = 6  # 10 - 6 against 5 - 0
-    assert _pick(policy, prompt, views) == "b"
-    assert _pick(policy, RoutingRequest(model="m", token_ids=[7]), views) == "c"
 
 
 @pytest.mark.parametrize("name", PolicyName)

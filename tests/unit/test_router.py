@@ -6,20 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from millstream_server.control.adapters import LoraAdapter
+from millstream_server.control.operations import LoraAdapter
 from millstream_server.engines.base import EngineInfo, Role, WorkerDescription
 from millstream_server.generation.sampling import Ability
-from millstream_server.routing.handoff import HandoffDecider, NeverHandOff
-from millstream_server.routing.model_workers import ModelWorkers
-from millstream_server.routing.plan import Plan
-from millstream_server.routing.policies import make_policy
-from millstream_server.routing.policy import (
-    BestInRotation,
-    Policy,
-    PolicyName,
-    score_by_load,
-)
-from millstream_server.routing.request import RoutingRequest
+from millstream_server.routing.kv_aware import make_policy
+from millstream_server.routing.plan import Handoff, HandoffMode, Plan, RoutingRequest
+from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import NoWorkerError
@@ -28,10 +20,8 @@ from tests.support.views import view
 REQUEST = RoutingRequest(model="m")
 
 
-def _router(
-    *views: WorkerView, handoff: HandoffDecider | None = None, policy: Policy | None = None
-) -> Router:
-    router = Router(lambda: policy or make_policy(PolicyName.LEAST_LOADED), handoff)
+def _router(*views: WorkerView, handoff: Handoff | None = None) -> Router:
+    router = Router(lambda: make_policy(PolicyName.LEAST_LOADED), handoff)
     for one in views:
         router.add(one)
     return router
@@ -99,7 +89,7 @@ def test_a_worker_counts_for_its_own_model_alone() -> None:
     assert router.connected("m") == {Role.AGGREGATED: 1}
     assert router.connected("other") == {Role.AGGREGATED: 1}
     assert not router.ready("third")
-    assert router.limits("third") is None
+    assert router.of("third").limits is None
 
 
 def test_diffusion_workers_that_generate_run_whole_requests() -> None:
@@ -119,7 +109,7 @@ def test_diffusion_workers_that_make_images_run_no_text() -> None:
     painter = WorkerView("a:1", what, what, in_use=1)
     router = _router(painter)
     assert not router.ready("m")
-    assert router.limits("m") is None
+    assert router.of("m").limits is None
     router.add(view("b:1", Role.DIFFUSION))
     _lose(router, painter)
     assert router.capacity("m") == 4
@@ -130,7 +120,7 @@ def test_what_one_of_the_workers_would_ignore_is_refused() -> None:
         view("a:1", Role.DIFFUSION, refused_fields=frozenset({"logprobs"})),
         view("b:1", Role.DIFFUSION, refused_fields=frozenset({"sampling.seed"})),
     )
-    limits = router.limits("m")
+    limits = router.of("m").limits
     assert limits is not None
     assert limits.refused_fields == {"logprobs", "sampling.seed"}
 
@@ -164,7 +154,7 @@ def test_a_conversation_stays_with_both_its_workers() -> None:
 
 
 def test_never_handing_off_takes_the_aggregated_workers() -> None:
-    never = NeverHandOff()
+    never = Handoff(HandoffMode.NEVER)
     router = _router(
         view("p:1", Role.PREFILL), view("d:1", Role.DECODE), view("a:1"), handoff=never
     )
@@ -174,18 +164,9 @@ def test_never_handing_off_takes_the_aggregated_workers() -> None:
     assert _roles(only.plan(REQUEST)) == [Role.PREFILL, Role.DECODE], "there is no other way"
 
 
-class LongPrompts:
-    """Hands off only prompts that are worth it."""
-
-    constant = None
-
-    def hands_off(self, request: RoutingRequest, workers: ModelWorkers, uncached: int) -> bool:
-        return uncached > 3
-
-
 def test_handing_off_can_be_decided_for_each_request() -> None:
     prefill, decode = view("p:1", Role.PREFILL), view("d:1", Role.DECODE)
-    router = _router(prefill, decode, view("a:1"), handoff=LongPrompts())
+    router = _router(prefill, decode, view("a:1"), handoff=Handoff(HandoffMode.AUTO, 4))
     short, long = (RoutingRequest(model="m", token_ids=range(n)) for n in (3, 4))
     assert _roles(router.plan(short)) == [Role.AGGREGATED]
     assert _roles(router.plan(long)) == [Role.PREFILL, Role.DECODE]
@@ -202,13 +183,6 @@ def test_a_missing_role_is_named() -> None:
         router.require("m")
     router.add(view("p:1", Role.PREFILL))
     router.require("m")
-
-
-def test_a_request_that_every_worker_is_filtered_out_for_is_refused() -> None:
-    excluding = Policy(score_by_load, BestInRotation(), (lambda _request, _view: False,))
-    router = _router(view("a:1"), policy=excluding)
-    with pytest.raises(NoWorkerError, match=r"no aggregated worker .* can take this request"):
-        router.plan(REQUEST)
 
 
 def test_plans_follow_workers_that_come_and_go() -> None:
@@ -237,7 +211,7 @@ def test_limits_are_the_least_that_all_workers_can() -> None:
         view("d:1", Role.DECODE, context_length=9, abilities=frozenset({seed, bias})),
         view("d:2", Role.DECODE, context_length=8, abilities=frozenset({bias})),
     )
-    limits = router.limits("m")
+    limits = router.of("m").limits
     assert limits
     assert limits.context_length == 5
     assert limits.abilities == {bias, prompts}
@@ -253,7 +227,7 @@ def test_an_adapter_can_be_named_if_one_worker_or_one_of_both_roles_has_it() -> 
         view("b:1", Role.DECODE, takes_adapters=True, adapters=(two,)),
         view("c:1", Role.AGGREGATED, takes_adapters=True, adapters=(three,)),
     )
-    limits = router.limits("m")
+    limits = router.of("m").limits
     assert limits is not None
     assert limits.takes_adapters
     assert [adapter.name for adapter in limits.adapters] == ["three", "two"]

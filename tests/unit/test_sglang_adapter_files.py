@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from millstream_server.control.adapters import LoraAdapter
+from millstream_server.control.operations import LoraAdapter
 from millstream_server.engines.sglang.config import LORA_MODULES
 from millstream_server.engines.sglang.control.adapters import AdapterLimits, check_adapter
 from millstream_server.engines.sglang.control.checkpoint import Checkpoint, read_checkpoint

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from millstream_server.control.pause import PauseMode
+from millstream_server.control.operations import PauseMode
 from millstream_server.engines.adapter import TextEngineSettings
 from millstream_server.engines.base import Role
 from millstream_server.engines.sglang.adapter import ADAPTER, SglangSettings, check_lora

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from millstream_server.engines.base import Role, WorkerDescription
-from millstream_server.routing.policies import make_policy
+from millstream_server.engines.base import Role, Task, WorkerDescription
+from millstream_server.routing.kv_aware import make_policy
+from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.policy import PolicyName
-from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
-from millstream_server.routing.tasks import Task
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import NoWorkerError
 from millstream_server.synthesis.diffuser import DiffuserInfo
@@ -98,7 +97,7 @@ def test_they_generate_no_text_and_those_that_do_make_no_images() -> None:
     router = _router(_diffuser("a:1"))
     with pytest.raises(NoWorkerError):
         router.plan(REQUEST)
-    assert router.limits("m") is None
+    assert router.of("m").limits is None
     router = _router(view("a:1"))
     assert router.capacity("m") == 4
     with pytest.raises(NoWorkerError):

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from millstream.v1 import generation_pb2, processor_pb2
-from millstream_server.engines.base import Role, WorkerDescription
+from millstream_server.engines.base import Role, Task, WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import (
     Finish,
@@ -36,7 +36,6 @@ from millstream_server.processor.telemetry import FrontTelemetry, TurnTelemetry
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.turn import Turn, TurnParts
 from millstream_server.routing.plan import Plan, PlannedLeg
-from millstream_server.routing.tasks import Task
 from millstream_server.routing.workers import RankView, WorkerView
 from millstream_server.runtime.errors import (
     InvalidRequestError,

@@ -14,8 +14,8 @@ from millstream_server.generation.output import Finish, FinishReason, OutputSink
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
 from millstream_server.runtime.errors import EngineFailedError, ServingError
+from millstream_server.runtime.telemetry.counts import RequestCounts
 from millstream_server.runtime.telemetry.metrics import STREAM_REQUESTS_OPEN
-from millstream_server.runtime.telemetry.request_counts import RequestCounts
 from millstream_server.worker.generation.core import GenerationWorker
 from tests.support.in_process import hosted
 

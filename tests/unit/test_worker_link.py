@@ -13,8 +13,7 @@ from millstream_server.engines.base import Role, WorkerDescription
 from millstream_server.links import link as link_module
 from millstream_server.links.channel import CallError
 from millstream_server.links.grpc_channel import GrpcChannel
-from millstream_server.links.link import WorkerLink
-from millstream_server.links.status import WorkerCondition, WorkerStatus
+from millstream_server.links.link import WorkerCondition, WorkerLink, WorkerStatus
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import Code, WorkerLostError
 from tests.support.played_channel import PlayedChannel

@@ -1,1 +1,1 @@
-"""What operators can do with a running engine: a Protocol per ability, and plain types."""
+"""What operators can do with a running engine."""

@@ -30,15 +30,38 @@ class Role(enum.Enum):
     EMBEDDING = "embedding"
     """Texts to vectors and scores."""
 
-    @property
-    def hands_off(self) -> bool:
+    def __init__(self, value: str) -> None:
+        """Set what is asked for each request."""
+        self.hands_off = value in {"prefill", "decode"}
         """Whether a request is shared by two workers, and so needs a ticket in this role."""
-        return self is Role.PREFILL or self is Role.DECODE
+
+
+class Task(enum.Enum):
+    """Something that a model can do; a value is the RPC that does it."""
+
+    CHAT = "ProcessorService.Chat"
+    COMPLETE = "ProcessorService.Complete"
+    EMBED = "EmbeddingService.Embed"
+    RERANK = "EmbeddingService.Rerank"
+    GENERATE_IMAGE = "DiffusionService.GenerateImage"
+    GENERATE_VIDEO = "DiffusionService.GenerateVideo"
+    GENERATE_TEXT = "DiffusionService.GenerateText"
+
+
+WHOLE_TASKS = {
+    Task.EMBED: Role.EMBEDDING,
+    Task.RERANK: Role.EMBEDDING,
+    Task.GENERATE_IMAGE: Role.DIFFUSION,
+    Task.GENERATE_VIDEO: Role.DIFFUSION,
+}
+"""Those of which one worker, of this role, runs each request whole."""
+TEXT_TASKS = frozenset(Task) - WHOLE_TASKS.keys()
+"""Those whose result is tokens, one after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineInfo:
-    """Facts about a started engine."""
+    """Facts about a started engine; each ability has its own kind, which says what they mean."""
 
     engine: str
     """Vendor name, as in `gen_ai.provider.name`: "sglang", "simulated"."""
@@ -48,6 +71,18 @@ class EngineInfo:
     """Data-parallel ranks."""
     weight_version: str = ""
     """Version of the weights that new requests run on."""
+
+    def tasks(self, role: Role) -> frozenset[Task]:
+        """Return what a worker of this role does, by itself or with others.
+
+        CHAT isn't among them: it depends on the model's files.
+        """
+        return frozenset()
+
+    @property
+    def dp_ranks(self) -> range:
+        """Data-parallel ranks that requests can name; empty: they name none."""
+        return range(0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +123,11 @@ class WorkerDescription:
     """What its EncodeService encodes (an `encoding.encoder.EncoderInfo`); None: it has none."""
     batched_controls: bool = False
     """Whether it accepts several starts and cancels in one message of its stream."""
+
+    @property
+    def tasks(self) -> frozenset[Task]:
+        """See `EngineInfo.tasks`."""
+        return self.engine.tasks(self.role)
 
 
 class Engine(Protocol):

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from millstream_server.control.adapters import LoraAdapter
-from millstream_server.engines.base import Engine, EngineInfo, Probeable
+from millstream_server.control.operations import LoraAdapter
+from millstream_server.engines.base import Engine, EngineInfo, Probeable, Role, Task
 from millstream_server.generation.output import OutputSink
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.sampling import Ability
@@ -20,6 +20,9 @@ from millstream_server.media import families
 from millstream_server.media.families.family import Family
 from millstream_server.media.items import Modality
 from millstream_server.runtime.errors import ServingError
+
+_COMPLETES = frozenset({Task.COMPLETE})
+_BY_DIFFUSION = frozenset({Task.COMPLETE, Task.GENERATE_TEXT})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,15 @@ class GeneratorInfo(EngineInfo):
     """Whether adapters can be loaded and used."""
     tells_kv: bool = False
     """Whether it tells what its prefix cache holds (`kv_cache.events.KvEventSource`)."""
+
+    def tasks(self, role: Role) -> frozenset[Task]:
+        """See `EngineInfo.tasks`."""
+        return _BY_DIFFUSION if role is Role.DIFFUSION else _COMPLETES
+
+    @property
+    def dp_ranks(self) -> range:
+        """See `EngineInfo.dp_ranks`."""
+        return range(self.dp_start, self.dp_start + self.dp_size) if self.dp_size > 1 else range(0)
 
     def adapter_names(self) -> frozenset[str]:
         """Return the names that requests may use."""

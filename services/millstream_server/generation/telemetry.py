@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from opentelemetry.trace import Span
 
-from millstream_server.engines.base import Role
 from millstream_server.generation.output import Finish
-from millstream_server.runtime.telemetry import metrics
-from millstream_server.runtime.telemetry.request_counts import RequestCounts
-from millstream_server.runtime.telemetry.request_spans import fail, reason_of
 from millstream_server.runtime.telemetry.trace_context import TraceContext
-from millstream_server.runtime.telemetry.tracing import Tracing
+from millstream_server.runtime.telemetry.tracing import Tracing, fail, reason_of
 
 
 class RequestSpan:
@@ -80,33 +75,3 @@ def usage_attributes(finish: Finish) -> dict[str, Any]:
         "gen_ai.usage.cache_read.input_tokens": finish.cached_tokens,
         "gen_ai.response.finish_reasons": (finish.reason.value,),
     }
-
-
-def server_of(address: str) -> dict[str, Any]:
-    """Return a worker's "host:port" as span attributes."""
-    host, _, port = address.rpartition(":")
-    if not port.isdigit():
-        return {"server.address": address}
-    return {"server.address": host.strip("[]"), "server.port": int(port)}
-
-
-class StreamMetrics(RequestCounts):
-    """Metrics of one role's streams, with the labels set; per frame and request, not per token."""
-
-    def __init__(self, role: Role) -> None:
-        """Look the metrics up once."""
-        super().__init__(role.value)
-        self._frames = metrics.STREAM_FRAMES.labels(role.value)
-        self._tokens = metrics.STREAM_TOKENS.labels(role.value)
-        self.workers_lost = metrics.WORKERS_LOST.labels(role.value)
-
-    def frame(self, tokens: int) -> None:
-        """Count a step frame."""
-        self._frames.inc()
-        self._tokens.inc(tokens)
-
-
-@functools.cache
-def stream_metrics(role: Role) -> StreamMetrics:
-    """Return a role's metrics."""
-    return StreamMetrics(role)

@@ -7,7 +7,6 @@ from typing import Any
 
 from millstream.v1 import encode_pb2
 from millstream_server.engines.base import Role
-from millstream_server.generation.telemetry import stream_metrics
 from millstream_server.links.channel import rpc_of
 from millstream_server.links.slot_stream import Connection, OpenRequest, SlotStream
 from millstream_server.media.items import EncodedItem, MediaFile
@@ -20,6 +19,7 @@ from millstream_server.runtime.errors import (
     RequestCancelledError,
     ServingError,
 )
+from millstream_server.runtime.telemetry.counts import stream_metrics
 from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
@@ -87,7 +87,7 @@ class EncodeStream(SlotStream[Encoding]):
 
     def __init__(self, connection: Connection) -> None:
         """Prepare; `run` opens the stream."""
-        super().__init__(connection, _ENCODE, stream_metrics(Role.ENCODE))
+        super().__init__(connection, _ENCODE, stream_metrics(Role.ENCODE.value))
         self._leases: dict[str, asyncio.TimerHandle] = {}
         self._uploads: dict[int, memoryview] = {}
         """By slot, what is left to send of its file; the first one is next."""

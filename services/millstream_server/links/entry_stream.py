@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from millstream.v1 import diffusion_pb2, embedding_pb2
+from millstream.v1 import diffusion_pb2
 from millstream_server.links.channel import Rpc, rpc_of
 from millstream_server.links.slot_stream import Connection, OpenRequest, SlotStream
 from millstream_server.links.unread import UnreadOutput, overflow
-from millstream_server.protobuf import diffusion, embedding
+from millstream_server.protobuf import diffusion
 from millstream_server.runtime.errors import (
     InvalidRequestError,
     RequestCancelledError,
@@ -20,9 +20,8 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.runtime.rpc.channel import MAX_WORKER_MESSAGE_BYTES
 from millstream_server.runtime.rpc.slot_output import EndT, EntryT, SlotContent
-from millstream_server.runtime.telemetry.request_counts import RequestCounts
+from millstream_server.runtime.telemetry.counts import RequestCounts
 from millstream_server.synthesis.request import Chunk, DiffusionRequest, Finished, Kind, Progress
-from millstream_server.vectors.request import EmbedFinished, EmbedRequest, Vectors
 
 RequestT = TypeVar("RequestT")
 
@@ -61,12 +60,6 @@ DIFFUSION: dict[Kind, EntryRpc[DiffusionRequest, Progress | Chunk, Finished]] = 
         _file_bytes,
     ),
 }
-EMBED: EntryRpc[EmbedRequest, Vectors, EmbedFinished] = EntryRpc(
-    rpc_of(embedding_pb2.DESCRIPTOR, "EmbeddingService/Embed"),
-    embedding.embed_to_proto,
-    embedding.embed_content,
-    lambda vectors: len(vectors.values),
-)
 
 
 class SlotCall(OpenRequest, Generic[EntryT, EndT]):

@@ -16,7 +16,7 @@ from millstream_server.links.link import WorkerLink, WorkerStreams
 from millstream_server.links.slot_stream import OpenRequest
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.media.items import MediaFile
-from millstream_server.routing.discovery.base import Discovery, follow
+from millstream_server.routing.discovery.sources import Discovery, follow
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import WorkerLostError
 from millstream_server.runtime.security.tls import ClientTls

@@ -10,7 +10,6 @@ from millstream.v1 import decode_pb2, diffusion_pb2, generation_pb2, prefill_pb2
 from millstream_server.engines.base import Role
 from millstream_server.generation.output import LogprobColumns, OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.generation.telemetry import stream_metrics
 from millstream_server.links.channel import rpc_of
 from millstream_server.links.slot_stream import Connection, OpenRequest, SlotStream
 from millstream_server.links.unread import not_asked_for
@@ -18,6 +17,7 @@ from millstream_server.protobuf import generation as convert
 from millstream_server.protobuf.errors import error_from_proto
 from millstream_server.routing.workers import Place
 from millstream_server.runtime.errors import AdapterNotFoundError, NoWorkerError, ServingError
+from millstream_server.runtime.telemetry.counts import stream_metrics
 
 _UNLOADED_S = 0.1
 """After this the Processor knows which adapters a worker has unloaded."""
@@ -90,7 +90,7 @@ class GenerationStream(SlotStream[OpenGeneration]):
     def __init__(self, connection: Connection) -> None:
         """Prepare; `run` opens the stream."""
         worker = connection.description
-        self._metrics = stream_metrics(worker.role)
+        self._metrics = stream_metrics(worker.role.value)
         super().__init__(connection, _RPCS[worker.role], self._metrics)
         self.prefills = worker.role is not Role.DECODE
         self._batched = worker.batched_controls

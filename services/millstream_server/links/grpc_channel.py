@@ -12,7 +12,7 @@ from millstream_server.runtime.errors import Code
 from millstream_server.runtime.rpc.channel import channel_options, open_channel
 from millstream_server.runtime.rpc.status import DETAILS_KEY
 from millstream_server.runtime.security.tls import ClientTls
-from millstream_server.runtime.telemetry.client_rpcs import observe_call, unary_client_interceptors
+from millstream_server.runtime.telemetry.client_rpcs import ClientSpans, observe_call
 from millstream_server.runtime.telemetry.tracing import Tracing
 
 # Frames gather while the Processor is busy, so they may be large. But they gather in the worker, as
@@ -37,8 +37,8 @@ class GrpcChannel:
     ) -> None:
         """Prepare; the first RPC connects. Unary calls get spans if there is ``tracing``."""
         self._tls = tls
-        interceptors = unary_client_interceptors(tracing, address)
-        self._channel = open_channel(address, tls, options=_OPTIONS, interceptors=interceptors)
+        self._spans = ClientSpans(tracing, address)
+        self._channel = open_channel(address, tls, options=_OPTIONS)
 
     @property
     def stale(self) -> bool:
@@ -66,7 +66,9 @@ class GrpcChannel:
     ) -> Any:
         """See `Channel.call`."""
         method: Any = self._channel.unary_unary(*_arguments(rpc))
+        span, metadata = self._spans.start(rpc.name, metadata)
         call = method(request, timeout=timeout_s, metadata=metadata, wait_for_ready=wait or None)
+        observe_call(call, rpc.name, span)
         try:
             return await call
         except grpc.aio.AioRpcError as error:

@@ -1,4 +1,4 @@
-"""Follows a worker's KV events, over all connections to it."""
+"""Follows a worker's KV events, over all connections to it; the rules of kv_events.proto."""
 
 from __future__ import annotations
 
@@ -7,13 +7,95 @@ import asyncio
 from millstream.v1 import kv_events_pb2, worker_pb2
 from millstream_server.engines.base import WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.kv_cache.events import (
+    BlocksStored,
+    KvChanges,
+    KvMessage,
+    KvPosition,
+    KvSnapshotPart,
+)
 from millstream_server.links.channel import CallError, Channel, rpc_of
 from millstream_server.protobuf.kv_events import kv_message_from_proto, kv_position_to_proto
+from millstream_server.routing.prefix.index import PrefixIndex
 from millstream_server.routing.prefix.prefixes import Membership, Prefixes
-from millstream_server.routing.prefix.replica import RankReplica
-from millstream_server.routing.workers import WorkerView
+from millstream_server.routing.workers import WorkerView, info_of
 from millstream_server.runtime.errors import Code
 from millstream_server.runtime.telemetry.log import get_log
+
+
+class RankReplica:
+    """Keeps one member of an index equal to one rank's cache, over any number of streams.
+
+    `position` is what the next stream begins with; None: with a snapshot.
+    """
+
+    def __init__(self, index: PrefixIndex, member: int) -> None:
+        """Start without a position; ``member`` is the rank's number in the index."""
+        self.position: KvPosition | None = None
+        self._index = index
+        self._member = member
+        self._parts: list[BlocksStored] | None = None
+        """The incomplete snapshot; None: none has begun."""
+        self._collected = 0
+        """About how many hashes it takes the memory of."""
+
+    def forget(self) -> None:
+        """Forget all that is known of the rank."""
+        self.position = self._parts = None
+        self._index.replace(self._member, ())
+
+    def begin(self) -> None:
+        """Prepare for a new stream: a snapshot that was not completed begins anew."""
+        self._parts = None
+
+    def take(self, message: KvMessage) -> bool:
+        """Take a message of this rank; return False if messages before it are missing.
+
+        The caller must then drop the stream and open a new one. `position` is None then.
+        """
+        content = message.content
+        if isinstance(content, KvSnapshotPart):
+            fits = self._collect(message, content)
+        else:
+            fits = self._follow(message, content)
+        if not fits:
+            self.position = self._parts = None
+        return fits
+
+    def _collect(self, message: KvMessage, part: KvSnapshotPart) -> bool:
+        if part.first:
+            self._parts, self._collected = [], 0
+        if self._parts is None:
+            return False
+        # The index keeps no more blocks; so a snapshot without an end takes no more memory.
+        if self._collected < self._index.max_blocks:
+            self._parts += part.stored
+            self._collected += sum(map(_size, part.stored))
+        if part.last:
+            self._index.replace(self._member, self._parts)
+            self._parts = None
+            self._arrive_at(message)
+        return True
+
+    def _follow(self, message: KvMessage, changes: KvChanges) -> bool:
+        position = self.position
+        if position is None or message.log_id != position.log_id:
+            return False
+        if message.sequence <= position.sequence:
+            return True
+        if changes.first_sequence > position.sequence + 1:
+            return False
+        self._index.apply(self._member, changes.events)
+        self._arrive_at(message)
+        return True
+
+    def _arrive_at(self, message: KvMessage) -> None:
+        self.position = KvPosition(message.dp_rank, message.log_id, message.sequence)
+
+
+def _size(stored: BlocksStored) -> int:
+    return len(stored.hashes) + len(stored.adapter) // 8 + 1
+
 
 log = get_log(__name__)
 
@@ -42,9 +124,9 @@ class KvWatch:
 
     async def run(self, channel: Channel, description: WorkerDescription) -> None:
         """Follow the events on one connection; returns if the worker has none."""
-        engine = description.engine
+        engine = info_of(description, GeneratorInfo)
         membership = self._prefixes.admit(self._view, description)
-        if membership is None or not isinstance(engine, GeneratorInfo) or not engine.tells_kv:
+        if membership is None or engine is None or not engine.tells_kv:
             return
         if membership is not self._membership:
             self._membership = membership

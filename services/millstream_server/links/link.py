@@ -1,13 +1,14 @@
 """A Processor's link to one worker: description, load, health, reconnection.
 
 For each connection the link makes the streams of the worker's abilities, tells them when to finish,
-and when the connection is lost.
+and when the connection is lost. Its `WorkerStatus` says whether the worker accepts requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 from grpc_health.v1 import health_pb2
 
 from millstream.v1 import worker_pb2
-from millstream_server.engines.base import Role
+from millstream_server.encoding.encoder import EncoderInfo
+from millstream_server.engines.base import WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.links.channel import CallError, Channel, Rpc, rpc_of
 from millstream_server.links.encode_stream import EncodeStream
@@ -23,14 +25,14 @@ from millstream_server.links.entry_stream import DIFFUSION, EntryStream
 from millstream_server.links.generation_stream import GenerationStream
 from millstream_server.links.kv_watch import KvWatch
 from millstream_server.links.slot_stream import Connection, SlotStream
-from millstream_server.links.status import WorkerCondition, WorkerStatus
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.links.vector_stream import VectorStream
 from millstream_server.protobuf.worker import description_from_proto, load_from_proto
 from millstream_server.routing.prefix.prefixes import Prefixes
-from millstream_server.routing.workers import WorkerView
+from millstream_server.routing.workers import WorkerView, info_of
 from millstream_server.runtime.errors import Code
 from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.telemetry.metrics import WORKERS_CONNECTED, WORKERS_LOST
 from millstream_server.synthesis.diffuser import DiffuserInfo
 from millstream_server.vectors.embedder import EmbedderInfo
 
@@ -54,15 +56,12 @@ class WorkerStreams:
     def __init__(self, connection: Connection, unread: UnreadOutput) -> None:
         """Make those that the worker's description names; ``unread``: see `EntryStream`."""
         worker = connection.description
-        engine = worker.engine
-        encodes = worker.role is Role.ENCODE or worker.encoder is not None
-        kinds = engine.kinds if isinstance(engine, DiffuserInfo) else ()
-        self.text = GenerationStream(connection) if isinstance(engine, GeneratorInfo) else None
-        self.media = EncodeStream(connection) if encodes else None
+        diffuser = info_of(worker, DiffuserInfo)
+        kinds = diffuser.kinds if diffuser else ()
+        self.text = GenerationStream(connection) if info_of(worker, GeneratorInfo) else None
+        self.media = EncodeStream(connection) if info_of(worker, EncoderInfo) else None
         self.diffusion = {kind: EntryStream(connection, DIFFUSION[kind], unread) for kind in kinds}
-        self.vectors = (
-            VectorStream(connection, unread) if isinstance(engine, EmbedderInfo) else None
-        )
+        self.vectors = VectorStream(connection, unread) if info_of(worker, EmbedderInfo) else None
         found = (self.text, self.vectors, *self.diffusion.values(), self.media)
         self.all: list[SlotStream[Any]] = [stream for stream in found if stream is not None]
         """The engine's own come first."""
@@ -249,3 +248,115 @@ class WorkerLink:
         finally:
             watch.cancel()
         return True
+
+
+# ---- whether a worker accepts requests, and if not, why ------------------------------------------
+
+
+class WorkerCondition(enum.Enum):
+    """Why a worker gets no new requests."""
+
+    NOT_CONNECTED = "not connected"
+    NOT_SERVING = "not serving"
+    """Its health isn't known to be SERVING; for instance, its engine may be stuck."""
+    SILENT = "silent"
+    """It has stopped reporting its load."""
+    DRAINING = "draining"
+    """It is shutting down."""
+    RETIRED = "retired"
+    """Discovery no longer names it."""
+
+
+_EXPECTED = frozenset({WorkerCondition.DRAINING, WorkerCondition.RETIRED})
+
+
+class WorkerStatus:
+    """Sets `WorkerView.description` from conditions and description: None while one holds."""
+
+    def __init__(self, view: WorkerView, on_change: Callable[[], None]) -> None:
+        """Start as not connected; ``on_change`` is called after a change of `view.description`."""
+        self.conditions = {WorkerCondition.NOT_CONNECTED}
+        self._view = view
+        self._on_change = on_change
+        self._description: WorkerDescription | None = None
+
+    @property
+    def retired(self) -> bool:
+        """Whether discovery no longer names the worker."""
+        return WorkerCondition.RETIRED in self.conditions
+
+    def connected(self, description: WorkerDescription) -> None:
+        """Record a new connection; the worker accepts no requests before its health is SERVING."""
+        self._description = description
+        self.conditions = {WorkerCondition.NOT_SERVING} | (
+            self.conditions & {WorkerCondition.RETIRED}
+        )
+        log.info(
+            "worker connected",
+            worker=self._view.address,
+            id=description.worker_id,
+            role=description.role.value,
+            model=description.model,
+        )
+        self._update()
+
+    def disconnected(self, *, expected: bool) -> None:
+        """Record that the connection has ended; ``expected``: because this process closed it."""
+        description, self._description = self._description, None
+        if description and not self.conditions & _EXPECTED:
+            log.warning(
+                "worker disconnected",
+                worker=self._view.address,
+                open_requests=self._view.in_flight,
+            )
+            if not expected:
+                WORKERS_LOST.labels(description.role.value).inc()
+        self.conditions = {WorkerCondition.NOT_CONNECTED} | (
+            self.conditions & {WorkerCondition.RETIRED}
+        )
+        self._view.report(None)
+        self._update()
+
+    def describe(self, description: WorkerDescription) -> None:
+        """Set the worker's current description.
+
+        Raises:
+            ValueError: its role has changed, which needs a new connection.
+        """
+        known = self._description
+        if known is None or description == known:
+            return
+        if description.role is not known.role:
+            message = f"the worker was {known.role.value} and is now {description.role.value}"
+            raise ValueError(message)
+        self._description = description
+        self._update()
+
+    def set(self, condition: WorkerCondition) -> None:
+        """Record that a condition holds."""
+        if condition not in self.conditions:
+            self.conditions.add(condition)
+            write = log.warning if condition is WorkerCondition.SILENT else log.info
+            write("worker condition set", worker=self._view.address, condition=condition.value)
+            self._update()
+
+    def clear(self, condition: WorkerCondition) -> None:
+        """Record that a condition no longer holds."""
+        if condition in self.conditions:
+            self.conditions.remove(condition)
+            log.info(
+                "worker condition cleared", worker=self._view.address, condition=condition.value
+            )
+            self._update()
+
+    def _update(self) -> None:
+        view = self._view
+        before, now = view.description, None if self.conditions else self._description
+        if before is now:
+            return
+        view.description = now
+        view.last_description = now or view.last_description
+        for description, count in ((before, -1), (now, 1)):
+            if description is not None:
+                WORKERS_CONNECTED.labels(description.model, description.role.value).inc(count)
+        self._on_change()

@@ -14,8 +14,8 @@ from millstream_server.engines.base import WorkerDescription
 from millstream_server.links.channel import CallError, Channel, Rpc, Stream
 from millstream_server.routing.workers import Place, WorkerView
 from millstream_server.runtime.errors import ServingError, WorkerLostError
+from millstream_server.runtime.telemetry.counts import RequestCounts
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.runtime.telemetry.request_counts import RequestCounts
 
 log = get_log(__name__)
 

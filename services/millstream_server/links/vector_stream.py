@@ -10,13 +10,18 @@ from typing import Any
 
 from millstream.v1 import embedding_pb2
 from millstream_server.links.channel import CallError, Metadata, rpc_of
-from millstream_server.links.entry_stream import EMBED, EntryStream
+from millstream_server.links.entry_stream import EntryRpc, EntryStream
 from millstream_server.links.slot_stream import Connection
 from millstream_server.links.unread import UnreadOutput
-from millstream_server.protobuf.embedding import ranking_from_proto, rerank_to_proto
+from millstream_server.protobuf.embedding import (
+    embed_content,
+    embed_to_proto,
+    ranking_from_proto,
+    rerank_to_proto,
+)
 from millstream_server.runtime.errors import WorkerLostError
-from millstream_server.runtime.telemetry.request_spans import reason_of
 from millstream_server.runtime.telemetry.trace_context import TraceContext
+from millstream_server.runtime.telemetry.tracing import reason_of
 from millstream_server.vectors.request import (
     EmbedFinished,
     EmbedRequest,
@@ -25,6 +30,12 @@ from millstream_server.vectors.request import (
     Vectors,
 )
 
+_EMBED: EntryRpc[EmbedRequest, Vectors, EmbedFinished] = EntryRpc(
+    rpc_of(embedding_pb2.DESCRIPTOR, "EmbeddingService/Embed"),
+    embed_to_proto,
+    embed_content,
+    lambda vectors: len(vectors.values),
+)
 _RERANK = rpc_of(embedding_pb2.DESCRIPTOR, "EmbeddingService/Rerank")
 
 
@@ -37,7 +48,7 @@ class VectorStream(EntryStream[EmbedRequest, Vectors, EmbedFinished]):
 
     def __init__(self, connection: Connection, unread: UnreadOutput) -> None:
         """Prepare; `run` opens the stream. ``unread`` bounds the vectors that gather."""
-        super().__init__(connection, EMBED, unread)
+        super().__init__(connection, _EMBED, unread)
         self._calls: set[asyncio.Task[Any]] = set()
         self._closed = False
 

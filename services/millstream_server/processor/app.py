@@ -38,9 +38,9 @@ from millstream_server.processor.turn import TurnParts
 from millstream_server.processor.vectors.core import VectorsCore
 from millstream_server.processor.vectors.servicer import SERVICE as EMBEDDING
 from millstream_server.processor.vectors.servicer import EmbeddingServicer
-from millstream_server.routing.discovery.choice import make_discovery
-from millstream_server.routing.handoff import HandoffMode, make_decider
-from millstream_server.routing.policies import make_policy
+from millstream_server.routing.discovery.sources import make_discovery
+from millstream_server.routing.kv_aware import make_policy
+from millstream_server.routing.plan import Handoff, HandoffMode
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.prefix.prefixes import Prefixes
 from millstream_server.routing.router import Router
@@ -49,8 +49,8 @@ from millstream_server.runtime.lifecycle.conditions import (
     NO_WORKERS,
     VERSIONS_DIFFER,
 )
+from millstream_server.runtime.lifecycle.main import DRAINED, Signals, until_signal
 from millstream_server.runtime.lifecycle.service import Service, ServicePlan, peers_policy
-from millstream_server.runtime.lifecycle.signals import DRAINED, Signals, until_signal
 from millstream_server.runtime.rpc.limits import RpcLimits
 from millstream_server.runtime.rpc.server import Server
 from millstream_server.runtime.security.api_keys import ApiKeys
@@ -146,7 +146,7 @@ def _router(settings: ProcessorSettings) -> Router:
         prefixes = Prefixes(settings.prefix_index_blocks)
     return Router(
         lambda: make_policy(settings.policy, prefixes),
-        make_decider(settings.handoff, settings.handoff_min_tokens),
+        Handoff(settings.handoff, settings.handoff_min_tokens),
         prefixes,
     )
 
@@ -228,7 +228,7 @@ async def follow_readiness(core: ProcessorCore, server: Server, changed: asyncio
         await changed.wait()
         changed.clear()
         ready = core.models.ready()
-        apart = [name for name in core.models.names if core.front.router.versions_differ(name)]
+        apart = [name for name in core.models.names if core.front.router.of(name).versions_differ]
         if bool(apart) is not differ.holds:
             differ.set(holds=bool(apart))
             if apart:

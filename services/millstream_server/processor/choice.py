@@ -99,10 +99,10 @@ class Leg:
         Raises:
             WorkerLostError: the worker isn't connected.
         """
-        turn, address = self.turn, planned.worker.address
+        turn, address = self.turn, planned.place.address
         self.span = span = turn.telemetry.leg(planned.role, address)
-        if planned.dp_rank is not None or planned.cached_tokens:
-            changes["dp_rank"] = planned.dp_rank
+        if planned.place.dp_rank is not None or planned.cached_tokens:
+            changes["dp_rank"] = planned.place.dp_rank
             changes["expected_cached_tokens"] = planned.cached_tokens
         trace = span.carry(request.trace)
         if trace is not request.trace:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.message import Message
@@ -15,6 +15,7 @@ from millstream.v1 import (
     media_pb2,
     processor_pb2,
 )
+from millstream_server.engines.base import EngineInfo, Task
 from millstream_server.media.items import Modality
 from millstream_server.processor.conversation import Completion, Conversation, Options, UserTurn
 from millstream_server.processor.models import ModelStatus
@@ -26,15 +27,11 @@ from millstream_server.processor.text.messages import (
     ToolCall,
 )
 from millstream_server.protobuf import generation as from_worker
-from millstream_server.protobuf.common import PRIORITIES
-from millstream_server.protobuf.diffusion_model import diffusion_model_to_proto
+from millstream_server.protobuf.common import PRIORITIES, ROLES_TO_PROTO
+from millstream_server.protobuf.diffusion import diffusion_model_to_proto
+from millstream_server.protobuf.embedding import embedding_model_to_proto
 from millstream_server.protobuf.media import MODALITIES_TO_PROTO
-from millstream_server.protobuf.worker import (
-    ROLES_TO_PROTO,
-    abilities_to_proto,
-    embedding_model_to_proto,
-)
-from millstream_server.routing.tasks import Task
+from millstream_server.protobuf.worker import abilities_to_proto
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from millstream_server.synthesis.diffuser import DiffuserInfo
 from millstream_server.vectors.embedder import EmbedderInfo
@@ -297,6 +294,21 @@ def new_request_id() -> str:
 # ---- the served models ---------------------------------------------------------------------------
 
 
+def _write_diffuser(message: processor_pb2.ServedModel, info: DiffuserInfo) -> None:
+    message.diffusion.CopyFrom(diffusion_model_to_proto(info))
+
+
+def _write_embedder(message: processor_pb2.ServedModel, info: EmbedderInfo) -> None:
+    message.embedding.CopyFrom(embedding_model_to_proto(info))
+
+
+_WRITE_INFO: dict[type[EngineInfo], Callable[[processor_pb2.ServedModel, Any], None]] = {
+    DiffuserInfo: _write_diffuser,
+    EmbedderInfo: _write_embedder,
+}
+"""By ability: what ListModels says of a model that isn't for text."""
+
+
 def model_to_proto(model: ModelStatus) -> processor_pb2.ServedModel:
     """Convert a served model; of several workers for images or vectors, the first one's info."""
     message = processor_pb2.ServedModel(
@@ -314,10 +326,7 @@ def model_to_proto(model: ModelStatus) -> processor_pb2.ServedModel:
         adapters=sorted(model.engine.adapter_names()) if model.engine else (),
     )
     for info in reversed(model.others):
-        if isinstance(info, DiffuserInfo):
-            message.diffusion.CopyFrom(diffusion_model_to_proto(info))
-        elif isinstance(info, EmbedderInfo):
-            message.embedding.CopyFrom(embedding_model_to_proto(info))
+        _WRITE_INFO[type(info)](message, info)
     return message
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millstream_server.engines.base import Role
+from millstream_server.engines.base import Role, Task
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.processor.admission import Admission
 from millstream_server.processor.conversation import (
@@ -31,8 +31,7 @@ from millstream_server.processor.requests import (
     turn_paths,
 )
 from millstream_server.processor.turn import Turn, TurnParts
-from millstream_server.routing.request import RoutingRequest
-from millstream_server.routing.tasks import Task
+from millstream_server.routing.plan import RoutingRequest
 from millstream_server.runtime.errors import (
     SERVER_FAULTS,
     ServingError,
@@ -123,7 +122,7 @@ class ProcessorCore:
         """
         takes, paths = served.engine.media, conversation_paths(said.field)
         if takes is not None and takes.modalities and not served.modalities:
-            raise self.front.router.absent(served.name, Role.ENCODE)
+            raise self.front.router.of(served.name).absent(Role.ENCODE)
         text = await self.prompts.render(
             served.text, conversation.messages, conversation.tools, paths
         )

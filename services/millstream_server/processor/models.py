@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from millstream_server.engines.base import EngineInfo, Role
+from millstream_server.engines.base import EngineInfo, Role, Task
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.media.items import Modality
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.routing.router import Router
-from millstream_server.routing.tasks import Task
 from millstream_server.runtime.errors import (
     InvalidRequestError,
     ModelNotFoundError,
@@ -185,7 +184,7 @@ class Models:
     def _find(self, name: str, field: str, task: Task) -> ServedModel:
         name = self.name_of(name, task, field)
         text = self._texts[name]
-        engine = self._router.limits(name)
+        engine = self._router.of(name).limits
         if engine is None or text is None:
             self._router.require(name)
             raise NoWorkerError(
@@ -201,7 +200,7 @@ class Models:
                 name,
                 self._texts[name],
                 self._router.ready(name),
-                self._router.limits(name),
+                self._router.of(name).limits,
                 self._router.connected(name),
                 self._modalities(name),
                 self._does(name) if self._router.ready(name) else frozenset(),
@@ -213,7 +212,7 @@ class Models:
     def _modalities(self, name: str) -> frozenset[Modality]:
         text = self._texts[name]
         family = text.family if text else None
-        return self._router.modalities(name) & family.modalities if family else frozenset()
+        return self._router.of(name).modalities & family.modalities if family else frozenset()
 
     def ready(self) -> bool:
         """Return whether every model has a worker of every role it needs."""

@@ -24,7 +24,7 @@ from millstream_server.runtime.rpc.first_message import after_first_message
 from millstream_server.runtime.rpc.served_call import CallOverError
 from millstream_server.runtime.security.auth import caller
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.runtime.telemetry.tracing import incoming
+from millstream_server.runtime.telemetry.trace_context import incoming
 
 log = get_log(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from millstream_server.routing.handoff import DEFAULT_MIN_TOKENS, HandoffMode
+from millstream_server.routing.plan import DEFAULT_MIN_TOKENS, HandoffMode
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.prefix.index import DEFAULT_MAX_BLOCKS
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings

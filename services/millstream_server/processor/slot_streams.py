@@ -22,8 +22,7 @@ from millstream_server.runtime.rpc.slot_session import (
     SlotSession,
     StartSlot,
 )
-from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
-from millstream_server.runtime.telemetry.tracing import incoming
+from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext, incoming
 
 ResponseT = TypeVar("ResponseT", bound=Response)
 RequestT = TypeVar("RequestT")

@@ -14,17 +14,15 @@ from typing import Any
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, set_span_in_context
 
-from millstream_server.engines.base import Role
+from millstream_server.engines.base import TEXT_TASKS, Role, Task
 from millstream_server.generation.output import Finish, FinishReason
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.sampling import given_knobs
-from millstream_server.generation.telemetry import NO_SPAN, RequestSpan, TracedRequest, server_of
-from millstream_server.routing.tasks import TEXT_TASKS, Task
+from millstream_server.generation.telemetry import NO_SPAN, RequestSpan, TracedRequest
 from millstream_server.runtime.frozen import dataclass
 from millstream_server.runtime.telemetry import metrics
-from millstream_server.runtime.telemetry.request_spans import fail, reason_of
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
-from millstream_server.runtime.telemetry.tracing import Tracing
+from millstream_server.runtime.telemetry.tracing import Tracing, fail, reason_of, server_of
 
 _OPERATIONS = {
     Task.CHAT: "chat",

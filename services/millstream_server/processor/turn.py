@@ -17,6 +17,7 @@ from millstream_server.generation.sampling import MAX_SEED, Ability
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.choice import Choice, Leg, Workers
 from millstream_server.processor.telemetry import ABANDONED, TurnTelemetry, Usage
+from millstream_server.routing.workers import info_of
 from millstream_server.runtime.errors import Failure, ServingError, UnavailableError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from millstream_server.processor.pacing import Pacer
     from millstream_server.processor.text.tokenizer import TextModel
     from millstream_server.routing.plan import Plan, PlannedLeg
-    from millstream_server.routing.workers import WorkerView
+    from millstream_server.routing.workers import Candidate
     from millstream_server.runtime.rpc.call import Call
     from millstream_server.transfer.ticket import Ticket, TicketKey
 
@@ -104,7 +105,8 @@ class Turn:
         Raises:
             UnavailableError: a worker has just disconnected; `close` stops what was started.
         """
-        self._plan, self.workers = plan, plan.places
+        self._plan = plan if len(plan.legs) > 1 else None
+        self.workers = plan.places
         if self.seed is None:
             self.seed = _first_seed(self.request, plan)
         first, logprobs = plan.legs[0], self.request.logprobs
@@ -134,7 +136,7 @@ class Turn:
     ) -> None:
         request = self.request
         given = request.sampling.seed
-        if self.seed is not None and (given is not None or _takes_seed(planned.worker)):
+        if self.seed is not None and (given is not None or _takes_seed(planned.place)):
             seed = (self.seed + choice.index) % (MAX_SEED + 1)  # the n choices' are consecutive
             if seed != given:
                 changes["sampling"] = replace(request.sampling, seed=seed)
@@ -243,14 +245,14 @@ def _first_seed(request: GenerationRequest, plan: Plan) -> int | None:
     sampling = request.sampling
     if sampling.seed is not None or sampling.temperature == 0:
         return sampling.seed
-    if any(_takes_seed(leg.worker) for leg in plan.legs):
+    if any(_takes_seed(leg.place) for leg in plan.legs):
         return secrets.randbits(_SEED_BITS)
     return None
 
 
-def _takes_seed(worker: WorkerView) -> bool:
-    engine = worker.description.engine if worker.description else None
-    return isinstance(engine, GeneratorInfo) and Ability.SEED in engine.abilities
+def _takes_seed(place: Candidate) -> bool:
+    engine = info_of(place.worker.description, GeneratorInfo)
+    return engine is not None and Ability.SEED in engine.abilities
 
 
 def _mint(prefill: PlannedLeg, ticket_key: TicketKey | None) -> Ticket:
@@ -259,12 +261,11 @@ def _mint(prefill: PlannedLeg, ticket_key: TicketKey | None) -> Ticket:
     Raises:
         UnavailableError: the prefill worker is gone, or this server can't make tickets.
     """
-    description = prefill.worker.description
-    engine = description.engine if description else None
-    if not isinstance(engine, GeneratorInfo):
+    engine = info_of(prefill.place.worker.description, GeneratorInfo)
+    if engine is None:
         raise UnavailableError("the prefill worker just disconnected; retry")
     if ticket_key is None:
         raise UnavailableError("this server has no ticket key and can't use prefill workers")
     return ticket_key.mint(
-        engine.bootstrap_host, engine.bootstrap_port, prefill_dp_rank=prefill.dp_rank
+        engine.bootstrap_host, engine.bootstrap_port, prefill_dp_rank=prefill.place.dp_rank
     )

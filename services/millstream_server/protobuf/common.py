@@ -1,14 +1,16 @@
-"""Conversion of what requests of several services have."""
+"""Conversion of what requests and workers of several abilities have."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 
-from millstream.v1 import generation_pb2, processor_pb2
+from millstream.v1 import generation_pb2, processor_pb2, worker_pb2
+from millstream_server.engines.base import Role, WorkerDescription
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.rpc.slot_session import CancelSlot, RequestT, StartSlot
@@ -29,6 +31,11 @@ _MAX_TIMEOUT_S = 10 * 365 * 86_400
 """Ten years. A longer timeout is cut to it: it could not be written again after this hop."""
 _MAX_TRACEPARENT, _MAX_TRACESTATE, _MAX_BAGGAGE = 128, 4096, 8192
 """Characters. W3C: 55 so far, at least 512 that must be passed on, at most 8192 bytes."""
+ENGINE_FIELDS = ("engine", "engine_version", "max_running_requests", "dp_size", "weight_version")
+"""Fields of WorkerInfo with the same name in EngineInfo."""
+CONTRACT_VERSION = "1.1"
+"""MAJOR.MINOR; raise MINOR with every release that adds to the contract."""
+ROLES_TO_PROTO = {role: worker_pb2.WorkerRole.Value(f"WORKER_ROLE_{role.name}") for role in Role}
 KeyT = TypeVar("KeyT")
 ValueT = TypeVar("ValueT")
 
@@ -122,3 +129,16 @@ def duration(seconds: float) -> Duration:
 def seconds(message: Duration) -> float:
     """Return a duration in seconds."""
     return message.ToNanoseconds() / 1e9
+
+
+def info_to_proto(description: WorkerDescription) -> worker_pb2.WorkerInfo:
+    """Convert the fields that every worker has."""
+    engine = description.engine
+    return worker_pb2.WorkerInfo(
+        worker_id=description.worker_id,
+        role=ROLES_TO_PROTO[description.role],
+        model=description.model,
+        millstream_version=version("millstream"),
+        contract_version=CONTRACT_VERSION,
+        **{name: getattr(engine, name) for name in ENGINE_FIELDS},
+    )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from millstream.v1 import diffusion_pb2
+from millstream.v1 import diffusion_pb2, worker_pb2
 from millstream_server.protobuf.common import (
+    ENGINE_FIELDS,
     PRIORITIES,
     deadline_of,
     duration,
@@ -18,6 +19,7 @@ from millstream_server.protobuf.common import (
 from millstream_server.protobuf.errors import error_from_proto, error_to_proto
 from millstream_server.runtime.rpc.slot_output import SlotContent
 from millstream_server.runtime.telemetry.trace_context import TraceContext
+from millstream_server.synthesis.diffuser import DiffuserInfo
 from millstream_server.synthesis.request import (
     Chunk,
     DiffusionRequest,
@@ -50,6 +52,27 @@ _OPTIONAL = ("n", "width", "height", "steps", "guidance_scale", "seed", "preview
 """Optional fields of DiffusionOptions with the same name in DiffusionRequest."""
 _SETTINGS = ("model", "width", "height", "steps", "guidance_scale", "seed", "scheduler")
 """Fields of DiffusionSettings with the same name in the plain type."""
+
+_MODEL_FIELDS = (
+    "default_width",
+    "default_height",
+    "size_step",
+    "min_size",
+    "max_pixels",
+    "default_steps",
+    "max_steps",
+    "default_guidance_scale",
+    "max_outputs",
+    "max_prompt_tokens",
+    "image_to_image",
+    "negative_prompts",
+    "urls",
+    "default_frames",
+    "max_frames",
+    "frame_step",
+    "default_fps",
+)
+"""Fields of DiffusionModelInfo with the same name in DiffuserInfo."""
 
 
 # ---- requests ------------------------------------------------------------------------------------
@@ -278,4 +301,37 @@ def _finished_from_proto(message: diffusion_pb2.DiffusionFinished) -> Finished:
         prompt_tokens=usage.prompt_tokens,
         queued_s=seconds(usage.queued),
         running_s=seconds(usage.running),
+    )
+
+
+# ---- what a worker makes -------------------------------------------------------------------------
+
+
+def diffusion_model_to_proto(info: DiffuserInfo) -> worker_pb2.DiffusionModelInfo:
+    """Convert the facts and limits of a worker's engine."""
+    return worker_pb2.DiffusionModelInfo(
+        images=Kind.IMAGE in info.kinds,
+        videos=Kind.VIDEO in info.kinds,
+        schedulers=info.schedulers,
+        **{name: getattr(info, name) for name in _MODEL_FIELDS},
+    )
+
+
+def diffuser_from_proto(info: worker_pb2.WorkerInfo) -> DiffuserInfo:
+    """Read `WorkerInfo.diffusion_model` and the fields that every worker has.
+
+    Raises:
+        ValueError: it makes nothing that is known.
+    """
+    message = info.diffusion_model
+    makes = {Kind.IMAGE: message.images, Kind.VIDEO: message.videos}
+    kinds = frozenset(kind for kind, made in makes.items() if made)
+    if not kinds:
+        error = "the worker makes neither images nor videos"
+        raise ValueError(error)
+    return DiffuserInfo(
+        kinds=kinds,
+        schedulers=tuple(message.schedulers),
+        **{name: getattr(message, name) for name in _MODEL_FIELDS},
+        **{name: getattr(info, name) for name in ENGINE_FIELDS},
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millstream.v1 import embedding_pb2
+from millstream.v1 import embedding_pb2, worker_pb2
 from millstream_server.protobuf.common import (
+    ENGINE_FIELDS,
     PRIORITIES,
     deadline_of,
     known,
@@ -17,6 +18,7 @@ from millstream_server.protobuf.errors import error_from_proto, error_to_proto
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.rpc.slot_output import SlotContent
 from millstream_server.runtime.telemetry.trace_context import TraceContext
+from millstream_server.vectors.embedder import EmbedderInfo
 from millstream_server.vectors.request import (
     EmbedFinished,
     EmbedRequest,
@@ -201,4 +203,33 @@ def ranking_from_proto(message: embedding_pb2.RerankResponse) -> Ranking:
         input_tokens=message.usage.input_tokens,
         request_id=message.request_id,
         model=message.model,
+    )
+
+
+# ---- what a worker embeds or ranks ---------------------------------------------------------------
+
+
+def embedding_model_to_proto(engine: EmbedderInfo) -> worker_pb2.EmbeddingModelInfo:
+    """Convert what a worker embeds or ranks."""
+    return worker_pb2.EmbeddingModelInfo(
+        embeds=engine.embeds,
+        ranks=engine.ranks,
+        width=engine.width,
+        dimensions=engine.dimensions,
+        max_input_tokens=engine.max_input_tokens,
+    )
+
+
+def embedder_from_proto(info: worker_pb2.WorkerInfo) -> EmbedderInfo:
+    """Read `WorkerInfo.embedding_model` and the fields that every worker has."""
+    model = info.embedding_model
+    return EmbedderInfo(
+        embeds=model.embeds,
+        ranks=model.ranks,
+        width=model.width,
+        dimensions=tuple(model.dimensions),
+        max_input_tokens=model.max_input_tokens,
+        vocab_size=info.vocab_size,
+        max_batch_tokens=0,  # the worker's own business
+        **{name: getattr(info, name) for name in ENGINE_FIELDS},
     )

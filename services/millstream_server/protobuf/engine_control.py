@@ -6,11 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from millstream.v1 import engine_control_pb2 as pb
-from millstream_server.control.adapters import LoraAdapter
-from millstream_server.control.memory import MemoryTag, MemoryUse
-from millstream_server.control.pause import PauseMode
-from millstream_server.control.profile import ProfileActivity
-from millstream_server.control.weights import BroadcastWeights, IpcWeights, NamedTensor
+from millstream_server.control.operations import (
+    BroadcastWeights,
+    IpcWeights,
+    LoraAdapter,
+    MemoryTag,
+    MemoryUse,
+    NamedTensor,
+    PauseMode,
+    ProfileActivity,
+)
 from millstream_server.protobuf.common import known, seconds
 from millstream_server.protobuf.media import spec_from_proto
 from millstream_server.runtime.errors import InvalidRequestError

@@ -24,34 +24,9 @@ _MOST_BYTES_OF_A_CHAR = 4
 _ELLIPSIS = "…"
 
 _ERRORS_BY_REASON: dict[int, type[ServingError]] = {
-    errors_pb2.ErrorReason.Value("ERROR_REASON_" + cls.reason): cls
-    for cls in (
-        errors.InvalidRequestError,
-        errors.UnsupportedFeatureError,
-        errors.ModelNotFoundError,
-        errors.AdapterNotFoundError,
-        errors.AdapterExistsError,
-        errors.OperationConflictError,
-        errors.EngineBusyError,
-        errors.InvalidWeightsError,
-        errors.RequestCancelledError,
-        errors.DeadlinePassedError,
-        errors.OverloadedError,
-        errors.UnavailableError,
-        errors.NoWorkerError,
-        errors.WorkerLostError,
-        errors.WorkerDrainingError,
-        errors.WorkerPausedError,
-        errors.EngineFailedError,
-        errors.KvTransferError,
-        errors.EmbeddingTransferError,
-        errors.MediaFetchError,
-        errors.StorageError,
-        errors.InternalError,
-        errors.UnauthenticatedError,
-        errors.PermissionDeniedError,
-        errors.UnknownMethodError,
-    )
+    errors_pb2.ErrorReason.Value("ERROR_REASON_" + kind.reason): kind
+    for kind in reversed(list(vars(errors).values()))  # of two with one reason the first counts
+    if isinstance(kind, type) and issubclass(kind, ServingError) and kind is not ServingError
 }
 
 

@@ -100,13 +100,6 @@ def write_sampling(message: sampling_pb2.SamplingParams, sampling: Sampling) -> 
         setattr(message.constraint, sampling.constraint.kind.value, sampling.constraint.source)
 
 
-def sampling_to_proto(sampling: Sampling) -> sampling_pb2.SamplingParams:
-    """Write every knob that isn't neutral."""
-    message = sampling_pb2.SamplingParams()
-    write_sampling(message, sampling)
-    return message
-
-
 def logprob_options_from_proto(message: Any) -> LogprobOptions | None:
     """Read the `logprobs` field of ``message``, None when unset."""
     if not message.HasField("logprobs"):
@@ -179,13 +172,6 @@ def write_start(
         message.trace.baggage = trace.baggage
     if (left_s := request.time_left_s) is not None:
         message.timeout.FromNanoseconds(int(left_s * 1e9))
-
-
-def start_to_proto(slot: int, request: GenerationRequest) -> generation_pb2.StartGeneration:
-    """Write a start."""
-    message = generation_pb2.StartGeneration()
-    write_start(message, slot, request)
-    return message
 
 
 def _media_from_proto(message: generation_pb2.StartGeneration) -> tuple[MediaInput, ...]:

@@ -9,10 +9,13 @@ from millstream_server.kv_cache.events import (
     BlocksRemoved,
     BlocksStored,
     CacheCleared,
+    KvChanges,
     KvEvent,
+    KvMessage,
+    KvPosition,
+    KvSnapshotPart,
     Medium,
 )
-from millstream_server.kv_cache.messages import KvChanges, KvMessage, KvPosition, KvSnapshotPart
 
 _MEDIA_TO_PROTO = {m: kv_events_pb2.KvMedium.Value(f"KV_MEDIUM_{m.name}") for m in Medium}
 _MEDIA = {value: medium for medium, value in _MEDIA_TO_PROTO.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from millstream.v1 import encode_pb2, media_pb2, tensor_pb2
@@ -31,6 +33,16 @@ _ELEMENTS_TO_PROTO = {
 }
 _ELEMENTS = {value: kind for kind, value in _ELEMENTS_TO_PROTO.items()}
 _GRID = 3
+
+
+def modalities_to_proto(modalities: frozenset[Modality]) -> list[media_pb2.Modality.ValueType]:
+    """Convert kinds of media, in the contract's order."""
+    return [value for modality, value in MODALITIES_TO_PROTO.items() if modality in modalities]
+
+
+def modalities_from_proto(values: Iterable[media_pb2.Modality.ValueType]) -> frozenset[Modality]:
+    """Convert kinds of media; unknown, newer ones are left out."""
+    return frozenset(MODALITIES[value] for value in values if value in MODALITIES)
 
 
 # ---- tensors -------------------------------------------------------------------------------------

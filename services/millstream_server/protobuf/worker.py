@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection
+from typing import Any
 
-from millstream.v1 import kv_events_pb2, media_pb2, worker_pb2
-from millstream_server.control.adapters import LoraAdapter
+from millstream.v1 import kv_events_pb2, worker_pb2
+from millstream_server.control.operations import LoraAdapter
 from millstream_server.encoding.encoder import EncoderInfo
 from millstream_server.engines.base import EngineInfo, EngineLoad, RankLoad, Role, WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo, MediaModel
 from millstream_server.generation.sampling import Ability
-from millstream_server.media.items import MediaLimits, Modality
-from millstream_server.protobuf.diffusion_model import (
+from millstream_server.protobuf.common import ENGINE_FIELDS, ROLES_TO_PROTO, info_to_proto
+from millstream_server.protobuf.diffusion import (
     diffuser_from_proto,
     diffusion_model_to_proto,
 )
-from millstream_server.protobuf.media import (
-    CONTENTS,
-    CONTENTS_TO_PROTO,
-    MODALITIES,
-    MODALITIES_TO_PROTO,
-)
-from millstream_server.protobuf.worker_info import ENGINE_FIELDS, ROLES_TO_PROTO, info_to_proto
+from millstream_server.protobuf.embedding import embedder_from_proto, embedding_model_to_proto
+from millstream_server.protobuf.encode import encoder_from_proto, encoder_to_proto
+from millstream_server.protobuf.media import modalities_from_proto, modalities_to_proto
 from millstream_server.synthesis.diffuser import DiffuserInfo
 from millstream_server.vectors.embedder import EmbedderInfo
-
-__all__ = ["ROLES_TO_PROTO", "description_from_proto", "description_to_proto"]
 
 # Fields of WorkerInfo with the same name in GeneratorInfo.
 _GENERATOR_FIELDS = (
@@ -58,30 +53,9 @@ def abilities_to_proto(abilities: Collection[Ability]) -> list[worker_pb2.Engine
 def description_to_proto(description: WorkerDescription) -> worker_pb2.WorkerInfo:
     """Convert the description of a worker of any ability."""
     info = info_to_proto(description)
-    engine, encoder = description.engine, description.encoder
-    if isinstance(engine, GeneratorInfo):
-        info.abilities.extend(abilities_to_proto(engine.abilities))
-        info.batched_controls = True
-        for name in _GENERATOR_FIELDS:
-            setattr(info, name, getattr(engine, name))
-        info.refused_fields.extend(sorted(engine.refused_fields))
-        info.adapters.extend(
-            worker_pb2.LoraAdapter(name=adapter.name, rank=adapter.rank)
-            for adapter in engine.adapters
-        )
-        if engine.tells_kv:
-            info.block_hashing = kv_events_pb2.BLOCK_HASHING_SHA256_CHAIN
-        if engine.media is not None:
-            info.media_model.CopyFrom(_media_model_to_proto(engine.media))
-    elif isinstance(engine, EncoderInfo):
-        encoder = encoder or engine
-    elif isinstance(engine, DiffuserInfo):
-        info.diffusion_model.CopyFrom(diffusion_model_to_proto(engine))
-    elif isinstance(engine, EmbedderInfo):
-        info.vocab_size = engine.vocab_size
-        info.embedding_model.CopyFrom(embedding_model_to_proto(engine))
-    if isinstance(encoder, EncoderInfo):
-        info.encoder.CopyFrom(_encoder_to_proto(encoder))
+    for engine in (description.engine, description.encoder):
+        if engine is not None:
+            _WRITE[type(engine)](info, engine)
     return info
 
 
@@ -99,12 +73,12 @@ def description_from_proto(info: worker_pb2.WorkerInfo) -> WorkerDescription:
         message = f"the worker has the unknown role {info.role}"
         raise ValueError(message)
     role = _ROLES[info.role]
-    encoder = _encoder_from_proto(info) if info.HasField("encoder") else None
+    encoder = encoder_from_proto(info) if info.HasField("encoder") else None
     engine: EngineInfo | None
     if role is Role.ENCODE:
         engine = encoder
     elif role is Role.EMBEDDING:
-        engine = _embedder_from_proto(info) if info.HasField("embedding_model") else None
+        engine = embedder_from_proto(info) if info.HasField("embedding_model") else None
     elif role is Role.DIFFUSION and info.HasField("diffusion_model"):
         engine = diffuser_from_proto(info)
     else:
@@ -120,6 +94,42 @@ def description_from_proto(info: worker_pb2.WorkerInfo) -> WorkerDescription:
         encoder=encoder,
         batched_controls=info.batched_controls,
     )
+
+
+def _write_generator(info: worker_pb2.WorkerInfo, engine: GeneratorInfo) -> None:
+    info.abilities.extend(abilities_to_proto(engine.abilities))
+    info.batched_controls = True
+    for name in _GENERATOR_FIELDS:
+        setattr(info, name, getattr(engine, name))
+    info.refused_fields.extend(sorted(engine.refused_fields))
+    info.adapters.extend(
+        worker_pb2.LoraAdapter(name=adapter.name, rank=adapter.rank) for adapter in engine.adapters
+    )
+    if engine.tells_kv:
+        info.block_hashing = kv_events_pb2.BLOCK_HASHING_SHA256_CHAIN
+    if engine.media is not None:
+        info.media_model.CopyFrom(_media_model_to_proto(engine.media))
+
+
+def _write_encoder(info: worker_pb2.WorkerInfo, encoder: EncoderInfo) -> None:
+    info.encoder.CopyFrom(encoder_to_proto(encoder))
+
+
+def _write_diffuser(info: worker_pb2.WorkerInfo, engine: DiffuserInfo) -> None:
+    info.diffusion_model.CopyFrom(diffusion_model_to_proto(engine))
+
+
+def _write_embedder(info: worker_pb2.WorkerInfo, engine: EmbedderInfo) -> None:
+    info.vocab_size = engine.vocab_size
+    info.embedding_model.CopyFrom(embedding_model_to_proto(engine))
+
+
+_WRITE: dict[type[EngineInfo], Callable[[worker_pb2.WorkerInfo, Any], None]] = {
+    GeneratorInfo: _write_generator,
+    EncoderInfo: _write_encoder,
+    DiffuserInfo: _write_diffuser,
+    EmbedderInfo: _write_embedder,
+}
 
 
 def _generator_from_proto(info: worker_pb2.WorkerInfo) -> GeneratorInfo:
@@ -144,48 +154,12 @@ def _generator_from_proto(info: worker_pb2.WorkerInfo) -> GeneratorInfo:
     )
 
 
-# ---- vectors -------------------------------------------------------------------------------------
-
-
-def embedding_model_to_proto(engine: EmbedderInfo) -> worker_pb2.EmbeddingModelInfo:
-    """Convert what a worker embeds or ranks."""
-    return worker_pb2.EmbeddingModelInfo(
-        embeds=engine.embeds,
-        ranks=engine.ranks,
-        width=engine.width,
-        dimensions=engine.dimensions,
-        max_input_tokens=engine.max_input_tokens,
-    )
-
-
-def _embedder_from_proto(info: worker_pb2.WorkerInfo) -> EmbedderInfo:
-    model = info.embedding_model
-    return EmbedderInfo(
-        embeds=model.embeds,
-        ranks=model.ranks,
-        width=model.width,
-        dimensions=tuple(model.dimensions),
-        max_input_tokens=model.max_input_tokens,
-        vocab_size=info.vocab_size,
-        max_batch_tokens=0,  # the worker's own business
-        **{name: getattr(info, name) for name in ENGINE_FIELDS},
-    )
-
-
 # ---- media ---------------------------------------------------------------------------------------
-
-
-def _modalities_to_proto(modalities: frozenset[Modality]) -> list[media_pb2.Modality.ValueType]:
-    return [value for modality, value in MODALITIES_TO_PROTO.items() if modality in modalities]
-
-
-def _modalities(values: Iterable[media_pb2.Modality.ValueType]) -> frozenset[Modality]:
-    return frozenset(MODALITIES[value] for value in values if value in MODALITIES)
 
 
 def _media_model_to_proto(media: MediaModel) -> worker_pb2.MediaModelInfo:
     return worker_pb2.MediaModelInfo(
-        modalities=_modalities_to_proto(media.modalities),
+        modalities=modalities_to_proto(media.modalities),
         family=media.family,
         embedding_width=media.embedding_width,
         takes_pixels=media.takes_pixels,
@@ -193,7 +167,7 @@ def _media_model_to_proto(media: MediaModel) -> worker_pb2.MediaModelInfo:
 
 
 def _media_model_from_proto(message: worker_pb2.MediaModelInfo) -> MediaModel | None:
-    modalities = _modalities(message.modalities)
+    modalities = modalities_from_proto(message.modalities)
     if not modalities:
         return None
     return MediaModel(
@@ -201,40 +175,6 @@ def _media_model_from_proto(message: worker_pb2.MediaModelInfo) -> MediaModel | 
         family=message.family,
         embedding_width=message.embedding_width,
         takes_pixels=message.takes_pixels,
-    )
-
-
-def _encoder_to_proto(encoder: EncoderInfo) -> worker_pb2.EncoderInfo:
-    limits = encoder.limits
-    message = worker_pb2.EncoderInfo(
-        modalities=_modalities_to_proto(encoder.modalities),
-        max_item_bytes=limits.max_item_bytes,
-        max_pixels=limits.max_pixels,
-        max_frames=limits.max_frames,
-        max_item_tokens=encoder.max_item_tokens,
-        content=CONTENTS_TO_PROTO[encoder.content],
-    )
-    message.max_video.FromNanoseconds(int(limits.max_video_s * 1e9))
-    return message
-
-
-def _encoder_from_proto(info: worker_pb2.WorkerInfo) -> EncoderInfo | None:
-    """Read `WorkerInfo.encoder`; None if nothing in it is known."""
-    message = info.encoder
-    modalities = _modalities(message.modalities)
-    if not modalities or message.content not in CONTENTS:
-        return None
-    return EncoderInfo(
-        modalities=modalities,
-        content=CONTENTS[message.content],
-        max_item_tokens=message.max_item_tokens,
-        limits=MediaLimits(
-            max_item_bytes=message.max_item_bytes,
-            max_pixels=message.max_pixels,
-            max_frames=message.max_frames,
-            max_video_s=message.max_video.ToNanoseconds() / 1e9,
-        ),
-        **{name: getattr(info, name) for name in ENGINE_FIELDS},
     )
 
 

@@ -1,4 +1,4 @@
-"""The policy `kv_aware`: where the first token comes soonest.
+"""The policies by their names in settings; of them `kv_aware`: where the first token comes soonest.
 
 The cost of a place is an estimate of the time to the first token, as the prompt tokens that it
 could compute meanwhile:
@@ -16,10 +16,15 @@ from collections.abc import Sequence
 
 from millstream_server.engines.base import Role
 from millstream_server.routing.candidates import members_of
-from millstream_server.routing.load_levels import LoadLevels
-from millstream_server.routing.policy import BestInRotation, Policy, score_by_load
-from millstream_server.routing.prefix.prefixes import CachedBy, Prefixes
-from millstream_server.routing.request import RoutingRequest
+from millstream_server.routing.plan import RoutingRequest
+from millstream_server.routing.policy import (
+    BestInRotation,
+    BestOfTwo,
+    PolicyName,
+    RoutingPolicy,
+    score_by_session,
+)
+from millstream_server.routing.prefix.prefixes import CachedBy, LoadLevels, Prefixes
 from millstream_server.routing.workers import Candidate
 
 
@@ -33,7 +38,7 @@ class KvAware:
     def __init__(self, prefixes: Prefixes) -> None:
         """Decide by ``prefixes``."""
         self._prefixes = prefixes
-        self._by_load = Policy(score_by_load, BestInRotation())
+        self._by_load = BestInRotation()
 
     def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Candidate | None:
         """See `RoutingPolicy.pick`."""
@@ -63,3 +68,22 @@ def _cheapest(length: int, cached: Sequence[CachedBy], members: int, levels: Loa
             if cost < least:
                 chosen, least = member, cost
     return chosen
+
+
+def make_policy(name: PolicyName, prefixes: Prefixes | None = None) -> RoutingPolicy:
+    """Make the policy with this name.
+
+    Raises:
+        ValueError: KV_AWARE without ``prefixes``, which it decides by.
+    """
+    match name:
+        case PolicyName.ROUND_ROBIN:
+            return BestInRotation(score_by_session)
+        case PolicyName.POWER_OF_TWO:
+            return BestOfTwo()
+        case PolicyName.LEAST_LOADED:
+            return BestInRotation()
+        case PolicyName.KV_AWARE:
+            if prefixes is None:
+                raise ValueError("kv_aware needs a prefix index")
+            return KvAware(prefixes)

@@ -3,67 +3,28 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from millstream_server.control.adapters import LoraAdapter
+from millstream_server.control.operations import LoraAdapter
 from millstream_server.encoding.encoder import EncoderInfo
 from millstream_server.engines.base import Role, WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.sampling import Ability
 from millstream_server.media.items import Modality
-from millstream_server.routing.absences import Absences, retry_delay_s
-from millstream_server.routing.candidates import Candidates
-from millstream_server.routing.policy import AFFINITY_SLACK, RoutingPolicy, requests_at
-from millstream_server.routing.request import RoutingRequest
-from millstream_server.routing.workers import Candidate, WorkerView
-from millstream_server.runtime.errors import NoWorkerError
+from millstream_server.routing.candidates import Absences, Candidates, retry_delay_s
+from millstream_server.routing.plan import PlannedEncoding, RoutingRequest
+from millstream_server.routing.policy import AFFINITY_SLACK, RoleWorkers, RoutingPolicy, requests_at
+from millstream_server.routing.workers import Candidate, WorkerView, info_of, known
+from millstream_server.runtime.errors import NoWorkerError, WorkerLostError
 
 _ANSWERING = (Role.DECODE, Role.AGGREGATED, Role.DIFFUSION)
 """The workers that tokens come from: they limit how many requests run at once."""
 _SHOWN = 3
 _ALONE = (Role.PREFILL, Role.AGGREGATED, Role.DIFFUSION)
 """What may be missing besides decode workers where no worker is left."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoleWorkers:
-    """A model's workers of one role that accept requests, in order of address."""
-
-    role: Role
-    views: Sequence[WorkerView]
-    places: Candidates
-    """The workers, or their data-parallel ranks."""
-    policy: RoutingPolicy
-    absent: Callable[..., NoWorkerError]
-    """Makes the error that the model has no worker of some roles."""
-
-    def pick(self, request: RoutingRequest) -> Candidate:
-        """Pick a place by the session key, if the request has one, or else by the policy.
-
-        Raises:
-            NoWorkerError: there is none, or the policy's filters exclude all.
-        """
-        place = self.policy.pick(request, self.places)
-        if place is None:
-            raise not_able(self.role) if self.views else self.absent(self.role)
-        if request.session_key and len(self.places) > 1:
-            return self._home(request.session_key, place)
-        return place
-
-    def full(self) -> bool:
-        """Return whether every worker has as many requests as it runs at once."""
-        return all(
-            requests_at(view) >= view.description.engine.max_running_requests
-            for view in self.views
-            if view.description
-        )
-
-    def _home(self, key: str, other: Candidate) -> Candidate:
-        """Return the key's place, or its next ones while it is clearly busier than ``other``."""
-        most = requests_at(other) + AFFINITY_SLACK
-        return next(place for place in self.places.ring.places(key) if requests_at(place) <= most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +58,16 @@ class ModelWorkers:
     made_s: float = field(default_factory=time.monotonic)
     """When the workers last changed."""
 
-    @property
-    def capacity(self) -> int:
-        """Requests that can run at once, plus those on draining workers; 0 when not ready."""
-        if not self.leaving:
-            return self.running
-        return self.running and self.running + sum(view.in_use for view in self.leaving)
+    def too_long_for_one(self, uncached: int, min_tokens: int) -> bool:
+        """Return whether a prompt would hold up an aggregated worker's running answers.
+
+        That is, if the worker had to compute ``min_tokens`` of it or more: ``uncached`` is how many
+        it had to. What the prefill workers hold doesn't count: a short rest costs the aggregated
+        worker less than a hand-off. While all workers of one way are full, requests go the other.
+        """
+        if self.prefill.full() or self.decode.full():
+            return False
+        return uncached >= min_tokens or self.aggregated.full()
 
     def decode_for(self, prefill: Candidate) -> RoleWorkers:
         """Return the decode workers that can go on after a prefill worker."""
@@ -111,9 +76,59 @@ class ModelWorkers:
         return self.decode
 
     @property
+    def connected(self) -> dict[Role, int]:
+        """Workers that accept requests, by role."""
+        roles = (self.prefill, self.decode, self.aggregated)
+        found = {of.role: len(of.views) for of in roles if of.views}
+        if self.encoders and not self.encodes_for_itself:
+            found[Role.ENCODE] = len(self.encoders)
+        return found
+
+    @property
     def encodes_for_itself(self) -> bool:
         """Whether the worker that encodes must also be the one that generates."""
         return bool(self.encoders) and self.encoders[0] in self.aggregated.views
+
+    def holder(self, request: RoutingRequest) -> Candidate:
+        """Return the place of the worker that holds a request's media.
+
+        Raises:
+            WorkerLostError: it went away.
+        """
+        whole = self.aggregated
+        places = [place for place in whole.places if place.address == request.media_at]
+        place = whole.policy.pick(request, places)
+        if place is None:
+            raise WorkerLostError(
+                "the worker that holds this request's media went away; send it again"
+            )
+        return place
+
+    def encoder(
+        self, request: RoutingRequest, sha256: bytes, avoid: Collection[str] = ()
+    ) -> PlannedEncoding:
+        """Pick the worker that encodes a file of a request.
+
+        ``avoid`` are addresses of workers that have just failed. If the result is `own`, the
+        request's other files, and the request itself, must go to the same worker
+        (`RoutingRequest.media_at`).
+
+        Raises:
+            NoWorkerError: none can.
+        """
+        own = self.encodes_for_itself
+        able = [view for view in self.encoders if view.address not in avoid]
+        view: WorkerView | None
+        if own and request.media_at:
+            view = self.holder(request).worker
+        elif own:
+            place = self.aggregated.policy.pick(request, able)
+            view = place.worker if place else None
+        else:
+            view = _by_hash(sha256, able)
+        if view is None:
+            raise self.absent(Role.ENCODE)
+        return PlannedEncoding(view, own=own)
 
     @property
     def versions_differ(self) -> bool:
@@ -146,7 +161,7 @@ def workers_of(
     handoff: bool | None,
     absences: Absences,
 ) -> ModelWorkers:
-    """Collect a model's workers; ``handoff`` is `HandoffDecider.constant`."""
+    """Collect a model's workers; ``handoff`` is `Handoff.constant`."""
     absent = functools.partial(absences.error, model)
     by_role, leaving = _sorted(model, views)
     limits = _limits(by_role, _adapters(_known_engines(model, views)))
@@ -225,7 +240,7 @@ def _version(view: WorkerView) -> str:
 
 
 def _answers(worker: WorkerDescription) -> bool:
-    return worker.role in _ANSWERING and isinstance(worker.engine, GeneratorInfo)
+    return worker.role in _ANSWERING and info_of(worker, GeneratorInfo) is not None
 
 
 def _whole(
@@ -240,14 +255,6 @@ def _whole(
     return Role.AGGREGATED, by_role[Role.AGGREGATED]
 
 
-def not_able(role: Role) -> NoWorkerError:
-    """Make the error that none of the workers of a role can take a request."""
-    return NoWorkerError(
-        f"no {role.value} worker for this model can take this request; retry in a moment",
-        retry_delay_s=1.0,
-    )
-
-
 def _way(by_role: Mapping[Role, Sequence[WorkerView]], *, handoff: bool | None) -> bool | None:
     if not (by_role[Role.PREFILL] and by_role[Role.DECODE]):
         return False
@@ -260,18 +267,24 @@ def _modalities(
     """Return what both the model takes and an encoder encodes."""
     if limits is None or limits.media is None:
         return frozenset()
-    encoded = [encoder_of(view) for view in encoders]
+    encoded = [info_of(view.description, EncoderInfo) for view in encoders]
     return limits.media.modalities & frozenset().union(*(e.modalities for e in encoded if e))
 
 
-def encoder_of(view: WorkerView) -> EncoderInfo | None:
-    """Return what a worker encodes; None: nothing."""
-    if view.description is None:
-        return None
-    for info in (view.description.encoder, view.description.engine):
-        if isinstance(info, EncoderInfo):
-            return info
-    return None
+def _by_hash(sha256: bytes, views: Sequence[WorkerView]) -> WorkerView | None:
+    """Pick the worker that encodes a file; None: there is none.
+
+    The same file goes to the same worker, where its embedding is cached, unless that worker is
+    clearly busier than another. Rendezvous hashing: D. Thaler, C. Ravishankar, "A name-based
+    mapping scheme for rendezvous" (1996).
+    """
+    least = min(map(requests_at, views), default=0)
+    free = [view for view in views if requests_at(view) <= least + AFFINITY_SLACK]
+
+    def rank(view: WorkerView) -> bytes:
+        return hashlib.blake2b(sha256 + view.address.encode(), digest_size=8).digest()
+
+    return max(free, key=rank, default=None)
 
 
 def _limits(
@@ -279,11 +292,7 @@ def _limits(
 ) -> GeneratorInfo | None:
     """Combine a model's engines into the limits for requests."""
     engines = {
-        role: [
-            view.description.engine
-            for view in views
-            if view.description and isinstance(view.description.engine, GeneratorInfo)
-        ]
+        role: [engine for view in views if (engine := info_of(view.description, GeneratorInfo))]
         for role, views in by_role.items()
     }
     aggregated = engines[Role.AGGREGATED] or engines[Role.DIFFUSION]
@@ -312,9 +321,9 @@ def _known_engines(
     """Return a model's engines by role, also those of workers that accept no requests now."""
     found: dict[Role, list[GeneratorInfo]] = {role: [] for role in Role}
     for view in views:
-        last = view.description or view.last_description
-        if last and last.model == model and isinstance(last.engine, GeneratorInfo):
-            found[last.role].append(last.engine)
+        last = known(view)
+        if last and last.model == model and (engine := info_of(last, GeneratorInfo)):
+            found[last.role].append(engine)
     return found
 
 
@@ -326,3 +335,9 @@ def _adapters(engines: Mapping[Role, Sequence[GeneratorInfo]]) -> tuple[LoraAdap
     )
     found = whole | {name: prompts[name] for name in prompts.keys() & tokens.keys()}
     return tuple(found[name] for name in sorted(found))
+
+
+def adapters_of(view: WorkerView) -> frozenset[str]:
+    """Return the names of the adapters that a worker that accepts requests has."""
+    engine = info_of(view.description, GeneratorInfo)
+    return engine.adapter_names() if engine else frozenset()

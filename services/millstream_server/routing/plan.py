@@ -1,11 +1,70 @@
-"""The plan for one request: which workers run which part."""
+"""What routing gets of a request, and the plan that it makes: which workers run which part."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import enum
+from collections.abc import Sequence
 
 from millstream_server.engines.base import Role
 from millstream_server.routing.workers import Candidate, WorkerView
+from millstream_server.runtime.frozen import dataclass
+from millstream_server.runtime.priority import Priority
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingRequest:
+    """A request to be routed."""
+
+    model: str
+    token_ids: Sequence[int] = ()
+    """The prompt."""
+    media_start: int | None = None
+    """Position of the prompt's first placeholder of an image or a video: from its block on, what is
+    cached can't be told from token ids. None: there is none."""
+    session: tuple[str, ...] = ()
+    """Where the conversation's last turn ran (`Plan.places`)."""
+    media_at: str = ""
+    """Address of the aggregated worker that holds the request's media as pixels; empty: any worker
+    may run it."""
+    session_key: str = ""
+    """The client's key: requests with the same one go to the same worker; empty: no preference."""
+    adapter: str = ""
+    """Name of the LoRA adapter; empty: the base model."""
+    cache_salt: str = ""
+    """Separates KV caches, as `GenerationRequest.cache_salt`."""
+    priority: Priority = Priority.NORMAL
+
+
+class HandoffMode(enum.Enum):
+    """When to hand off, by the names in settings; AUTO: decided for each request."""
+
+    ALWAYS = "always"
+    NEVER = "never"
+    AUTO = "auto"
+
+
+DEFAULT_MIN_TOKENS = 512
+"""Prompt tokens that an engine computes within about one step of its running answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handoff:
+    """Whether requests are handed off where a model has prefill, decode and aggregated workers.
+
+    Where a model's workers allow only one of the two ways, it doesn't count.
+    """
+
+    mode: HandoffMode = HandoffMode.ALWAYS
+    min_tokens: int = DEFAULT_MIN_TOKENS
+    """For AUTO: see `ModelWorkers.too_long_for_one`."""
+
+    @property
+    def constant(self) -> bool | None:
+        """The decision if it is the same for every request; else None.
+
+        Workers that are then never used don't count for capacity or readiness.
+        """
+        return None if self.mode is HandoffMode.AUTO else self.mode is HandoffMode.ALWAYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,15 +75,6 @@ class PlannedLeg:
     place: Candidate
     cached_tokens: int = 0
     """Tokens of the prompt that are probably in the KV cache there; 0 for the tokens' leg."""
-    worker: WorkerView = field(init=False, compare=False)
-    """The worker that runs it."""
-    dp_rank: int | None = field(init=False, compare=False)
-    """The data-parallel rank, as in `GenerationRequest.dp_rank`; None: there is one."""
-
-    def __post_init__(self) -> None:
-        """Set what each request of a plan reads."""
-        object.__setattr__(self, "worker", self.place.worker)
-        object.__setattr__(self, "dp_rank", self.place.dp_rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +91,7 @@ class Plan:
     """The legs of a request: one that runs all of it, or PREFILL and then DECODE."""
 
     legs: tuple[PlannedLeg, ...]
+    places: tuple[str, ...] = ()
+    """Where they run: `RoutingRequest.session` of the conversation's next turn."""
     concurrent: bool = True
     """True: start all legs at once. False: each leg only after the one before has succeeded."""
-    places: tuple[str, ...] = field(init=False, compare=False)
-    """Where the legs run: `RoutingRequest.session` of the conversation's next turn."""
-
-    def __post_init__(self) -> None:
-        """Set `places`."""
-        object.__setattr__(self, "places", tuple(leg.place.name for leg in self.legs))

@@ -1,7 +1,8 @@
-"""How one worker is picked among those that can run a request: filter, score, pick.
+"""How one worker is picked among those that can run a request: each is scored, the best is picked.
 
-A policy gets only workers of the right model and role that accept requests (`routing.router`); of a
-worker with several data-parallel ranks it gets these.
+A policy gets only workers of the right model and role that accept requests (`routing.router`), of a
+worker with several data-parallel ranks these, and where a request asks for what not all have, only
+those that have it.
 """
 
 from __future__ import annotations
@@ -9,71 +10,32 @@ from __future__ import annotations
 import enum
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from millstream_server.routing.request import RoutingRequest
-from millstream_server.routing.workers import Candidate
+from millstream_server.engines.base import Role
+from millstream_server.routing.candidates import Candidates
+from millstream_server.routing.plan import RoutingRequest
+from millstream_server.routing.workers import Candidate, WorkerView
+from millstream_server.runtime.errors import NoWorkerError
 
 AFFINITY_SLACK = 8
 """A conversation stays with its worker while that has at most this many requests more."""
 
+_A_CHOICE = 2
+"""Candidates from which on there is one to choose."""
+
+Scorer = Callable[[RoutingRequest, Candidate], float]
+"""Returns how well a worker fits a request; higher is better."""
+
 
 class RoutingPolicy(Protocol):
-    """Picks where a request runs."""
+    """Picks where a request runs; it may have state: there is one per role."""
 
     def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Candidate | None:
-        """Pick one of ``candidates``, in order of address; None: none of them can run it."""
+        """Pick one of ``candidates``, in order of address; None: there is none."""
         ...
-
-
-class Filter(Protocol):
-    """Excludes workers."""
-
-    def __call__(self, request: RoutingRequest, view: Candidate, /) -> bool:
-        """Return whether the worker may run the request."""
-        ...
-
-
-class Scorer(Protocol):
-    """Rates workers."""
-
-    def __call__(self, request: RoutingRequest, view: Candidate, /) -> float:
-        """Return how well the worker fits the request; higher is better."""
-        ...
-
-
-class Picker(Protocol):
-    """Picks one of several workers. It calls the scorer itself, so it need not score all."""
-
-    def pick(
-        self, request: RoutingRequest, candidates: Sequence[Candidate], scorer: Scorer
-    ) -> Candidate:
-        """Return one of the candidates: at least two, in order of address."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """A `RoutingPolicy` of filters, a scorer and a picker, which may have state: one per role."""
-
-    scorer: Scorer
-    picker: Picker
-    filters: tuple[Filter, ...] = ()
-
-    def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Candidate | None:
-        """Pick one of ``candidates``, in order of address; None if the filters exclude all."""
-        if self.filters:
-            candidates = [
-                view for view in candidates if all(keep(request, view) for keep in self.filters)
-            ]
-        if len(candidates) > 1:
-            return self.picker.pick(request, candidates, self.scorer)
-        return candidates[0] if candidates else None
-
-
-# ---- scorers -------------------------------------------------------------------------------------
 
 
 def requests_at(view: Candidate) -> int:
@@ -97,30 +59,19 @@ def score_by_load(request: RoutingRequest, view: Candidate) -> float:
     return -requests_at(view)
 
 
-def weighted(*parts: tuple[float, Scorer]) -> Scorer:
-    """Return a scorer: the weighted sum of others."""
-
-    def score(request: RoutingRequest, view: Candidate) -> float:
-        return sum(weight * scorer(request, view) for weight, scorer in parts)
-
-    return score
-
-
-# ---- pickers -------------------------------------------------------------------------------------
-
-
 class BestInRotation:
     """The worker with the best score; equal ones in rotation."""
 
-    def __init__(self) -> None:
+    def __init__(self, scorer: Scorer = score_by_load) -> None:
         """Start with the first."""
+        self._scorer = scorer
         self._rotation = itertools.count()
 
-    def pick(
-        self, request: RoutingRequest, candidates: Sequence[Candidate], scorer: Scorer
-    ) -> Candidate:
-        """See `Picker.pick`."""
-        scores = [scorer(request, view) for view in candidates]
+    def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Candidate | None:
+        """See `RoutingPolicy.pick`."""
+        if len(candidates) < _A_CHOICE:
+            return candidates[0] if candidates else None
+        scores = [self._scorer(request, view) for view in candidates]
         best = max(scores)
         if scores.count(best) == 1:
             return candidates[scores.index(best)]
@@ -129,7 +80,7 @@ class BestInRotation:
 
 
 class BestOfTwo:
-    """The best of two random workers and the conversation's own.
+    """By load, the best of two random workers and the conversation's own.
 
     Several Processors then don't all choose the same worker, as they would with the best of all.
     M. Mitzenmacher, "The power of two choices in randomized load balancing" (2001).
@@ -139,26 +90,65 @@ class BestOfTwo:
         """Draw from ``rng``."""
         self._draw = (rng or random.Random()).random  # noqa: S311 - no secret
 
-    def pick(
-        self, request: RoutingRequest, candidates: Sequence[Candidate], scorer: Scorer
-    ) -> Candidate:
-        """See `Picker.pick`."""
+    def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Candidate | None:
+        """See `RoutingPolicy.pick`."""
         count = len(candidates)
+        if count < _A_CHOICE:
+            return candidates[0] if candidates else None
         first = int(self._draw() * count)
         second = int(self._draw() * (count - 1))
         drawn = [candidates[first], candidates[second + (second >= first)]]
         if request.session:
             drawn += [view for view in candidates if view.name in request.session]
-        return max(drawn, key=lambda view: scorer(request, view))
-
-
-# ---- names ---------------------------------------------------------------------------------------
+        return max(drawn, key=lambda view: score_by_load(request, view))
 
 
 class PolicyName(enum.Enum):
-    """Policies by their names in settings; `routing.policies` makes them."""
+    """Policies by their names in settings; `routing.kv_aware` makes them."""
 
     ROUND_ROBIN = "round_robin"
     LEAST_LOADED = "least_loaded"
     POWER_OF_TWO = "power_of_two"
     KV_AWARE = "kv_aware"
+
+
+# ---- a role's workers ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RoleWorkers:
+    """A model's workers of one role that accept requests, in order of address."""
+
+    role: Role
+    views: Sequence[WorkerView]
+    places: Candidates
+    """The workers, or their data-parallel ranks."""
+    policy: RoutingPolicy
+    absent: Callable[..., NoWorkerError]
+    """Makes the error that the model has no worker of some roles."""
+
+    def pick(self, request: RoutingRequest) -> Candidate:
+        """Pick a place by the session key, if the request has one, or else by the policy.
+
+        Raises:
+            NoWorkerError: there is none.
+        """
+        place = self.policy.pick(request, self.places)
+        if place is None:
+            raise self.absent(self.role)
+        if request.session_key and len(self.places) > 1:
+            return self._home(request.session_key, place)
+        return place
+
+    def full(self) -> bool:
+        """Return whether every worker has as many requests as it runs at once."""
+        return all(
+            requests_at(view) >= view.description.engine.max_running_requests
+            for view in self.views
+            if view.description
+        )
+
+    def _home(self, key: str, other: Candidate) -> Candidate:
+        """Return the key's place, or its next ones while it is clearly busier than ``other``."""
+        most = requests_at(other) + AFFINITY_SLACK
+        return next(place for place in self.places.ring.places(key) if requests_at(place) <= most)

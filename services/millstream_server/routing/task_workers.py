@@ -6,34 +6,12 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from millstream_server.engines.base import EngineInfo, Role, WorkerDescription
-from millstream_server.routing.absences import Absences
-from millstream_server.routing.model_workers import not_able
+from millstream_server.engines.base import WHOLE_TASKS, EngineInfo, Role, Task
+from millstream_server.routing.candidates import Absences
+from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.policy import RoutingPolicy, requests_at
-from millstream_server.routing.request import RoutingRequest
-from millstream_server.routing.tasks import Task, tasks_of
-from millstream_server.routing.workers import WorkerView
+from millstream_server.routing.workers import WorkerView, known
 from millstream_server.runtime.errors import NoWorkerError
-from millstream_server.synthesis.diffuser import DiffuserInfo
-from millstream_server.vectors.embedder import EmbedderInfo
-
-_ROLES = {
-    Task.EMBED: Role.EMBEDDING,
-    Task.RERANK: Role.EMBEDDING,
-    Task.GENERATE_IMAGE: Role.DIFFUSION,
-    Task.GENERATE_VIDEO: Role.DIFFUSION,
-}
-
-
-def known(view: WorkerView) -> WorkerDescription | None:
-    """Return a worker's description, the last one while it accepts no requests."""
-    return view.description or view.last_description
-
-
-def _runs_whole(view: WorkerView) -> bool:
-    """Return whether a worker makes images, videos, vectors or scores, not text."""
-    description = known(view)
-    return description is not None and isinstance(description.engine, DiffuserInfo | EmbedderInfo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +58,7 @@ class TaskWorkers:
         """
         found = [view.description.engine for view in self._of(task) if view.description]
         if not found:
-            raise self.absent(_ROLES[task])
+            raise self.absent(WHOLE_TASKS[task])
         return found
 
     def pick(
@@ -93,15 +71,20 @@ class TaskWorkers:
         Raises:
             NoWorkerError: there is none.
         """
-        role, views = _ROLES[task], self._of(task)
+        role, views = WHOLE_TASKS[task], self._of(task)
         fit = [view for view in views if view.description and able(view.description.engine)]
         place = self.policies[role].pick(request, fit)
         if place is None or place.worker.description is None:
-            raise not_able(role) if views else self.absent(role)
+            if not views:
+                raise self.absent(role)
+            raise NoWorkerError(
+                f"no {role.value} worker for this model can take this request; retry in a moment",
+                retry_delay_s=1.0,
+            )
         return place.address, place.worker.description.engine
 
     def _of(self, task: Task) -> list[WorkerView]:
-        return [v for v in self.views if v.description and task in tasks_of(v.description)]
+        return [v for v in self.views if v.description and task in v.description.tasks]
 
 
 def task_workers_of(
@@ -114,7 +97,7 @@ def task_workers_of(
     of_model = [
         view
         for view in sorted(views, key=lambda view: view.address)
-        if _runs_whole(view) and (description := known(view)) and description.model == model
+        if (of := known(view)) and of.model == model and not WHOLE_TASKS.keys().isdisjoint(of.tasks)
     ]
     return TaskWorkers(
         views=[view for view in of_model if view.description],

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from millstream_server.engines.base import EngineLoad, RankLoad, WorkerDescription
-from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.engines.base import EngineInfo, EngineLoad, RankLoad, WorkerDescription
+
+InfoT = TypeVar("InfoT", bound=EngineInfo)
 
 
 def _ignore(_: object) -> None:
@@ -138,13 +139,26 @@ Candidate = WorkerView | RankView
 """What a policy chooses from."""
 
 
+def known(view: WorkerView) -> WorkerDescription | None:
+    """Return a worker's description, the last one while it accepts no requests."""
+    return view.description or view.last_description
+
+
+def info_of(description: WorkerDescription | None, kind: type[InfoT]) -> InfoT | None:
+    """Return what a worker says about an ability; None: it doesn't have it."""
+    if description is not None:
+        for info in (description.encoder, description.engine):
+            if isinstance(info, kind):
+                return info
+    return None
+
+
 def candidates_of(view: WorkerView, description: WorkerDescription) -> Sequence[Candidate]:
     """Return where requests to a worker can go: the worker itself, or each of its ranks."""
-    engine = description.engine
-    if not isinstance(engine, GeneratorInfo) or engine.dp_size <= 1:
+    numbers = description.engine.dp_ranks
+    if not numbers:
         view.ranks = []
         return (view,)
-    numbers = range(engine.dp_start, engine.dp_start + engine.dp_size)
     if [rank.dp_rank for rank in view.ranks] != list(numbers):
         view.ranks = [RankView(view.address, view, i, rank) for i, rank in enumerate(numbers)]
     return view.ranks

@@ -25,10 +25,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from millstream_server.engines.base import Engine, EngineInfo, Probeable
+from millstream_server.engines.base import Engine, EngineInfo, Probeable, Role, Task
 from millstream_server.media.items import Frames
 from millstream_server.runtime.errors import InvalidRequestError, OverloadedError, ServingError
 from millstream_server.synthesis.request import Kind
+
+TASK_OF_KIND = {Kind.IMAGE: Task.GENERATE_IMAGE, Kind.VIDEO: Task.GENERATE_VIDEO}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +63,10 @@ class DiffuserInfo(EngineInfo):
     frame_step: int = 1
     """Videos: frames are one more than a multiple of it."""
     default_fps: int = 0
+
+    def tasks(self, role: Role) -> frozenset[Task]:
+        """See `EngineInfo.tasks`."""
+        return frozenset(TASK_OF_KIND[kind] for kind in self.kinds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from millstream_server.engines.base import Engine, EngineInfo, Probeable
+from millstream_server.engines.base import Engine, EngineInfo, Probeable, Role, Task
 from millstream_server.runtime.errors import ServingError
 
 if TYPE_CHECKING:
@@ -28,6 +28,11 @@ class EmbedderInfo(EngineInfo):
     vocab_size: int
     max_batch_tokens: int
     """Tokens that the engine runs in one batch; an input may have more."""
+
+    def tasks(self, role: Role) -> frozenset[Task]:
+        """See `EngineInfo.tasks`."""
+        does = {Task.EMBED: self.embeds, Task.RERANK: self.ranks}
+        return frozenset(task for task, able in does.items() if able)
 
 
 class Embedder(Engine, Probeable, Protocol):

@@ -21,7 +21,7 @@ from millstream_server.engines.base import (
     Role,
     WorkerDescription,
 )
-from millstream_server.protobuf.worker_info import info_to_proto
+from millstream_server.protobuf.common import info_to_proto
 from millstream_server.runtime.errors import ServingError, UnavailableError
 from millstream_server.runtime.lifecycle.conditions import (
     LOADING,

@@ -29,11 +29,9 @@ from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.retry_delay import jittered
 from millstream_server.runtime.rpc.slot_session import Output
 from millstream_server.runtime.telemetry import metrics
-from millstream_server.runtime.telemetry.load_meter import LoadMeter
-from millstream_server.runtime.telemetry.request_counts import RequestCounts
-from millstream_server.runtime.telemetry.request_spans import fail, reason_of
+from millstream_server.runtime.telemetry.counts import LoadMeter, RequestCounts
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
-from millstream_server.runtime.telemetry.tracing import Tracing
+from millstream_server.runtime.telemetry.tracing import Tracing, fail, reason_of
 
 DEFAULT_TIMES = 4
 """Default limit: this many times what the engine runs at once, so that it never idles."""

@@ -18,7 +18,7 @@ from millstream_server.runtime.errors import (
     WorkerDrainingError,
 )
 from millstream_server.runtime.rpc.call import Call
-from millstream_server.worker.kv_events.reader import LogReader
+from millstream_server.worker.kv_events.log import LogReader
 from millstream_server.worker.load_report import LoadState
 
 if TYPE_CHECKING:

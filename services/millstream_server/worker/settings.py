@@ -15,7 +15,7 @@ from millstream_server.transfer.embeddings.settings import (
 )
 from millstream_server.worker.control.plan import ControlSettings
 from millstream_server.worker.host_settings import ModelSettings
-from millstream_server.worker.kv_events.ring import DEFAULT_BUFFER, MIN_BUFFER
+from millstream_server.worker.kv_events.blocks import DEFAULT_BUFFER, MIN_BUFFER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.diffuser import SimulatedDiffuserConfig
 from millstream_server.protobuf.worker import description_from_proto
 from millstream_server.runtime.errors import EngineFailedError
-from millstream_server.runtime.lifecycle.signals import DRAINED, FAILED
+from millstream_server.runtime.lifecycle.main import DRAINED, FAILED
 from millstream_server.synthesis.diffuser import DiffuserInfo
 from millstream_server.synthesis.request import Kind
 from millstream_server.worker.diffusion.engine import DiffusionOptions, narrowed

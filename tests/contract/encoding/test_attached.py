@@ -23,7 +23,7 @@ from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.encoder import SimulatedEncoder
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.runtime.telemetry.metrics import DRAINING
-from millstream_server.transfer.embeddings.leases import Leases
+from millstream_server.transfer.embeddings.store import Leases
 from millstream_server.worker import app
 from millstream_server.worker.encoding.pipeline import HostedEncoder
 from millstream_server.worker.encoding.servicer import Serving, with_encoding

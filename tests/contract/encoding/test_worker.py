@@ -24,7 +24,7 @@ from millstream_server.runtime.errors import (
     RequestCancelledError,
     WorkerLostError,
 )
-from millstream_server.runtime.lifecycle.signals import DRAINED, FAILED
+from millstream_server.runtime.lifecycle.main import DRAINED, FAILED
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
 from millstream_server.worker.encoding.core import EncodeOptions

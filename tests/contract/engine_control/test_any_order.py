@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from millstream_server.control.memory import MemoryTag
-from millstream_server.control.pause import PauseMode
-from millstream_server.control.weights import NamedTensor
+from millstream_server.control.operations import MemoryTag, NamedTensor, PauseMode
 from millstream_server.engines.simulated.controls import TENSOR
 from millstream_server.media.tensor import ElementType, TensorSpec
 from millstream_server.runtime.errors import (

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from millstream.v1 import worker_pb2
-from millstream_server.control.abilities import NO_CONTROLS
+from millstream_server.control.operations import NO_CONTROLS
 from millstream_server.runtime.errors import EngineBusyError, UnsupportedFeatureError
 from tests.support.controlled_worker import (
     DONE,

@@ -10,7 +10,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from millstream_server.runtime.lifecycle.signals import CUT_OFF, DRAINED
+from millstream_server.runtime.lifecycle.main import CUT_OFF, DRAINED
 from tests.support.controlled_worker import (
     APPLYING,
     DRAINING,

@@ -9,7 +9,12 @@ from typing import Any
 import grpc
 
 from millstream.v1 import tensor_pb2, worker_pb2
-from millstream_server.control.weights import BroadcastWeights, DiskWeights, IpcWeights, NamedTensor
+from millstream_server.control.operations import (
+    BroadcastWeights,
+    DiskWeights,
+    IpcWeights,
+    NamedTensor,
+)
 from millstream_server.runtime.errors import EngineFailedError, InvalidWeightsError
 from tests.support.controlled_worker import (
     APPLYING,

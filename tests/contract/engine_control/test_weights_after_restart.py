@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from millstream.v1 import tensor_pb2, worker_pb2
-from millstream_server.control.abilities import EngineControls
+from millstream_server.control.operations import EngineControls
 from millstream_server.engines.simulated.controls import TENSOR
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.runtime.errors import EngineFailedError

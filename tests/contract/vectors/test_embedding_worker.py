@@ -14,7 +14,7 @@ import numpy as np
 from millstream.v1 import worker_pb2
 from millstream_server.engines.simulated.vectors import SimulatedEmbedderConfig
 from millstream_server.protobuf.worker import description_from_proto
-from millstream_server.runtime.lifecycle.signals import DRAINED, FAILED
+from millstream_server.runtime.lifecycle.main import DRAINED, FAILED
 from millstream_server.vectors.embedder import EmbedderInfo
 from millstream_server.worker.vectors.servicer import VectorSettings
 from tests.support.embedding_worker import (

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from millstream_server.control.weights import DiskWeights
+from millstream_server.control.operations import DiskWeights
 from millstream_server.engines.sglang.config import LORA_MODULES
 from millstream_server.kv_cache.hashing import Namespace, block_hashes
 from millstream_server.runtime.errors import AdapterNotFoundError, InvalidWeightsError

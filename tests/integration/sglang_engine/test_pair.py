@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from millstream_server.control.memory import MemoryTag
-from millstream_server.control.pause import PauseMode
-from millstream_server.control.weights import DiskWeights
+from millstream_server.control.operations import DiskWeights, MemoryTag, PauseMode
 from millstream_server.engines.base import Role
 from millstream_server.generation.output import FinishReason
 from millstream_server.generation.request import GenerationRequest, LogprobOptions

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from millstream_server.routing.discovery import kubernetes_api
-from millstream_server.routing.discovery.choice import make_discovery
-from millstream_server.routing.discovery.dns import DnsDiscovery
-from millstream_server.routing.discovery.file import FileDiscovery
 from millstream_server.routing.discovery.kubernetes import KubernetesDiscovery
+from millstream_server.routing.discovery.sources import DnsDiscovery, FileDiscovery, make_discovery
 from millstream_server.runtime.settings import SettingsError
 
 

@@ -14,9 +14,9 @@ import pytest
 from kubernetes.aio import config
 from kubernetes.aio.config import kube_config
 
-from millstream_server.routing.discovery.base import Addresses
 from millstream_server.routing.discovery.kubernetes import KubernetesDiscovery
 from millstream_server.routing.discovery.kubernetes_api import ClusterAccess
+from millstream_server.routing.discovery.sources import Addresses
 from tests.support.certificates import Authority
 from tests.support.fake_kubernetes import (
     NAMESPACE,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from millstream_server.routing.discovery.slices import UnusableSliceError, addresses_of
+from millstream_server.routing.discovery.kubernetes import UnusableSliceError, addresses_of
 from tests.support.fake_kubernetes import endpoint, endpoint_slice
 
 

@@ -11,14 +11,17 @@ from typing import Any
 
 import pytest
 
-from millstream_server.routing.discovery import base
-from millstream_server.routing.discovery.base import Addresses, Discovery
-from millstream_server.routing.discovery.choice import make_discovery
-from millstream_server.routing.discovery.dns import DnsDiscovery
-from millstream_server.routing.discovery.file import FileDiscovery
-from millstream_server.routing.discovery.merged import MergedDiscovery
-from millstream_server.routing.discovery.static import StaticDiscovery
-from millstream_server.runtime.telemetry.registry import REGISTRY
+from millstream_server.routing.discovery import sources
+from millstream_server.routing.discovery.sources import (
+    Addresses,
+    Discovery,
+    DnsDiscovery,
+    FileDiscovery,
+    MergedDiscovery,
+    StaticDiscovery,
+    make_discovery,
+)
+from millstream_server.runtime.telemetry.metrics import REGISTRY
 from tests.support.waiting import until
 
 
@@ -157,7 +160,7 @@ def _failures() -> float:
 async def test_a_source_that_breaks_keeps_what_it_named_and_starts_again(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(base, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(sources, "FIRST_PAUSE_S", 0.001)
     before = _failures()
     merged = MergedDiscovery([Breaking("b:2", "c:3"), StaticDiscovery(["a:1"])])
     async with contextlib.aclosing(merged.watch()) as watch:

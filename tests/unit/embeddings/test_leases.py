@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from millstream_server.media.tensor import ElementType, Tensor, TensorSpec
-from millstream_server.transfer.embeddings.leases import Leases
-from millstream_server.transfer.embeddings.store import EmbeddingStore, Stored
+from millstream_server.transfer.embeddings.store import EmbeddingStore, Leases, Stored
 from tests.support.waiting import until
 
 SPEC = TensorSpec(ElementType.FLOAT32, (64,))

@@ -9,7 +9,7 @@ import pytest
 
 from millstream_server.media.tensor import ElementType, Tensor, TensorSpec
 from millstream_server.runtime.errors import InvalidRequestError, OverloadedError
-from millstream_server.transfer.embeddings.allocator import Allocator, aligned
+from millstream_server.transfer.embeddings.arena import Allocator, aligned
 from millstream_server.transfer.embeddings.store import EmbeddingStore, Stored
 
 KIB = 1 << 10

@@ -28,11 +28,11 @@ from millstream_server.media.tensor import ElementType, TensorSpec
 from millstream_server.protobuf.generation import (
     finish_from_proto,
     start_from_proto,
-    start_to_proto,
     write_finish,
 )
 from millstream_server.protobuf.worker import description_from_proto, description_to_proto
 from millstream_server.runtime.errors import InvalidRequestError
+from tests.support.generation_messages import start_to_proto
 
 IMAGE = MediaInput(
     modality=Modality.IMAGE,

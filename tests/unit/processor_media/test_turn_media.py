@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from millstream_server.encoding.encoder import EncoderInfo
-from millstream_server.engines.base import Role, WorkerDescription
+from millstream_server.engines.base import Role, Task, WorkerDescription
 from millstream_server.generation.generator import MediaModel
 from millstream_server.generation.telemetry import RequestSpan
 from millstream_server.media.items import Content, EncodedItem, Geometry, MediaFile, Modality
@@ -21,11 +21,10 @@ from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.urls import UrlFetcher
 from millstream_server.processor.telemetry import FrontTelemetry, TurnTelemetry
 from millstream_server.processor.text.messages import MediaPart
-from millstream_server.routing.policies import make_policy
+from millstream_server.routing.kv_aware import make_policy
+from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.policy import PolicyName
-from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
-from millstream_server.routing.tasks import Task
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import (
     InvalidRequestError,
@@ -139,8 +138,10 @@ def started(media: TurnMedia, parts: Iterable[MediaPart]) -> asyncio.Future[None
 async def test_the_same_file_goes_to_the_same_worker_and_others_are_spread() -> None:
     router = router_of(*(encode_view(f"e{n}") for n in range(4)), aggregated_view("a"))
     request = RoutingRequest(model="m")
-    at = [router.encoder(request, bytes([n]) * 32).worker.address for n in range(64)]
-    assert at == [router.encoder(request, bytes([n]) * 32).worker.address for n in range(64)]
+    at = [router.of("m").encoder(request, bytes([n]) * 32).worker.address for n in range(64)]
+    assert at == [
+        router.of("m").encoder(request, bytes([n]) * 32).worker.address for n in range(64)
+    ]
     assert set(at) == {"e0", "e1", "e2", "e3"}
 
 
@@ -148,11 +149,11 @@ async def test_a_file_goes_elsewhere_when_its_worker_is_clearly_busier() -> None
     views = [encode_view(f"e{n}") for n in range(2)]
     router = router_of(*views, aggregated_view("a"))
     request = RoutingRequest(model="m")
-    first = router.encoder(request, b"1" * 32).worker
+    first = router.of("m").encoder(request, b"1" * 32).worker
     first.in_flight = 8
-    assert router.encoder(request, b"1" * 32).worker is first
+    assert router.of("m").encoder(request, b"1" * 32).worker is first
     first.in_flight = 9
-    assert router.encoder(request, b"1" * 32).worker is not first
+    assert router.of("m").encoder(request, b"1" * 32).worker is not first
 
 
 async def test_all_files_are_encoded_at_the_same_time_and_kept_until_released() -> None:
@@ -311,7 +312,7 @@ async def test_pixels_stay_with_the_worker_that_runs_the_request() -> None:
 def test_what_a_model_takes_depends_on_its_workers(
     views: Callable[[], list[WorkerView]], modalities: set[Modality]
 ) -> None:
-    assert router_of(*views()).modalities("m") == modalities
+    assert router_of(*views()).of("m").modalities == modalities
 
 
 @pytest.mark.parametrize(("shared", "salts"), [(False, ["a", "b"]), (True, ["", ""])])

@@ -7,11 +7,11 @@ import itertools
 import pytest
 
 from millstream_server.engines.base import Role
-from millstream_server.routing.absences import Absences
+from millstream_server.routing.candidates import Absences
+from millstream_server.routing.kv_aware import make_policy
 from millstream_server.routing.model_workers import workers_of
-from millstream_server.routing.policies import make_policy
+from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.policy import PolicyName
-from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import NoWorkerError

@@ -8,11 +8,10 @@ from typing import Any
 from millstream_server.engines.base import EngineLoad, RankLoad, Role
 from millstream_server.kv_cache.events import BlocksStored
 from millstream_server.kv_cache.hashing import Namespace, block_hashes
-from millstream_server.routing.load_levels import FULL_TOKENS, REQUEST_TOKENS
-from millstream_server.routing.policies import make_policy
+from millstream_server.routing.kv_aware import make_policy
+from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.policy import AFFINITY_SLACK, PolicyName
-from millstream_server.routing.prefix.prefixes import Prefixes
-from millstream_server.routing.request import RoutingRequest
+from millstream_server.routing.prefix.prefixes import FULL_TOKENS, REQUEST_TOKENS, Prefixes
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import Place, WorkerView
 from tests.support import views
@@ -168,7 +167,7 @@ def test_ranks_have_caches_and_loads_of_their_own() -> None:
     _store(router, a.ranks[1], LONG[:400])
     plan = router.plan(RoutingRequest(model="m", token_ids=LONG[:500]))
     (leg,) = plan.legs
-    assert (leg.worker, leg.dp_rank, leg.cached_tokens) == (a, 1, 400)
+    assert (leg.place.worker, leg.place.dp_rank, leg.cached_tokens) == (a, 1, 400)
     assert plan.places == ("a:1 rank 1",)
     found = Counter(_route(router, [number] * 400)[0] for number in range(4))
     assert found == {f"{name}:1 rank {rank}": 1 for name, rank in ("a0", "a1", "b4", "b5")}
@@ -179,8 +178,8 @@ def test_other_policies_choose_among_ranks_by_their_load() -> None:
     router = _router(a, policy=PolicyName.LEAST_LOADED)
     a.ranks[0].in_flight, a.ranks[2].in_flight = 1, 2
     request = RoutingRequest(model="m")
-    assert router.plan(request).legs[0].dp_rank == 1
+    assert router.plan(request).legs[0].place.dp_rank == 1
     stays = RoutingRequest(model="m", session=("a:1 rank 2",))
-    assert router.plan(stays).legs[0].dp_rank == 2
+    assert router.plan(stays).legs[0].place.dp_rank == 2
     a.ranks[2].in_flight = AFFINITY_SLACK + 1
-    assert router.plan(stays).legs[0].dp_rank == 1
+    assert router.plan(stays).legs[0].place.dp_rank == 1

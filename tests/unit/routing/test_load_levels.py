@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from millstream_server.routing.load_levels import LoadLevels
+from millstream_server.routing.prefix.prefixes import LoadLevels
 
 
 def test_the_least_loaded_of_a_set_is_found() -> None:

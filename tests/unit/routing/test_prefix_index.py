@@ -15,7 +15,7 @@ from millstream_server.kv_cache.events import (
     Medium,
 )
 from millstream_server.routing.prefix import index as index_module
-from millstream_server.routing.prefix.expected import EXPECTED_S
+from millstream_server.routing.prefix.holdings import EXPECTED_S
 from millstream_server.routing.prefix.index import Overlap, PrefixIndex
 
 

@@ -8,13 +8,19 @@ from collections.abc import Sequence
 import pytest
 
 from millstream_server.engines.simulated.prefix_cache import PrefixCache
-from millstream_server.kv_cache.events import BlocksStored, CacheCleared, KvEvent
+from millstream_server.kv_cache.events import (
+    BlocksStored,
+    CacheCleared,
+    KvChanges,
+    KvEvent,
+    KvMessage,
+    KvPosition,
+    KvSnapshotPart,
+)
 from millstream_server.kv_cache.hashing import block_hashes
-from millstream_server.kv_cache.messages import KvChanges, KvMessage, KvPosition, KvSnapshotPart
+from millstream_server.links.kv_watch import RankReplica
 from millstream_server.routing.prefix.index import PrefixIndex
-from millstream_server.routing.prefix.replica import RankReplica
-from millstream_server.worker.kv_events.log import RankLog
-from millstream_server.worker.kv_events.reader import LogReader
+from millstream_server.worker.kv_events.log import LogReader, RankLog
 
 
 def _replica() -> tuple[PrefixIndex, RankReplica]:

@@ -6,12 +6,12 @@ from collections import Counter
 
 import pytest
 
-from millstream_server.routing.policies import make_policy
+from millstream_server.routing.candidates import SessionRing
+from millstream_server.routing.kv_aware import make_policy
+from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.policy import AFFINITY_SLACK, PolicyName
 from millstream_server.routing.prefix.prefixes import Prefixes
-from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
-from millstream_server.routing.session_ring import SessionRing
 from millstream_server.routing.workers import WorkerView
 from tests.support.views import view
 

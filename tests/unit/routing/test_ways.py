@@ -7,15 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from millstream_server.control.adapters import LoraAdapter
+from millstream_server.control.operations import LoraAdapter
 from millstream_server.engines.base import Role
 from millstream_server.kv_cache.events import BlocksStored
 from millstream_server.kv_cache.hashing import block_hashes
-from millstream_server.routing.handoff import HandoffDecider, HandoffMode, make_decider
-from millstream_server.routing.policies import make_policy
+from millstream_server.routing.kv_aware import make_policy
+from millstream_server.routing.plan import Handoff, HandoffMode, RoutingRequest
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.prefix.prefixes import Prefixes
-from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import (
@@ -28,7 +27,7 @@ from tests.support.views import view
 REQUEST = RoutingRequest(model="m")
 
 
-def _router(*workers: WorkerView, decider: HandoffDecider | None = None) -> Router:
+def _router(*workers: WorkerView, decider: Handoff | None = None) -> Router:
     prefixes = Prefixes()
     router = Router(
         lambda: make_policy(PolicyName.LEAST_LOADED), decider, prefixes if decider else None
@@ -115,7 +114,7 @@ def test_both_workers_of_a_hand_off_have_the_adapter() -> None:
 def _mixed(mode: HandoffMode) -> tuple[Router, list[WorkerView]]:
     roles = {"p:1": Role.PREFILL, "d:1": Role.DECODE, "a:1": Role.AGGREGATED}
     workers = [view(address, role, block_size=4, tells_kv=True) for address, role in roles.items()]
-    return _router(*workers, decider=make_decider(mode, 100)), workers
+    return _router(*workers, decider=Handoff(mode, 100)), workers
 
 
 _FRESH = itertools.count(9000, 9000)

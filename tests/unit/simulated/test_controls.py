@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from millstream_server.control.memory import MemoryTag
-from millstream_server.control.pause import PauseMode
-from millstream_server.control.profile import ProfileActivity
-from millstream_server.control.weights import (
+from millstream_server.control.operations import (
+    MemoryTag,
+    PauseMode,
+    ProfileActivity,
     TensorWeights,
 )
 from millstream_server.engines.base import LoadStage, Role

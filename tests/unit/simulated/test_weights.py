@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from millstream_server.control.adapters import LoraAdapter
-from millstream_server.control.weights import (
+from millstream_server.control.operations import (
     BroadcastWeights,
     DiskWeights,
     IpcWeights,
+    LoraAdapter,
     NamedTensor,
     TensorWeights,
     WeightSource,

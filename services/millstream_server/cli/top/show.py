@@ -23,8 +23,7 @@ from millstream_server.cli.top.rows import Meter, ModelRow, Row, model_rows, sor
 from millstream_server.cli.top.state import Reach
 from millstream_server.cli.top.table import Signs, as_object, draw
 from millstream_server.cli.top.workers import Known, Workers
-from millstream_server.routing.discovery.base import Discovery
-from millstream_server.routing.discovery.static import StaticDiscovery
+from millstream_server.routing.discovery.sources import Discovery, StaticDiscovery
 from millstream_server.runtime.settings import SettingsError
 
 _WRONG_USAGE = 2
@@ -85,7 +84,7 @@ def _discovery(args: argparse.Namespace) -> tuple[Discovery, dict[str, Known]]:
         }
         return StaticDiscovery(list(known)), known
     try:
-        from millstream_server.routing.discovery.choice import make_discovery  # noqa: PLC0415
+        from millstream_server.routing.discovery.sources import make_discovery  # noqa: PLC0415
     except ModuleNotFoundError as error:  # of Kubernetes' discovery
         raise ValueError(
             f"--workers needs {error.name}: pip install 'millstream[cli,processor]'"

@@ -12,7 +12,7 @@ from millstream_server.cli.connection import Destination
 from millstream_server.cli.top.conditions import follow_conditions
 from millstream_server.cli.top.state import WorkerState
 from millstream_server.cli.top.watch import WorkerWatch
-from millstream_server.routing.discovery.base import Addresses, Discovery
+from millstream_server.routing.discovery.sources import Addresses, Discovery
 
 _SHOWN_AFTER_S = 60.0
 """How long a worker that discovery no longer names is shown."""

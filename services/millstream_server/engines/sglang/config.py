@@ -86,7 +86,7 @@ class SglangEngineConfig:
     leader_address: str = ""
     """HOST:PORT where they meet; needed with `nodes` above 1."""
     memory_saver: bool = False
-    """Let memory be released on a GPU (`control.memory`); costs host memory for the weights."""
+    """Let memory be released on a GPU (`control.operations`); costs host memory for the weights."""
     max_loras_per_batch: int = 0
     """LoRA adapters that a batch can use; 0: the engine takes none."""
     max_lora_rank: int = 16

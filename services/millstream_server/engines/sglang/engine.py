@@ -12,7 +12,7 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from millstream_server.control.abilities import NO_CONTROLS, EngineControls
+from millstream_server.control.operations import NO_CONTROLS, EngineControls
 from millstream_server.engines.base import EngineLoad, LoadProgress, Role, warm_up_by_probe
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.control.controlled import ControlledEngine

@@ -20,7 +20,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.samples import Sample
 
 from millstream_server.engines.sglang.loads import KvBlocks
-from millstream_server.runtime.telemetry.registry import ScrapedGauge
+from millstream_server.runtime.telemetry.metrics import ScrapedGauge
 
 CACHE_CONFIG = ScrapedGauge(
     "sglang:cache_config_info",

@@ -13,13 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from millstream_server.control.abilities import EngineControls
-from millstream_server.control.adapters import LoraAdapter
-from millstream_server.control.memory import MemoryTag, MemoryUse
-from millstream_server.control.pause import PauseMode
-from millstream_server.control.profile import ProfileActivity
-from millstream_server.control.weights import (
+from millstream_server.control.operations import (
     DiskWeights,
+    EngineControls,
+    LoraAdapter,
+    MemoryTag,
+    MemoryUse,
+    PauseMode,
+    ProfileActivity,
     Progress,
     TensorWeights,
     WeightSource,
@@ -36,7 +37,7 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
     WorkerPausedError,
 )
-from millstream_server.runtime.telemetry.load_meter import resident_bytes
+from millstream_server.runtime.telemetry.counts import resident_bytes
 
 TENSOR = "simulated.weight"
 """The model's only tensor, of the shape [1]."""
@@ -60,7 +61,7 @@ class _Operation:
 
 
 class SimulatedWeights(_Operation):
-    """Satisfies `control.weights.WeightControl`.
+    """Satisfies `control.operations.WeightControl`.
 
     A directory fits if it has a config.json whose vocabulary, if it names one, has the engine's
     size, and complete safetensors files of any content. Tensors that are sent must be `TENSOR`.
@@ -169,7 +170,7 @@ def _check_tensors(source: TensorWeights) -> None:
 
 
 class SimulatedAdapters(_Operation):
-    """Satisfies `control.adapters.AdapterControl`.
+    """Satisfies `control.operations.AdapterControl`.
 
     An adapter is a directory with an adapter_config.json that has PEFT's rank ``r``. Its weights in
     adapter_model.safetensors have no effect and may be missing, but not be incomplete.
@@ -206,7 +207,7 @@ def _rank(path: Path) -> int:
 
 
 class SimulatedMemory(_Operation):
-    """Satisfies `control.memory.MemoryControl`.
+    """Satisfies `control.operations.MemoryControl`.
 
     Releasing the KV cache drops what is cached. There are no weights and no graphs: releasing those
     gives nothing back. While anything is released a request fails with an InternalError, as a bug
@@ -234,7 +235,7 @@ class SimulatedMemory(_Operation):
 
 
 class SimulatedPause(_Operation):
-    """Satisfies `control.pause.PauseControl`.
+    """Satisfies `control.operations.PauseControl`.
 
     No request leaves the queue while it is paused. A prefill or transfer that is under way goes on
     until its result is there.
@@ -269,7 +270,7 @@ class SimulatedPause(_Operation):
 
 
 class SimulatedCache(_Operation):
-    """Satisfies `control.pause.CacheControl`."""
+    """Satisfies `control.operations.CacheControl`."""
 
     async def flush_cache(self) -> None:
         """See `CacheControl.flush_cache`."""
@@ -282,7 +283,7 @@ _MOST_STEPS = 100_000
 
 
 class SimulatedProfile(_Operation):
-    """Satisfies `control.profile.ProfileControl`. One file, with the steps of every rank."""
+    """Satisfies `control.operations.ProfileControl`. One file, with the steps of every rank."""
 
     def __init__(self, config: SimulatedConfig, state: EngineState, ranks: Sequence[Rank]) -> None:
         """Nothing is recorded."""

@@ -18,8 +18,7 @@ import asyncio
 import zlib
 from collections.abc import Iterable, Sequence
 
-from millstream_server.control.adapters import LoraAdapter
-from millstream_server.control.memory import MemoryTag
+from millstream_server.control.operations import LoraAdapter, MemoryTag
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.media.items import MediaInput
 from millstream_server.runtime.errors import AdapterNotFoundError, InternalError, ServingError

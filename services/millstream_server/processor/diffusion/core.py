@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 from millstream_server.links.unread import not_asked_for
 from millstream_server.processor.front import Fit, Front, FrontRequest, Running
-from millstream_server.routing.tasks import TASK_OF_KIND
-from millstream_server.runtime.errors import InternalError
 from millstream_server.synthesis.checks import outputs_of, resolve
-from millstream_server.synthesis.diffuser import DiffuserInfo
+from millstream_server.synthesis.diffuser import TASK_OF_KIND, DiffuserInfo
 from millstream_server.synthesis.request import Chunk, DiffusionRequest, Finished, Kind, Progress
 
 if TYPE_CHECKING:
@@ -144,9 +142,7 @@ def _filled(request: DiffusionRequest, info: DiffuserInfo, model: str) -> Diffus
 
 
 def _diffuser(engine: EngineInfo) -> DiffuserInfo:
-    if not isinstance(engine, DiffuserInfo):
-        raise InternalError.with_id()
-    return engine
+    return cast("DiffuserInfo", engine)  # whose task it is
 
 
 # ---- has a worker sent what was asked of it? A client must not get a part as the whole ----------

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
-from millstream_server.engines.base import Role
+from millstream_server.engines.base import Role, Task
 from millstream_server.generation.output import (
     Finish,
     FinishReason,
@@ -29,8 +29,7 @@ from millstream_server.processor.front import Front, FrontRequest
 from millstream_server.processor.models import ServedModel
 from millstream_server.processor.requests import most_tokens, too_large
 from millstream_server.processor.telemetry import TurnTelemetry, Usage
-from millstream_server.routing.request import RoutingRequest
-from millstream_server.routing.tasks import Task
+from millstream_server.routing.plan import RoutingRequest
 from millstream_server.runtime.errors import (
     InternalError,
     InvalidRequestError,
@@ -191,9 +190,9 @@ class _TextRequest:
                 )
             )
             (leg,) = plan.legs
-            address = leg.worker.address
+            address = leg.place.address
             request = replace(
-                request, dp_rank=leg.dp_rank, expected_cached_tokens=leg.cached_tokens
+                request, dp_rank=leg.place.dp_rank, expected_cached_tokens=leg.cached_tokens
             )
             self._span = self._telemetry.leg(leg.role, address)
             request = replace(request, trace=self._span.carry(request.trace))

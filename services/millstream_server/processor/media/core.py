@@ -18,7 +18,7 @@ from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.uploads import DEFAULT_IDLE_S, Uploads
 from millstream_server.processor.telemetry import TurnTelemetry
 from millstream_server.processor.text.messages import MediaPart
-from millstream_server.routing.request import RoutingRequest
+from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import (
     Failure,
@@ -209,7 +209,8 @@ class TurnMedia:
     async def _encode(self, part: MediaPart) -> EncodedPart:
         failed: set[str] = set()
         while True:
-            planned = self._router.encoder(self._request, part.sha256, failed)
+            workers = self._router.of(self._request.model)
+            planned = workers.encoder(self._request, part.sha256, failed)
             if planned.own:  # the turn's other files, and the turn itself, go there too
                 self._request = replace(self._request, media_at=planned.worker.address)
             address = planned.worker.address

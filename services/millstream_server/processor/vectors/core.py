@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
+from millstream_server.engines.base import Task
 from millstream_server.links.unread import not_asked_for
 from millstream_server.processor.front import Fit, Front, FrontRequest, Running
 from millstream_server.processor.vectors.tokens import BatchTokenizer
-from millstream_server.routing.tasks import Task
-from millstream_server.runtime.errors import FieldViolation, InternalError, InvalidRequestError
+from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
 from millstream_server.vectors.checks import check_embed, check_rerank
 from millstream_server.vectors.embedder import EmbedderInfo
 from millstream_server.vectors.request import (
@@ -252,9 +252,7 @@ def _most_tokens(engines: Sequence[EngineInfo]) -> int:
 
 
 def _embedder(engine: EngineInfo) -> EmbedderInfo:
-    if not isinstance(engine, EmbedderInfo):
-        raise InternalError.with_id()
-    return engine
+    return cast("EmbedderInfo", engine)  # whose task it is
 
 
 # ---- has a worker sent what was asked of it? A client must not get a part as the whole ----------

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from millstream_server.routing.discovery.slices import Slice
 from millstream_server.runtime.settings import SettingsError
 
 if TYPE_CHECKING:
@@ -28,6 +27,9 @@ WATCH_S = 60
 """A watch ends after this and is followed by the next, so that a dead connection is noticed."""
 _WATCH_SLACK_S = 15.0
 _SERVICE_LABEL = "kubernetes.io/service-name"
+
+Slice = Mapping[str, Any]
+"""An object of discovery.k8s.io/v1, as the API server sends it."""
 
 
 class ApiError(Exception):

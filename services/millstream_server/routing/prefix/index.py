@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from millstream_server.kv_cache.events import BlocksRemoved, BlocksStored, CacheCleared, KvEvent
-from millstream_server.routing.prefix.expected import ExpectedPrompts
-from millstream_server.routing.prefix.holdings import Holdings
+from millstream_server.routing.prefix.holdings import ExpectedPrompts, Holdings
 
 DEFAULT_MAX_BLOCKS = 2_000_000
 """About 240 MB, when full: the caches of 64 workers with 500,000 tokens each, in blocks of 16."""

@@ -1,6 +1,6 @@
 """Open work of a process, and how the process waits for it when it shuts down.
 
-The order on SIGTERM, the same for every service (`runtime.lifecycle.signals.until_signal`):
+The order on SIGTERM, the same for every service (`runtime.lifecycle.main.until_signal`):
 
 1. health becomes NOT_SERVING, and peers with long streams are notified (`OpenWork.when_leaving`);
 2. new work is still accepted for ``propagation_s``, until load balancers and peers have noticed;

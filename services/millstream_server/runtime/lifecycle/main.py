@@ -1,11 +1,13 @@
-"""The entry point that every service's `__main__` calls."""
+"""The life of a service's process: its start from settings, its stop, what nothing catches."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import signal
 import sys
-from collections.abc import Callable, Coroutine
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NoReturn, TypeVar
 
 import uvloop
@@ -14,11 +16,12 @@ from millstream_server.runtime import settings
 from millstream_server.runtime.lifecycle.memory import give_back_freed_memory
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
 from millstream_server.runtime.rpc.grpc_log import plain_grpc_log
-from millstream_server.runtime.telemetry import log
-from millstream_server.runtime.telemetry.uncaught import log_uncaught
+from millstream_server.runtime.rpc.server import Server
+from millstream_server.runtime.telemetry.log import configure, get_log
 
-_log = log.get_log(__name__)
+log = get_log(__name__)
 S = TypeVar("S", bound=ServiceSettings)
+T = TypeVar("T")
 
 
 def main(
@@ -38,7 +41,7 @@ def main(
     gc.freeze()
     give_back_freed_memory()
     loaded = settings.load(settings_cls, prog=prog, description=description)
-    log.configure(loaded.log_level, loaded.log_format)
+    configure(loaded.log_level, loaded.log_format)
     plain_grpc_log()
     try:
         code = uvloop.run(_logged(app(loaded)))
@@ -46,7 +49,7 @@ def main(
         sys.stderr.write(f"{prog}: {error}\n")
         code = 2
     except OSError as error:
-        _log.error("the service failed", reason=error)
+        log.error("the service failed", reason=error)
         code = 1
     raise SystemExit(code)
 
@@ -54,3 +57,119 @@ def main(
 async def _logged(app: Coroutine[Any, Any, int]) -> int:
     log_uncaught(asyncio.get_running_loop())
     return await app
+
+
+# ---- the stop: SIGTERM and SIGINT ----------------------------------------------------------------
+
+DRAINED, FAILED, CUT_OFF, PORT_FAILED = 0, 1, 3, 4
+"""Exit codes of a service; 2 is a wrong setting."""
+_STOP_GRACE_S = 0.2
+_LAST_FRAMES_S = 0.5
+"""After a failure: longest wait until the terminal frames of open requests are sent."""
+
+
+class Signals:
+    """Handles SIGTERM and SIGINT on the running event loop, from its construction on.
+
+    The first signal starts the drain, the second cuts it short.
+    """
+
+    def __init__(self) -> None:
+        """Install the handlers."""
+        self.first = asyncio.Event()
+        self.second = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._caught)
+
+    def _caught(self) -> None:
+        (self.second if self.first.is_set() else self.first).set()
+
+    async def unless(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Run ``work`` until it ends or the first signal comes; None: the signal came first."""
+        working = asyncio.ensure_future(work)
+        waiting = asyncio.ensure_future(self.first.wait())
+        try:
+            await asyncio.wait({working, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
+        finally:
+            waiting.cancel()
+            if not working.done():
+                working.cancel()
+                await asyncio.wait({working})
+
+
+async def until_signal(
+    server: Server,
+    signals: Signals,
+    drain: Callable[[], Awaitable[bool]],
+    failed: asyncio.Future[Any],
+) -> int:
+    """Serve until the first signal, then drain; or until something fails. Return the exit code.
+
+    ``drain`` returns whether all work ended. A second signal or ``failed`` cuts it short.
+    Exit codes: 0 drained, 1 the service failed, 3 requests were cut off, 4 gRPC's port failed.
+    """
+    waits: list[asyncio.Future[Any]] = [_wait(signals.first), _wait(server.died)]
+    await asyncio.wait({*waits, failed}, return_when=asyncio.FIRST_COMPLETED)
+    server.begin_drain()
+    clean = False
+    if failed.done():
+        await asyncio.sleep(_LAST_FRAMES_S)
+    else:
+        log.phase("draining")
+        draining, hurry = asyncio.ensure_future(drain()), _wait(signals.second)
+        waits += [draining, hurry]
+        await asyncio.wait({draining, hurry, failed}, return_when=asyncio.FIRST_COMPLETED)
+        clean = draining.done() and draining.result()
+    for wait in waits:
+        wait.cancel()
+    await server.stop(_STOP_GRACE_S)
+    log.phase("stopped", clean=clean)
+    if failed.done() or server.died.is_set():
+        return FAILED if failed.done() else PORT_FAILED
+    return DRAINED if clean else CUT_OFF
+
+
+def _wait(event: asyncio.Event) -> asyncio.Future[Any]:
+    return asyncio.ensure_future(event.wait())
+
+
+# ---- what nothing catches ------------------------------------------------------------------------
+
+_LONGEST = 200
+
+
+def log_uncaught(loop: asyncio.AbstractEventLoop) -> None:
+    """Log what is raised where nothing catches it: in callbacks, lost tasks, threads, destructors.
+
+    Python prints these with a traceback each, however many there are.
+    """
+    loop.set_exception_handler(_in_loop)
+    sys.unraisablehook = _in_destructor
+    threading.excepthook = _in_thread
+
+
+def _in_loop(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    source = next((context[key] for key in ("task", "future", "handle") if key in context), "-")
+    log.error(
+        "uncaught in the event loop",
+        error=context.get("exception"),
+        what=context.get("message", "-"),
+        where=str(source)[:_LONGEST],
+    )
+
+
+def _in_destructor(args: sys.UnraisableHookArgs) -> None:
+    log.error(
+        "uncaught where nothing can be raised",
+        error=args.exc_value,
+        what=args.err_msg or "Exception ignored in",
+        where=repr(args.object)[:_LONGEST],
+    )
+
+
+def _in_thread(args: threading.ExceptHookArgs) -> None:
+    if args.exc_type is not SystemExit:
+        name = args.thread.name if args.thread else "-"
+        log.error("uncaught in a thread", error=args.exc_value, thread=name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -134,7 +133,6 @@ def open_channel(
     tls: ClientTls | None,
     *,
     options: ChannelArguments,
-    interceptors: Sequence[grpc.aio.ClientInterceptor] = (),
 ) -> grpc.aio.Channel:
     """Open a channel with `channel_options`; ``tls`` reads its files now."""
     chosen = list(options)
@@ -142,12 +140,10 @@ def open_channel(
         # gRPC would send these too through the proxy that the environment names.
         chosen.append(("grpc.enable_http_proxy", 0))
     if tls is None:
-        return grpc.aio.insecure_channel(address, options=chosen, interceptors=interceptors)
+        return grpc.aio.insecure_channel(address, options=chosen)
     if tls.server_name:
         chosen.append(("grpc.ssl_target_name_override", tls.server_name))
-    return grpc.aio.secure_channel(
-        address, tls.credentials(), options=chosen, interceptors=interceptors
-    )
+    return grpc.aio.secure_channel(address, tls.credentials(), options=chosen)
 
 
 def _keepalive(interval_s: float, timeout_s: float) -> ChannelArguments:

@@ -5,7 +5,7 @@ stream that the client opens besides its RPCs (`OrcaServicer`). The stream suits
 trailers come late.
 
 A client's weight for a server is requests per second over utilization (gRFC A58); it ignores a
-report where either is 0. `runtime.telemetry.load_meter` measures both.
+report where either is 0. `runtime.telemetry.counts` measures both.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.layer import Visit, service_of
 from millstream_server.runtime.rpc.request_size import SMALL_REQUEST_BYTES, max_request_bytes
 from millstream_server.runtime.rpc.shares import Shares
-from millstream_server.runtime.telemetry.load import LoadSnapshot, LoadSource
+from millstream_server.runtime.telemetry.counts import LoadSnapshot, LoadSource
 from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
@@ -157,5 +157,4 @@ def _to_message(load: LoadSnapshot) -> load_report_pb2.OrcaLoadReport:
         mem_utilization=load.mem_utilization,
         rps_fractional=load.rps,
         eps=load.eps,
-        named_metrics=load.named_metrics,
     )

@@ -20,7 +20,7 @@ from millstream_server.runtime.rpc.open_calls import OpenCalls
 from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.security.tls import ServerTls
-from millstream_server.runtime.telemetry.load_meter import LoadMeter
+from millstream_server.runtime.telemetry.counts import LoadMeter
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.metrics import DRAINING, SERVING
 from millstream_server.runtime.telemetry.server_rpcs import TelemetryLayer

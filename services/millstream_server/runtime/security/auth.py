@@ -48,11 +48,8 @@ class CallerIdentity:
 
 ANONYMOUS = CallerIdentity("anonymous", CallerKind.ANONYMOUS)
 _CALLER: ContextVar[CallerIdentity] = ContextVar("millstream_caller", default=ANONYMOUS)
-
-
-def caller() -> CallerIdentity:
-    """Return who called the RPC that this task serves; anonymous without authentication."""
-    return _CALLER.get()
+caller: Callable[[], CallerIdentity] = _CALLER.get
+"""Returns who called the RPC that this task serves; anonymous without authentication."""
 
 
 class PeerIdentities:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,3 +17,33 @@ class CertificateName:
 
     kind: Literal["uri", "dns"]
     value: str
+
+
+def names_in(der: bytes) -> Sequence[CertificateName]:
+    """Return the URI and DNS entries of a certificate; none if it is malformed.
+
+    The handshake has checked its signature, not that each part of it can be read.
+    """
+    # Here, since it takes 8 MB: it is needed once a caller has shown a certificate.
+    from cryptography import x509  # noqa: PLC0415
+    from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
+
+    try:
+        extensions = x509.load_der_x509_certificate(der).extensions
+        found = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        uris = found.get_values_for_type(x509.UniformResourceIdentifier)
+        hosts = found.get_values_for_type(x509.DNSName)
+    except (
+        ValueError,
+        TypeError,
+        UnsupportedAlgorithm,
+        x509.InvalidVersion,
+        x509.DuplicateExtension,
+        x509.ExtensionNotFound,
+        x509.UnsupportedGeneralNameType,
+    ):
+        return []
+    return [
+        *(CertificateName("uri", name) for name in uris),
+        *(CertificateName("dns", name) for name in hosts),
+    ]

@@ -137,8 +137,6 @@ def configure(level: str, line_format: Literal["text", "json"] = "text") -> None
     """
     handler = _Stderr()
     handler.setFormatter(_Json() if line_format == "json" else _Text())
-    handler.addFilter(_may_be_shown)
-    handler.addFilter(Repeats(handler.emit))
     number = getattr(logging, level.upper(), logging.INFO)
     logging.basicConfig(level=number, handlers=[handler], force=True)
 
@@ -157,6 +155,23 @@ def _may_be_shown(record: logging.LogRecord) -> bool:
 
 class _Stderr(logging.Handler):
     """Writes a line in one system call, so that lines of several threads don't mix; no lock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.repeats = Repeats(self.emit)
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Write a line unless it repeats; the library's own has a lock and a list of filters."""
+        if record.__class__ is _Event:  # of ours most aren't bounded
+            bounded = record.bounded
+        else:
+            bounded = True
+            if not _may_be_shown(record):
+                return False
+        if (bounded or self.repeats.dropping) and not self.repeats.passes(record):
+            return False
+        self.emit(record)
+        return True
 
     def createLock(self) -> None:  # noqa: N802 - the library's name
         self.lock = None
@@ -215,8 +230,9 @@ class _Text(logging.Formatter):
             line += f" {name}={value if plain else _value(value)}"
         # May contain text from clients: keep it on one line.
         line = _printable(line)
-        for part in traceback_of(record).splitlines():
-            line += f"\n  {_printable(part)}".rstrip(" ")  # indented, unlike an event's line
+        if record.exc_info:
+            for part in traceback_of(record).splitlines():
+                line += f"\n  {_printable(part)}".rstrip(" ")  # indented, unlike an event's line
         return line
 
 
@@ -268,6 +284,6 @@ class _Json(logging.Formatter):
         for name, value in _fields(record).items():
             kept = _cut(value) if value.__class__ is str else value
             line[f"{name}_" if name in _RESERVED else name] = kept
-        if exception := traceback_of(record):
+        if record.exc_info and (exception := traceback_of(record)):
             line["exception"] = exception
         return self._encode(line)

@@ -12,14 +12,56 @@ Recording takes about a microsecond and is done per request, frame or event, nev
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from millstream_server.runtime.telemetry.registry import (
-    ScrapedGauge,
-    counter,
-    gauge,
-    histogram,
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+    disable_created_metrics,
 )
+from prometheus_client.core import GaugeMetricFamily
+
+# No `_created` series per counter and histogram: Prometheus doesn't need them. This holds for the
+# whole process, so for SGLang's metrics too, which have none when SGLang serves them.
+disable_created_metrics()  # type: ignore[no-untyped-call]
+
+REGISTRY = CollectorRegistry(auto_describe=True)
+"""Our own registry: in a worker SGLang uses the library's default one."""
+
+ProcessCollector(registry=REGISTRY)
+PlatformCollector(registry=REGISTRY)
+GCCollector(registry=REGISTRY)
+
+counter = functools.partial(Counter, registry=REGISTRY)
+gauge = functools.partial(Gauge, registry=REGISTRY)
+
+
+def histogram(name: str, text: str, labels: Sequence[str], buckets: Sequence[float]) -> Histogram:
+    """Make a histogram of ours; ``text`` is its help."""
+    return Histogram(name, text, labels, buckets=buckets, registry=REGISTRY)
+
+
+class ScrapedGauge(NamedTuple):
+    """A gauge whose collector gets the value at each scrape."""
+
+    name: str
+    text: str
+    labels: tuple[str, ...]
+
+    def family(self, value: float, labels: Sequence[str]) -> GaugeMetricFamily:
+        """Make a family of one series, for a collector to yield."""
+        family = GaugeMetricFamily(self.name, self.text, labels=self.labels)
+        family.add_metric(labels, value)
+        return family
+
 
 _RPC = ("rpc_system_name", "rpc_method", "rpc_response_status_code")
 _RPC_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 60, 600)
@@ -129,16 +171,8 @@ ADMISSION_REFUSED = counter(
     ["cause"],
 )
 for _cause in (
-    "requests",
-    "tokens",
-    "bytes",
-    "received_bytes",
-    "unsent_bytes",
-    "media",
-    "streams",
-    "text",
-    "deadline",
-    "displaced",
+    *("requests", "tokens", "bytes", "received_bytes", "unsent_bytes"),
+    *("media", "streams", "text", "deadline", "displaced"),
 ):
     # 0 from the start: else the first refusal is not seen as an increase.
     ADMISSION_REFUSED.labels(_cause)
@@ -308,14 +342,6 @@ ENGINE_LOAD_AGE = ScrapedGauge(
     "millstream_engine_load_age_seconds",
     "How old the engine's gauges are; grows while the engine or the event loop doesn't answer",
     _ENGINE,
-)
-SCRAPED = (
-    ENGINE_INFO,
-    ENGINE_RUNNING,
-    ENGINE_QUEUED,
-    ENGINE_USED_BLOCKS,
-    ENGINE_TOTAL_BLOCKS,
-    ENGINE_LOAD_AGE,
 )
 
 CANARY_DURATION = histogram(

@@ -25,8 +25,7 @@ from prometheus_client.registry import Collector
 
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.runtime.telemetry.metrics import BUILD_INFO
-from millstream_server.runtime.telemetry.registry import REGISTRY
+from millstream_server.runtime.telemetry.metrics import BUILD_INFO, REGISTRY
 
 log = get_log(__name__)
 
@@ -35,7 +34,6 @@ _OPENMETRICS = "application/openmetrics-text"
 # Enough for two Prometheus servers, an agent and curl. Each connection takes a thread and a file
 # descriptor, which the gRPC port needs too.
 MOST_CONNECTIONS = 16
-_POLL_S = 0.1  # the most that closing waits for the listening thread
 CLOSE_LIMIT_S = 2.0  # for scrapes in progress; a scrape waits up to 1.5 s for its engine
 _CONNECTION_LIMIT_S = 30.0  # Prometheus gives up after 10 s by default
 _SILENCE_LIMIT_S = 10.0  # between two bytes of a request, and for taking the response
@@ -66,7 +64,11 @@ class MetricsEndpoint:
             registry.register(collector)
         self._server = _bind(address, _Handler.factory(registry), connection_limit_s)
         self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(_POLL_S,), name="metrics", daemon=True
+            # How often it looks for connections above the limit.
+            target=self._server.serve_forever,
+            args=(connection_limit_s / 10,),
+            name="metrics",
+            daemon=True,
         )
         self._thread.start()
 
@@ -81,6 +83,8 @@ class MetricsEndpoint:
 
     def _close(self) -> None:
         if self._thread.is_alive():
+            with contextlib.suppress(OSError):  # wakes the thread; not on every system
+                self._server.socket.shutdown(socket.SHUT_RDWR)
             self._server.shutdown()
             self._thread.join()
         self._server.server_close()
@@ -123,7 +127,7 @@ class _Server(ThreadingHTTPServer):
             self._changed.notify_all()
 
     def service_actions(self) -> None:
-        """Cut connections older than the limit; called every ``_POLL_S``."""
+        """Cut connections older than the limit; called now and then."""
         self._cut(socket.SHUT_RDWR, time.monotonic())
 
     def end_connections(self) -> None:

@@ -36,7 +36,7 @@ class _Cause:
     tracebacks: set[Hashable] = field(default_factory=set)
 
 
-class Repeats(logging.Filter):
+class Repeats:
     """Drops lines that repeat too often, and shortens tracebacks.
 
     A cause is a place in the code: for our own events logger and sentence, for other lines the file
@@ -54,13 +54,14 @@ class Repeats(logging.Filter):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Write the lines about drops with ``write``."""
-        super().__init__()
+        self.dropping = False
+        """Whether lines were dropped that are still to be reported: then it must see every line."""
         self._write = write
         self._clock = clock
         self._causes: dict[Hashable, _Cause] = {}
         self._due_s = clock() + _WINDOW_S
 
-    def filter(self, record: logging.LogRecord) -> bool:
+    def passes(self, record: logging.LogRecord) -> bool:
         """Return whether to write a record; shorten its traceback."""
         now_s = self._clock()
         if now_s >= self._due_s:
@@ -72,6 +73,7 @@ class Repeats(logging.Filter):
         cause.count += 1
         if cause.count > most:
             cause.dropped += 1
+            self.dropping = True
             return False
         if cause.count == most:
             add_fields(record, repeats="dropped for a minute")
@@ -101,6 +103,7 @@ class Repeats(logging.Filter):
             if now_s - cause.since_s >= _WINDOW_S:
                 self._causes.pop(key, None)
                 self._report(cause)
+        self.dropping = any(cause.dropped for cause in list(self._causes.values()))
         self._due_s = now_s + _WINDOW_S / 10
 
     def _report(self, cause: _Cause) -> None:

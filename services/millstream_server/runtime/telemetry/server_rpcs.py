@@ -18,13 +18,13 @@ from opentelemetry.context import Context, attach
 from opentelemetry.instrumentation.grpc import filters
 from opentelemetry.instrumentation.grpc._utilities import _server_status
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
-from prometheus_client import Histogram
 
 from millstream_server.runtime.errors import Code
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.layer import Outcome, Visit
 from millstream_server.runtime.rpc.status import GRPC_CODES
 from millstream_server.runtime.security.auth import CallerKind, caller
+from millstream_server.runtime.telemetry.counts import Method
 from millstream_server.runtime.telemetry.metrics import RPC_SERVER_DURATION, RPC_SERVER_OPEN
 from millstream_server.runtime.telemetry.tracing import PROPAGATOR, Tracing
 
@@ -38,24 +38,6 @@ _OTHER = "/_OTHER"
 
 _OPEN: Counter[str] = Counter()
 """Open RPCs of the process, by method."""
-
-
-class Method:
-    """What all calls of one method share."""
-
-    def __init__(self, full_name: str, durations: Histogram) -> None:
-        """Observe into ``durations``; the name may begin with a slash, as on the wire."""
-        self.name = full_name.lstrip("/")
-        self.attributes = {"rpc.system.name": "grpc", "rpc.method": self.name}
-        self._durations = durations
-        self._by_code: dict[str, Histogram] = {}
-
-    def observe(self, code: str, seconds: float) -> None:
-        """Count a call that ended with ``code``, a status code's name."""
-        child = self._by_code.get(code)
-        if child is None:
-            child = self._by_code[code] = self._durations.labels("grpc", self.name, code)
-        child.observe(seconds)
 
 
 class TelemetryLayer:

@@ -1,9 +1,11 @@
-"""W3C trace context as plain data; `runtime.telemetry.tracing` reads and writes it."""
+"""W3C trace context as plain data; `runtime.telemetry.tracing` makes it of spans."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-")
 
@@ -24,3 +26,13 @@ class TraceContext:
 
 
 NOT_TRACED = TraceContext()
+
+
+def incoming(metadata: Iterable[tuple[str, Any]] | None) -> TraceContext:
+    """Read the trace context of an RPC from its metadata."""
+    values = dict(metadata or ())
+    if "traceparent" not in values and "baggage" not in values:
+        return NOT_TRACED
+    return TraceContext(
+        values.get("traceparent", ""), values.get("tracestate", ""), values.get("baggage", "")
+    )

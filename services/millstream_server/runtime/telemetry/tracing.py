@@ -22,10 +22,12 @@ from opentelemetry.sdk.resources import SERVICE_NAME, OTELResourceDetector, Reso
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+from opentelemetry.trace import Span, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from millstream_server.runtime.errors import ServingError
 from millstream_server.runtime.settings import SettingsError
-from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
+from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext, incoming
 
 _SHUTDOWN_LIMIT_S = 2.0
 _SILENCE_S = 60.0
@@ -34,19 +36,10 @@ _EXPORT_LOGGERS = (
     "opentelemetry.sdk._shared_internal",
 )
 
+
 _SPANS = TraceContextTextMapPropagator()
 PROPAGATOR = CompositePropagator([_SPANS, W3CBaggagePropagator()])
 """traceparent, tracestate and baggage, independent of the process's global propagator."""
-
-
-def incoming(metadata: Iterable[tuple[str, Any]] | None) -> TraceContext:
-    """Read the trace context of an RPC from its metadata."""
-    values = dict(metadata or ())
-    if "traceparent" not in values and "baggage" not in values:
-        return NOT_TRACED
-    return TraceContext(
-        values.get("traceparent", ""), values.get("tracestate", ""), values.get("baggage", "")
-    )
 
 
 def trace_id(metadata: Iterable[tuple[str, Any]] | None = None) -> str:
@@ -188,3 +181,27 @@ class _OncePerMinute(logging.Filter):
 def _quieten(logger: logging.Logger) -> None:
     if not any(isinstance(f, _OncePerMinute) for f in logger.filters):
         logger.addFilter(_OncePerMinute())
+
+
+def server_of(target: str) -> dict[str, str | int]:
+    """Return the attributes of a span that name the server at "host:port"."""
+    host, _, port = target.rpartition(":")
+    if not port.isdigit():
+        return {"server.address": target}
+    return {"server.address": host.strip("[]"), "server.port": int(port)}
+
+
+def reason_of(error: BaseException | None) -> str:
+    """Return the contract's name of a failure; INTERNAL for other exceptions."""
+    if error is None:
+        return ""
+    if isinstance(error, ServingError):
+        return error.reason
+    return "INTERNAL" if isinstance(error, Exception) else "CANCELLED"
+
+
+def fail(span: Span, reason: str, error: BaseException | None) -> None:
+    """Mark a span as failed; only messages meant for callers are recorded."""
+    message = error.message if isinstance(error, ServingError) else ""
+    span.set_attribute("error.type", reason)
+    span.set_status(Status(StatusCode.ERROR, message or reason))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from millstream_server.control.adapters import LoraAdapter
-from millstream_server.control.memory import MemoryTag
+from millstream_server.control.operations import LoraAdapter, MemoryTag
 from millstream_server.runtime.lifecycle.conditions import HealthConditions
 from millstream_server.worker.control.in_service import (
     AdapterList,

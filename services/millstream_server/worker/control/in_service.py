@@ -15,8 +15,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from millstream_server.control.adapters import AdapterControl, LoraAdapter
-from millstream_server.control.profile import ProfileActivity, ProfileControl
+from millstream_server.control.operations import (
+    AdapterControl,
+    LoraAdapter,
+    ProfileActivity,
+    ProfileControl,
+)
 from millstream_server.runtime.errors import (
     AdapterExistsError,
     AdapterNotFoundError,

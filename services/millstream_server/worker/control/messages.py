@@ -8,7 +8,7 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 
 from millstream.v1 import engine_control_pb2 as pb
-from millstream_server.control.weights import NamedTensor
+from millstream_server.control.operations import NamedTensor
 from millstream_server.protobuf import engine_control as convert
 from millstream_server.protobuf.common import duration, seconds
 from millstream_server.runtime.errors import InvalidRequestError

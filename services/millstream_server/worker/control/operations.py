@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from millstream_server.control.abilities import EngineControls
+from millstream_server.control.operations import EngineControls
 from millstream_server.runtime.errors import (
     DeadlinePassedError,
     EngineBusyError,

@@ -6,8 +6,14 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from millstream_server.control.memory import MemoryControl, MemoryTag, MemoryUse
-from millstream_server.control.pause import CacheControl, PauseControl, PauseMode
+from millstream_server.control.operations import (
+    CacheControl,
+    MemoryControl,
+    MemoryTag,
+    MemoryUse,
+    PauseControl,
+    PauseMode,
+)
 from millstream_server.runtime.errors import (
     DeadlinePassedError,
     EngineBusyError,

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from millstream_server.control.abilities import NO_CONTROLS, EngineControls
-from millstream_server.control.adapters import LoraAdapter
+from millstream_server.control.operations import NO_CONTROLS, EngineControls, LoraAdapter
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.settings import setting
 

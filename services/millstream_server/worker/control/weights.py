@@ -7,11 +7,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
-from millstream_server.control.memory import MemoryTag
-from millstream_server.control.weights import (
+from millstream_server.control.operations import (
     BroadcastWeights,
     DiskWeights,
     IpcWeights,
+    MemoryTag,
     NamedTensor,
     TensorWeights,
     WeightControl,

@@ -24,11 +24,10 @@ from millstream_server.runtime.telemetry.metrics import (
     EMBEDDING_TRANSFERS,
     TICKETS_REFUSED,
 )
-from millstream_server.runtime.telemetry.request_spans import fail, reason_of
 from millstream_server.runtime.telemetry.trace_context import TraceContext
-from millstream_server.runtime.telemetry.tracing import PROPAGATOR, Tracing
-from millstream_server.transfer.embeddings.leases import Lease, Leases
+from millstream_server.runtime.telemetry.tracing import PROPAGATOR, Tracing, fail, reason_of
 from millstream_server.transfer.embeddings.settings import EmbeddingFetchSettings, Transfer
+from millstream_server.transfer.embeddings.store import Lease, Leases
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.embeddings.ways import WayError, copied
 from millstream_server.worker.embeddings.peer import BrokenTransferError, Peers

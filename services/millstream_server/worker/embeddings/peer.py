@@ -18,8 +18,8 @@ from millstream_server.runtime.telemetry.client_rpcs import observe_call
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.metrics import EMBEDDING_TRANSFERS
 from millstream_server.transfer.embeddings import nixl
+from millstream_server.transfer.embeddings.ends import Receiver
 from millstream_server.transfer.embeddings.nixl import NixlReceiver
-from millstream_server.transfer.embeddings.receiver import Receiver
 from millstream_server.transfer.embeddings.settings import Transfer
 from millstream_server.transfer.embeddings.ways import (
     CHUNK_BYTES,

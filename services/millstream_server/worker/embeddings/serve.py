@@ -19,9 +19,8 @@ from millstream_server.runtime.telemetry.metrics import (
     EMBEDDING_TRANSFERS,
     TICKETS_REFUSED,
 )
-from millstream_server.transfer.embeddings.leases import Leases
-from millstream_server.transfer.embeddings.sender import Sender
-from millstream_server.transfer.embeddings.store import Stored
+from millstream_server.transfer.embeddings.ends import Sender
+from millstream_server.transfer.embeddings.store import Leases, Stored
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.embeddings.ways import (
     CHUNK_BYTES,

@@ -14,8 +14,7 @@ from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.request_id import check_length
 from millstream_server.runtime.rpc.slot_session import Output
 from millstream_server.runtime.telemetry import metrics
-from millstream_server.transfer.embeddings.leases import Lease, Leases
-from millstream_server.transfer.embeddings.store import Stored
+from millstream_server.transfer.embeddings.store import Lease, Leases, Stored
 from millstream_server.worker.encoding.batcher import EncodeStage, EncodeStages
 from millstream_server.worker.encoding.pipeline import HostedEncoder, ItemFacts, Pipeline
 from millstream_server.worker.encoding.upload import ByteBudget, ItemUpload

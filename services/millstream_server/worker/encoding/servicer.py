@@ -33,9 +33,9 @@ from millstream_server.runtime.rpc.slot_session import (
     TellSlot,
 )
 from millstream_server.runtime.telemetry.trace_context import TraceContext
-from millstream_server.transfer.embeddings.leases import Leases
-from millstream_server.transfer.embeddings.sender import Sender
+from millstream_server.transfer.embeddings.ends import Sender
 from millstream_server.transfer.embeddings.settings import Transfer
+from millstream_server.transfer.embeddings.store import Leases
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.worker.embeddings.serve import EmbeddingServer
 from millstream_server.worker.encoding.core import (

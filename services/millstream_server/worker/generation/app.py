@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from millstream_server.control.abilities import NO_CONTROLS, Controlled
-from millstream_server.control.adapters import LoraAdapter
+from millstream_server.control.operations import NO_CONTROLS, Controlled, LoraAdapter
 from millstream_server.engines.adapter import DllmSettings
 from millstream_server.engines.base import Role
 from millstream_server.generation.generator import GeneratorEngine, GeneratorInfo
@@ -16,7 +15,7 @@ from millstream_server.protobuf.worker import description_to_proto
 from millstream_server.runtime.rpc.methods import ServicerTable
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.tracing import Tracing
-from millstream_server.transfer.embeddings.leases import Leases
+from millstream_server.transfer.embeddings.store import Leases
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketGate, TicketKey
 from millstream_server.worker import app, follower
@@ -26,8 +25,8 @@ from millstream_server.worker.generation.core import GenerationWorker
 from millstream_server.worker.generation.fetching import Fetcher
 from millstream_server.worker.generation.servicer import GenerationService
 from millstream_server.worker.host import WorkerHost, WorkerPlan
+from millstream_server.worker.kv_events.blocks import DEFAULT_BUFFER
 from millstream_server.worker.kv_events.log import KvEventLog
-from millstream_server.worker.kv_events.ring import DEFAULT_BUFFER
 from millstream_server.worker.open_requests import DEFAULT_TIMES
 from millstream_server.worker.settings import WorkerSettings
 

@@ -17,13 +17,13 @@ from millstream_server.generation.output import (
     output_bytes,
 )
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.generation.telemetry import StreamMetrics, stream_metrics
 from millstream_server.protobuf import generation as convert
 from millstream_server.protobuf.errors import error_to_proto
 from millstream_server.protobuf.generation import start_from_proto
 from millstream_server.runtime.errors import DeadlinePassedError, InvalidRequestError, ServingError
 from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.rpc.slots import Outgoing, Slot, Slots
+from millstream_server.runtime.telemetry.counts import StreamMetrics, stream_metrics
 
 _MAX_ENDS = 1024
 """While more ends are waiting to be sent, no further control of the caller is obeyed."""
@@ -226,7 +226,7 @@ class WorkerSession(Slots[Any, generation_pb2.StartGeneration, Any]):
     def __init__(self, runner: RequestRunner, response_type: Callable[[], Any]) -> None:
         """Run requests on ``runner``; ``response_type`` is a message with a field `frame`."""
         self.runner = runner
-        self.frames = FrameBuilder(response_type, stream_metrics(runner.role))
+        self.frames = FrameBuilder(response_type, stream_metrics(runner.role.value))
         super().__init__(runner.work, runner.streams, self.frames)
 
     def _controls(self, message: Any) -> Iterable[Any]:

@@ -12,9 +12,7 @@ from typing import Any
 
 import pytest
 
-from millstream_server.control.memory import MemoryTag
-from millstream_server.control.pause import PauseMode
-from millstream_server.control.profile import ProfileActivity
+from millstream_server.control.operations import MemoryTag, PauseMode, ProfileActivity
 from millstream_server.generation.output import FinishReason
 from millstream_server.runtime.errors import (
     EngineBusyError,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from millstream_server.control.weights import (
+from millstream_server.control.operations import (
     BroadcastWeights,
     DiskWeights,
     IpcWeights,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millstream_server.control.adapters import LoraAdapter
+from millstream_server.control.operations import LoraAdapter
 from millstream_server.engines.sglang.control.checkpoint import Checkpoint, read_json
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
 from millstream_server.model_files.weights import (
@@ -191,7 +191,7 @@ log = get_log(__name__)
 
 
 class SglangAdapters:
-    """See `control.adapters.AdapterControl`.
+    """See `control.operations.AdapterControl`.
 
     SGLang keeps an adapter's path after its removal, and loads it again for the next request that
     names it. So requests are checked against our own list, and SGLang forgets the path.

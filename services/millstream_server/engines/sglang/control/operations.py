@@ -9,10 +9,13 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from millstream_server.control.abilities import EngineControls
-from millstream_server.control.memory import MemoryTag, MemoryUse
-from millstream_server.control.pause import PauseMode
-from millstream_server.control.profile import ProfileActivity
+from millstream_server.control.operations import (
+    EngineControls,
+    MemoryTag,
+    MemoryUse,
+    PauseMode,
+    ProfileActivity,
+)
 from millstream_server.engines.base import Role
 from millstream_server.engines.sglang.control.adapters import SglangAdapters
 from millstream_server.engines.sglang.control.checkpoint import Checkpoint, read_checkpoint
@@ -81,7 +84,7 @@ def _count(nvml: Any, pids: Collection[int]) -> int:
 
 
 class SglangMemory:
-    """See `control.memory.MemoryControl`.
+    """See `control.operations.MemoryControl`.
 
     SGLang's scheduler ends when it has a request left as memory is released, and would run requests
     on memory that is. So it is asked first whether it is idle, and requests wait at the gate from
@@ -139,7 +142,7 @@ _NO_RETRACT = {
 
 
 class SglangPause:
-    """See `control.pause.PauseControl`.
+    """See `control.operations.PauseControl`.
 
     New requests wait at the gate, not in SGLang's own pause, where an abort wouldn't find them.
     """
@@ -188,7 +191,7 @@ _NOT_IN_PROGRESS = "not in progress"
 
 
 class SglangProfile:
-    """See `control.profile.ProfileControl`."""
+    """See `control.operations.ProfileControl`."""
 
     def __init__(self, engine: ControlledEngine) -> None:
         """Nothing is recorded."""

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from millstream_server.control.weights import (
+from millstream_server.control.operations import (
     BroadcastWeights,
     IpcWeights,
     NamedTensor,

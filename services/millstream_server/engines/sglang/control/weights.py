@@ -6,7 +6,7 @@ import asyncio
 import threading
 from pathlib import Path
 
-from millstream_server.control.weights import (
+from millstream_server.control.operations import (
     BroadcastWeights,
     DiskWeights,
     IpcWeights,
@@ -34,7 +34,7 @@ log = get_log(__name__)
 
 
 class SglangWeights:
-    """See `control.weights.WeightControl`.
+    """See `control.operations.WeightControl`.
 
     SGLang loads what it gets into the tensors that it computes with. A failure half-way leaves a
     mixture: then the last checkpoint is loaded again, or, where the weights came from a trainer and

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from millstream_server.runtime.security.tls_context import H2
+from millstream_server.runtime.security.tls import H2
 from millstream_server.runtime.transport.limits.fair_bound import Place
 
 _HTTP_2 = b"PRI"

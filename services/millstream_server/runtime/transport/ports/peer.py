@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from millstream_server.runtime.security.certificate_names import CertificateName
+from millstream_server.runtime.security.certificate_names import CertificateName, names_in
 
 
 def peer_name(sockaddr: Any) -> str:
@@ -22,8 +22,4 @@ def certificate_names(transport: Any) -> Sequence[CertificateName] | None:
     """Return the names in the certificate that the other end has shown; None: it has shown none."""
     secured = transport.get_extra_info("ssl_object")
     der = secured.getpeercert(binary_form=True) if secured is not None else None
-    if der is None:
-        return None
-    from millstream_server.runtime.security.certificate_sans import names_in  # noqa: PLC0415
-
-    return names_in(der)
+    return None if der is None else names_in(der)

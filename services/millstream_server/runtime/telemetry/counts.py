@@ -1,20 +1,112 @@
-"""Measures load for reports: requests and errors per second, CPU, memory, the service's load."""
+"""What a process counts of its work: requests and calls, how they ended, and how loaded it is."""
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from millstream_server.runtime.telemetry.load import LoadSnapshot
+import prometheus_client
+from prometheus_client import Histogram
+
+from millstream_server.runtime.telemetry import metrics
+
+_OPEN: Counter[str] = Counter()
+"""Open requests of the process, by role."""
+
+
+class Method:
+    """What all calls of one method share."""
+
+    def __init__(self, full_name: str, durations: Histogram) -> None:
+        """Observe into ``durations``; the name may begin with a slash, as on the wire."""
+        self.name = full_name.lstrip("/")
+        self.attributes = {"rpc.system.name": "grpc", "rpc.method": self.name}
+        self._durations = durations
+        self._by_code: dict[str, Histogram] = {}
+
+    def observe(self, code: str, seconds: float) -> None:
+        """Count a call that ended with ``code``, a status code's name."""
+        child = self._by_code.get(code)
+        if child is None:
+            child = self._by_code[code] = self._durations.labels("grpc", self.name, code)
+        child.observe(seconds)
+
+
+class RequestCounts:
+    """Requests on the worker streams of one role, at either end, with the labels set."""
+
+    def __init__(self, role: str) -> None:
+        """Look the metrics up once."""
+        self._role = role
+        # Read at each scrape, which is cheaper than to set the gauge at every request.
+        metrics.STREAM_REQUESTS_OPEN.labels(role).set_function(lambda: _OPEN[role])
+        self._outcomes: dict[str, prometheus_client.Counter] = {}
+
+    def begun(self) -> None:
+        """Count a request as open."""
+        _OPEN[self._role] += 1
+
+    def ended(self, outcome: str) -> None:
+        """Count a request as ended; ``outcome`` is its finish reason or its failure's reason."""
+        _OPEN[self._role] -= 1
+        child = self._outcomes.get(outcome)
+        if child is None:
+            child = self._outcomes[outcome] = metrics.STREAM_REQUESTS.labels(self._role, outcome)
+        child.inc()
+
+
+class StreamMetrics(RequestCounts):
+    """Those of text requests, and their frames; recorded per frame and request, not per token."""
+
+    def __init__(self, role: str) -> None:
+        """Look the metrics up once."""
+        super().__init__(role)
+        self._frames = metrics.STREAM_FRAMES.labels(role)
+        self._tokens = metrics.STREAM_TOKENS.labels(role)
+
+    def frame(self, tokens: int) -> None:
+        """Count a step frame."""
+        self._frames.inc()
+        self._tokens.inc(tokens)
+
+
+@functools.cache
+def stream_metrics(role: str) -> StreamMetrics:
+    """Return a role's metrics."""
+    return StreamMetrics(role)
+
+
+# ---- load ----------------------------------------------------------------------------------------
 
 _PERIOD_S = 0.5
+_WINDOW_S = 5.0
+"""Rates are over so long."""
 _LEAST_UTILIZATION = 0.01
 _CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSnapshot:
+    """How loaded the process is now. Shares are relative to its limits; 0 means unknown."""
+
+    application_utilization: float = 0.0
+    """Open work divided by the work it can do at once; above 1 while requests queue."""
+    cpu_utilization: float = 0.0
+    mem_utilization: float = 0.0
+    rps: float = 0.0
+    """Requests that ended, per second."""
+    eps: float = 0.0
+    """Those of them that failed by the server's fault, per second."""
+
+
+LoadSource = Callable[[], LoadSnapshot]
+"""Returns the current load, at once; called up to ten times a second by each reporter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,18 +148,11 @@ class LoadMeter:
         self,
         utilization: Callable[[], float],
         *,
-        named: Callable[[], Mapping[str, float]] = dict,
-        window_s: float = 5.0,
         process: ProcessUse | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``utilization`` returns the share of capacity in use, ``named`` other numbers.
-
-        A utilization may exceed 1 while requests queue. Rates are over the last ``window_s``.
-        """
+        """``utilization`` returns the share of capacity in use, above 1 while requests queue."""
         self._utilization = utilization
-        self._named = named
-        self._window_s = window_s
         self._process = process or ProcessUse.of_this()
         self._clock = clock
         self._started_at = clock()
@@ -99,12 +184,11 @@ class LoadMeter:
             mem_utilization=min(self._process.memory_bytes() / limit, 1.0) if limit else 0.0,
             rps=sum(period.finished for period in self._periods) / over_s,
             eps=sum(period.failed for period in self._periods) / over_s,
-            named_metrics=dict(self._named()),
         )
 
     def _forget(self, number: int) -> int:
         """Drop periods before the window that ends in period ``number``; return its first."""
-        first = number - round(self._window_s / _PERIOD_S) + 1
+        first = number - round(_WINDOW_S / _PERIOD_S) + 1
         while self._periods and self._periods[0].number < first:
             self._periods.popleft()
         return first
@@ -112,7 +196,7 @@ class LoadMeter:
     def _cpu_share(self, now: float) -> float:
         """Return the CPU share since the window's oldest reading or, after a pause, the last."""
         samples = self._cpu_samples
-        while len(samples) > 1 and samples[0][0] < now - self._window_s:
+        while len(samples) > 1 and samples[0][0] < now - _WINDOW_S:
             samples.popleft()
         then, used_s = samples[0]
         total_s = self._process.cpu_s()
