@@ -136,8 +136,8 @@ class SlotCall(OpenRequest, Generic[EntryT, EndT]):
     # ---- for the stream --------------------------------------------------------------------------
 
     @property
-    def payer(self) -> SlotCall[EntryT, EndT]:
-        """See `Gathering.payer`: each request by itself."""
+    def caller_key(self) -> SlotCall[EntryT, EndT]:
+        """See `Holder`: each request by itself."""
         return self
 
     def add(self, entry: EntryT, *, latest: bool, nbytes: int = 0) -> None:

@@ -73,9 +73,10 @@ class Turn:
 
     __slots__ = ("__weakref__", "_admission", "_call", "_choices", "_closed", "_first_token_sent",
                  "_interval_s", "_legs_open", "_nbytes", "_overflowed", "_parts_left", "_plain",
-                 "_plan", "_rendering", "_sent_s", "_starting", "_timer", "_unfinished", "error",
+                 "_plan", "_rendering", "_sent_s", "_starting", "_timer", "_unfinished",
+                 "caller_key", "error",
                  "gathers", "longest_interval_s", "media", "options", "outcome", "over", "parts",
-                 "payer", "request", "scheduled", "seed", "telemetry", "text_model",
+                 "request", "scheduled", "seed", "telemetry", "text_model",
                  "workers")  # fmt: skip
 
     def __init__(
@@ -139,7 +140,7 @@ class Turn:
         self._starting = True
         parts.pacer.starting += 1
         # What it holds for a client that doesn't read
-        self.payer: Hashable = call.caller_key
+        self.caller_key: Hashable = call.caller_key
         self.gathers = False
         self._nbytes = 0
         self._overflowed = False

@@ -18,10 +18,10 @@ import pytest
 import uvloop
 from cryptography import x509
 
+from millstream_server.runtime.ledger import Place
 from millstream_server.runtime.rpc.caller_key import key_of_address
 from millstream_server.runtime.security import tls_files as tls_module
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
-from millstream_server.runtime.transport.limits.fair_bound import Place
 from millstream_server.runtime.transport.ports.listener import Listener
 from tests.support.certificates import Authority, SecretMount
 from tests.support.listening import (
@@ -201,7 +201,7 @@ async def test_handshakes_begin_one_in_a_turn_of_the_loop_of_each_caller_in_turn
     begun = list[str]()
 
     def begin(_: Listener, accepted: socket.socket, place: Place, *_rest: object) -> None:
-        begun.append(place.key)
+        begun.append(str(place.caller_key))
         accepted.close()
         place.free()
 

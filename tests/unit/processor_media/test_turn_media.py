@@ -15,11 +15,11 @@ from millstream_server.generation.span import RequestSpan
 from millstream_server.media.file import MediaFile
 from millstream_server.media.items import Content, EncodedItem, Geometry, Modality
 from millstream_server.media.tensor import ElementType, TensorSpec
-from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.core import ProcessorMedia
 from millstream_server.processor.media.encoding import TurnMedia
 from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.parts import MediaPart
+from millstream_server.processor.media.uploads import MediaBudget
 from millstream_server.processor.media.urls import UrlFetcher
 from millstream_server.processor.options import Caller
 from millstream_server.processor.telemetry import NO_TELEMETRY

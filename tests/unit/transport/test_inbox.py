@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from millstream_server.runtime.ledger import Ledger
 from millstream_server.runtime.transport.inbox import Inbox, prefix
-from millstream_server.runtime.transport.limits.bounds import Bound
 
 
 @dataclass
 class Bounds:
-    received: Bound = field(default_factory=lambda: Bound(1 << 30, lambda _: False))
+    received: Ledger = field(default_factory=lambda: Ledger(1 << 30))
 
 
 @dataclass(eq=False)

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from millstream_server.generation.span import RequestSpan
 from millstream_server.media.file import MediaFile
-from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.encoding import Encoders, TurnMedia
 from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.parts import MediaPart
-from millstream_server.processor.media.uploads import DEFAULT_IDLE_S, Uploads
+from millstream_server.processor.media.uploads import DEFAULT_IDLE_S, MediaBudget, Uploads
 from millstream_server.processor.options import Caller
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router

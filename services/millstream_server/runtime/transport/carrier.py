@@ -9,10 +9,10 @@ from typing import Protocol
 from h2.errors import ErrorCodes
 
 from millstream_server.runtime.security.certificate_names import CertificateName
+from millstream_server.runtime.transport.bounds import Bounds
 from millstream_server.runtime.transport.h2_state import ServerState
 from millstream_server.runtime.transport.headers import Header
 from millstream_server.runtime.transport.keepalive import Keepalive
-from millstream_server.runtime.transport.limits.bounds import Bounds
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.outbox import Outbox
 

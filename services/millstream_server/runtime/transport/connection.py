@@ -10,18 +10,18 @@ from typing import Any
 
 from h2.errors import ErrorCodes
 
+from millstream_server.runtime.ledger import Place
 from millstream_server.runtime.rpc.caller_key import key_of_address
 from millstream_server.runtime.rpc.serving import Method, no_first_message
 from millstream_server.runtime.security.certificate_names import CertificateName
 from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.transport.bounds import Bounds
 from millstream_server.runtime.transport.ending import Ending
 from millstream_server.runtime.transport.frame_reader import HeaderBlock
 from millstream_server.runtime.transport.h2_state import ServerState
 from millstream_server.runtime.transport.headers import Header
 from millstream_server.runtime.transport.intake import Intake
 from millstream_server.runtime.transport.keepalive import Keepalive
-from millstream_server.runtime.transport.limits.bounds import Bounds
-from millstream_server.runtime.transport.limits.fair_bound import Place
 from millstream_server.runtime.transport.limits.rate_limit import RateLimit
 from millstream_server.runtime.transport.limits.work import STREAM_S, Work
 from millstream_server.runtime.transport.options import TransportOptions

@@ -24,7 +24,7 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from millstream_server.runtime.transport.limits.bounds import Bound, Holder
+from millstream_server.runtime.ledger import Holder, Ledger
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEAD = Struct(">HBBBL").unpack_from
@@ -176,7 +176,7 @@ class HeaderBlock:
 
     __slots__ = ("_number", "_reader", "_received", "_since_s", "nbytes")
 
-    def __init__(self, reader: FrameReader, received: Bound, now_s: float) -> None:
+    def __init__(self, reader: FrameReader, received: Ledger, now_s: float) -> None:
         """Count what ``reader`` holds in ``received``."""
         self._reader = reader
         self._received = received

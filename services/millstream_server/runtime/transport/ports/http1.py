@@ -7,7 +7,7 @@ from typing import Any
 
 import h11
 
-from millstream_server.runtime.transport.limits.fair_bound import Place
+from millstream_server.runtime.ledger import Place
 from millstream_server.runtime.transport.ports.probes import (
     ProbeResponse,
     States,

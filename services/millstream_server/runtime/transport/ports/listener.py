@@ -8,11 +8,11 @@ import socket
 from collections import deque
 from typing import Any
 
+from millstream_server.runtime.ledger import Place, Places
 from millstream_server.runtime.lifecycle.memory import trim_in_background
 from millstream_server.runtime.rpc.caller_key import key_of_address
 from millstream_server.runtime.security.tls import ServerTls
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.runtime.transport.limits.fair_bound import FairBound, Place
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.ports.acceptor import Acceptor
 from millstream_server.runtime.transport.ports.http1 import Http1Connection
@@ -52,10 +52,10 @@ class Listener:
         self._states = states
         most = min(options.max_connections, _most_descriptors())
         self._empty = asyncio.Event()
-        self._places = FairBound(
+        self._places = Places(
             most, min(options.max_connections_per_address, most), emptied=self._empty.set
         )
-        self._handshakes = FairBound(
+        self._handshakes = Places(
             options.max_handshakes, options.max_handshakes, patience_s=_PATIENCE_S
         )
         self._bound: list[tuple[Listening, ServerTls | None]] = []
@@ -102,13 +102,13 @@ class Listener:
 
     def give_memory_back(self) -> None:
         """Give back what many connections had: glibc keeps small blocks, 50 KB of each."""
-        if self._places.peak > _MANY and self._places.count < self._places.peak // 8:
-            self._places.peak = self._places.count
+        if self._places.peak > _MANY and self._places.used < self._places.peak // 8:
+            self._places.peak = self._places.used
             trim_in_background()
 
     async def closed(self) -> None:
         """Wait until no connection is open."""
-        while self._places.count:
+        while self._places.used:
             self._empty.clear()
             await self._empty.wait()
 
@@ -121,7 +121,7 @@ class Listener:
             return
         if accepted.family != socket.AF_UNIX:
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        place = self._places.take(key, accepted.close)
+        place = self._places.open(key, accepted.close)
         if tls is None:
             self._begin(accepted, place)
             return
@@ -140,7 +140,7 @@ class Listener:
             return
         queue = self._queued.pop(key)
         accepted, place, tls = queue.popleft()
-        self._begin(accepted, place, tls, self._handshakes.take(key, place.close))
+        self._begin(accepted, place, tls, self._handshakes.open(key, place.close))
         if queue:
             self._queued[key] = queue  # at the end
         if self._queued:
@@ -179,7 +179,7 @@ class Listener:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             write = log.debug if isinstance(error, OSError) else log.error
-            write("a connection failed", caller=place.key, reason=error)
+            write("a connection failed", caller=place.caller_key, reason=error)
         if error is not None or task.cancelled():
             place.free()
         if handshake is not None:
@@ -196,7 +196,7 @@ class Listener:
         now_s = asyncio.get_running_loop().time()
         if now_s - self._refused_at_s >= _SAY_AGAIN_S:
             self._refused_at_s = now_s
-            log.warning("connections refused: too many are in use", by=key, open=self._places.count)
+            log.warning("connections refused: too many are in use", by=key, open=self._places.used)
 
 
 def _most_descriptors() -> int:

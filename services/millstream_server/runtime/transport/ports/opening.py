@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from millstream_server.runtime.ledger import Place
 from millstream_server.runtime.security.tls_context import H2
-from millstream_server.runtime.transport.limits.fair_bound import Place
 
 _HTTP_2 = b"PRI"
 """How every connection of HTTP/2 begins; no method of HTTP/1.1 is called that."""
