@@ -17,11 +17,11 @@ from millstream_server.runtime.errors import (
     ServingError,
 )
 from millstream_server.runtime.lifecycle.drain import OpenWork
-from millstream_server.runtime.rpc.slot_output import SlotContent
 from millstream_server.runtime.rpc.slot_session import (
     MAX_SLOT,
     CancelSlot,
     Output,
+    SlotContent,
     SlotSession,
     StartSlot,
 )

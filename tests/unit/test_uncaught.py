@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from grpc._cython import cygrpc  # type: ignore[attr-defined]
 
-from millstream_server.runtime.rpc.grpc_log import LOGGER, plain_grpc_log
+from millstream_server.runtime.rpc.grpc_server import LOGGER, plain_grpc_log
 from millstream_server.runtime.telemetry import log
 from millstream_server.runtime.telemetry.uncaught import log_uncaught
 from tests.support.logged import fields_of

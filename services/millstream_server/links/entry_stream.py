@@ -19,7 +19,7 @@ from millstream_server.runtime.errors import (
     ServingError,
 )
 from millstream_server.runtime.rpc.channel import MAX_WORKER_MESSAGE_BYTES
-from millstream_server.runtime.rpc.slot_output import EndT, EntryT, SlotContent
+from millstream_server.runtime.rpc.slot_session import EndT, EntryT, SlotContent
 from millstream_server.runtime.telemetry.request_counts import RequestCounts
 from millstream_server.synthesis.output import Chunk, Finished, Progress
 from millstream_server.synthesis.request import DiffusionRequest, Kind

@@ -23,8 +23,7 @@ from millstream_server.runtime.errors import (
     UnavailableError,
 )
 from millstream_server.runtime.ledger import Shares
-from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.rpc.request_size import SMALL_REQUEST_BYTES, max_request_bytes
+from millstream_server.runtime.rpc.call import SMALL_REQUEST_BYTES, Call, max_request_bytes
 
 SERVICE_NAME = "grpc.health.v1.Health"
 LIVENESS = "liveness"

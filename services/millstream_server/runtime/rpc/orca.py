@@ -19,9 +19,13 @@ from typing import Any
 from millstream.orca import load_report_pb2, service_pb2, service_pb2_grpc
 from millstream_server.runtime.errors import UnavailableError
 from millstream_server.runtime.ledger import Shares
-from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.rpc.layer import Visit, service_of
-from millstream_server.runtime.rpc.request_size import SMALL_REQUEST_BYTES, max_request_bytes
+from millstream_server.runtime.rpc.call import (
+    SMALL_REQUEST_BYTES,
+    Call,
+    Visit,
+    max_request_bytes,
+    service_of,
+)
 from millstream_server.runtime.telemetry.load import LoadSnapshot, LoadSource
 from millstream_server.runtime.telemetry.log import get_log
 

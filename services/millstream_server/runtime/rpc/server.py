@@ -10,14 +10,12 @@ from grpc_health.v1 import health_pb2_grpc
 
 from millstream_server.runtime.lifecycle import conditions
 from millstream_server.runtime.rpc import health, orca, reflection
+from millstream_server.runtime.rpc.call import Layer
 from millstream_server.runtime.rpc.channel import server_options
-from millstream_server.runtime.rpc.grpc_server import GrpcServer
-from millstream_server.runtime.rpc.interceptor import RpcInterceptor
-from millstream_server.runtime.rpc.layer import Layer
+from millstream_server.runtime.rpc.grpc_server import GrpcServer, RpcInterceptor
 from millstream_server.runtime.rpc.limits import LimitsLayer, RpcLimits
-from millstream_server.runtime.rpc.methods import ServicerTable
-from millstream_server.runtime.rpc.open_calls import OpenCalls
-from millstream_server.runtime.rpc.serving import Rpcs
+from millstream_server.runtime.rpc.served_call import OpenCalls
+from millstream_server.runtime.rpc.serving import Rpcs, ServicerTable
 from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.security.tls import ServerTls
 from millstream_server.runtime.telemetry.load_meter import LoadMeter

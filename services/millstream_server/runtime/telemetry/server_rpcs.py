@@ -21,8 +21,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_
 from prometheus_client import Histogram
 
 from millstream_server.runtime.errors import Code
-from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.rpc.layer import Outcome, Visit
+from millstream_server.runtime.rpc.call import Call, Outcome, Visit
 from millstream_server.runtime.rpc.status import GRPC_CODES
 from millstream_server.runtime.security.auth import CallerKind, caller
 from millstream_server.runtime.telemetry.metrics import RPC_SERVER_DURATION, RPC_SERVER_OPEN

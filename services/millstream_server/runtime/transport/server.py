@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
-from typing import Any
 
 from millstream_server.runtime.errors import OverloadedError
 from millstream_server.runtime.ledger import Place, overloaded
 from millstream_server.runtime.rpc.health import Health
-from millstream_server.runtime.rpc.methods import MethodTable
-from millstream_server.runtime.rpc.serving import Handler, Rpcs
+from millstream_server.runtime.rpc.serving import MethodTable, Rpcs
 from millstream_server.runtime.security.tls import ServerTls
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.transport.bounds import Bounds
@@ -29,7 +26,7 @@ _AT_ONCE, _TICK_PAUSE_S = 64, 0.001
 """Connections that are ticked in one turn of the loop, and the pause after them."""
 
 
-class H2Server:
+class H2Server(MethodTable):
     """Serves RPCs. Order of calls: add servicers, `bind`, `start`, `stop`.
 
     The generated functions `add_…Servicer_to_server` take it in place of a grpc.aio server.
@@ -42,7 +39,7 @@ class H2Server:
 
         ``states`` returns the health that HTTP probes ask for.
         """
-        self._methods = MethodTable(rpcs)
+        super().__init__(rpcs)
         self._connections: set[Connection] = set()
         self._bounds = Bounds(
             options,
@@ -53,7 +50,7 @@ class H2Server:
         )
         self._listener = Listener(self._make, states, options)
         self._parts = ServerParts(
-            find=self._methods.find,
+            find=self.find,
             options=options,
             bounds=self._bounds,
             states=states,
@@ -63,14 +60,6 @@ class H2Server:
         )
         self._ticking: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
-
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Handler]) -> None:
-        """Add a service's methods."""
-        self._methods.add_registered_method_handlers(service, handlers)
-
-    def add_generic_rpc_handlers(self, handlers: Iterable[Any]) -> None:
-        """Add `grpc.GenericRpcHandler`s."""
-        self._methods.add_generic_rpc_handlers(handlers)
 
     def bind(self, address: str, tls: ServerTls | None = None) -> int:
         """Listen on HOST:PORT, [IPv6]:PORT or unix:/path; return the port, 0 for a Unix socket.

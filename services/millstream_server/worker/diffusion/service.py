@@ -6,7 +6,7 @@ from millstream.v1 import diffusion_pb2_grpc
 from millstream_server.engines.base import Role
 from millstream_server.protobuf.worker import description_to_proto
 from millstream_server.runtime.rpc.channel import MAX_WORKER_MESSAGE_BYTES
-from millstream_server.runtime.rpc.methods import ServicerTable
+from millstream_server.runtime.rpc.serving import ServicerTable
 from millstream_server.synthesis.diffuser import DiffuserInfo
 from millstream_server.worker.diffusion.core import DiffusionWorker
 from millstream_server.worker.diffusion.engine import HostedDiffuser

@@ -15,7 +15,7 @@ from prometheus_client.core import Metric
 from millstream.v1 import worker_pb2
 from millstream_server.engines.base import EngineLoad, Role, WorkerDescription
 from millstream_server.runtime.errors import ServingError
-from millstream_server.runtime.rpc.methods import ServicerTable
+from millstream_server.runtime.rpc.serving import ServicerTable
 from millstream_server.transfer.embeddings.leases import Leases
 from millstream_server.worker.encoding.engine import HostedEncoder
 from millstream_server.worker.encoding.service import Serving, add_service

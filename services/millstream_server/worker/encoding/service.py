@@ -9,7 +9,7 @@ from millstream_server.encoding.encoder import EncoderInfo
 from millstream_server.engines.base import Role
 from millstream_server.protobuf.worker import description_to_proto
 from millstream_server.runtime.lifecycle.drain import OpenWork
-from millstream_server.runtime.rpc.methods import ServicerTable
+from millstream_server.runtime.rpc.serving import ServicerTable
 from millstream_server.transfer.embeddings.sender import Sender
 from millstream_server.transfer.embeddings.settings import Transfer
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets

@@ -11,9 +11,9 @@ from millstream_server.protobuf.errors import error_to_proto
 from millstream_server.protobuf.media import ref_to_proto
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.rpc.slot_output import SlotContent
 from millstream_server.runtime.rpc.slot_session import (
     CancelSlot,
+    SlotContent,
     SlotSession,
     StartSlot,
     TellSlot,

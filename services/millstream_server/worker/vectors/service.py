@@ -8,7 +8,7 @@ from millstream.v1 import embedding_pb2_grpc
 from millstream_server.engines.base import Role
 from millstream_server.protobuf.worker import description_to_proto
 from millstream_server.runtime.rpc.channel import MAX_WORKER_MESSAGE_BYTES
-from millstream_server.runtime.rpc.methods import ServicerTable
+from millstream_server.runtime.rpc.serving import ServicerTable
 from millstream_server.vectors.embedder import Embedder, EmbedderInfo
 from millstream_server.worker.host import WorkerHost, WorkerPlan
 from millstream_server.worker.vectors.core import VectorWorker
