@@ -14,8 +14,8 @@ from millstream_server.runtime.ledger import Place
 from millstream_server.runtime.rpc.health import Health, HealthServicer
 from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.security.tls import ServerTls
+from millstream_server.runtime.transport.listener import Listener
 from millstream_server.runtime.transport.options import TransportOptions
-from millstream_server.runtime.transport.ports.listener import Listener
 from millstream_server.runtime.transport.server import H2Server
 from tests.support.certificates import SecretMount
 

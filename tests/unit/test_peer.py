@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from millstream_server.runtime.security.certificate_names import CertificateName
 from millstream_server.runtime.security.certificate_sans import names_in
-from millstream_server.runtime.transport.ports.peer import peer_name
+from millstream_server.runtime.transport.sockets import peer_name
 from tests.support.certificates import Authority, Issued
 
 

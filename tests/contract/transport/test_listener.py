@@ -16,7 +16,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from millstream_server.runtime.transport.ports.sockets import listen_on
+from millstream_server.runtime.transport.sockets import listen_on
 from tests.support.listening import (
     OPTIONS,
     PREFACE,

@@ -22,7 +22,7 @@ from millstream_server.runtime.ledger import Place
 from millstream_server.runtime.rpc.call import key_of_address
 from millstream_server.runtime.security import tls_files as tls_module
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
-from millstream_server.runtime.transport.ports.listener import Listener
+from millstream_server.runtime.transport.listener import Listener
 from tests.support.certificates import Authority, SecretMount
 from tests.support.listening import (
     OPTIONS,
@@ -52,7 +52,7 @@ def mount(tmp_path: Path, authority: Authority) -> SecretMount:
 async def test_http2_over_tls_is_chosen_in_the_handshake(
     mount: SecretMount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream_server.runtime.transport.ports.http1._LINGER_S", 0.05)
+    monkeypatch.setattr("millstream_server.runtime.transport.probes._LINGER_S", 0.05)
     tls = ServerTls(TlsFiles(mount.cert, mount.key))
     async with listening(tls=tls) as server:
         reader, writer = await server.connect(trusting(mount, "http/1.1", "h2"))
@@ -157,7 +157,7 @@ def open_files() -> int:
 async def test_silent_handshakes_make_room_for_others(
     mount: SecretMount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream_server.runtime.transport.ports.listener._PATIENCE_S", 0.05)
+    monkeypatch.setattr("millstream_server.runtime.transport.listener._PATIENCE_S", 0.05)
     tls = ServerTls(TlsFiles(mount.cert, mount.key))
     async with listening(replace(OPTIONS, max_handshakes=2), tls) as server:
         silent = [await server.connect() for _ in range(5)]

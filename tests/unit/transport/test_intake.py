@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from millstream_server.runtime.transport.intake import Intake
-from millstream_server.runtime.transport.limits.work import TURN_S, Work, WorkShare
+from millstream_server.runtime.transport.intake import TURN_S, Intake, Work, WorkShare
 from tests.support.waiting import until
 
 

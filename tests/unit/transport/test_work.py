@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from millstream_server.runtime.transport.limits.rate_limit import RateLimit
-from millstream_server.runtime.transport.limits.work import TURN_S, Work, WorkShare
+from millstream_server.runtime.transport.intake import TURN_S, RateLimit, Work, WorkShare
 
 
 def test_what_is_saved_up_costs_no_pause() -> None:

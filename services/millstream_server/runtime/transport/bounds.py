@@ -5,7 +5,7 @@ from __future__ import annotations
 from millstream_server.runtime.ledger import Ledger, Shed
 from millstream_server.runtime.lifecycle.memory import trim_in_background
 from millstream_server.runtime.telemetry import metrics
-from millstream_server.runtime.transport.limits.work import WorkShare
+from millstream_server.runtime.transport.intake import WorkShare
 from millstream_server.runtime.transport.options import TransportOptions
 
 _RELIEF = 0.95

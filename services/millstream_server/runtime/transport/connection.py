@@ -20,14 +20,12 @@ from millstream_server.runtime.transport.ending import Ending
 from millstream_server.runtime.transport.frame_reader import HeaderBlock
 from millstream_server.runtime.transport.h2_state import ServerState
 from millstream_server.runtime.transport.headers import Header
-from millstream_server.runtime.transport.intake import Intake
+from millstream_server.runtime.transport.intake import STREAM_S, Intake, RateLimit, Work
 from millstream_server.runtime.transport.keepalive import Keepalive
-from millstream_server.runtime.transport.limits.rate_limit import RateLimit
-from millstream_server.runtime.transport.limits.work import STREAM_S, Work
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.outbox import Outbox
-from millstream_server.runtime.transport.ports.peer import certificate_names, peer_name
-from millstream_server.runtime.transport.ports.probes import States
+from millstream_server.runtime.transport.probes import States
+from millstream_server.runtime.transport.sockets import certificate_names, peer_name
 from millstream_server.runtime.transport.stream import Stream
 
 log = get_log(__name__)

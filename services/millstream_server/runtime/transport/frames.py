@@ -27,7 +27,7 @@ from millstream_server.runtime.transport.headers import (
     status_headers,
 )
 from millstream_server.runtime.transport.inbox import is_known_encoding
-from millstream_server.runtime.transport.ports.probes import refusal, respond
+from millstream_server.runtime.transport.probes import refusal, respond
 from millstream_server.runtime.transport.stream import Stream
 
 log = get_log(__name__)

@@ -14,9 +14,9 @@ from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.transport.bounds import Bounds
 from millstream_server.runtime.transport.connection import Connection, ServerParts
 from millstream_server.runtime.transport.frames import take_frame
+from millstream_server.runtime.transport.listener import Listener
 from millstream_server.runtime.transport.options import TransportOptions
-from millstream_server.runtime.transport.ports.listener import Listener
-from millstream_server.runtime.transport.ports.probes import States
+from millstream_server.runtime.transport.probes import States
 
 log = get_log(__name__)
 

@@ -27,7 +27,7 @@ from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.transport.carrier import Carrier
 from millstream_server.runtime.transport.headers import RequestHead, status_headers
 from millstream_server.runtime.transport.inbox import Inbox
-from millstream_server.runtime.transport.limits.work import MESSAGE_S, REQUEST_S
+from millstream_server.runtime.transport.intake import MESSAGE_S, REQUEST_S
 from millstream_server.runtime.transport.sender import Sender
 
 log = get_log(__name__)

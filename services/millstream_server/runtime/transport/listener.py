@@ -1,25 +1,29 @@
-"""The sockets of a server: who is let in, the TLS handshake, and what is spoken."""
+"""New connections of a server: who is let in, the TLS handshake, and what is spoken.
+
+asyncio's own server isn't used: on uvloop one failed accept may close its listening socket for
+good, and neither shows a TLS connection before its handshake is over, so that nothing could bound
+those.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import resource
 import socket
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from millstream_server.runtime.ledger import Place, Places
 from millstream_server.runtime.lifecycle.memory import trim_in_background
 from millstream_server.runtime.rpc.call import key_of_address
 from millstream_server.runtime.security.tls import ServerTls
+from millstream_server.runtime.security.tls_context import H2
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.transport.options import TransportOptions
-from millstream_server.runtime.transport.ports.acceptor import Acceptor
-from millstream_server.runtime.transport.ports.http1 import Http1Connection
-from millstream_server.runtime.transport.ports.opening import Opening, Speaker
-from millstream_server.runtime.transport.ports.peer import peer_name
-from millstream_server.runtime.transport.ports.probes import States
-from millstream_server.runtime.transport.ports.sockets import Listening, listen_on
+from millstream_server.runtime.transport.probes import Http1Connection, States
+from millstream_server.runtime.transport.sockets import Listening, listen_on, peer_name
 
 log = get_log(__name__)
 
@@ -34,6 +38,30 @@ _SAY_AGAIN_S = 60.0
 _MANY = 256
 _OWN_DESCRIPTORS = 128
 """Kept for files, workers and ports; or a quarter of all, if that is more."""
+_ACCEPTED_AT_ONCE = 16
+"""Accepted before the event loop does something else: 5 ms with what follows for each."""
+_PAUSE_S = 0.05
+"""Between tries to accept while nothing can be accepted."""
+_OF_ONE_CONNECTION = frozenset(
+    {
+        errno.ECONNABORTED,
+        errno.EPROTO,
+        errno.EPERM,
+        errno.ENETDOWN,
+        errno.ENOPROTOOPT,
+        errno.EHOSTDOWN,
+        errno.ENONET,
+        errno.EHOSTUNREACH,
+        errno.EOPNOTSUPP,
+        errno.ENETUNREACH,
+    }
+)
+"""Errors of the connection that was to be accepted, accept(2); the next may be sound."""
+_HTTP_2 = b"PRI"
+"""How every connection of HTTP/2 begins; no method of HTTP/1.1 is called that."""
+
+Speaker = Callable[[Place], asyncio.Protocol]
+"""Makes the protocol that serves a connection and frees its place in `connection_lost`."""
 
 
 class Listener:
@@ -205,3 +233,130 @@ def _most_descriptors() -> int:
     if soft == resource.RLIM_INFINITY:
         return 1 << 30
     return max(1, soft - max(_OWN_DESCRIPTORS, soft // 4))
+
+
+class Acceptor:
+    """Accepts the connections of listening sockets until it is closed."""
+
+    def __init__(
+        self,
+        sockets: list[socket.socket],
+        take: Callable[[socket.socket, Any], None],
+        shed: Callable[[], bool],
+    ) -> None:
+        """Give accepted sockets, non-blocking, and their other ends' addresses to ``take``.
+
+        ``shed`` closes a connection when the process has no more file descriptors.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._sockets = sockets
+        self._take = take
+        self._shed = shed
+        self._resuming: asyncio.TimerHandle | None = None
+        self._said_at_s = -_SAY_AGAIN_S
+        self._resume()
+
+    def close(self) -> None:
+        """Accept no more; the sockets stay open."""
+        self._stop_reading()
+        self._sockets = []
+
+    def _stop_reading(self) -> None:
+        if self._resuming is not None:
+            self._resuming.cancel()
+            self._resuming = None
+        for each in self._sockets:
+            self._loop.remove_reader(each)
+
+    def _pause(self) -> None:
+        self._stop_reading()
+        self._resuming = self._loop.call_later(_PAUSE_S, self._resume)
+
+    def _resume(self) -> None:
+        self._resuming = None
+        for each in self._sockets:
+            self._loop.add_reader(each, self._accept, each)
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                accepted, address = listening.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                if error.errno in _OF_ONE_CONNECTION:
+                    continue
+                self._failed(error)
+                return
+            accepted.setblocking(False)  # noqa: FBT003 - the library's signature
+            self._take(accepted, address)
+
+    def _failed(self, error: OSError) -> None:
+        """Wait a little: the connection stays in the queue, and the socket readable."""
+        self._pause()
+        closed_one = self._shed()
+        now_s = self._loop.time()
+        if now_s - self._said_at_s >= _SAY_AGAIN_S:
+            self._said_at_s = now_s
+            log.error(
+                "can't accept connections; raise the limit of open files",
+                reason=error,
+                closed_idle=closed_one,
+            )
+
+
+class Opening(asyncio.Protocol):
+    """Waits for a connection's first bytes, and gives it to the protocol that understands them.
+
+    With TLS the client chooses in its handshake (ALPN): without h2 it is HTTP/1.1.
+    """
+
+    def __init__(self, place: Place, http2: Speaker, http1: Speaker, limit_s: float) -> None:
+        """Wait for ``limit_s`` at most, once the handshake is over."""
+        self._place = place
+        self._speakers = (http1, http2)
+        self._limit_s = limit_s
+        self._received = b""
+        self._transport: Any = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._given = False
+
+    def connection_made(self, transport: Any) -> None:
+        """Wait for the first bytes."""
+        self._transport = transport
+        self._place.give_up = transport.abort
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._limit_s, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        """Give the connection away, or wait for more bytes."""
+        self._received += data
+        speaks_http2 = self._speaks_http2()
+        if speaks_http2 is None:
+            return
+        self._stop_waiting()
+        self._given = True
+        protocol = self._speakers[speaks_http2](self._place)
+        self._transport.set_protocol(protocol)
+        protocol.connection_made(self._transport)
+        protocol.data_received(self._received)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Give the place back."""
+        self._stop_waiting()
+        if not self._given:
+            self._place.free()
+
+    def _speaks_http2(self) -> bool | None:
+        secured = self._transport.get_extra_info("ssl_object")
+        if secured is not None:
+            return bool(secured.selected_alpn_protocol() == H2)
+        start = self._received[: len(_HTTP_2)]
+        if start == _HTTP_2:
+            return True
+        return None if _HTTP_2.startswith(start) else False
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
