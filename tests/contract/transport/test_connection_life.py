@@ -18,7 +18,7 @@ from millstream_server.runtime.rpc.served_call import OpenCalls
 from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_server.runtime.telemetry import metrics
-from millstream_server.runtime.transport import ending
+from millstream_server.runtime.transport import connection as ending
 from millstream_server.runtime.transport import server as transport
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.server import H2Server

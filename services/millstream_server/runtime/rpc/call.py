@@ -109,7 +109,7 @@ class Call(Protocol):
         thread.
         """
 
-    async def send_from(self, source: Source) -> None:
+    def send_from(self, source: Source, /) -> Awaitable[None]:
         """Send messages of ``source``, each time after `ready`, until it is over; one at a time.
 
         What the source raises is raised here.

@@ -65,7 +65,8 @@ class ServedCall(ABC):
     write: Callable[[Any], Awaitable[None]]
     """Sends a response; waits until the transport has taken it."""
     ready: Callable[[], None]
-    """See `Call`; only where there is `send_from`."""
+    """See `Call`; this and the next only where clients are served: no worker's method uses it."""
+    send_from: Callable[[Source], Awaitable[None]]
 
     def __init__(self, method: str) -> None:
         """Make a call of ``method``, its full name."""
@@ -128,10 +129,6 @@ class ServedCall(ABC):
         """See `Call`."""
         self.fail(RequestCancelledError("the server cancelled this call"))
 
-    async def send_from(self, source: Source) -> None:
-        """See `Call`; workers' servers have no method that uses it."""
-        raise NotImplementedError
-
     # ---- its requests: no generator, which is one coroutine more per message --------------------
 
     def __aiter__(self) -> Self:
@@ -175,9 +172,9 @@ class ServedCall(ABC):
             CallOverError: the RPC has ended already.
         """
 
-    @abstractmethod
     def is_late(self, error: BaseException) -> bool:
         """Return whether an error of `read` or `write` means that the RPC has ended."""
+        return isinstance(error, CallOverError)
 
     def fail(self, failure: Failure) -> None:
         """Cancel the handler; the RPC ends with the status of ``failure``."""

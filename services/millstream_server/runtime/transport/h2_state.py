@@ -164,7 +164,7 @@ class ServerState(H2Connection):
         try:
             frames = self.reader.next()
         except StreamFrameError as error:
-            return self._reset(error.stream_id, error.code)
+            return self.reset(error.stream_id, error.code)
         if frames is None:
             return None
         return self._receive_frame(frames[0]) if frames else []
@@ -216,7 +216,7 @@ class ServerState(H2Connection):
         stream = self.streams.get(stream_id)
         return stream is not None and not stream.closed
 
-    def _reset(self, stream_id: int, code: ErrorCodes) -> list[Event]:
+    def reset(self, stream_id: int, code: ErrorCodes) -> list[Event]:
         """Reset a stream if it is open; return the event of it."""
         if not self.can_send(stream_id):
             return []
@@ -240,7 +240,7 @@ class ServerState(H2Connection):
                 error.error_code = ErrorCodes.COMPRESSION_ERROR
             elif error.__class__ in _OF_ONE_STREAM and self.can_send(frame.stream_id):
                 # h2 left the stream open, so the headers are at fault, not the stream's state.
-                return [], self._reset(frame.stream_id, ErrorCodes.PROTOCOL_ERROR)
+                return [], self.reset(frame.stream_id, ErrorCodes.PROTOCOL_ERROR)
             raise
 
     def _receive_data_frame(self, frame: DataFrame) -> tuple[list[Frame], list[Event]]:
@@ -248,7 +248,7 @@ class ServerState(H2Connection):
             return super()._receive_data_frame(frame)
         except InvalidBodyLengthError:
             self.consumed(frame.flow_controlled_length)
-            return [], self._reset(frame.stream_id, ErrorCodes.PROTOCOL_ERROR)
+            return [], self.reset(frame.stream_id, ErrorCodes.PROTOCOL_ERROR)
 
     def _handle_data_on_closed_stream(
         self, events: list[Event], exc: StreamClosedError, frame: DataFrame
