@@ -90,14 +90,21 @@ def _request(connection: Connection, event: events.RequestReceived) -> None:
 
 def _head(connection: Connection, event: events.RequestReceived) -> RequestHead | None:
     """Return the headers of an RPC; None: they were refused."""
+    known = connection.h2.decoder.known
+    if known is not None and known.head is not None:
+        return known.head
     try:
-        return read_head(event.headers, connection.options.max_metadata_bytes)
+        head = read_head(event.headers, connection.options.max_metadata_bytes)
     except MalformedError:
         connection.h2.reset_stream(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
     except NotGrpcError as error:
         _answer_http(connection, event.stream_id, error)
     except BadHeadersError as error:
         _refuse(connection, event.stream_id, status_headers(error.status, error.message, ()))
+    else:
+        if known is not None:
+            known.head = head
+        return head
     return None
 
 

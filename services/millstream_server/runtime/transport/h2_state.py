@@ -21,7 +21,8 @@ from h2.stream import StreamClosedBy, StreamInputs
 from hpack import Decoder, Encoder, HPACKError
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame
 
-from millstream_server.runtime.transport.frame_reader import FrameReader, StreamFrameError
+from millstream_server.runtime.transport.frame_reader import QUIET, FrameReader, StreamFrameError
+from millstream_server.runtime.transport.headers import RequestHead
 from millstream_server.runtime.transport.options import TransportOptions
 
 WINDOW_BYTES = 64 << 10
@@ -84,19 +85,27 @@ class _Encoder(Encoder):
         return block
 
 
+class _Headers(list[Any]):
+    """What a block that is kept means, and what its reader has made of that."""
+
+    head: RequestHead | None = None
+
+
 class _Decoder(Decoder):
     """Keeps what blocks mean until something changes the table: most are like the last one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._kept: dict[bytes, Any] = {}
+        self._kept: dict[bytes, _Headers] = {}
+        self.known: _Headers | None = None
+        """What the last block means, if one like it was kept."""
 
     def decode(self, data: bytes, raw: bool = False) -> Any:  # noqa: FBT001, FBT002 - hpack's
         block = bytes(data)
-        headers = self._kept.get(block)
+        headers = self.known = self._kept.get(block)
         if headers is None:
             before = _state(self.header_table)
-            headers = super().decode(block, raw)
+            headers = _Headers(super().decode(block, raw))
             _keep(self._kept, block, headers, changed=_changed(self.header_table, before))
         return headers
 
@@ -135,6 +144,8 @@ class ServerState(H2Connection):
     def __init__(self, options: TransportOptions) -> None:
         """Announce the limits of ``options``."""
         super().__init__(_CONFIG)
+        table = self._frame_dispatch_table
+        table |= {QUIET[make]: act for make, act in table.items() if make in QUIET}
         self.encoder = _Encoder()
         self.decoder = _Decoder()
         self.local_settings = Settings(

@@ -72,7 +72,7 @@ class NotGrpcError(Exception):
 
 @dataclass(slots=True)
 class RequestHead:
-    """The headers of an RPC."""
+    """The headers of an RPC, or of several that have the same: nobody changes it."""
 
     path: str
     """`/package.Service/Method`."""
