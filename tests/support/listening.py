@@ -29,7 +29,7 @@ class Http2(asyncio.Protocol):
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        place.use()
+        place.mark_used()
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport

@@ -60,7 +60,7 @@ def new_server(
     arguments = server_options(
         max_receive_bytes=max_receive_bytes, max_concurrent_streams=max_streams, **limits
     )
-    return GrpcServer(RpcInterceptor(*layers, open_calls=open_calls or OpenCalls()), arguments)
+    return GrpcServer(RpcInterceptor(rpcs), arguments)
 
 
 @dataclass(frozen=True)

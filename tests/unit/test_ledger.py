@@ -145,9 +145,9 @@ def test_who_holds_most_loses_the_place_that_is_unused_for_longest() -> None:
     it = Open(4, 4)
     assert all(it.open(name) for name in ("b1", "a1", "a2", "a3"))
     used, rested = it.places.all()[1:3]
-    used.use()
-    rested.use()
-    rested.rest()  # for shorter than a3
+    used.mark_used()
+    rested.mark_used()
+    rested.mark_unused()  # for shorter than a3
     assert it.open("c1")
     assert it.closed == ["a3"]
     assert it.places.used == 4
@@ -158,7 +158,7 @@ def test_what_is_used_or_young_is_not_taken_away() -> None:
     assert it.open("a1")
     assert it.open("a2")
     for place in it.places.all():
-        place.use()
+        place.mark_used()
     assert not it.open("b1")
     patient = Open(1, 1, patience_s=60)
     assert patient.open("a1")
@@ -181,7 +181,7 @@ def test_the_last_place_that_is_given_back_is_told_and_nothing_is_kept() -> None
     for place in it.places.all():
         place.free()
         place.free()
-        place.rest()
+        place.mark_unused()
     assert (it.emptied, it.places.used, it.places.peak) == (1, 0, 2)
     assert not it.places._unused
     assert not it.closed

@@ -34,10 +34,6 @@ class Holder(Protocol):
         ...
 
 
-Shed = Callable[[Any], object]
-"""Frees a part of what a holder holds, by `Ledger.remove`."""
-
-
 class Ledger:
     """Counts what is held, such as bytes, and bounds it. All calls come from one event loop.
 
@@ -49,7 +45,7 @@ class Ledger:
     def __init__(
         self,
         most: int,
-        shed: Shed = lambda _: None,
+        shed: Callable[[Any], object] = lambda _: None,
         *,
         relief: float = 1.0,
         cause: str = "bytes",
@@ -66,7 +62,8 @@ class Ledger:
         self.peak = 0
         """The most that was added together since this was set."""
         self._kept = relief * most
-        self._shed = shed
+        self.shed = shed
+        """Frees a part of what a holder holds, by `remove`."""
         self._cause = cause
         self._busy = busy
         self._held: dict[Hashable, dict[Any, int]] = {}
@@ -131,7 +128,7 @@ class Ledger:
             while self.used > self._kept and self._held:
                 held = self._held[self._largest(self._by_caller)]
                 holder, used = max(held, key=held.__getitem__), self.used
-                self._shed(holder)
+                self.shed(holder)
                 if self.used >= used:  # it can free nothing now: it isn't asked again
                     amount = held[holder]
                     self.remove(holder, amount)
@@ -187,11 +184,11 @@ class Place:
         """Whether a caller is served on it; the owner of the places sets it."""
         self._places = places
 
-    def use(self) -> None:
+    def mark_used(self) -> None:
         """Keep it: something happens on it."""
         self._places.unused_of(self).pop(self, None)
 
-    def rest(self) -> None:
+    def mark_unused(self) -> None:
         """Let it go, where places are short: nothing happens on it."""
         self.since_s = time.monotonic()
         if self._places.of(self):
@@ -242,9 +239,9 @@ class Places(Ledger):
         held = self._by_caller.get(caller_key, 0)
         if held >= self.most_per_caller and not self._take_away(caller_key, 1):
             return False
-        return self.used < self.most or self.shed()
+        return self.used < self.most or self.make_room()
 
-    def shed(self) -> bool:
+    def make_room(self) -> bool:
         """Take unused places away from the caller who holds most of all that have some."""
         key = self._largest(key for key in self._unused if self._oldest(key))
         return key is not None and self._take_away(key, 1 + self.most // _BATCH)

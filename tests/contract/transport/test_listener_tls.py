@@ -210,7 +210,7 @@ async def test_handshakes_begin_one_in_a_turn_of_the_loop_of_each_caller_in_turn
     async with listening(tls=tls) as server:
         pairs = [socket.socketpair() for _ in range(4)]
         for (ours, _), caller in zip(pairs, (1, 1, 1, 2), strict=True):
-            server.listener._take(ours, (f"10.0.0.{caller}", 1), tls)
+            server.listener._take(tls, ours, (f"10.0.0.{caller}", 1))
         counts = []
         while len(begun) < len(pairs):
             await asyncio.sleep(0)

@@ -24,7 +24,7 @@ def trims(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 def _bounds() -> Bounds:
     options = TransportOptions(max_receive_bytes=4 * _MIB)
-    return Bounds(options, shed_stream=id, shed_silent=id, shed_received=id, shed_unsent=id)
+    return Bounds(options)
 
 
 def test_when_much_less_is_held(trims: list[None]) -> None:

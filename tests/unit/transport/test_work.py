@@ -29,7 +29,7 @@ def test_without_neighbours_there_is_no_pause() -> None:
     work = Work(share, 0.0)
     assert work.took(0.0, 0.6, 0.5) > 0
     assert work.took(0.0, 0.6, 1.6) == 0  # the neighbour was served more than a second ago
-    assert share.greedy == 1
+    assert share.above == 1
 
 
 def test_above_the_share_the_pause_brings_it_back() -> None:
@@ -37,9 +37,9 @@ def test_above_the_share_the_pause_brings_it_back() -> None:
     work = Work(share, 0.0)
     pause_s = work.took(0.025, 0.0, 0.0)  # 0.02 s too much, at half of the loop's time
     assert pause_s == pytest.approx(0.04)
-    assert share.greedy == 1
+    assert share.above == 1
     assert work.took(0.0, 0.0, pause_s + 0.001) == 0
-    assert share.greedy == 0
+    assert share.above == 0
 
 
 def test_those_above_their_share_divide_it() -> None:
@@ -51,7 +51,7 @@ def test_those_above_their_share_divide_it() -> None:
     assert first.took(0.0, 0.0, 0.0) == pytest.approx(0.02 / 0.25)
     second.close()
     second.close()
-    assert share.greedy == 1
+    assert share.above == 1
 
 
 def test_a_garbage_collection_meanwhile_is_nobodys_fault() -> None:
@@ -64,7 +64,7 @@ def test_many_that_take_much_leave_something_to_everybody() -> None:
     share = _with_a_neighbour()
     for _ in range(250):
         Work(share, 0.0).took(0.0, 0.1, 0.0)
-    assert share.greedy == 250
+    assert share.above == 250
     modest = Work(share, 0.0)
     pauses_s = [modest.took(0.001, 0.0002, at_s) for at_s in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)]
     assert pauses_s == [0] * 7

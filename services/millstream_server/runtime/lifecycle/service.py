@@ -203,8 +203,10 @@ class Service:
                 open_work=plan.open_work,
             ),
             RpcInterceptor(
-                *AuthPolicy(keys=keys, peers=peers).layers(),
-                services=(*SERVICES, *(service.name for service in plan.admin_services)),
+                Rpcs(
+                    AuthPolicy(keys=keys, peers=peers).layers(),
+                    (*SERVICES, *(service.name for service in plan.admin_services)),
+                )
             ),
             credentials=tls.credentials() if tls else None,
             further=plan.admin_services,

@@ -56,6 +56,8 @@ class Source(Protocol):
 class Call(Protocol):
     """One RPC. All calls come from the task that serves it, or from its event loop."""
 
+    __slots__ = ()
+
     caller_key: str
     """Whom bounds by caller count: "ipv4:10.0.0.7", "ipv6:::1" or "unix:"; once the caller is
     authenticated "api_key:alice" or "certificate:spiffe://…", which that layer sets."""

@@ -10,9 +10,8 @@ from typing import Any, ClassVar, Literal
 import grpc
 
 from millstream_server.runtime.errors import Code
-from millstream_server.runtime.rpc.call import Layer
 from millstream_server.runtime.rpc.channel import ChannelArguments, bind
-from millstream_server.runtime.rpc.served_call import CallOverError, OpenCalls, ServedCall, Trailers
+from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall, Trailers
 from millstream_server.runtime.rpc.serving import Handler, Method, Rpcs
 from millstream_server.runtime.rpc.status import GRPC_CODES
 from millstream_server.runtime.security.certificate_names import CertificateName
@@ -106,18 +105,9 @@ class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
     generator between grpc.aio and the servicer, however many layers there are.
     """
 
-    def __init__(
-        self,
-        *layers: Layer,
-        services: Sequence[str] = (),
-        open_calls: OpenCalls | None = None,
-    ) -> None:
-        """Run ``layers`` in this order, the first outermost.
-
-        ``services`` are named in the error of an unknown method. RPCs whose handlers run are in
-        ``open_calls``; a server that stops cuts and awaits them.
-        """
-        self._rpcs = Rpcs(layers, services, open_calls or OpenCalls())
+    def __init__(self, rpcs: Rpcs | None = None) -> None:
+        """Serve with what ``rpcs`` share; without them there are no layers."""
+        self._rpcs = rpcs or Rpcs()
         self._wrapped: dict[str, Handler] = {}
 
     async def intercept_service(
@@ -145,22 +135,16 @@ def _handler(method: Method) -> Handler:
     closes without a message would never get a status.
     """
 
-    async def stream(_requests: object, context: Context) -> None:
-        call = GrpcCall(method.name, context, streaming=True)
-        await method.serve(call)
-        if call.aborted:
-            raise call.aborted
-
-    async def unary(_requests: object, context: Context) -> Any:
-        call = GrpcCall(method.name, context, streaming=False)
+    async def serve(_requests: object, context: Context) -> Any:
+        call = GrpcCall(method.name, context, streaming=method.response_streaming)
         await method.serve(call)
         if call.aborted:
             raise call.aborted
         return call.response
 
     if method.response_streaming:
-        return grpc.stream_stream_rpc_method_handler(stream, method.parse, method.serialize)
-    return grpc.stream_unary_rpc_method_handler(unary, method.parse, method.serialize)
+        return grpc.stream_stream_rpc_method_handler(serve, method.parse, method.serialize)
+    return grpc.stream_unary_rpc_method_handler(serve, method.parse, method.serialize)
 
 
 class GrpcCall(ServedCall):

@@ -113,11 +113,6 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         """What probes by HTTP are told."""
         return Health(self.states, self._conditions())
 
-    @property
-    def watch_count(self) -> int:
-        """How many Watches are open."""
-        return self._shares.used
-
     def _wake(self, name: str) -> None:
         for changed in self._watches.get(name, ()):
             changed.set()

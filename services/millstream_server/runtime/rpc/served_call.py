@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, cast
 
@@ -26,8 +26,7 @@ from millstream_server.runtime.errors import (
     UnavailableError,
 )
 from millstream_server.runtime.lifecycle.drain import OpenWork
-from millstream_server.runtime.rpc.call import Source, Visit, key_of_address
-from millstream_server.runtime.security.certificate_names import CertificateName
+from millstream_server.runtime.rpc.call import Call, Source, Visit, key_of_address
 
 _LENGTH_DELIMITED = 2
 _MAX_DEPTH = 16
@@ -40,23 +39,16 @@ class CallOverError(Exception):
     """The RPC has ended; nothing can be sent on it any more."""
 
 
-class ServedCall(ABC):
+class ServedCall(Call, ABC):
     """A `Call` on some transport. All calls come from the task that serves it, or from its loop.
 
     A transport adds how messages and statuses are read and sent, and the rest of `Call`.
     """
 
-    __slots__ = (
-        "_all_came",
-        "_caller_key",
-        "_task",
-        "ending",
-        "failure",
-        "method",
-        "trailers",
-        "visits",
-    )
+    __slots__ = ("_all_came", "_caller_key", "_task", "ending", "failure", "method", "trailers",
+                 "visits")  # fmt: skip
 
+    method: str
     END: ClassVar[Any]
     """What `read` returns when the caller has closed its side."""
 
@@ -80,20 +72,10 @@ class ServedCall(ABC):
         self._task: asyncio.Task[Any] | None = None
         """The task that serves it; set by the transport."""
         self.ending = False
-        """`end` was called: the servicer has ended, or the RPC has without it."""
+        """The servicer has ended, or the RPC has without it: `fail` then has no effect."""
         self._caller_key: str | None = None
 
     # ---- what servicers and layers use; see `Call` -----------------------------------------------
-
-    @property
-    @abstractmethod
-    def metadata(self) -> Sequence[tuple[str, str | bytes]]:
-        """See `Call`."""
-
-    @property
-    @abstractmethod
-    def peer(self) -> str:
-        """See `Call`."""
 
     @property
     def caller_key(self) -> str:
@@ -105,16 +87,6 @@ class ServedCall(ABC):
     @caller_key.setter
     def caller_key(self, key: str) -> None:
         self._caller_key = key
-
-    @property
-    @abstractmethod
-    def certificate_names(self) -> Sequence[CertificateName] | None:
-        """See `Call`."""
-
-    @property
-    @abstractmethod
-    def time_left_s(self) -> float | None:
-        """See `Call`."""
 
     @property
     def all_read(self) -> bool:
@@ -181,10 +153,6 @@ class ServedCall(ABC):
         if not self.ending and self.failure is None and self._task is not None:
             self.failure = failure
             self._task.cancel()
-
-    def end(self) -> None:
-        """Note that the servicer has ended: `fail` then has no effect."""
-        self.ending = True
 
     def was_cancelled(self) -> bool:
         """Return whether the RPC itself was cancelled: by its caller, its deadline or a stop."""

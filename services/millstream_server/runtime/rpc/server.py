@@ -93,10 +93,10 @@ class Server:
         self._reflection = reflection.add_reflection(self.methods, names)
 
     def _make_transport(self, options: ServerOptions) -> H2Server | GrpcServer:
-        layers = self._layers(options)
+        rpcs = Rpcs(self._layers(options), self._services, self._open_calls)
         if options.clients is not None:
             return H2Server(
-                Rpcs(layers, self._services, self._open_calls),
+                rpcs,
                 options.clients.options(
                     max_receive_bytes=options.max_receive_bytes,
                     max_open_streams=(options.limits or RpcLimits()).max_open_streams,
@@ -106,7 +106,7 @@ class Server:
                 lambda: self.health.told,
             )
         return GrpcServer(
-            RpcInterceptor(*layers, services=self._services, open_calls=self._open_calls),
+            RpcInterceptor(rpcs),
             server_options(
                 max_receive_bytes=options.max_receive_bytes,
                 max_connection_age_s=options.max_connection_age_s,

@@ -54,27 +54,18 @@ _OK = Outcome(Code.OK)
 class Method:
     """Serves every call of one method."""
 
-    __slots__ = (
-        "_layers",
-        "_open",
-        "_sends",
-        "_servicer",
-        "first_message_s",
-        "lone",
-        "max_request_bytes",
-        "name",
-        "parse",
-        "response_streaming",
-        "serialize",
-        "waits",
-    )
+    __slots__ = ("_layers", "_open", "_sends", "_servicer", "first_message_s", "lone",
+                 "max_request_bytes", "name", "parse", "response_streaming", "serialize",
+                 "waits")  # fmt: skip
 
     def __init__(
         self, name: str, handler: Handler, layers: Sequence[Layer], open_calls: OpenCalls
     ) -> None:
         """Serve ``handler``'s servicer behind ``layers``."""
         self.name = name
-        self._servicer = _servicer(handler)
+        sent = "stream" if handler.request_streaming else "unary"
+        returned = "stream" if handler.response_streaming else "unary"
+        self._servicer: Callable[..., Any] = getattr(handler, f"{sent}_{returned}")
         self.max_request_bytes: int | None = getattr(self._servicer, "max_request_bytes", None)
         """Its own limit on a request message; None: it has the server's."""
         self.parse: Callable[[bytes], Any] = tolerant(
@@ -112,7 +103,7 @@ class Method:
 
         A `CancelledError` has none.
         """
-        call.end()
+        call.ending = True
         failed = _leave_layers(call.visits, error)
         if isinstance(failed, Exception):
             reported = _reported(failed)
@@ -154,7 +145,7 @@ class Method:
                 if not sent:
                     raise
                 return
-            call.end()
+            call.ending = True
             failed = _leave_layers(visits, None)
             if failed is not None and await _fail(call, visits, failed):
                 return
@@ -251,13 +242,6 @@ class _Unknown:
         yield
 
 
-def _servicer(handler: Handler) -> Callable[..., Any]:
-    sent = "stream" if handler.request_streaming else "unary"
-    returned = "stream" if handler.response_streaming else "unary"
-    servicer: Callable[..., Any] = getattr(handler, f"{sent}_{returned}")
-    return servicer
-
-
 async def _only(call: ServedCall) -> Any:
     """Read the one message of a call.
 
@@ -294,7 +278,7 @@ def _leave_layers(visits: Sequence[Visit], error: BaseException | None) -> BaseE
 
 async def _fail(call: ServedCall, visits: Sequence[Visit], error: BaseException | None) -> bool:
     """End the RPC with the status of ``error``; return False if none can be sent."""
-    call.end()
+    call.ending = True
     if isinstance(error, asyncio.CancelledError):
         # If neither holds, something the handler awaited was cancelled, and the caller still waits.
         failure = call.take_failure()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream_server.runtime.ledger import Ledger, Shed
+from millstream_server.runtime.ledger import Ledger
 from millstream_server.runtime.lifecycle.memory import trim_in_background
 from millstream_server.runtime.telemetry import metrics
 from millstream_server.runtime.transport.intake import WorkShare
@@ -22,25 +22,17 @@ milliseconds."""
 class Bounds:
     """The bounds in sum, one of each kind per server."""
 
-    def __init__(
-        self,
-        options: TransportOptions,
-        *,
-        shed_stream: Shed,
-        shed_silent: Shed,
-        shed_received: Shed,
-        shed_unsent: Shed,
-    ) -> None:
-        """Allow what ``options`` say; the others free a part of what a connection holds."""
+    def __init__(self, options: TransportOptions) -> None:
+        """Allow what ``options`` say; the server says by `Ledger.shed` what is freed above it."""
         # Who opens one too many loses that one: ending more would end work that is under way, or
         # take long at once.
-        self.streams = Ledger(options.max_open_streams, shed_stream)
+        self.streams = Ledger(options.max_open_streams)
         """Open RPCs."""
-        self.silent = Ledger(options.max_silent_streams, shed_silent)
+        self.silent = Ledger(options.max_silent_streams)
         """Those whose first message has not come."""
-        self.received = Ledger(options.max_received_bytes, shed_received, relief=_RELIEF)
+        self.received = Ledger(options.max_received_bytes, relief=_RELIEF)
         """Bytes of requests, whole or not, that no handler has read yet."""
-        self.unsent = Ledger(options.max_unsent_bytes, shed_unsent, relief=_RELIEF)
+        self.unsent = Ledger(options.max_unsent_bytes, relief=_RELIEF)
         """Bytes of responses that wait until their callers read."""
         self.work = WorkShare(options.loop_share)
         self.taken_bytes = 0

@@ -162,7 +162,7 @@ class Connection(asyncio.Protocol):
         self.out = Outbox(self.h2, self.loop)
         self.silent: dict[int, Stream] = {}
         """RPCs whose first message has not come, the oldest first."""
-        self.speaks = False
+        self.brings_messages = False
         """The last that was heard of its RPCs is a message, not that one ended without."""
         work, handle = Work(parts.bounds.work, now_s), partial(parts.take_frame, self)
         self._intake = Intake(self.loop, work, handle, self._start, self._goes_last)
@@ -272,7 +272,7 @@ class Connection(asyncio.Protocol):
 
     def heard(self, stream_id: int, *, message: bool) -> None:
         """Note that an RPC's first message has come; not ``message``: it has ended without."""
-        self.speaks = message
+        self.brings_messages = message
         if self.silent.pop(stream_id, None) is not None:
             self.bounds.silent.remove(self)
 
@@ -281,13 +281,13 @@ class Connection(asyncio.Protocol):
         if self.streams.pop(stream_id, None) is not None:
             self.bounds.streams.remove(self)
             if not self.streams:
-                self._place.rest()
+                self._place.mark_unused()
         self.end_if_unused()
 
     def add(self, stream: Stream) -> None:
         """Take a stream that has begun; it starts when the bytes that came with it are read."""
         if not self.streams:
-            self._place.use()
+            self._place.mark_used()
         self.streams[stream.id] = stream
         self._begun.append(stream)
         self.bounds.streams.add(self)
@@ -331,7 +331,7 @@ class Connection(asyncio.Protocol):
 
     def _goes_last(self) -> bool:
         # One may be silent: its message is often among the bytes that wait.
-        return len(self.silent) > 1 or not self.speaks
+        return len(self.silent) > 1 or not self.brings_messages
 
     def _end_silent(self, now_s: float) -> None:
         for stream in list(self.silent.values()):

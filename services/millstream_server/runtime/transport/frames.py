@@ -10,13 +10,12 @@ from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
-from millstream_server.runtime.errors import Code
+from millstream_server.runtime.errors import Code, StatusError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.transport.connection import DRAIN_PING, Connection
 from millstream_server.runtime.transport.headers import (
     ACCEPTED_ENCODINGS,
     RESPONSE,
-    BadHeadersError,
     Header,
     MalformedError,
     NotGrpcError,
@@ -99,8 +98,8 @@ def _head(connection: Connection, event: events.RequestReceived) -> RequestHead 
         connection.h2.reset_stream(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
     except NotGrpcError as error:
         _answer_http(connection, event.stream_id, error)
-    except BadHeadersError as error:
-        _refuse(connection, event.stream_id, status_headers(error.status, error.message, ()))
+    except StatusError as error:
+        _refuse(connection, event.stream_id, status_headers(error.code, error.message, ()))
     else:
         if known is not None:
             known.head = head

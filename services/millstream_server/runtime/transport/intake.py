@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 TURN_S = 0.002
 """Of one turn of the loop, for the bytes of all connections together; the rest waits for the next.
@@ -53,38 +53,23 @@ _COUNTED_S = 0.0005
 processes use the machine."""
 
 
-class Waiting(Protocol):
-    """A connection whose bytes wait for a turn."""
-
-    @property
-    def last(self) -> bool:
-        """Whether others go first."""
-
-    @property
-    def new(self) -> bool:
-        """Whether it has hardly begun: then it waits for other new ones only."""
-
-    def go_on(self) -> None:
-        """Take some of the bytes; calls `WorkShare.used`, maybe `WorkShare.wait` again."""
-
-
 class WorkShare:
     """What a server's connections share of the loop's time; one per server."""
 
     def __init__(self, of_loop: float = 0.5) -> None:
         """Give all connections above their share together this part of the loop's time."""
         self.of_loop = of_loop
-        self.greedy = 0
+        self.above = 0
         """How many connections take more than their share."""
-        self.modest_s = -_NEIGHBOUR_S
+        self.within_s = -_NEIGHBOUR_S
         """When a connection within its share was served last."""
         self.turn_s = TURN_S
         """What is left of this turn of the loop."""
         self._cpu_s = time.thread_time()
         """The thread's CPU time when it was read last."""
-        self._first: deque[Waiting] = deque()
-        self._new: deque[Waiting] = deque()
-        self._last: deque[Waiting] = deque()
+        self._first: deque[Intake] = deque()
+        self._new: deque[Intake] = deque()
+        self._last: deque[Intake] = deque()
         self._next_turn: asyncio.Handle | None = None
 
     def cpu_s(self, took_s: float) -> float:
@@ -99,7 +84,7 @@ class WorkShare:
         last_s, self._cpu_s = self._cpu_s, time.thread_time()
         return min(took_s, self._cpu_s - last_s)
 
-    def wait(self, connection: Waiting) -> None:
+    def wait(self, connection: Intake) -> None:
         """Let a connection go on in a later turn of the loop."""
         late = self._new if connection.new else self._last
         (late if connection.last else self._first).append(connection)
@@ -140,41 +125,41 @@ class Work:
     nothing, and the only caller gets all.
     """
 
-    __slots__ = ("_at_s", "_greedy", "_left_s", "share")
+    __slots__ = ("_above", "_at_s", "_left_s", "share")
 
     def __init__(self, share: WorkShare, now_s: float) -> None:
         """Start with little time saved."""
         self.share = share
         self._left_s = _FIRST_S
         self._at_s = now_s
-        self._greedy = False
+        self._above = False
 
     def took(self, seconds: float, begun_s: float, now_s: float) -> float:
         """Count work that was done, and work that has begun and takes about ``begun_s``.
 
         Return how long to read nothing from this connection, mostly 0.
         """
-        rate = max(_LEAST, self.share.of_loop / max(1, self.share.greedy))
+        rate = max(_LEAST, self.share.of_loop / max(1, self.share.above))
         self._left_s = min(_SAVED_S, self._left_s + (now_s - self._at_s) * rate)
         self._left_s -= min(seconds, _MOST_S) + _BEGUN_PART * begun_s
         self._at_s = now_s
-        self._set_greedy(self._left_s < 0)
-        if not self._greedy:
-            self.share.modest_s = now_s
+        self._set_above(self._left_s < 0)
+        if not self._above:
+            self.share.within_s = now_s
             return 0.0
-        if now_s - self.share.modest_s > _NEIGHBOUR_S:
+        if now_s - self.share.within_s > _NEIGHBOUR_S:
             self._left_s = 0.0
             return 0.0
         return -self._left_s / rate
 
     def close(self) -> None:
         """Count the connection no more."""
-        self._set_greedy(False)  # noqa: FBT003
+        self._set_above(False)  # noqa: FBT003
 
-    def _set_greedy(self, greedy: bool) -> None:  # noqa: FBT001
-        if greedy is not self._greedy:
-            self._greedy = greedy
-            self.share.greedy += 1 if greedy else -1
+    def _set_above(self, above: bool) -> None:  # noqa: FBT001
+        if above is not self._above:
+            self._above = above
+            self.share.above += 1 if above else -1
 
 
 class Intake:
@@ -183,18 +168,8 @@ class Intake:
     Where connections must wait, those go first whose RPCs bring their messages.
     """
 
-    __slots__ = (
-        "_goes_last",
-        "_handle",
-        "_loop",
-        "_paused",
-        "_socket",
-        "_start",
-        "_stopped",
-        "_took_s",
-        "_unread",
-        "_work",
-    )
+    __slots__ = ("_goes_last", "_handle", "_loop", "_paused", "_socket", "_start", "_stopped",
+                 "_took_s", "_unread", "_work")  # fmt: skip
 
     def __init__(
         self,
@@ -241,12 +216,12 @@ class Intake:
 
     @property
     def last(self) -> bool:
-        """See `Waiting`."""
+        """Whether others go first."""
         return self._goes_last()
 
     @property
     def new(self) -> bool:
-        """See `Waiting`."""
+        """Whether it has hardly begun: then it waits for other new ones only."""
         return self._took_s < _NEW_S
 
     def take(self, data: bytes) -> None:
@@ -260,7 +235,7 @@ class Intake:
             self._pass_on(data, self._work.share.turn_s)
 
     def go_on(self) -> None:
-        """See `Waiting`."""
+        """Take some of the bytes that wait."""
         if self._stopped:
             return
         self._paused = False

@@ -13,6 +13,7 @@ import resource
 import socket
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from millstream_server.runtime.ledger import Place, Places
@@ -111,11 +112,8 @@ class Listener:
     def start(self) -> None:
         """Accept connections."""
         for listening, tls in self._bound:
-
-            def take(accepted: socket.socket, address: Any, tls: ServerTls | None = tls) -> None:
-                self._take(accepted, address, tls)
-
-            self._acceptors.append(Acceptor(listening.sockets, take, self._places.shed))
+            take = partial(self._take, tls)
+            self._acceptors.append(Acceptor(listening.sockets, take, self._places.make_room))
 
     def close(self) -> None:
         """Listen no more. Connections of HTTP/2 go on, all others are cut."""
@@ -140,7 +138,7 @@ class Listener:
             self._empty.clear()
             await self._empty.wait()
 
-    def _take(self, accepted: socket.socket, address: Any, tls: ServerTls | None) -> None:
+    def _take(self, tls: ServerTls | None, accepted: socket.socket, address: Any) -> None:
         """Open an accepted connection, with TLS in its turn; or close it, if there is no room."""
         key = key_of_address(peer_name(address))
         if not self._places.has_room(key):
@@ -197,10 +195,8 @@ class Listener:
             secured["ssl_handshake_timeout"] = self._options.handshake_s
             secured["ssl_shutdown_timeout"] = _SHUTDOWN_S
         loop = asyncio.get_running_loop()
-        await loop.connect_accepted_socket(lambda: self._opening(place), accepted, **secured)
-
-    def _opening(self, place: Place) -> Opening:
-        return Opening(place, self._speak_http2, self._speak_http1, self._options.preface_s)
+        opening = Opening(place, self._http2, self._states, self._options.preface_s)
+        await loop.connect_accepted_socket(lambda: opening, accepted, **secured)
 
     def _opened(self, task: asyncio.Task[None], place: Place, handshake: Place | None) -> None:
         self._tasks.discard(task)
@@ -212,13 +208,6 @@ class Listener:
             place.free()
         if handshake is not None:
             handshake.free()
-
-    def _speak_http2(self, place: Place) -> asyncio.Protocol:
-        place.opened = True
-        return self._http2(place)
-
-    def _speak_http1(self, place: Place) -> asyncio.Protocol:
-        return Http1Connection(self._states, place)
 
     def _say_refused(self, key: str) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -311,10 +300,11 @@ class Opening(asyncio.Protocol):
     With TLS the client chooses in its handshake (ALPN): without h2 it is HTTP/1.1.
     """
 
-    def __init__(self, place: Place, http2: Speaker, http1: Speaker, limit_s: float) -> None:
+    def __init__(self, place: Place, http2: Speaker, states: States, limit_s: float) -> None:
         """Wait for ``limit_s`` at most, once the handshake is over."""
         self._place = place
-        self._speakers = (http1, http2)
+        self._http2 = http2
+        self._states = states
         self._limit_s = limit_s
         self._received = b""
         self._transport: Any = None
@@ -336,7 +326,12 @@ class Opening(asyncio.Protocol):
             return
         self._stop_waiting()
         self._given = True
-        protocol = self._speakers[speaks_http2](self._place)
+        protocol: asyncio.Protocol
+        if speaks_http2:
+            self._place.opened = True
+            protocol = self._http2(self._place)
+        else:
+            protocol = Http1Connection(self._states, self._place)
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
         protocol.data_received(self._received)

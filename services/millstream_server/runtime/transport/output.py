@@ -28,6 +28,7 @@ PREFIX = Struct(">BI")
 _DATA = Struct(">HBBBIBI").pack
 """A DATA frame's head with a message's prefix: length (24 bits), type 0, flags 0, stream; flag 0,
 length."""
+_NOTHING = memoryview(b"")
 _MOST_FRAME_BYTES = 64 << 10
 """Callers may allow frames of 16 MiB: one of those would fill the socket's buffer alone."""
 
@@ -169,21 +170,18 @@ class Outbox:
 class Sender:
     """Sends responses, one at a time: at once, or in parts as the caller makes room."""
 
-    __slots__ = ("_begun", "_connection", "_counted", "_id", "_over", "_sent", "_serialize",
+    __slots__ = ("_begun", "_carrier", "_counted", "_id", "_over", "_sent", "_serialize",
                  "_source", "_window", "asked", "queued", "unsent")  # fmt: skip
 
-    def __init__(
-        self, connection: Carrier, stream_id: int, serialize: Callable[[Any], bytes]
-    ) -> None:
+    def __init__(self, carrier: Carrier, stream_id: int, serialize: Callable[[Any], bytes]) -> None:
         """Send on a stream that is open; ``serialize`` makes bytes of messages."""
-        self._connection = connection
+        self._carrier = carrier
         self._id = stream_id
         self._serialize = serialize
-        self._window = connection.h2.streams[stream_id]
+        self._window = carrier.h2.streams[stream_id]
         """h2's stream, which keeps the window of what may be sent."""
-        self._begun = self.queued = False
-        """Headers were sent; and it is in the connection's queue of those that can send."""
-        self._over = False
+        self._begun = self._over = self.queued = False
+        """Headers were sent; the RPC has ended; it is in the queue of those that can send."""
         self.asked = False
         """Its source has a message, or may have one."""
         self._source: Source | None = None
@@ -191,20 +189,15 @@ class Sender:
         """Of the bound of all unsent bytes."""
         self._sent: asyncio.Future[None] | None = None
         """Set when the response, or all that the source has, is sent."""
-        self.unsent: memoryview | None = None
+        self.unsent = _NOTHING
         """The rest of a response that waits for the windows."""
-
-    @property
-    def unsent_bytes(self) -> int:
-        """Bytes of a response that waits."""
-        return 0 if self.unsent is None else len(self.unsent)
 
     def send_whole(self, data: bytes) -> bool:
         """Send a message as one frame; return False if the windows or the socket lack room."""
         nbytes = len(data) + PREFIX.size
-        connection, h2, window = self._connection, self._connection.h2, self._window
+        carrier, h2, window = self._carrier, self._carrier.h2, self._window
         if (
-            connection.out.blocked
+            carrier.out.blocked
             or nbytes > window.outbound_flow_control_window
             or nbytes > h2.outbound_flow_control_window
             or nbytes > h2.max_outbound_frame_size
@@ -215,9 +208,9 @@ class Sender:
             self._send_headers()
         window.outbound_flow_control_window -= nbytes
         h2.outbound_flow_control_window -= nbytes
-        connection.strikes = 0
+        carrier.strikes = 0
         head = _DATA(nbytes >> 8, nbytes & 0xFF, 0, 0, self._id, 0, nbytes - PREFIX.size)
-        connection.out.send(head + data)
+        carrier.out.send(head + data)
         return True
 
     async def write(self, response: Any) -> None:
@@ -227,9 +220,8 @@ class Sender:
             raise CallOverError
         if self.send_whole(data):
             return
-        self._sent = self._connection.loop.create_future()
+        self._sent = self._carrier.loop.create_future()
         self._hold(data)
-        self._connection.out.enqueue(self)
         await self._all_sent(self._sent)
         if self._over:
             raise CallOverError
@@ -251,34 +243,33 @@ class Sender:
             self._send_headers()
         self.unsent = memoryview(PREFIX.pack(0, len(data)) + data)
         self._counted = len(data)
-        self._connection.bounds.unsent.add(self._connection, len(data))
+        self._carrier.bounds.unsent.add(self._carrier, len(data))
+        self._carrier.out.enqueue(self)
 
     def drop(self) -> None:
         """Forget what waits: at once, since who looks for bytes to free counts on it."""
-        self.unsent = self._source = None
+        self.unsent, self._source = _NOTHING, None
         self._uncount()
 
     def _uncount(self) -> None:
         counted, self._counted = self._counted, 0
         if counted:
-            self._connection.bounds.unsent.remove(self._connection, counted)
+            self._carrier.bounds.unsent.remove(self._carrier, counted)
 
     def window_grew(self) -> None:
         """Send more of what waits."""
-        if self.unsent is not None or self.asked:
-            self._connection.out.enqueue(self)
+        if self.unsent or self.asked:
+            self._carrier.out.enqueue(self)
 
     def send_part(self) -> bool:
         """Send a frame of `unsent`; return whether there is more that the stream's window allows.
 
         The connection calls it when its own window and the socket have room.
         """
-        if self.unsent is None:
+        if not self.unsent:
             self.pull()
-        window, h2 = self._window, self._connection.h2
         rest = self.unsent
-        if rest is None:
-            return False
+        window, h2 = self._window, self._carrier.h2
         nbytes = min(
             len(rest),
             window.outbound_flow_control_window,
@@ -290,48 +281,45 @@ class Sender:
             return False
         window.outbound_flow_control_window -= nbytes
         h2.outbound_flow_control_window -= nbytes
-        self._connection.strikes = 0
+        self._carrier.strikes = 0
         head = nbytes.to_bytes(3, "big") + b"\0\0" + self._id.to_bytes(4, "big")
-        self._connection.out.send(head + rest[:nbytes])
+        self._carrier.out.send(head + rest[:nbytes])
         self.unsent = rest[nbytes:]
         if self.unsent:
             return window.outbound_flow_control_window > 0
-        self.unsent = None
         self._uncount()
         if self._source is None or self._source.over:
             self._end(None)
             return False
         return self.asked and window.outbound_flow_control_window > 0
 
-    # ---- a source --------------------------------------------------------------------------------
-
     def ready(self) -> None:
         """See `Call.ready`."""
         if not self.asked:
             self.asked = True
-            if self._source is not None and self.unsent is None:
-                self._connection.out.ask(self)
+            if self._source is not None and not self.unsent:
+                self._carrier.out.ask(self)
 
     async def send_from(self, source: Source) -> None:
         """See `Call.send_from`."""
         if self._over:
             raise CallOverError
         self._source = source
-        self._sent = self._connection.loop.create_future()
+        self._sent = self._carrier.loop.create_future()
         if self.asked:
-            self._connection.out.ask(self)
+            self._carrier.out.ask(self)
         await self._all_sent(self._sent)
 
     def wait(self) -> None:
         """Ask the source later: the connection has no room."""
         if self._source is not None:
             self._source.gathers = True
-            self._connection.out.enqueue(self)
+            self._carrier.out.enqueue(self)
 
     def pull(self) -> None:
         """Send the source's next message, if the windows have room, else as much as they allow."""
         source = self._source
-        if source is None or not self.asked or self.unsent is not None:
+        if source is None or not self.asked or self.unsent:
             return  # `send_part` asks again when the last message is sent
         if self._window.outbound_flow_control_window <= 0:
             source.gathers = True  # it goes on with `window_grew`
@@ -348,7 +336,6 @@ class Sender:
         if not self.send_whole(data):
             source.gathers = True
             self._hold(data)
-            self._connection.out.enqueue(self)
         elif source.over:
             self._end(None)
 
@@ -362,24 +349,21 @@ class Sender:
         else:
             self._sent.set_exception(error)
 
-    # ---- the end ---------------------------------------------------------------------------------
-
     def send_trailers(self, trailers: Sequence[Header]) -> None:
         """End the stream, with the response's headers in front if they haven't been sent."""
-        headers = trailers if self._begun else [*RESPONSE[:2], *trailers]
-        self._send_headers(headers, end=True)
+        self._send_headers(trailers if self._begun else [*RESPONSE[:2], *trailers], end=True)
 
     def _send_headers(self, headers: Sequence[Header] = RESPONSE, *, end: bool = False) -> None:
         """Send headers or, with ``end``, trailers; then the stream is over on both sides."""
         self._begun = True
-        connection, h2 = self._connection, self._connection.h2
+        carrier, h2 = self._carrier, self._carrier.h2
         if not h2.can_send(self._id):
             return  # `Stream.lost` comes with the next event
-        connection.strikes = 0
-        connection.out.collect()
+        carrier.strikes = 0
+        carrier.out.collect()
         frame = h2.headers_frame(self._id, headers, end_stream=end)
         if frame:
-            connection.out.send(frame)
+            carrier.out.send(frame)
         if end:
             h2.ask_for_no_more(self._id)
-        connection.out.collect()
+        carrier.out.collect()

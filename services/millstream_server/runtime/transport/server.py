@@ -41,13 +41,9 @@ class H2Server(MethodTable):
         """
         super().__init__(rpcs)
         self._connections: set[Connection] = set()
-        self._bounds = Bounds(
-            options,
-            shed_stream=_shed_stream,
-            shed_silent=_shed_silent,
-            shed_received=_shed_received,
-            shed_unsent=_shed_unsent,
-        )
+        self._bounds = bounds = Bounds(options)
+        bounds.streams.shed, bounds.silent.shed = _shed_stream, _shed_silent
+        bounds.received.shed, bounds.unsent.shed = _shed_received, _shed_unsent
         self._listener = Listener(self._make, states, options)
         self._parts = ServerParts(
             find=self.find,
@@ -166,8 +162,8 @@ def _shed_received(connection: Connection) -> None:
 
 def _shed_unsent(connection: Connection) -> None:
     """End the RPC whose unsent response is largest, or the connection if none waits."""
-    stream = max(connection.streams.values(), key=lambda s: s.sender.unsent_bytes, default=None)
-    if stream is not None and stream.sender.unsent_bytes:
+    stream = max(connection.streams.values(), key=lambda s: len(s.sender.unsent), default=None)
+    if stream is not None and stream.sender.unsent:
         why = "too many responses wait for callers that don't read"
         stream.fail(_busy("unsent_bytes", f"{why}, and this caller has most of them; read them"))
     elif connection.stuck_bytes:
