@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -73,7 +74,7 @@ def test_many_that_take_much_leave_something_to_everybody() -> None:
 class Waiter:
     """A connection with some pieces of bytes that wait."""
 
-    def __init__(self, name: str, share: WorkShare, ran: list[str], *, last: bool) -> None:
+    def __init__(self, name: str, share: Any, ran: list[str], *, last: bool) -> None:
         self.last = last
         self.new = False
         self.pieces = 2
@@ -88,7 +89,8 @@ class Waiter:
 
 
 async def test_a_new_connection_does_not_wait_for_those_that_stay_silent() -> None:
-    share, ran = WorkShare(), list[str]()
+    share: Any = WorkShare()
+    ran = list[str]()
     share.used(2 * TURN_S)
     for name in "abc":
         share.wait(Waiter(name, share, ran, last=True))
@@ -101,7 +103,8 @@ async def test_a_new_connection_does_not_wait_for_those_that_stay_silent() -> No
 
 
 async def test_who_waits_goes_on_in_turns_and_those_that_go_last_are_not_forgotten() -> None:
-    share, ran = WorkShare(), list[str]()
+    share: Any = WorkShare()
+    ran = list[str]()
     share.used(2 * TURN_S)
     assert share.turn_s < 0
     share.wait(Waiter("late", share, ran, last=True))

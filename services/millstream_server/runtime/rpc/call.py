@@ -56,7 +56,7 @@ class Source(Protocol):
 class Call(Protocol):
     """One RPC. All calls come from the task that serves it, or from its event loop."""
 
-    __slots__ = ()
+    __slots__ = tuple[str, ...]()  # so: of `()` mypy concludes that no attribute can be set
 
     caller_key: str
     """Whom bounds by caller count: "ipv4:10.0.0.7", "ipv6:::1" or "unix:"; once the caller is
@@ -131,7 +131,7 @@ class Outcome:
 class Visit:
     """One RPC in one layer. Each layer overrides what it needs."""
 
-    __slots__ = ()
+    __slots__ = tuple[str, ...]()  # so: of `()` mypy concludes that no attribute can be set
 
     def received(self, message: Any) -> None:
         """Called with each message; an exception refuses it and ends the RPC."""

@@ -13,13 +13,17 @@ from millstream_server.runtime.rpc.call import Call, Visit, service_of
 from millstream_server.runtime.telemetry import metrics
 
 
+def _size(message: Message) -> int:
+    return message.ByteSize()  # each message class has its own
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcLimits:
     """Limits over all open RPCs of the limited services together."""
 
     max_open_streams: int = 10_000
     max_open_bytes: int = 512 << 20
-    held_bytes: Callable[[Message], int] = Message.ByteSize
+    held_bytes: Callable[[Message], int] = _size
     """Returns what a message may hold until its RPC ends; less where something else counts it."""
 
 

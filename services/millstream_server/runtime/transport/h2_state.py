@@ -140,6 +140,7 @@ class ServerState(H2Connection):
 
     MAX_CLOSED_STREAMS = 4096
     """h2 remembers how so many streams ended, for frames that come late."""
+    decoder: _Decoder
 
     def __init__(self, options: TransportOptions) -> None:
         """Announce the limits of ``options``."""
