@@ -75,7 +75,7 @@ def test_no_frame_is_described_for_h2s_log(monkeypatch: pytest.MonkeyPatch) -> N
     head = Encoder().encode([(":method", "POST"), (":scheme", "http"), (":path", "/a")])
     _take(state, PREFACE + settings() + frame(Kind.HEADERS, 1, head, flags=4))
     state.reader.feed(frame(Kind.DATA, 1, b"body"))
-    event = (state.next_events() or [None])[0]
+    event = next(iter(state.next_events() or ()), None)
     assert isinstance(event, DataReceived)
     assert event.data == b"body"
     _take(state, frame(Kind.PING, 0, b"12345678") + frame(Kind.WINDOW_UPDATE, 0, b"\0\0\0\1"))
