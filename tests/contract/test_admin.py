@@ -20,8 +20,8 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from millstream.v1 import admin_pb2, admin_pb2_grpc
 from millstream_server.runtime.lifecycle.admin import SERVICES, AdminServer, Subject
+from millstream_server.runtime.rpc.grpc_server import RpcInterceptor
 from millstream_server.runtime.rpc.health import HealthServicer
-from millstream_server.runtime.rpc.interceptor import RpcInterceptor
 from millstream_server.runtime.rpc.reflection import V1, V1ALPHA, add_reflection
 from millstream_server.runtime.settings import setting
 from tests.support.failures import refusal

@@ -119,8 +119,8 @@ class Front:
     async def empty(self) -> None:
         """Wait until no request runs or waits."""
         await until(lambda: (self.queue.running, self.queue.queued) == (0, 0))
-        await until(lambda: (self.rpcs.open_streams, self.core.work.count) == (0, 0))
-        assert (self.queue.waiting.tokens, self.rpcs.open_bytes) == (0, 0)
+        await until(lambda: (self.rpcs.streams.used, self.core.work.count) == (0, 0))
+        assert (self.queue.waiting.tokens, self.rpcs.bytes.used) == (0, 0)
 
 
 @contextlib.asynccontextmanager
@@ -587,7 +587,7 @@ async def test_open_conversations_are_bounded(text_model: TextModel) -> None:
         tokenize = two.stub.Tokenize(processor_pb2.TokenizeRequest(text="a"))
         _assert_overloaded(await refusal(tokenize), "2 RPCs are open", 1.0)
         await _stop(held[0])
-        await until(lambda: two.rpcs.open_streams == 1)
+        await until(lambda: two.rpcs.streams.used == 1)
         await two.stub.Tokenize(processor_pb2.TokenizeRequest(text="a"))
         await _stop(*held)
         await two.empty()

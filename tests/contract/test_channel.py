@@ -20,8 +20,7 @@ from millstream_server.runtime.rpc.channel import (
     open_channel,
     server_options,
 )
-from millstream_server.runtime.rpc.grpc_server import GrpcServer
-from millstream_server.runtime.rpc.interceptor import RpcInterceptor
+from millstream_server.runtime.rpc.grpc_server import GrpcServer, RpcInterceptor
 from tests.support.echo_service import SERVICE, Echoing, answer, call, echoing
 from tests.support.failures import failure, refusal
 from tests.support.transports import new_server

@@ -13,9 +13,8 @@ import h2.events
 import pytest
 from grpc_health.v1 import health_pb2_grpc
 
-from millstream_server.runtime.rpc.grpc_log import LOGGER, plain_grpc_log
+from millstream_server.runtime.rpc.grpc_server import LOGGER, RpcInterceptor, plain_grpc_log
 from millstream_server.runtime.rpc.health import HealthServicer
-from millstream_server.runtime.rpc.interceptor import RpcInterceptor
 from millstream_server.runtime.telemetry import log
 
 _HEADERS = [

@@ -71,7 +71,7 @@ class Ours:
         self.servicer.set(name, serving=serving)
 
     def removed_a_watcher(self) -> bool:
-        return self.servicer.watch_count == 1
+        return self.servicer._shares.used == 1
 
     async def close(self) -> None:
         self.servicer.close()
@@ -249,10 +249,10 @@ async def test_ended_watches_are_not_kept() -> None:
             watches = [r.watch(f"service{i}") for i in range(40)]
             for watch in watches:
                 await read(watch)
-            assert health.watch_count == 40
+            assert health._shares.used == 40
             for watch in watches:
                 watch.cancel()
-            await until(lambda: health.watch_count == 0)
+            await until(lambda: health._shares.used == 0)
         assert health._watches == {}
 
 
@@ -268,14 +268,14 @@ async def test_watchers_get_the_drain_and_stay_open_until_the_close() -> None:
         assert await r.check(NAME) == NOT_SERVING
         late = r.watch(NAME)
         assert await read(late) == NOT_SERVING
-        assert health.watch_count == 4
+        assert health._shares.used == 4
         health.close()
         for w in (watch, live, unknown, late):
             failed = await refusal(w)
             assert failed.code is grpc.StatusCode.UNAVAILABLE
             assert (failed.reason, failed.retryable) == ("UNAVAILABLE", True)
             assert failed.message == "this server is shutting down"
-        assert health.watch_count == 0
+        assert health._shares.used == 0
 
 
 async def test_a_close_without_a_drain_says_not_serving_first() -> None:
@@ -310,7 +310,7 @@ async def test_watchers_that_leave_as_the_server_closes_are_no_error(
         for watch in r.watches:
             watch.cancel()
         health.close()
-        await until(lambda: health.watch_count == 0)
+        await until(lambda: health._shares.used == 0)
         assert await r.check(NAME) == NOT_SERVING
     assert [record.getMessage() for record in caplog.records] == []
 
@@ -414,7 +414,7 @@ async def test_watches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert refused.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert refused.reason == "OVERLOADED"
         assert refused.message.startswith("2 health watches are open on this server, 2 of them yo")
-        assert r.health.servicer.watch_count == 2
+        assert r.health.servicer._shares.used == 2
 
 
 async def test_a_request_that_can_be_no_name_is_not_taken() -> None:

@@ -302,7 +302,7 @@ async def test_a_prompt_that_is_too_long_with_its_pictures_is_refused(suite: Med
 async def nothing_is_held(suite: MediaSuite) -> None:
     """Wait until no lease and no client's file is held."""
     await until(lambda: suite.encode.engine.store.pinned_bytes == 0)
-    await until(lambda: suite.front.core.media._budget.used_bytes == 0)
+    await until(lambda: suite.front.core.media._budget.used == 0)
 
 
 async def test_results_and_files_are_given_back(suite: MediaSuite) -> None:
@@ -342,12 +342,12 @@ async def test_a_picture_above_the_message_limit_of_memory_is_refused(suite: Med
     for chat in chats:
         await chat.say(chunk("a", block, MAX_ITEM_BYTES), *([chunk("a", block)] * 3))
     budget = suite.front.core.media._budget
-    await until(lambda: budget.used_bytes == budget.max_bytes)
+    await until(lambda: budget.used == budget.most)
     late = Conversation(suite.stub)
     await late.say(chunk("a", b"x", 1))
     with pytest.raises(grpc.aio.AioRpcError, match="images and videos of open conversations"):
         await late.answer()
     for chat in chats:
         chat.call.cancel()
-    await until(lambda: budget.used_bytes == 0)
+    await until(lambda: budget.used == 0)
     await ask(suite.stub, image(RED))

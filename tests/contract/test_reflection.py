@@ -23,9 +23,9 @@ from grpc_reflection.v1alpha.reflection import enable_server_reflection
 
 from millstream.v1 import decode_pb2, processor_pb2, worker_pb2
 from millstream_server.runtime.rpc import reflection as module
+from millstream_server.runtime.rpc.grpc_server import RpcInterceptor
 from millstream_server.runtime.rpc.health import SERVICE_NAME as HEALTH
 from millstream_server.runtime.rpc.health import HealthServicer
-from millstream_server.runtime.rpc.interceptor import RpcInterceptor
 from millstream_server.runtime.rpc.reflection import V1, V1ALPHA, Reflection, add_reflection
 from tests.support.failures import refusal
 from tests.support.transports import new_server

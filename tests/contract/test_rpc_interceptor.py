@@ -15,8 +15,7 @@ import grpc
 import pytest
 
 from millstream_server.runtime.errors import NoWorkerError, OverloadedError
-from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.rpc.layer import Layer, Outcome, Visit
+from millstream_server.runtime.rpc.call import Call, Layer, Outcome, Visit
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.rpc.serving import Method
 from millstream_server.runtime.security.api_keys import ApiKeys

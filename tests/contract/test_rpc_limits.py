@@ -139,7 +139,7 @@ async def test_an_rpc_counts_with_its_bytes_until_it_is_over(name: str, way: str
     async with serving() as served:
         before = _open_bytes()
         call = await served.open(name)
-        assert (served.limits.open_streams, served.limits.open_bytes) == (1, 100)
+        assert (served.limits.streams.used, served.limits.bytes.used) == (1, 100)
         assert _open_bytes() == before + 100
         if way == "ends":
             served.holding.go.set()
@@ -152,15 +152,15 @@ async def test_an_rpc_counts_with_its_bytes_until_it_is_over(name: str, way: str
                 await call
         else:
             call.cancel()
-        await until(lambda: served.limits.open_streams == 0)
-        assert served.limits.open_bytes == 0
+        await until(lambda: served.limits.streams.used == 0)
+        assert served.limits.bytes.used == 0
         assert _open_bytes() == before
 
 
 async def test_bytes_that_are_counted_elsewhere_are_not_counted_twice() -> None:
     async with serving(max_open_bytes=10, held_bytes=lambda _: 0) as served:
         await served.open("Chat")
-        assert (served.limits.open_streams, served.limits.open_bytes) == (1, 0)
+        assert (served.limits.streams.used, served.limits.bytes.used) == (1, 0)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -183,7 +183,7 @@ async def test_one_rpc_too_many_is_refused_and_health_and_reflection_are_not(nam
         assert V1ALPHA in [s.name for s in (await call.read()).list_services_response.service]
 
         held[0].cancel()
-        await until(lambda: served.limits.open_streams == 1)
+        await until(lambda: served.limits.streams.used == 1)
         await served.open(name)
 
 
@@ -198,9 +198,9 @@ async def test_bytes_over_the_limit_are_refused(name: str) -> None:
         assert failed.code is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert (failed.reason, failed.retryable) == ("OVERLOADED", True)
         assert failed.retry_delay_s == pytest.approx(1.0, rel=0.21)
-        assert (served.limits.open_streams, served.limits.open_bytes) == (2, 200)
+        assert (served.limits.streams.used, served.limits.bytes.used) == (2, 200)
         held[0].cancel()
-        await until(lambda: served.limits.open_streams == 1)
+        await until(lambda: served.limits.streams.used == 1)
         await served.open(name)
 
 
@@ -210,12 +210,12 @@ async def test_every_message_of_a_stream_counts() -> None:
         for _ in range(2):
             await call.write(HELD)
             assert await call.read() == HELD
-        assert served.limits.open_bytes == 200
+        assert served.limits.bytes.used == 200
         await call.write(HELD)
         failed = await refusal(call)
         assert (failed.code, failed.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
-        await until(lambda: served.limits.open_streams == 0)
-        assert served.limits.open_bytes == 0
+        await until(lambda: served.limits.streams.used == 0)
+        assert served.limits.bytes.used == 0
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -230,8 +230,8 @@ async def test_what_does_not_parse_is_refused_as_ever(name: str) -> None:
             grpc.StatusCode.INTERNAL,
             "value: is not valid UTF-8",
         )
-        await until(lambda: served.limits.open_streams == 0)
-        assert served.limits.open_bytes == 0
+        await until(lambda: served.limits.streams.used == 0)
+        assert served.limits.bytes.used == 0
 
 
 async def test_an_unknown_method_stays_unimplemented() -> None:

@@ -21,7 +21,7 @@ from opentelemetry import baggage, trace
 from opentelemetry.instrumentation.grpc._aio_server import OpenTelemetryAioServerInterceptor
 from opentelemetry.trace import SpanKind, StatusCode
 
-from millstream_server.runtime.rpc.interceptor import RpcInterceptor
+from millstream_server.runtime.rpc.grpc_server import RpcInterceptor
 from millstream_server.runtime.telemetry.server_rpcs import TelemetryLayer
 from tests.support.rpc_kinds import SERVICE, Kinds, serving
 from tests.support.spans import (

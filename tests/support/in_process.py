@@ -26,9 +26,9 @@ from millstream_server.links.fleet import Fleet
 from millstream_server.processor import app
 from millstream_server.processor.core import ProcessorCore
 from millstream_server.processor.front import Front
-from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.core import ProcessorMedia
 from millstream_server.processor.media.intake import Intake
+from millstream_server.processor.media.uploads import MediaBudget
 from millstream_server.processor.media.urls import UrlFetcher
 from millstream_server.processor.models import Models
 from millstream_server.processor.pacing import Pacer

@@ -10,12 +10,12 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2_grpc
 
+from millstream_server.runtime.ledger import Place
 from millstream_server.runtime.rpc.health import Health, HealthServicer
 from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.security.tls import ServerTls
-from millstream_server.runtime.transport.limits.fair_bound import Place
+from millstream_server.runtime.transport.listener import Listener
 from millstream_server.runtime.transport.options import TransportOptions
-from millstream_server.runtime.transport.ports.listener import Listener
 from millstream_server.runtime.transport.server import H2Server
 from tests.support.certificates import SecretMount
 
@@ -29,7 +29,7 @@ class Http2(asyncio.Protocol):
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        place.use()
+        place.mark_used()
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport

@@ -31,9 +31,8 @@ from millstream_server.runtime.errors import (
     StatusError,
 )
 from millstream_server.runtime.rpc import orca
-from millstream_server.runtime.rpc.call import Call
+from millstream_server.runtime.rpc.call import Call, Layer
 from millstream_server.runtime.rpc.health import HealthServicer
-from millstream_server.runtime.rpc.layer import Layer
 from millstream_server.runtime.rpc.orca import OrcaLayer, OrcaServicer
 from millstream_server.runtime.rpc.reflection import add_reflection
 from millstream_server.runtime.telemetry.counts import LoadSnapshot, LoadSource

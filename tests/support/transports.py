@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from millstream_server.runtime.rpc.call import Layer
 from millstream_server.runtime.rpc.channel import MAX_CONCURRENT_STREAMS, server_options
-from millstream_server.runtime.rpc.grpc_server import GrpcServer
-from millstream_server.runtime.rpc.interceptor import RpcInterceptor
-from millstream_server.runtime.rpc.layer import Layer
-from millstream_server.runtime.rpc.open_calls import OpenCalls
+from millstream_server.runtime.rpc.grpc_server import GrpcServer, RpcInterceptor
+from millstream_server.runtime.rpc.served_call import OpenCalls
 from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.server import H2Server
@@ -61,7 +60,7 @@ def new_server(
     arguments = server_options(
         max_receive_bytes=max_receive_bytes, max_concurrent_streams=max_streams, **limits
     )
-    return GrpcServer(RpcInterceptor(*layers, open_calls=open_calls or OpenCalls()), arguments)
+    return GrpcServer(RpcInterceptor(rpcs), arguments)
 
 
 @dataclass(frozen=True)

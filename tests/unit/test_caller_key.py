@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from millstream_server.runtime.rpc.caller_key import key_of_address
+from millstream_server.runtime.rpc.call import key_of_address
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ import pytest
 from millstream.v1 import chat_pb2, processor_pb2
 from millstream_server.processor.conversation import MAX_WAITING_TURNS, Conversation, UserTurn
 from millstream_server.processor.convert import begin, take_request
-from millstream_server.processor.media.budget import MediaBudget
-from millstream_server.processor.media.uploads import Uploads
+from millstream_server.processor.media.uploads import MediaBudget, Uploads
 from millstream_server.processor.servicer import _read
 from millstream_server.processor.text.messages import ChatRole
 from millstream_server.runtime.errors import (

@@ -7,7 +7,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from millstream_server.runtime.security.certificate_names import CertificateName, names_in
-from millstream_server.runtime.transport.ports.peer import peer_name
+from millstream_server.runtime.transport.sockets import peer_name
 from tests.support.certificates import Authority, Issued
 
 

@@ -17,14 +17,14 @@ from millstream_server.runtime.errors import (
     ServingError,
 )
 from millstream_server.runtime.lifecycle.drain import OpenWork
-from millstream_server.runtime.rpc.slot_output import SlotContent
 from millstream_server.runtime.rpc.slot_session import (
-    MAX_SLOT,
     CancelSlot,
     Output,
+    SlotContent,
     SlotSession,
     StartSlot,
 )
+from millstream_server.runtime.rpc.slots import MAX_SLOT
 from millstream_server.runtime.telemetry.trace_context import TraceContext
 from tests.support.waiting import until
 

@@ -10,8 +10,8 @@ from millstream_server.links.unread import UnreadOutput
 class Request:
     """Satisfies `Gathering`; keeps what it holds until it overflows."""
 
-    def __init__(self, unread: UnreadOutput, payer: Hashable) -> None:
-        self.payer = payer
+    def __init__(self, unread: UnreadOutput, caller_key: Hashable) -> None:
+        self.caller_key = caller_key
         self.ended = False
         self._unread = unread
         self._nbytes = 0

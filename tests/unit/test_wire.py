@@ -7,7 +7,7 @@ from grpc_health.v1 import health_pb2
 
 from millstream.v1 import chat_pb2, generation_pb2, processor_pb2
 from millstream_server.runtime.errors import MalformedMessageError
-from millstream_server.runtime.rpc.parsing import Malformed, tolerant
+from millstream_server.runtime.rpc.served_call import Malformed, tolerant
 
 BAD = b"\xff\xfe\xfd\xfc"
 

@@ -19,7 +19,7 @@ from millstream_server.runtime.errors import (
     ServingError,
 )
 from millstream_server.runtime.rpc.channel import MAX_WORKER_MESSAGE_BYTES
-from millstream_server.runtime.rpc.slot_output import EndT, EntryT, SlotContent
+from millstream_server.runtime.rpc.slot_session import EndT, EntryT, SlotContent
 from millstream_server.runtime.telemetry.counts import RequestCounts
 from millstream_server.synthesis.request import Chunk, DiffusionRequest, Finished, Kind, Progress
 
@@ -127,8 +127,8 @@ class SlotCall(OpenRequest, Generic[EntryT, EndT]):
     # ---- for the stream --------------------------------------------------------------------------
 
     @property
-    def payer(self) -> SlotCall[EntryT, EndT]:
-        """See `Gathering.payer`: each request by itself."""
+    def caller_key(self) -> SlotCall[EntryT, EndT]:
+        """See `Holder`: each request by itself."""
         return self
 
     def add(self, entry: EntryT, *, latest: bool, nbytes: int = 0) -> None:

@@ -20,9 +20,9 @@ from millstream_server.processor.diffusion.servicer import SERVICE as DIFFUSION
 from millstream_server.processor.diffusion.servicer import DiffusionServicer
 from millstream_server.processor.diffusion.text import TextForwarder
 from millstream_server.processor.front import Front
-from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.core import ProcessorMedia
 from millstream_server.processor.media.intake import Intake
+from millstream_server.processor.media.uploads import MediaBudget
 from millstream_server.processor.media.urls import UrlFetcher
 from millstream_server.processor.models import Models
 from millstream_server.processor.pacing import Pacer

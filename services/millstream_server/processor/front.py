@@ -26,14 +26,12 @@ from millstream_server.runtime.errors import (
     SERVER_FAULTS,
     DeadlinePassedError,
     InvalidRequestError,
-    OverloadedError,
     ServingError,
     UnavailableError,
 )
+from millstream_server.runtime.ledger import Ledger
 from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.priority import Priority
-from millstream_server.runtime.retry_delay import jittered
-from millstream_server.runtime.telemetry import metrics
 from millstream_server.runtime.telemetry.counts import LoadMeter
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.trace_context import TraceContext
@@ -42,7 +40,6 @@ from millstream_server.runtime.telemetry.tracing import reason_of
 log = get_log(__name__)
 
 MAX_HELD_BYTES = 512 << 20
-_RETRY_S = 1.0
 _MAX_LOGGED_ID = 128
 """A longer one will be refused."""
 
@@ -91,8 +88,11 @@ class Front:
         self.positions = {
             name: Positions(queue, self._outstanding(name)) for name, queue in self.queues.items()
         }
-        self.held_bytes = 0
-        self._max_held_bytes = max_held_bytes
+        self.held = Ledger(
+            max_held_bytes,
+            busy="the server is busy: open requests hold {used} of the {most} bytes it has for "
+            "them, and this one needs {amount}; retry later",
+        )
 
     def begin_call(self, on_drain: Callable[[], None] | None = None) -> None:
         """Count an RPC as open until `end_call`.
@@ -131,22 +131,6 @@ class Front:
             self.meter.finished()
         elif isinstance(error, ServingError) and not isinstance(error, InvalidRequestError):
             self.meter.finished(failed=error.code in SERVER_FAULTS)
-
-    def hold(self, nbytes: int) -> None:
-        """Count bytes that a request holds.
-
-        Raises:
-            OverloadedError: the limit would be exceeded.
-        """
-        if self.held_bytes + nbytes > self._max_held_bytes:
-            metrics.ADMISSION_REFUSED.labels("bytes").inc()
-            raise OverloadedError(
-                f"the server is busy: open requests hold {self.held_bytes} of the "
-                f"{self._max_held_bytes} bytes it has for them, and this one needs {nbytes}; "
-                "retry later",
-                retry_delay_s=jittered(_RETRY_S),
-            )
-        self.held_bytes += nbytes
 
     def _queue(self, name: str) -> AdmissionQueue:
         queue = AdmissionQueue(name, self.limits.queue, lambda: self.router.capacity(name))
@@ -261,7 +245,7 @@ class FrontRequest:
         Raises:
             OverloadedError: requests may take no more memory.
         """
-        self._front.hold(nbytes)
+        self._front.held.take(nbytes)
         self._held_bytes += nbytes
 
     def enter(
@@ -332,7 +316,7 @@ class FrontRequest:
             return
         self._over = True
         self._release()
-        self._front.held_bytes -= self._held_bytes
+        self._front.held.give_back(self._held_bytes)
         if error is None:
             self._span.succeeded()
             self.telemetry.succeeded(input_tokens)

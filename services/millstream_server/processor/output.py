@@ -28,12 +28,12 @@ class TurnOutput:
     """
 
     __slots__ = ("_call", "_choices", "_drops", "_interval_s", "_nbytes", "_pacer", "_sent_s",
-                 "_starting", "_timer", "_turn", "_unread", "gathers", "longest_interval_s", "over",
-                 "payer", "scheduled")  # fmt: skip
+                 "_starting", "_timer", "_turn", "_unread", "caller_key", "gathers",
+                 "longest_interval_s", "over", "scheduled")  # fmt: skip
 
     def begin(self, turn: Turn, call: Call) -> None:
         """Send the output of ``turn`` on ``call``; nothing is sent yet."""
-        self.payer: Hashable = call.caller_key
+        self.caller_key: Hashable = call.caller_key
         self._call = call
         self._turn: Turn | None = turn
         """None after its end: it knows this object."""

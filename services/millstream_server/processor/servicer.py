@@ -19,8 +19,7 @@ from millstream_server.runtime.errors import (
     ServingError,
     StatusError,
 )
-from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.rpc.first_message import after_first_message
+from millstream_server.runtime.rpc.call import Call, after_first_message
 from millstream_server.runtime.rpc.served_call import CallOverError
 from millstream_server.runtime.security.auth import caller
 from millstream_server.runtime.telemetry.log import get_log

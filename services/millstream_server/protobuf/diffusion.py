@@ -17,7 +17,7 @@ from millstream_server.protobuf.common import (
     write_common,
 )
 from millstream_server.protobuf.errors import error_from_proto, error_to_proto
-from millstream_server.runtime.rpc.slot_output import SlotContent
+from millstream_server.runtime.rpc.slot_session import SlotContent
 from millstream_server.runtime.telemetry.trace_context import TraceContext
 from millstream_server.synthesis.diffuser import DiffuserInfo
 from millstream_server.synthesis.request import (

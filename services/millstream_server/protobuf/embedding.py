@@ -16,7 +16,7 @@ from millstream_server.protobuf.common import (
 )
 from millstream_server.protobuf.errors import error_from_proto, error_to_proto
 from millstream_server.runtime.errors import InvalidRequestError
-from millstream_server.runtime.rpc.slot_output import SlotContent
+from millstream_server.runtime.rpc.slot_session import SlotContent
 from millstream_server.runtime.telemetry.trace_context import TraceContext
 from millstream_server.vectors.embedder import EmbedderInfo
 from millstream_server.vectors.request import (

@@ -29,7 +29,7 @@ from millstream_server.runtime.lifecycle.conditions import (
     HealthConditions,
 )
 from millstream_server.runtime.lifecycle.drain import OpenWork
-from millstream_server.runtime.rpc.methods import ServicerTable
+from millstream_server.runtime.rpc.serving import ServicerTable
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.worker.canary import ExpectedSilence

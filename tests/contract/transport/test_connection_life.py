@@ -13,12 +13,12 @@ from urllib.parse import unquote
 import pytest
 
 from millstream_server.runtime.errors import Code, UnauthenticatedError
-from millstream_server.runtime.rpc.first_message import after_first_message
-from millstream_server.runtime.rpc.open_calls import OpenCalls
+from millstream_server.runtime.rpc.call import after_first_message
+from millstream_server.runtime.rpc.served_call import OpenCalls
 from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_server.runtime.telemetry import metrics
-from millstream_server.runtime.transport import ending
+from millstream_server.runtime.transport import connection as ending
 from millstream_server.runtime.transport import server as transport
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.server import H2Server

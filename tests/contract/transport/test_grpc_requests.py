@@ -50,6 +50,16 @@ async def test_a_sound_answer_frame_by_frame(wire: Wire) -> None:
     assert trailers == {"grpc-status": "0"}
 
 
+async def test_headers_that_came_before_mean_the_same_again(wire: Wire) -> None:
+    """They are parsed once; what a refused request had is refused each time."""
+    for value in ("a", "a", "a", "b", "a", "b", "b"):
+        assert await _echoed(wire, (ECHOED, value)) == [(ECHOED, value)]
+    for _ in range(4):
+        rpc = _request(wire, method="PUT")
+        assert (await rpc.headers())[":status"] == "405"
+        await rpc.end()
+
+
 @pytest.mark.parametrize(
     "content_type", ["application/grpc+proto", "application/grpc+json", "application/grpc;a=b"]
 )

@@ -16,7 +16,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from millstream_server.runtime.transport.ports.sockets import listen_on
+from millstream_server.runtime.transport.sockets import listen_on
 from tests.support.listening import (
     OPTIONS,
     PREFACE,
@@ -50,7 +50,7 @@ async def test_above_the_bound_an_unused_connection_goes_and_the_used_stay(
         for reader, writer in used:
             writer.write(b"x")
             assert await reader.readexactly(len(PREFACE) + 1) == PREFACE + b"x"
-        server.made[0].place.rest()
+        server.made[0].place.mark_unused()
         assert parsed(await exchange(await server.connect(), get("/livez")))[0] == 200
         await closes(used[0])
         for _, writer in used[1:]:

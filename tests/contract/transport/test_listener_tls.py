@@ -18,11 +18,11 @@ import pytest
 import uvloop
 from cryptography import x509
 
-from millstream_server.runtime.rpc.caller_key import key_of_address
+from millstream_server.runtime.ledger import Place
+from millstream_server.runtime.rpc.call import key_of_address
 from millstream_server.runtime.security import tls_files as tls_module
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
-from millstream_server.runtime.transport.limits.fair_bound import Place
-from millstream_server.runtime.transport.ports.listener import Listener
+from millstream_server.runtime.transport.listener import Listener
 from tests.support.certificates import Authority, SecretMount
 from tests.support.listening import (
     OPTIONS,
@@ -52,7 +52,7 @@ def mount(tmp_path: Path, authority: Authority) -> SecretMount:
 async def test_http2_over_tls_is_chosen_in_the_handshake(
     mount: SecretMount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream_server.runtime.transport.ports.http1._LINGER_S", 0.05)
+    monkeypatch.setattr("millstream_server.runtime.transport.probes._LINGER_S", 0.05)
     tls = ServerTls(TlsFiles(mount.cert, mount.key))
     async with listening(tls=tls) as server:
         reader, writer = await server.connect(trusting(mount, "http/1.1", "h2"))
@@ -157,7 +157,7 @@ def open_files() -> int:
 async def test_silent_handshakes_make_room_for_others(
     mount: SecretMount, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream_server.runtime.transport.ports.listener._PATIENCE_S", 0.05)
+    monkeypatch.setattr("millstream_server.runtime.transport.listener._PATIENCE_S", 0.05)
     tls = ServerTls(TlsFiles(mount.cert, mount.key))
     async with listening(replace(OPTIONS, max_handshakes=2), tls) as server:
         silent = [await server.connect() for _ in range(5)]
@@ -201,7 +201,7 @@ async def test_handshakes_begin_one_in_a_turn_of_the_loop_of_each_caller_in_turn
     begun = list[str]()
 
     def begin(_: Listener, accepted: socket.socket, place: Place, *_rest: object) -> None:
-        begun.append(place.key)
+        begun.append(str(place.caller_key))
         accepted.close()
         place.free()
 
@@ -210,7 +210,7 @@ async def test_handshakes_begin_one_in_a_turn_of_the_loop_of_each_caller_in_turn
     async with listening(tls=tls) as server:
         pairs = [socket.socketpair() for _ in range(4)]
         for (ours, _), caller in zip(pairs, (1, 1, 1, 2), strict=True):
-            server.listener._take(ours, (f"10.0.0.{caller}", 1), tls)
+            server.listener._take(tls, ours, (f"10.0.0.{caller}", 1))
         counts = []
         while len(begun) < len(pairs):
             await asyncio.sleep(0)

@@ -47,7 +47,7 @@ async def test_the_first_bytes_decide_however_they_are_cut() -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"P", b"GET /livez HTTP/1.1\r\nX: y"])
 async def test_who_says_nothing_whole_is_cut(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millstream_server.runtime.transport.ports.http1._HEAD_S", 0.05)
+    monkeypatch.setattr("millstream_server.runtime.transport.probes._HEAD_S", 0.05)
     async with listening(replace(OPTIONS, preface_s=0.05)) as server:
         connection = await server.connect()
         with contextlib.suppress(ConnectionResetError):

@@ -8,10 +8,11 @@ from collections.abc import Callable
 import pytest
 
 from millstream_server.media.items import Modality
-from millstream_server.processor.media.budget import MediaBudget, MediaHold
 from millstream_server.processor.media.intake import Intake
+from millstream_server.processor.media.uploads import MediaBudget
 from millstream_server.processor.text.messages import MediaPart
 from millstream_server.runtime.errors import MediaFetchError, OverloadedError
+from millstream_server.runtime.ledger import Hold
 from tests.support import media_files
 from tests.support.waiting import until
 
@@ -31,7 +32,7 @@ class Urls:
         return data
 
 
-def prepare(urls: Urls, hold: MediaHold, part: MediaPart) -> asyncio.Task[None]:
+def prepare(urls: Urls, hold: Hold, part: MediaPart) -> asyncio.Task[None]:
     intake = Intake(urls, max_item_bytes=1 << 20, max_items=4)
     return asyncio.create_task(intake.prepare([part], frozenset(Modality), hold))
 
@@ -42,36 +43,36 @@ def linked() -> MediaPart:
 
 async def test_bytes_of_a_url_count_as_they_come_and_no_more_when_it_fails() -> None:
     budget, urls = MediaBudget(1000), Urls()
-    preparing = prepare(urls, MediaHold(budget), linked())
-    await until(lambda: budget.used_bytes == 300)
+    preparing = prepare(urls, Hold(budget), linked())
+    await until(lambda: budget.used == 300)
     urls.end.set_exception(MediaFetchError("field: its server did not deliver it"))
     with pytest.raises(MediaFetchError):
         await preparing
-    assert budget.used_bytes == 0
+    assert budget.used == 0
 
 
 async def test_a_url_that_would_exceed_the_budget_is_stopped() -> None:
     budget = MediaBudget(250)
     with pytest.raises(OverloadedError, match="fill the 250 bytes"):
-        await prepare(Urls(), MediaHold(budget), linked())
-    assert budget.used_bytes == 0
+        await prepare(Urls(), Hold(budget), linked())
+    assert budget.used == 0
 
 
 async def test_a_fetch_that_ends_after_its_conversation_frees_nothing_twice() -> None:
     budget, urls = MediaBudget(1000), Urls()
-    hold = MediaHold(budget)
+    hold = Hold(budget)
     preparing = prepare(urls, hold, linked())
-    await until(lambda: budget.used_bytes == 300)
+    await until(lambda: budget.used == 300)
     hold.close()
     preparing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await preparing
-    assert budget.used_bytes == 0
+    assert budget.used == 0
 
 
 async def test_an_upload_in_pieces_is_joined() -> None:
     budget = MediaBudget(1000)
     part = MediaPart(Modality.IMAGE, "field", pieces=[PICTURE[:50], PICTURE[50:]])
-    await prepare(Urls(), MediaHold(budget), part)
+    await prepare(Urls(), Hold(budget), part)
     assert (part.data, part.pieces) == (PICTURE, ())
     assert len(part.sha256) == 32

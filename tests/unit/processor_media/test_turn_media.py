@@ -15,9 +15,9 @@ from millstream_server.generation.telemetry import RequestSpan
 from millstream_server.media.items import Content, EncodedItem, Geometry, MediaFile, Modality
 from millstream_server.media.tensor import ElementType, TensorSpec
 from millstream_server.processor.conversation import Caller
-from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.core import ProcessorMedia, TurnMedia
 from millstream_server.processor.media.intake import Intake
+from millstream_server.processor.media.uploads import MediaBudget
 from millstream_server.processor.media.urls import UrlFetcher
 from millstream_server.processor.telemetry import FrontTelemetry, TurnTelemetry
 from millstream_server.processor.text.messages import MediaPart

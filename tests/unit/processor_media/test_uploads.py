@@ -8,11 +8,11 @@ import pytest
 
 from millstream.v1 import media_pb2, processor_pb2
 from millstream_server.processor.convert import held_bytes
-from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.uploads import (
     DEFAULT_IDLE_S,
     MAX_UPLOADS,
     MIN_BYTES_PER_S,
+    MediaBudget,
     Uploads,
 )
 from millstream_server.runtime.errors import InvalidRequestError, OverloadedError
@@ -30,9 +30,9 @@ def test_chunks_of_several_uploads_may_alternate() -> None:
     found.add("a", b"34", 0)
     assert found.take("a", "image") == [b"1234"]
     assert found.take("b", "image") == [b"xyz"]
-    assert budget.used_bytes == 7
+    assert budget.used == 7
     found.hold.close()
-    assert budget.used_bytes == 0
+    assert budget.used == 0
 
 
 def test_an_upload_is_used_once() -> None:
@@ -68,7 +68,7 @@ def test_a_chunk_that_breaks_the_rules_takes_no_memory(
     with pytest.raises(InvalidRequestError) as refused:
         found.add(upload_id, data, total)
     assert refused.value.message == f"media_chunk.{sentence}"
-    assert budget.used_bytes == 0
+    assert budget.used == 0
 
 
 def test_uploads_that_no_message_names_are_bounded() -> None:

@@ -14,7 +14,7 @@ import pytest
 from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.threads import TextThreads, stop_if_gone
 from millstream_server.runtime.errors import OverloadedError
-from millstream_server.runtime.rpc.caller_key import CURRENT_KEY
+from millstream_server.runtime.rpc.call import CURRENT_KEY
 from tests.support.waiting import until
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import tracemalloc
 
+import pytest
+from h2.events import DataReceived
+from hpack import Encoder
 from hyperframe.frame import SettingsFrame
 
 from millstream_server.runtime.transport.h2_state import ServerState
@@ -60,5 +63,20 @@ def test_bytes_may_come_one_by_one() -> None:
         state.reader.feed(bytes([byte]))
         while (found := state.reader.next()) is not None:
             kinds += [one.__class__ for one in found]
-    assert kinds[0] is SettingsFrame
+    assert issubclass(kinds[0], SettingsFrame)
     assert len(kinds) == 2
+
+
+def test_no_frame_is_described_for_h2s_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the whole body in hex, for each frame, and nobody reads it."""
+    state = _state()
+    described: list[object] = []
+    monkeypatch.setattr("hyperframe.frame._raw_data_repr", described.append)
+    head = Encoder().encode([(":method", "POST"), (":scheme", "http"), (":path", "/a")])
+    _take(state, PREFACE + settings() + frame(Kind.HEADERS, 1, head, flags=4))
+    state.reader.feed(frame(Kind.DATA, 1, b"body"))
+    event = next(iter(state.next_events() or ()), None)
+    assert isinstance(event, DataReceived)
+    assert event.data == b"body"
+    _take(state, frame(Kind.PING, 0, b"12345678") + frame(Kind.WINDOW_UPDATE, 0, b"\0\0\0\1"))
+    assert not described

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from millstream_server.runtime.transport.limits import bounds as bounds_module
-from millstream_server.runtime.transport.limits.bounds import Bounds
+from millstream_server.runtime.transport import bounds as bounds_module
+from millstream_server.runtime.transport.bounds import Bounds
 from millstream_server.runtime.transport.options import TransportOptions
-from millstream_server.runtime.transport.shedding import make_bounds
 
 _MIB = 1 << 20
 
@@ -24,7 +23,8 @@ def trims(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 
 def _bounds() -> Bounds:
-    return make_bounds(TransportOptions(max_receive_bytes=4 * _MIB))
+    options = TransportOptions(max_receive_bytes=4 * _MIB)
+    return Bounds(options)
 
 
 def test_when_much_less_is_held(trims: list[None]) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
-from millstream_server.runtime.transport.intake import Intake
-from millstream_server.runtime.transport.limits.work import TURN_S, Work, WorkShare
+from millstream_server.runtime.transport.intake import TURN_S, Intake, Work, WorkShare
 from tests.support.waiting import until
 
 
@@ -48,7 +48,7 @@ class Hog:
 
     last = new = False
 
-    def __init__(self, share: WorkShare) -> None:
+    def __init__(self, share: Any) -> None:
         self._share = share
         share.wait(self)
 

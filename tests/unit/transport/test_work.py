@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from millstream_server.runtime.transport.limits.rate_limit import RateLimit
-from millstream_server.runtime.transport.limits.work import TURN_S, Work, WorkShare
+from millstream_server.runtime.transport.intake import TURN_S, RateLimit, Work, WorkShare
 
 
 def test_what_is_saved_up_costs_no_pause() -> None:
@@ -30,7 +30,7 @@ def test_without_neighbours_there_is_no_pause() -> None:
     work = Work(share, 0.0)
     assert work.took(0.0, 0.6, 0.5) > 0
     assert work.took(0.0, 0.6, 1.6) == 0  # the neighbour was served more than a second ago
-    assert share.greedy == 1
+    assert share.above == 1
 
 
 def test_above_the_share_the_pause_brings_it_back() -> None:
@@ -38,9 +38,9 @@ def test_above_the_share_the_pause_brings_it_back() -> None:
     work = Work(share, 0.0)
     pause_s = work.took(0.025, 0.0, 0.0)  # 0.02 s too much, at half of the loop's time
     assert pause_s == pytest.approx(0.04)
-    assert share.greedy == 1
+    assert share.above == 1
     assert work.took(0.0, 0.0, pause_s + 0.001) == 0
-    assert share.greedy == 0
+    assert share.above == 0
 
 
 def test_those_above_their_share_divide_it() -> None:
@@ -52,7 +52,7 @@ def test_those_above_their_share_divide_it() -> None:
     assert first.took(0.0, 0.0, 0.0) == pytest.approx(0.02 / 0.25)
     second.close()
     second.close()
-    assert share.greedy == 1
+    assert share.above == 1
 
 
 def test_a_garbage_collection_meanwhile_is_nobodys_fault() -> None:
@@ -65,7 +65,7 @@ def test_many_that_take_much_leave_something_to_everybody() -> None:
     share = _with_a_neighbour()
     for _ in range(250):
         Work(share, 0.0).took(0.0, 0.1, 0.0)
-    assert share.greedy == 250
+    assert share.above == 250
     modest = Work(share, 0.0)
     pauses_s = [modest.took(0.001, 0.0002, at_s) for at_s in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)]
     assert pauses_s == [0] * 7
@@ -74,7 +74,7 @@ def test_many_that_take_much_leave_something_to_everybody() -> None:
 class Waiter:
     """A connection with some pieces of bytes that wait."""
 
-    def __init__(self, name: str, share: WorkShare, ran: list[str], *, last: bool) -> None:
+    def __init__(self, name: str, share: Any, ran: list[str], *, last: bool) -> None:
         self.last = last
         self.new = False
         self.pieces = 2
@@ -89,7 +89,8 @@ class Waiter:
 
 
 async def test_a_new_connection_does_not_wait_for_those_that_stay_silent() -> None:
-    share, ran = WorkShare(), list[str]()
+    share: Any = WorkShare()
+    ran = list[str]()
     share.used(2 * TURN_S)
     for name in "abc":
         share.wait(Waiter(name, share, ran, last=True))
@@ -102,7 +103,8 @@ async def test_a_new_connection_does_not_wait_for_those_that_stay_silent() -> No
 
 
 async def test_who_waits_goes_on_in_turns_and_those_that_go_last_are_not_forgotten() -> None:
-    share, ran = WorkShare(), list[str]()
+    share: Any = WorkShare()
+    ran = list[str]()
     share.used(2 * TURN_S)
     assert share.turn_s < 0
     share.wait(Waiter("late", share, ran, last=True))

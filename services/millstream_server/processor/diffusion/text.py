@@ -253,7 +253,7 @@ class CountedTexts:
         self,
         runner: TextForwarder,
         unread: UnreadOutput,
-        payer: Hashable,
+        caller_key: Hashable,
         end_call: Callable[[ServingError], None],
     ) -> None:
         """Run requests with ``runner``; ``end_call`` ends the stream if too much gathers."""
@@ -262,7 +262,7 @@ class CountedTexts:
         self.streams = runner.streams
         self.context_length_of = runner.context_length_of
         self.cancel = runner.cancel
-        self.payer = payer
+        self.caller_key = caller_key
         self._runner = runner
         self._unread = unread
         self._end_call = end_call

@@ -13,9 +13,8 @@ from millstream_server.media.families.family import Family
 from millstream_server.media.families.placing import place
 from millstream_server.media.items import Content, EncodedItem, MediaFile, MediaInput
 from millstream_server.processor.conversation import Caller
-from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.intake import Intake
-from millstream_server.processor.media.uploads import DEFAULT_IDLE_S, Uploads
+from millstream_server.processor.media.uploads import DEFAULT_IDLE_S, MediaBudget, Uploads
 from millstream_server.processor.telemetry import TurnTelemetry
 from millstream_server.processor.text.messages import MediaPart
 from millstream_server.routing.plan import RoutingRequest

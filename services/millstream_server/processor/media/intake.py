@@ -10,12 +10,12 @@ from typing import Protocol
 
 from millstream_server.media.items import Modality
 from millstream_server.media.sniff import check_media
-from millstream_server.processor.media.budget import MediaHold
 from millstream_server.processor.text.messages import MediaPart
 from millstream_server.runtime.errors import (
     InvalidRequestError,
     UnsupportedFeatureError,
 )
+from millstream_server.runtime.ledger import Hold
 
 _SMALL_BYTES = 64 << 10
 """Up to this size hashing on the event loop takes less time than a thread costs."""
@@ -45,7 +45,7 @@ class Intake:
         self._max_items = max_items
 
     async def prepare(
-        self, parts: Sequence[MediaPart], modalities: Collection[Modality], hold: MediaHold
+        self, parts: Sequence[MediaPart], modalities: Collection[Modality], hold: Hold
     ) -> None:
         """Fill in `data` and `sha256` of each part; parts of earlier turns have them already.
 
@@ -66,7 +66,7 @@ class Intake:
                 if not part.sha256:
                     group.create_task(self._prepare(part, hold))
 
-    async def _prepare(self, part: MediaPart, hold: MediaHold) -> None:
+    async def _prepare(self, part: MediaPart, hold: Hold) -> None:
         if part.url and not part.data:
             await self._fetch(part, hold)
         if part.pieces:
@@ -85,7 +85,7 @@ class Intake:
         else:
             part.sha256 = (await asyncio.to_thread(hashlib.sha256, part.data)).digest()
 
-    async def _fetch(self, part: MediaPart, hold: MediaHold) -> None:
+    async def _fetch(self, part: MediaPart, hold: Hold) -> None:
         """Fetch a URL; its bytes count from the first one on."""
         taken = 0
 

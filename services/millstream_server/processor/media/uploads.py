@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from millstream_server.processor.media.budget import MediaBudget, MediaHold
 from millstream_server.runtime.errors import InvalidRequestError, UnavailableError
+from millstream_server.runtime.ledger import Hold, Ledger
+from millstream_server.runtime.lifecycle.memory import trim_in_background
+from millstream_server.runtime.telemetry import metrics
 
 MAX_UPLOADS = 64
 """Uploads of a conversation that no message has named yet."""
@@ -14,10 +16,33 @@ MIN_BYTES_PER_S = 32 << 10
 """Slowest pace of a client that has begun to send a file."""
 DEFAULT_IDLE_S = 10.0
 _MAX_ID_BYTES = 128
-
-
+_TRIM_BYTES = 64 << 20
+"""After so many bytes it is worth to give the heaps' free memory back."""
 _PIECE_BYTES = 64 << 10
 """Smaller chunks are put together: each object in memory takes some 50 bytes more."""
+
+
+class MediaBudget(Ledger):
+    """The memory that clients' images and videos may take; one per process."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """Allow ``max_bytes`` in all."""
+        super().__init__(
+            max_bytes,
+            cause="media",
+            busy="the server is busy: images and videos of open conversations fill the {most} "
+            "bytes it has for them; retry later",
+        )
+        self._freed_bytes = 0
+        metrics.MEDIA_BYTES.set_function(lambda: self.used)
+
+    def give_back(self, amount: int) -> None:
+        """Count bytes as free."""
+        super().give_back(amount)
+        self._freed_bytes += amount
+        if not self.used and self._freed_bytes >= _TRIM_BYTES:
+            self._freed_bytes = 0
+            trim_in_background()
 
 
 @dataclass(slots=True)
@@ -51,7 +76,7 @@ class Uploads:
         While a file isn't complete the client may be ``idle_s`` behind `MIN_BYTES_PER_S`.
         """
         self._budget = budget
-        self._hold: MediaHold | None = None
+        self._hold: Hold | None = None
         self._max_item_bytes = max_item_bytes
         self._idle_s = idle_s
         self._open: dict[str, _Upload] = {}
@@ -59,10 +84,10 @@ class Uploads:
         self._due_s = 0.0  # on the clock of `time.monotonic`
 
     @property
-    def hold(self) -> MediaHold:
+    def hold(self) -> Hold:
         """What the conversation's media hold of the memory; most conversations have none."""
         if self._hold is None:
-            self._hold = MediaHold(self._budget)
+            self._hold = Hold(self._budget)
         return self._hold
 
     def add(self, upload_id: str, data: bytes, total: int) -> None:

@@ -22,8 +22,8 @@ from millstream_server.runtime.errors import Code, InvalidRequestError, StatusEr
 from millstream_server.runtime.rpc import health, reflection
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.channel import bind, server_options
-from millstream_server.runtime.rpc.interceptor import RpcInterceptor
-from millstream_server.runtime.rpc.methods import ServicerTable
+from millstream_server.runtime.rpc.grpc_server import RpcInterceptor
+from millstream_server.runtime.rpc.serving import ServicerTable
 from millstream_server.runtime.settings import describe
 from millstream_server.runtime.telemetry.log import get_log
 

@@ -15,7 +15,7 @@ import uvloop
 from millstream_server.runtime import settings
 from millstream_server.runtime.lifecycle.memory import give_back_freed_memory
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
-from millstream_server.runtime.rpc.grpc_log import plain_grpc_log
+from millstream_server.runtime.rpc.grpc_server import plain_grpc_log
 from millstream_server.runtime.rpc.server import Server
 from millstream_server.runtime.telemetry.log import configure, get_log
 

@@ -20,8 +20,8 @@ from millstream_server.runtime.lifecycle.admin import (
 )
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
 from millstream_server.runtime.rpc.channel import is_loopback
+from millstream_server.runtime.rpc.grpc_server import RpcInterceptor
 from millstream_server.runtime.rpc.health import ACCEPTING, SERVICE_NAME, HealthServicer
-from millstream_server.runtime.rpc.interceptor import RpcInterceptor
 from millstream_server.runtime.rpc.limits import RpcLimits
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.rpc.serving import Rpcs
@@ -203,8 +203,10 @@ class Service:
                 open_work=plan.open_work,
             ),
             RpcInterceptor(
-                *AuthPolicy(keys=keys, peers=peers).layers(),
-                services=(*SERVICES, *(service.name for service in plan.admin_services)),
+                Rpcs(
+                    AuthPolicy(keys=keys, peers=peers).layers(),
+                    (*SERVICES, *(service.name for service in plan.admin_services)),
+                )
             ),
             credentials=tls.credentials() if tls else None,
             further=plan.admin_services,

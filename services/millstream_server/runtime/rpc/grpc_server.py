@@ -1,22 +1,38 @@
-"""A grpc.aio server as one of a `Server`'s transports, and the watch over its life."""
+"""RPCs on grpc.aio, as workers and admin ports serve them: its server, its calls, its log."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import grpc
 
+from millstream_server.runtime.errors import Code
 from millstream_server.runtime.rpc.channel import ChannelArguments, bind
-from millstream_server.runtime.rpc.interceptor import RpcInterceptor
-from millstream_server.runtime.rpc.serving import Handler
+from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall, Trailers
+from millstream_server.runtime.rpc.serving import Handler, Method, Rpcs
+from millstream_server.runtime.rpc.status import GRPC_CODES
+from millstream_server.runtime.security.certificate_names import CertificateName
 from millstream_server.runtime.security.tls import ServerTls
 from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)
 
 _WATCH_S = 0.5
+LOGGER = "grpc._cython.cygrpc"
+_PLAIN = {
+    "UnicodeDecodeError": "a caller's metadata isn't UTF-8",
+    "ExecuteBatchError": "a caller left before the answer was sent",
+}
+"""By the name of the exception: what any caller can cause, once per metadata entry or RPC."""
+Context = Any
+"""grpc.aio.ServicerContext; its generic form exists in the stubs only."""
+_TOO_LATE = (grpc.aio.InternalError, grpc.aio.UsageError)
+"""What grpc.aio raises when something is sent on an RPC that has ended."""
+_NAMES: tuple[tuple[str, Literal["uri", "dns"]], ...] = (("peer_uri", "uri"), ("peer_dns", "dns"))
+"""Where grpc.aio has a certificate's names."""
 
 
 class GrpcServer:
@@ -77,3 +93,149 @@ class GrpcServer:
             cause="a caller's frame, most likely a :path that isn't UTF-8",
         )
         self._died()
+
+
+class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+    """Runs the layers around each RPC, and ends it with the status of its failure.
+
+    Other exceptions end the RPC with INTERNAL and an id of the log line; their text is not sent.
+    Requests that don't parse end with INVALID_ARGUMENT.
+
+    Handlers read and write on grpc.aio's context themselves, so that a message passes no further
+    generator between grpc.aio and the servicer, however many layers there are.
+    """
+
+    def __init__(self, rpcs: Rpcs | None = None) -> None:
+        """Serve with what ``rpcs`` share; without them there are no layers."""
+        self._rpcs = rpcs or Rpcs()
+        self._wrapped: dict[str, Handler] = {}
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler:
+        """Wrap the method's handler; only once per method that is served."""
+        name: str = handler_call_details.method
+        wrapped = self._wrapped.get(name)
+        if wrapped is not None:
+            return wrapped
+        handler = await continuation(handler_call_details)
+        wrapped = _handler(self._rpcs.method(name, handler))
+        if handler is not None:
+            self._wrapped[name] = wrapped
+        return wrapped
+
+
+def _handler(method: Method) -> Handler:
+    """Make a handler of a request stream, which is the same on the wire.
+
+    For a single request grpc.aio would read it before our code runs: a caller that sends none
+    could keep an RPC open for ever, neither counted nor authenticated, and a caller that
+    closes without a message would never get a status.
+    """
+
+    async def serve(_requests: object, context: Context) -> Any:
+        call = GrpcCall(method.name, context, streaming=method.response_streaming)
+        await method.serve(call)
+        if call.aborted:
+            raise call.aborted
+        return call.response
+
+    if method.response_streaming:
+        return grpc.stream_stream_rpc_method_handler(serve, method.parse, method.serialize)
+    return grpc.stream_unary_rpc_method_handler(serve, method.parse, method.serialize)
+
+
+class GrpcCall(ServedCall):
+    """A `Call` on a grpc.aio servicer context."""
+
+    __slots__ = ("_metadata", "aborted", "context", "read", "response", "write")
+
+    END: ClassVar[Any] = grpc.aio.EOF  # type: ignore[attr-defined]
+
+    def __init__(self, method: str, context: Context, *, streaming: bool) -> None:
+        """Call it in the task that serves the RPC; ``streaming``: there are many responses."""
+        super().__init__(method)
+        self.context = context
+        """grpc.aio's context; for this package only."""
+        self.response: Any = None
+        """The response of a method that returns one: grpc.aio sends it."""
+        self.aborted: grpc.aio.AbortError | None = None
+        """What `abort` raised in grpc.aio: it wants to see it again."""
+        # Its own functions, not ours around them: a coroutine less per message.
+        self.read = context.read
+        self.write = context.write if streaming else self._keep
+        self._metadata: Sequence[tuple[str, str | bytes]] | None = None
+        self._task = asyncio.current_task()
+
+    @property
+    def metadata(self) -> Sequence[tuple[str, str | bytes]]:
+        """See `Call`."""
+        if self._metadata is None:
+            self._metadata = self.context.invocation_metadata() or ()
+        return self._metadata
+
+    @property
+    def peer(self) -> str:
+        """See `Call`."""
+        return self.context.peer()  # type: ignore[no-any-return]
+
+    @property
+    def certificate_names(self) -> Sequence[CertificateName] | None:
+        """See `Call`."""
+        facts: Mapping[str, Sequence[bytes]] = self.context.auth_context()
+        if "x509_pem_cert" not in facts:
+            return None
+        return [
+            CertificateName(kind, name.decode(errors="replace"))
+            for key, kind in _NAMES
+            for name in facts.get(key, ())
+        ]
+
+    @property
+    def time_left_s(self) -> float | None:
+        """See `Call`."""
+        return self.context.time_remaining()  # type: ignore[no-any-return]
+
+    async def _keep(self, response: Any) -> None:
+        self.response = response
+
+    def complete(self) -> None:
+        """See `ServedCall`: grpc.aio sends the status when the handler returns."""
+        if self.trailers:
+            self.context.set_trailing_metadata(self.trailers)
+
+    async def abort(self, code: Code, message: str, trailers: Trailers) -> None:
+        """See `ServedCall`."""
+        try:
+            await self.context.abort(GRPC_CODES[code], message, trailers)
+        except grpc.aio.AbortError as aborted:
+            self.aborted = aborted
+        except (*_TOO_LATE, asyncio.InvalidStateError) as error:
+            raise CallOverError from error
+
+    def is_late(self, error: BaseException) -> bool:
+        """See `ServedCall`."""
+        return isinstance(error, _TOO_LATE)
+
+
+# ---- what grpc.aio logs of its callers: one plain line a minute and cause, without tracebacks ----
+
+
+class _Plain(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.exc_info[0] if record.exc_info else None
+        event = _PLAIN.get(kind.__name__) if kind else None
+        if event:
+            record.msg, record.args, record.exc_info = event, (), None
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+            record.__dict__.update(cause=event, most=1)
+        return True
+
+
+def plain_grpc_log() -> None:
+    """Make the lines plain, for the whole process; may be called again."""
+    logger = logging.getLogger(LOGGER)
+    if not any(isinstance(found, _Plain) for found in logger.filters):
+        logger.addFilter(_Plain())

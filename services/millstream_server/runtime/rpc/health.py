@@ -22,9 +22,8 @@ from millstream_server.runtime.errors import (
     StatusError,
     UnavailableError,
 )
-from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.rpc.request_size import SMALL_REQUEST_BYTES, max_request_bytes
-from millstream_server.runtime.rpc.shares import Shares
+from millstream_server.runtime.ledger import Shares
+from millstream_server.runtime.rpc.call import SMALL_REQUEST_BYTES, Call, max_request_bytes
 
 SERVICE_NAME = "grpc.health.v1.Health"
 LIVENESS = "liveness"
@@ -114,11 +113,6 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         """What probes by HTTP are told."""
         return Health(self.states, self._conditions())
 
-    @property
-    def watch_count(self) -> int:
-        """How many Watches are open."""
-        return self._shares.used
-
     def _wake(self, name: str) -> None:
         for changed in self._watches.get(name, ()):
             changed.set()
@@ -168,7 +162,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             UnavailableError: the servicer was closed.
         """
         _check_name(request.service)
-        with self._shares.take(call.caller_key), self._watching(request.service) as changed:
+        with self._shares.share(call.caller_key), self._watching(request.service) as changed:
             last, ended = None, self._closed
             while not ended:
                 changed.clear()

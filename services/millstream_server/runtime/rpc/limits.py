@@ -8,18 +8,13 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from millstream_server.runtime.errors import OverloadedError
-from millstream_server.runtime.retry_delay import jittered
-from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.rpc.layer import Visit, service_of
+from millstream_server.runtime.ledger import Ledger
+from millstream_server.runtime.rpc.call import Call, Visit, service_of
 from millstream_server.runtime.telemetry import metrics
-
-_RETRY_S = 1.0
-"""Retry delay of a refused client: a guess, since nothing here predicts when an RPC ends."""
 
 
 def _size(message: Message) -> int:
-    return message.ByteSize()
+    return message.ByteSize()  # each message class has its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +37,19 @@ class LimitsLayer:
 
     def __init__(self, services: Collection[str], limits: RpcLimits) -> None:
         """Limit the services with these full proto names; the gauge shows one layer per process."""
-        self.open_streams = 0
-        self.open_bytes = 0
+        self.streams = Ledger(
+            limits.max_open_streams,
+            cause="streams",
+            busy="the server is busy: {used} RPCs are open already; retry later",
+        )
+        self.bytes = Ledger(
+            limits.max_open_bytes,
+            busy="the server is busy: the messages of its open RPCs fill its memory; retry later",
+        )
         self._services = frozenset(services)
-        self._limits = limits
         self.held_bytes = limits.held_bytes
         # Read at each scrape, which is cheaper than to set the gauge at every RPC.
-        metrics.ADMISSION_OPEN_BYTES.set_function(lambda: self.open_bytes)
+        metrics.ADMISSION_OPEN_BYTES.set_function(lambda: self.bytes.used)
 
     def covers(self, method: str) -> bool:
         """See `Layer.covers`: the services it was made for."""
@@ -56,25 +57,8 @@ class LimitsLayer:
 
     def enter(self, call: Call) -> Visit:
         """Count an RPC as open until it ends; see `Layer.enter`."""
-        if self.open_streams >= self._limits.max_open_streams:
-            raise _refusal("streams", f"{self.open_streams} RPCs are open already")
-        self.open_streams += 1
+        self.streams.take(1)
         return _Held(self)
-
-    def take(self, size: int) -> None:
-        """Count bytes as held.
-
-        Raises:
-            OverloadedError: the limit would be exceeded.
-        """
-        if self.open_bytes + size > self._limits.max_open_bytes:
-            raise _refusal("bytes", "the messages of its open RPCs fill its memory")
-        self.open_bytes += size
-
-    def give_back(self, size: int) -> None:
-        """Count an RPC as ended and its bytes as free."""
-        self.open_streams -= 1
-        self.open_bytes -= size
 
 
 class _Held(Visit):
@@ -89,15 +73,9 @@ class _Held(Visit):
     def received(self, message: Any) -> None:
         if isinstance(message, Message):
             size = self._layer.held_bytes(message)
-            self._layer.take(size)
+            self._layer.bytes.take(size)
             self._bytes += size
 
     def leave(self) -> None:
-        self._layer.give_back(self._bytes)
-
-
-def _refusal(cause: str, why: str) -> OverloadedError:
-    metrics.ADMISSION_REFUSED.labels(cause).inc()
-    return OverloadedError(
-        f"the server is busy: {why}; retry later", retry_delay_s=jittered(_RETRY_S)
-    )
+        self._layer.streams.give_back(1)
+        self._layer.bytes.give_back(self._bytes)

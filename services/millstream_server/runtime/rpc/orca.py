@@ -18,10 +18,14 @@ from typing import Any
 
 from millstream.orca import load_report_pb2, service_pb2, service_pb2_grpc
 from millstream_server.runtime.errors import UnavailableError
-from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.rpc.layer import Visit, service_of
-from millstream_server.runtime.rpc.request_size import SMALL_REQUEST_BYTES, max_request_bytes
-from millstream_server.runtime.rpc.shares import Shares
+from millstream_server.runtime.ledger import Shares
+from millstream_server.runtime.rpc.call import (
+    SMALL_REQUEST_BYTES,
+    Call,
+    Visit,
+    max_request_bytes,
+    service_of,
+)
 from millstream_server.runtime.telemetry.counts import LoadSnapshot, LoadSource
 from millstream_server.runtime.telemetry.log import get_log
 
@@ -123,7 +127,7 @@ class OrcaServicer(service_pb2_grpc.OpenRcaServiceServicer):
             UnavailableError: it drains. After OK gRPC's clients retry at once or log an error.
         """
         interval_s = _interval_s(request)
-        with self._shares.take(call.caller_key):
+        with self._shares.share(call.caller_key):
             while not self._closed.is_set():
                 yield self._report.message()
                 with contextlib.suppress(TimeoutError):

@@ -22,10 +22,9 @@ from grpc_reflection.v1alpha._async import ReflectionServicer
 from grpc_reflection.v1alpha._base import _file_descriptor_response, _not_found_error
 
 from millstream_server.runtime.errors import OverloadedError, UnavailableError
-from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.rpc.methods import ServicerTable
-from millstream_server.runtime.rpc.request_size import SMALL_REQUEST_BYTES, max_request_bytes
-from millstream_server.runtime.rpc.shares import Shares
+from millstream_server.runtime.ledger import Shares
+from millstream_server.runtime.rpc.call import SMALL_REQUEST_BYTES, Call, max_request_bytes
+from millstream_server.runtime.rpc.serving import ServicerTable
 
 V1 = "grpc.reflection.v1.ServerReflection"
 V1ALPHA = "grpc.reflection.v1alpha.ServerReflection"
@@ -90,7 +89,7 @@ class Reflection(ReflectionServicer):  # type: ignore[misc]
             UnavailableError: the servicer was closed, or the caller sends nothing.
         """
         loop = asyncio.get_running_loop()
-        with self._shares.take(call.caller_key):
+        with self._shares.share(call.caller_key):
             async with (
                 contextlib.aclosing(_until(self._closing, aiter(request_iterator))) as requests,
                 contextlib.aclosing(super().ServerReflectionInfo(requests, None)) as responses,

@@ -10,14 +10,12 @@ from grpc_health.v1 import health_pb2_grpc
 
 from millstream_server.runtime.lifecycle import conditions
 from millstream_server.runtime.rpc import health, orca, reflection
+from millstream_server.runtime.rpc.call import Layer
 from millstream_server.runtime.rpc.channel import server_options
-from millstream_server.runtime.rpc.grpc_server import GrpcServer
-from millstream_server.runtime.rpc.interceptor import RpcInterceptor
-from millstream_server.runtime.rpc.layer import Layer
+from millstream_server.runtime.rpc.grpc_server import GrpcServer, RpcInterceptor
 from millstream_server.runtime.rpc.limits import LimitsLayer, RpcLimits
-from millstream_server.runtime.rpc.methods import ServicerTable
-from millstream_server.runtime.rpc.open_calls import OpenCalls
-from millstream_server.runtime.rpc.serving import Rpcs
+from millstream_server.runtime.rpc.served_call import OpenCalls
+from millstream_server.runtime.rpc.serving import Rpcs, ServicerTable
 from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.security.tls import ServerTls
 from millstream_server.runtime.telemetry.counts import LoadMeter
@@ -95,10 +93,10 @@ class Server:
         self._reflection = reflection.add_reflection(self.methods, names)
 
     def _make_transport(self, options: ServerOptions) -> H2Server | GrpcServer:
-        layers = self._layers(options)
+        rpcs = Rpcs(self._layers(options), self._services, self._open_calls)
         if options.clients is not None:
             return H2Server(
-                Rpcs(layers, self._services, self._open_calls),
+                rpcs,
                 options.clients.options(
                     max_receive_bytes=options.max_receive_bytes,
                     max_open_streams=(options.limits or RpcLimits()).max_open_streams,
@@ -108,7 +106,7 @@ class Server:
                 lambda: self.health.told,
             )
         return GrpcServer(
-            RpcInterceptor(*layers, services=self._services, open_calls=self._open_calls),
+            RpcInterceptor(rpcs),
             server_options(
                 max_receive_bytes=options.max_receive_bytes,
                 max_connection_age_s=options.max_connection_age_s,

@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import inspect
 import traceback
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn, TypeAlias
 
 from millstream_server.runtime.errors import (
     Code,
@@ -21,13 +22,14 @@ from millstream_server.runtime.errors import (
     StatusError,
     UnknownMethodError,
 )
-from millstream_server.runtime.rpc.caller_key import CURRENT_KEY
-from millstream_server.runtime.rpc.first_message import waits_for_first_message
-from millstream_server.runtime.rpc.layer import Layer, Outcome, Visit
-from millstream_server.runtime.rpc.open_calls import OpenCalls
-from millstream_server.runtime.rpc.parsing import tolerant
-from millstream_server.runtime.rpc.request_size import request_limit
-from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall, Trailers
+from millstream_server.runtime.rpc.call import CURRENT_KEY, Layer, Outcome, Visit
+from millstream_server.runtime.rpc.served_call import (
+    CallOverError,
+    OpenCalls,
+    ServedCall,
+    Trailers,
+    tolerant,
+)
 from millstream_server.runtime.rpc.status import to_trailers
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.tracing import trace_id
@@ -36,6 +38,10 @@ log = get_log(__name__)
 
 Handler = Any
 """grpc.RpcMethodHandler; its generic form exists in the stubs only."""
+
+ServicerTable: TypeAlias = Any
+"""What the generated `add_…Servicer_to_server` functions take: a grpc.aio server, or anything with
+the two methods of `MethodTable` that they call."""
 
 Refuse = Callable[[Code, str, Trailers], None]
 """Sends a status."""
@@ -48,28 +54,19 @@ _OK = Outcome(Code.OK)
 class Method:
     """Serves every call of one method."""
 
-    __slots__ = (
-        "_layers",
-        "_open",
-        "_sends",
-        "_servicer",
-        "first_message_s",
-        "lone",
-        "max_request_bytes",
-        "name",
-        "parse",
-        "response_streaming",
-        "serialize",
-        "waits",
-    )
+    __slots__ = ("_layers", "_open", "_sends", "_servicer", "first_message_s", "lone",
+                 "max_request_bytes", "name", "parse", "response_streaming", "serialize",
+                 "waits")  # fmt: skip
 
     def __init__(
         self, name: str, handler: Handler, layers: Sequence[Layer], open_calls: OpenCalls
     ) -> None:
         """Serve ``handler``'s servicer behind ``layers``."""
         self.name = name
-        self._servicer = _servicer(handler)
-        self.max_request_bytes = request_limit(self._servicer)
+        sent = "stream" if handler.request_streaming else "unary"
+        returned = "stream" if handler.response_streaming else "unary"
+        self._servicer: Callable[..., Any] = getattr(handler, f"{sent}_{returned}")
+        self.max_request_bytes: int | None = getattr(self._servicer, "max_request_bytes", None)
         """Its own limit on a request message; None: it has the server's."""
         self.parse: Callable[[bytes], Any] = tolerant(
             handler.request_deserializer, self.max_request_bytes
@@ -83,7 +80,7 @@ class Method:
         self._open = open_calls
         self.lone = not handler.request_streaming
         """Whether a call has one request."""
-        self.waits = self.lone or waits_for_first_message(self._servicer)
+        self.waits = self.lone or getattr(self._servicer, "after_first_message", False)
         """Whether its servicer has nothing to do before the first request."""
         self.first_message_s = _FIRST_MESSAGE_S if self.lone else None
         """Longest wait for the first request, if it isn't the server's to say."""
@@ -106,7 +103,7 @@ class Method:
 
         A `CancelledError` has none.
         """
-        call.end()
+        call.ending = True
         failed = _leave_layers(call.visits, error)
         if isinstance(failed, Exception):
             reported = _reported(failed)
@@ -148,7 +145,7 @@ class Method:
                 if not sent:
                     raise
                 return
-            call.end()
+            call.ending = True
             failed = _leave_layers(visits, None)
             if failed is not None and await _fail(call, visits, failed):
                 return
@@ -192,6 +189,42 @@ class Rpcs:
         return Method(name, found, layers, self.open_calls)
 
 
+class MethodTable:
+    """Finds what serves a path. Servicers are added as to a grpc.aio server."""
+
+    def __init__(self, rpcs: Rpcs) -> None:
+        """Serve with the layers of ``rpcs``."""
+        self._rpcs = rpcs
+        self._handlers: dict[str, Handler] = {}
+        self._generic: list[Any] = []
+        self._methods: dict[str, Method] = {}
+
+    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Handler]) -> None:
+        """Add a service's methods by their short names."""
+        for name, handler in handlers.items():
+            self._handlers[f"/{service}/{name}"] = handler
+
+    def add_generic_rpc_handlers(self, handlers: Iterable[Any]) -> None:
+        """Add `grpc.GenericRpcHandler`s, which are asked for methods that aren't registered."""
+        self._generic += handlers
+
+    def find(self, path: str) -> Method:
+        """Return what serves the calls of a path; also for a method that isn't there."""
+        method = self._methods.get(path)
+        if method is not None:
+            return method
+        handler = self._handlers.get(path) or self._ask(path)
+        method = self._rpcs.method(path, handler)
+        if handler is not None:  # callers can invent any number of others
+            self._methods[path] = method
+        return method
+
+    def _ask(self, path: str) -> Handler | None:
+        details = SimpleNamespace(method=path, invocation_metadata=())
+        found = (handler.service(details) for handler in self._generic)
+        return next((handler for handler in found if handler is not None), None)
+
+
 class _Unknown:
     """The handler of a method that the server doesn't have; as a stream it fits every call."""
 
@@ -207,13 +240,6 @@ class _Unknown:
     async def stream_stream(self, _requests: object, _call: object) -> AsyncIterator[NoReturn]:
         raise UnknownMethodError(self._message)
         yield
-
-
-def _servicer(handler: Handler) -> Callable[..., Any]:
-    sent = "stream" if handler.request_streaming else "unary"
-    returned = "stream" if handler.response_streaming else "unary"
-    servicer: Callable[..., Any] = getattr(handler, f"{sent}_{returned}")
-    return servicer
 
 
 async def _only(call: ServedCall) -> Any:
@@ -252,7 +278,7 @@ def _leave_layers(visits: Sequence[Visit], error: BaseException | None) -> BaseE
 
 async def _fail(call: ServedCall, visits: Sequence[Visit], error: BaseException | None) -> bool:
     """End the RPC with the status of ``error``; return False if none can be sent."""
-    call.end()
+    call.ending = True
     if isinstance(error, asyncio.CancelledError):
         # If neither holds, something the handler awaited was cancelled, and the caller still waits.
         failure = call.take_failure()

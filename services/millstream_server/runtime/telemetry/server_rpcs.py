@@ -20,8 +20,7 @@ from opentelemetry.instrumentation.grpc._utilities import _server_status
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 
 from millstream_server.runtime.errors import Code
-from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.rpc.layer import Outcome, Visit
+from millstream_server.runtime.rpc.call import Call, Outcome, Visit
 from millstream_server.runtime.rpc.status import GRPC_CODES
 from millstream_server.runtime.security.auth import CallerKind, caller
 from millstream_server.runtime.telemetry.counts import Method

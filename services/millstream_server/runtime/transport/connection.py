@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,29 +12,28 @@ from typing import Any
 
 from h2.errors import ErrorCodes
 
-from millstream_server.runtime.rpc.caller_key import key_of_address
+from millstream_server.runtime.ledger import Place
+from millstream_server.runtime.rpc.call import key_of_address
 from millstream_server.runtime.rpc.serving import Method, no_first_message
 from millstream_server.runtime.security.certificate_names import CertificateName
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.runtime.transport.ending import Ending
+from millstream_server.runtime.transport.bounds import Bounds
 from millstream_server.runtime.transport.frame_reader import HeaderBlock
-from millstream_server.runtime.transport.h2_state import ServerState
-from millstream_server.runtime.transport.headers import Header
-from millstream_server.runtime.transport.intake import Intake
-from millstream_server.runtime.transport.keepalive import Keepalive
-from millstream_server.runtime.transport.limits.bounds import Bounds
-from millstream_server.runtime.transport.limits.fair_bound import Place
-from millstream_server.runtime.transport.limits.rate_limit import RateLimit
-from millstream_server.runtime.transport.limits.work import STREAM_S, Work
+from millstream_server.runtime.transport.h2_state import LAST_STREAM, ServerState
+from millstream_server.runtime.transport.intake import STREAM_S, Intake, RateLimit, Work
 from millstream_server.runtime.transport.options import TransportOptions
-from millstream_server.runtime.transport.outbox import Outbox
-from millstream_server.runtime.transport.ports.peer import certificate_names, peer_name
-from millstream_server.runtime.transport.ports.probes import States
+from millstream_server.runtime.transport.output import Outbox
+from millstream_server.runtime.transport.probes import States
+from millstream_server.runtime.transport.sockets import certificate_names, peer_name
 from millstream_server.runtime.transport.stream import Stream
 
 log = get_log(__name__)
 
 _KEEPALIVE_PING = b"millping"
+DRAIN_PING = b"milldrai"
+"""Its ack says that the caller knows of the drain."""
+_DRAIN_ACK_S = 10.0
+"""Longest wait in a drain until the caller knows of it."""
 _LINGER_S = 2.0
 """Longest wait until a caller has read the last bytes of a connection that ends."""
 
@@ -53,6 +54,94 @@ class ServerParts:
     closed: Callable[[Connection], None]
 
 
+class Ending:
+    """When one connection ends: its caller is gone or leaves, its age, a drain.
+
+    It sends GOAWAYs, and the pings that find callers that are gone. Times are the event loop's.
+    """
+
+    __slots__ = ("_cut_s", "_draining", "_grace_s", "_h2", "_heard_s", "_last_ping_s",
+                 "_last_stream", "_leaves_s", "_options", "_out", "_pinged_s", "_refuses_s",
+                 "caller_leaves")  # fmt: skip
+
+    def __init__(
+        self, options: TransportOptions, h2: ServerState, out: Outbox, now_s: float
+    ) -> None:
+        """Start with a connection just made."""
+        age_s = options.max_connection_age_s * random.uniform(0.9, 1.1)  # noqa: S311 - to spread
+        self._leaves_s = now_s + age_s if age_s else math.inf
+        self._grace_s = options.max_connection_age_grace_s or math.inf
+        self._cut_s = self._refuses_s = math.inf
+        self._options = options
+        self._h2 = h2
+        self._out = out
+        self._draining = False
+        self._last_stream = LAST_STREAM
+        self.caller_leaves = False
+        """The caller sent GOAWAY."""
+        self._heard_s = now_s
+        self._pinged_s = 0.0
+        """When our ping was sent after which nothing came yet; 0: there is none."""
+        self._last_ping_s = 0.0
+
+    @property
+    def takes_no_more(self) -> bool:
+        """Whether no RPC will come; in a drain some may until the caller knows of it."""
+        return self.caller_leaves or self._last_stream < LAST_STREAM
+
+    def takes(self, stream_id: int) -> bool:
+        """Return whether a new RPC is served."""
+        return stream_id <= self._last_stream
+
+    def heard(self, now_s: float) -> None:
+        """Note that bytes came: an ack may be behind them, unread while the server is busy."""
+        self._heard_s = now_s
+        self._pinged_s = 0.0
+
+    def is_early(self, now_s: float) -> bool:
+        """Return whether a caller's ping comes too soon after the last one."""
+        last_s, self._last_ping_s = self._last_ping_s, now_s
+        return now_s - last_s < self._options.min_ping_interval_s
+
+    def is_dead(self, now_s: float) -> bool:
+        """Return whether a ping was not answered in time."""
+        return bool(self._pinged_s) and now_s - self._pinged_s > self._options.keepalive_timeout_s
+
+    def begin(self, now_s: float) -> None:
+        """Announce that no new RPCs are taken soon; nothing happens if that was done."""
+        if self._draining:
+            return
+        self._draining = True
+        # What the caller has sent before it knows is still served: the ping's ack follows it.
+        self._refuses_s = now_s + _DRAIN_ACK_S
+        self._goaway(LAST_STREAM)
+        self._h2.ping(DRAIN_PING)
+        self._out.collect()
+
+    def refuse_new(self, code: int = 0, why: str = "") -> None:
+        """Take no new RPCs from here on."""
+        self._refuses_s = math.inf
+        self._goaway(self._h2.highest_inbound_stream_id, code, why)
+
+    def tick(self, now_s: float) -> bool:
+        """Check times; return whether to end the connection with what is open."""
+        if not self._pinged_s and now_s - self._heard_s >= self._options.keepalive_s:
+            self._pinged_s = now_s
+            self._h2.ping(_KEEPALIVE_PING)
+            self._out.collect()
+        if now_s >= self._leaves_s:
+            self._leaves_s = math.inf
+            self._cut_s = now_s + self._grace_s
+            self.begin(now_s)
+        if now_s >= self._refuses_s:
+            self.refuse_new()
+        return now_s >= self._cut_s
+
+    def _goaway(self, last: int, code: int = 0, why: str = "") -> None:
+        self._last_stream = last
+        self._out.send(self._h2.goaway(last, code, why))
+
+
 class Connection(asyncio.Protocol):
     """An HTTP/2 connection with its RPCs. All calls come from the event loop's thread."""
 
@@ -68,19 +157,20 @@ class Connection(asyncio.Protocol):
         self.caller_key = ""
         self.certificate_names: Sequence[CertificateName] | None = None
         now_s = self.loop.time()
-        self.keepalive = Keepalive(options, now_s)
+        self.strikes = 0
         self.bounds = parts.bounds
         self.out = Outbox(self.h2, self.loop)
         self.silent: dict[int, Stream] = {}
         """RPCs whose first message has not come, the oldest first."""
-        self.speaks = False
+        self.brings_messages = False
         """The last that was heard of its RPCs is a message, not that one ended without."""
         work, handle = Work(parts.bounds.work, now_s), partial(parts.take_frame, self)
         self._intake = Intake(self.loop, work, handle, self._start, self._goes_last)
         self.resets = RateLimit(options.max_resets, options.resets_per_s, now_s)
         self.ending = Ending(options, self.h2, self.out, now_s)
         self._place = place
-        place.give_up = self._give_up
+        # Connections are short and it has no RPCs; one that comes now is retried.
+        place.give_up = partial(self.fail, ErrorCodes.NO_ERROR, "too many connections")
         self._transport: Any = None
         self.stuck_bytes = 0
         """In the socket's buffer while it is full."""
@@ -107,7 +197,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Take bytes."""
-        self.keepalive.received(self.loop.time())
+        self.ending.heard(self.loop.time())
         self.bounds.taken_bytes += len(data)
         self._intake.take(data)
 
@@ -119,8 +209,7 @@ class Connection(asyncio.Protocol):
         begun, self._begun = self._begun, []
         work_s, self.work_begun_s = self.work_begun_s, 0.0
         for stream in begun:
-            if not stream.over:
-                stream.start()
+            stream.start()
         self.out.collect()
         self.block.count(self)
         return len(begun) * STREAM_S + work_s
@@ -174,61 +263,34 @@ class Connection(asyncio.Protocol):
         self._intake.stop()
         self._transport.abort()
 
-    # ---- for streams: see `Carrier` --------------------------------------------------------------
-
-    def send_headers(self, stream_id: int, headers: Sequence[Header], *, end: bool) -> None:
-        """Send headers or, with ``end``, trailers; then the stream is over on both sides."""
-        if not self.h2.can_send(stream_id):
-            return  # `lost` comes with the next event
-        self.keepalive.strikes = 0
-        self.out.collect()
-        frame = self.h2.headers_frame(stream_id, headers, end_stream=end)
-        if frame:
-            self.out.send(frame)
-        if end:
-            self.h2.ask_for_no_more(stream_id)
-        self.out.collect()
-
-    def reset(self, stream_id: int, code: ErrorCodes) -> None:
-        """End a stream without a status."""
-        if not self._ended and self.h2.can_send(stream_id):
-            self.h2.reset_stream(stream_id, code)
-            self.out.collect()
-
-    def credit(self, stream_id: int, nbytes: int) -> None:
-        """Let the caller send more on a stream."""
-        if nbytes and not self._ended and self.h2.can_send(stream_id):
-            self.h2.increment_flow_control_window(nbytes, stream_id)
-            self.out.collect()
+    # ---- for streams; see `Carrier` --------------------------------------------------------------
 
     def awaits_message(self, stream_id: int) -> None:
         """Watch that an RPC's first message comes in time."""
         self.silent[stream_id] = self.streams[stream_id]
-        self.bounds.silent.add(self, 1)
+        self.bounds.silent.add(self)
 
     def heard(self, stream_id: int, *, message: bool) -> None:
         """Note that an RPC's first message has come; not ``message``: it has ended without."""
-        self.speaks = message
+        self.brings_messages = message
         if self.silent.pop(stream_id, None) is not None:
-            self.bounds.silent.remove(self, 1)
+            self.bounds.silent.remove(self)
 
     def over(self, stream_id: int) -> None:
         """Forget an RPC that is over."""
         if self.streams.pop(stream_id, None) is not None:
-            self.bounds.streams.remove(self, 1)
+            self.bounds.streams.remove(self)
             if not self.streams:
-                self._place.rest()
-        if self.silent.pop(stream_id, None) is not None:
-            self.bounds.silent.remove(self, 1)
+                self._place.mark_unused()
         self.end_if_unused()
 
     def add(self, stream: Stream) -> None:
         """Take a stream that has begun; it starts when the bytes that came with it are read."""
         if not self.streams:
-            self._place.use()
+            self._place.mark_used()
         self.streams[stream.id] = stream
         self._begun.append(stream)
-        self.bounds.streams.add(self, 1)
+        self.bounds.streams.add(self)
 
     # ---- the end ---------------------------------------------------------------------------------
 
@@ -241,10 +303,6 @@ class Connection(asyncio.Protocol):
         """End it if it has no RPCs and either side wants no more."""
         if self.ending.takes_no_more and not self.streams:
             self.loop.call_soon(self.end)
-
-    def _give_up(self) -> None:
-        """End it, since connections are short and it has no RPCs; one that comes now is retried."""
-        self.fail(ErrorCodes.NO_ERROR, "too many connections")
 
     def enhance_your_calm(self, why: str) -> None:
         """End it, since its caller sends too much."""
@@ -260,12 +318,9 @@ class Connection(asyncio.Protocol):
         """Check times; called about once a second."""
         if self._ended:
             return
-        if self.keepalive.is_dead(now_s):
+        if self.ending.is_dead(now_s):
             self.abort()
             return
-        if self.keepalive.wants_ping(now_s):
-            self.h2.ping(_KEEPALIVE_PING)
-            self.out.collect()
         self._end_silent(now_s)
         if self.block.age_s(now_s, waits=self._intake.waits) > self.options.headers_s:
             self.enhance_your_calm("a header block that doesn't come whole")
@@ -274,15 +329,9 @@ class Connection(asyncio.Protocol):
         else:
             self.end_if_unused()
 
-    # ---- limits ----------------------------------------------------------------------------------
-
-    def takes(self, stream_id: int) -> bool:
-        """Return whether a new RPC may begin here."""
-        return self.ending.takes(stream_id) and len(self.streams) < self.options.max_streams
-
     def _goes_last(self) -> bool:
         # One may be silent: its message is often among the bytes that wait.
-        return len(self.silent) > 1 or not self.speaks
+        return len(self.silent) > 1 or not self.brings_messages
 
     def _end_silent(self, now_s: float) -> None:
         for stream in list(self.silent.values()):

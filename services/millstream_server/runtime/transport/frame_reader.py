@@ -24,7 +24,7 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from millstream_server.runtime.transport.limits.bounds import Bound, Holder
+from millstream_server.runtime.ledger import Holder, Ledger
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEAD = Struct(">HBBBL").unpack_from
@@ -37,6 +37,10 @@ _MOST_CONTINUATIONS = 64
 _KNOWN_SETTINGS = frozenset({1, 2, 3, 4, 5, 6, 8})
 """A receiver ignores all others (RFC 9113, 6.5.2); h2 would keep them for good."""
 _END_HEADERS, _HAS_PRIORITY = 0x4, 0x20
+QUIET: dict[type[Frame], type[Frame]] = {
+    make: type(make.__name__, (make,), {"__repr__": object.__repr__}) for make in FRAMES.values()
+}
+"""Frames without a description: h2 makes one of each for a log that nobody reads, of all bytes."""
 _IGNORED = frozenset({PriorityFrame.type, AltSvcFrame.type})
 """Of a stream: the first is deprecated (RFC 9113, 5.3.2), the second is for clients."""
 
@@ -143,7 +147,7 @@ class FrameReader:
         self, frame: HeadersFrame | ContinuationFrame, *, ends: bool
     ) -> HeadersFrame | ContinuationFrame | None:
         """Add a frame to the header block; return the whole block, or None."""
-        if frame.__class__ is ContinuationFrame and (
+        if isinstance(frame, ContinuationFrame) and (
             not self._block or frame.stream_id != self._block[0].stream_id
         ):
             raise ProtocolError("CONTINUATION without its HEADERS")
@@ -176,7 +180,7 @@ class HeaderBlock:
 
     __slots__ = ("_number", "_reader", "_received", "_since_s", "nbytes")
 
-    def __init__(self, reader: FrameReader, received: Bound, now_s: float) -> None:
+    def __init__(self, reader: FrameReader, received: Ledger, now_s: float) -> None:
         """Count what ``reader`` holds in ``received``."""
         self._reader = reader
         self._received = received
@@ -214,7 +218,7 @@ class HeaderBlock:
 
 def _parsed(make: type[Frame], flags: int, stream_id: int, body: bytearray) -> Frame:
     try:
-        frame = make(stream_id)
+        frame = QUIET[make](stream_id)
         frame.parse_flags(flags)
         frame.parse_body(memoryview(body))
     except InvalidFrameError as error:

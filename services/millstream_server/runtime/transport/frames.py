@@ -10,14 +10,12 @@ from h2.errors import ErrorCodes
 from h2.exceptions import ProtocolError
 from h2.settings import SettingCodes
 
-from millstream_server.runtime.errors import Code
+from millstream_server.runtime.errors import Code, StatusError
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.runtime.transport.connection import Connection
-from millstream_server.runtime.transport.ending import DRAIN_PING
+from millstream_server.runtime.transport.connection import DRAIN_PING, Connection
 from millstream_server.runtime.transport.headers import (
     ACCEPTED_ENCODINGS,
     RESPONSE,
-    BadHeadersError,
     Header,
     MalformedError,
     NotGrpcError,
@@ -27,10 +25,12 @@ from millstream_server.runtime.transport.headers import (
     status_headers,
 )
 from millstream_server.runtime.transport.inbox import is_known_encoding
-from millstream_server.runtime.transport.ports.probes import refusal, respond
+from millstream_server.runtime.transport.probes import refusal, respond
 from millstream_server.runtime.transport.stream import Stream
 
 log = get_log(__name__)
+
+_MOST_STRIKES = 2
 
 
 def take_frame(connection: Connection, data: bytes) -> bool:
@@ -72,7 +72,8 @@ def _request(connection: Connection, event: events.RequestReceived) -> None:
     stream_id = event.stream_id
     if not connection.h2.can_send(stream_id):
         return  # reset by bytes that came with it
-    if not connection.takes(stream_id):
+    room = len(connection.streams) < connection.options.max_streams
+    if not room or not connection.ending.takes(stream_id):
         connection.h2.reset_stream(stream_id, ErrorCodes.REFUSED_STREAM)
         return
     head = _head(connection, event)
@@ -88,14 +89,21 @@ def _request(connection: Connection, event: events.RequestReceived) -> None:
 
 def _head(connection: Connection, event: events.RequestReceived) -> RequestHead | None:
     """Return the headers of an RPC; None: they were refused."""
+    known = connection.h2.decoder.known
+    if known is not None and known.head is not None:
+        return known.head
     try:
-        return read_head(event.headers, connection.options.max_metadata_bytes)
+        head = read_head(event.headers, connection.options.max_metadata_bytes)
     except MalformedError:
         connection.h2.reset_stream(event.stream_id, ErrorCodes.PROTOCOL_ERROR)
     except NotGrpcError as error:
         _answer_http(connection, event.stream_id, error)
-    except BadHeadersError as error:
-        _refuse(connection, event.stream_id, status_headers(error.status, error.message, ()))
+    except StatusError as error:
+        _refuse(connection, event.stream_id, status_headers(error.code, error.message, ()))
+    else:
+        if known is not None:
+            known.head = head
+        return head
     return None
 
 
@@ -134,7 +142,7 @@ def _trailers(connection: Connection, event: events.TrailersReceived) -> None:
     try:
         check_trailers(event.headers, connection.options.max_metadata_bytes)
     except MalformedError:
-        connection.reset(stream.id, ErrorCodes.PROTOCOL_ERROR)
+        connection.h2.reset(stream.id, ErrorCodes.PROTOCOL_ERROR)
         stream.lost()
 
 
@@ -173,7 +181,8 @@ def _settings(connection: Connection, event: events.RemoteSettingsChanged) -> No
 
 
 def _ping(connection: Connection, _: events.PingReceived) -> None:
-    if connection.keepalive.too_many_pings(connection.loop.time()):
+    connection.strikes += connection.ending.is_early(connection.loop.time())
+    if connection.strikes > _MOST_STRIKES:
         connection.enhance_your_calm("too_many_pings")
 
 

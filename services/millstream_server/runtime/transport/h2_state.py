@@ -21,7 +21,8 @@ from h2.stream import StreamClosedBy, StreamInputs
 from hpack import Decoder, Encoder, HPACKError
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame
 
-from millstream_server.runtime.transport.frame_reader import FrameReader, StreamFrameError
+from millstream_server.runtime.transport.frame_reader import QUIET, FrameReader, StreamFrameError
+from millstream_server.runtime.transport.headers import RequestHead
 from millstream_server.runtime.transport.options import TransportOptions
 
 WINDOW_BYTES = 64 << 10
@@ -84,19 +85,27 @@ class _Encoder(Encoder):
         return block
 
 
+class _Headers(list[Any]):
+    """What a block that is kept means, and what its reader has made of that."""
+
+    head: RequestHead | None = None
+
+
 class _Decoder(Decoder):
     """Keeps what blocks mean until something changes the table: most are like the last one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._kept: dict[bytes, Any] = {}
+        self._kept: dict[bytes, _Headers] = {}
+        self.known: _Headers | None = None
+        """What the last block means, if one like it was kept."""
 
     def decode(self, data: bytes, raw: bool = False) -> Any:  # noqa: FBT001, FBT002 - hpack's
         block = bytes(data)
-        headers = self._kept.get(block)
+        headers = self.known = self._kept.get(block)
         if headers is None:
             before = _state(self.header_table)
-            headers = super().decode(block, raw)
+            headers = _Headers(super().decode(block, raw))
             _keep(self._kept, block, headers, changed=_changed(self.header_table, before))
         return headers
 
@@ -131,10 +140,13 @@ class ServerState(H2Connection):
 
     MAX_CLOSED_STREAMS = 4096
     """h2 remembers how so many streams ended, for frames that come late."""
+    decoder: _Decoder
 
     def __init__(self, options: TransportOptions) -> None:
         """Announce the limits of ``options``."""
         super().__init__(_CONFIG)
+        table = self._frame_dispatch_table
+        table |= {QUIET[make]: act for make, act in table.items() if make in QUIET}
         self.encoder = _Encoder()
         self.decoder = _Decoder()
         self.local_settings = Settings(
@@ -164,7 +176,7 @@ class ServerState(H2Connection):
         try:
             frames = self.reader.next()
         except StreamFrameError as error:
-            return self._reset(error.stream_id, error.code)
+            return self.reset(error.stream_id, error.code)
         if frames is None:
             return None
         return self._receive_frame(frames[0]) if frames else []
@@ -216,7 +228,7 @@ class ServerState(H2Connection):
         stream = self.streams.get(stream_id)
         return stream is not None and not stream.closed
 
-    def _reset(self, stream_id: int, code: ErrorCodes) -> list[Event]:
+    def reset(self, stream_id: int, code: ErrorCodes) -> list[Event]:
         """Reset a stream if it is open; return the event of it."""
         if not self.can_send(stream_id):
             return []
@@ -240,7 +252,7 @@ class ServerState(H2Connection):
                 error.error_code = ErrorCodes.COMPRESSION_ERROR
             elif error.__class__ in _OF_ONE_STREAM and self.can_send(frame.stream_id):
                 # h2 left the stream open, so the headers are at fault, not the stream's state.
-                return [], self._reset(frame.stream_id, ErrorCodes.PROTOCOL_ERROR)
+                return [], self.reset(frame.stream_id, ErrorCodes.PROTOCOL_ERROR)
             raise
 
     def _receive_data_frame(self, frame: DataFrame) -> tuple[list[Frame], list[Event]]:
@@ -248,7 +260,7 @@ class ServerState(H2Connection):
             return super()._receive_data_frame(frame)
         except InvalidBodyLengthError:
             self.consumed(frame.flow_controlled_length)
-            return [], self._reset(frame.stream_id, ErrorCodes.PROTOCOL_ERROR)
+            return [], self.reset(frame.stream_id, ErrorCodes.PROTOCOL_ERROR)
 
     def _handle_data_on_closed_stream(
         self, events: list[Event], exc: StreamClosedError, frame: DataFrame

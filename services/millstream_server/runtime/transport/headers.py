@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from hpack import NeverIndexedHeaderTuple
 
-from millstream_server.runtime.errors import Code
+from millstream_server.runtime.errors import Code, StatusError
 
 Header = tuple[bytes, bytes]
 
@@ -40,16 +40,6 @@ _AS_IT_IS = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 """What a grpc-message may contain as it is."""
 
 
-class BadHeadersError(Exception):
-    """The headers are no gRPC request; the text says why."""
-
-    def __init__(self, message: str, *, status: Code = Code.INVALID_ARGUMENT) -> None:
-        """Answer with this status."""
-        super().__init__(message)
-        self.message = message
-        self.status = status
-
-
 class MalformedError(Exception):
     """The headers break HTTP/2's rules: the stream is reset with PROTOCOL_ERROR."""
 
@@ -72,7 +62,7 @@ class NotGrpcError(Exception):
 
 @dataclass(slots=True)
 class RequestHead:
-    """The headers of an RPC."""
+    """The headers of an RPC, or of several that have the same: nobody changes it."""
 
     path: str
     """`/package.Service/Method`."""
@@ -88,17 +78,17 @@ def read_head(headers: Sequence[Header], max_bytes: int) -> RequestHead:
     Raises:
         MalformedError: they break HTTP/2's rules.
         NotGrpcError: it is no gRPC request.
-        BadHeadersError: a value breaks gRPC's rules.
+        StatusError: a value breaks gRPC's rules.
     """
     # First of all: a header block of 33 bytes may name 60 KB.
     nbytes = _size(headers)
     if nbytes > max_bytes:
         why = f"metadata of {nbytes} bytes, more than the {max_bytes} that this server takes"
-        raise BadHeadersError(why, status=Code.RESOURCE_EXHAUSTED)
+        raise StatusError(Code.RESOURCE_EXHAUSTED, why)
     pseudo, fields, blank = _checked(headers)
     _check_request(pseudo, fields)
     if blank is not None:
-        raise BadHeadersError(f"the value of {blank!r} begins or ends with a blank")
+        raise _bad(f"the value of {blank!r} begins or ends with a blank")
     head = RequestHead("")
     content_type = b""
     for name, value in fields:
@@ -211,7 +201,7 @@ def _add(metadata: list[tuple[str, str | bytes]], name: str, value: bytes) -> No
         try:
             decoded = base64.b64decode(part + b"=" * (-len(part) % 4), validate=True)
         except binascii.Error:
-            raise BadHeadersError(f"the value of the metadata {name!r} is not base64") from None
+            raise _bad(f"the value of the metadata {name!r} is not base64") from None
         metadata.append((name, decoded))
 
 
@@ -219,16 +209,20 @@ def _text(name: str, value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise BadHeadersError(
+        raise _bad(
             f"the value of {name!r} is not text; a key of binary values ends in -bin"
         ) from None
+
+
+def _bad(why: str) -> StatusError:
+    return StatusError(Code.INVALID_ARGUMENT, why)
 
 
 def _timeout_s(value: bytes) -> float:
     found = _TIMEOUT.match(value)
     if found is None:
         why = "grpc-timeout must be up to eight digits and one of H, M, S, m, u, n"
-        raise BadHeadersError(why, status=Code.INTERNAL)  # as grpc-go says
+        raise StatusError(Code.INTERNAL, why)  # as grpc-go says
     return int(found[1]) * _UNITS_S[found[2]]
 
 

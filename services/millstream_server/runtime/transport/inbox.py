@@ -6,10 +6,10 @@ A message has a flag (1: compressed) and a length of four bytes in front.
 from __future__ import annotations
 
 import asyncio
-import struct
 import zlib
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from millstream_server.runtime.errors import (
     Code,
@@ -17,13 +17,12 @@ from millstream_server.runtime.errors import (
     MalformedMessageError,
     StatusError,
 )
-from millstream_server.runtime.transport.carrier import Carrier
+from millstream_server.runtime.rpc.served_call import CallOverError
 from millstream_server.runtime.transport.h2_state import WINDOW_BYTES
+from millstream_server.runtime.transport.output import PREFIX, Carrier
 
-_PREFIX = struct.Struct(">BI")
-PREFIX_BYTES = _PREFIX.size
-prefix: Callable[[int, int], bytes] = _PREFIX.pack
-"""Makes a message's prefix of its flag and its length."""
+END: Any = object()
+"""What `Inbox.read` returns after the last message."""
 _WINDOW_BITS = {b"gzip": 31, b"deflate": 15}
 _NOT_COUNTED_BYTES = 1024
 """Single small requests aren't worth it."""
@@ -35,10 +34,17 @@ class Inbox:
     """Messages that wait for the handler, and the one begun; counted in the bound of all."""
 
     __slots__ = ("_buffer", "_carrier", "_compressed", "_counted", "_encoding", "_id",
-                 "_message_bytes", "_messages", "_missing", "_most", "_uncredited",
-                 "_woken")  # fmt: skip
+                 "_message_bytes", "_messages", "_missing", "_most", "_over", "_parse",
+                 "_uncredited", "_woken", "begun", "ended")  # fmt: skip
 
-    def __init__(self, carrier: Carrier, stream_id: int, encoding: bytes, max_bytes: int) -> None:
+    def __init__(
+        self,
+        carrier: Carrier,
+        stream_id: int,
+        encoding: bytes,
+        max_bytes: int,
+        parse: Callable[[bytes], Any],
+    ) -> None:
         """Take messages of up to ``max_bytes``, unpacked, compressed by ``encoding``."""
         self._carrier = carrier
         self._id = stream_id
@@ -55,11 +61,22 @@ class Inbox:
         self._compressed = 0
         self._uncredited = 0
         """Bytes received for which the caller got no credit yet."""
+        self._parse = parse
         self._woken: asyncio.Future[None] | None = None
+        self.begun = False
+        """A message has come; the stream sets it."""
+        self.ended = False
+        """The caller has closed its side, or nothing after it is taken; the stream sets it."""
+        self._over = False
 
     def __bool__(self) -> bool:
         """Whether something waits for the handler."""
         return bool(self._messages)
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing has come yet, not even the end."""
+        return not (self.begun or self.ended)
 
     @property
     def held_bytes(self) -> int:
@@ -106,18 +123,18 @@ class Inbox:
 
     def _read_prefix(self, data: bytes, at: int) -> int:
         """Read a prefix, or what there is of it; return where the message begins."""
-        if not self._buffer and len(data) - at >= PREFIX_BYTES:
-            head = data[at : at + PREFIX_BYTES]
-            at += PREFIX_BYTES
+        if not self._buffer and len(data) - at >= PREFIX.size:
+            head = data[at : at + PREFIX.size]
+            at += PREFIX.size
         else:
-            taken = data[at : at + PREFIX_BYTES - len(self._buffer)]
+            taken = data[at : at + PREFIX.size - len(self._buffer)]
             self._buffer += taken
             at += len(taken)
-            if len(self._buffer) < PREFIX_BYTES:
+            if len(self._buffer) < PREFIX.size:
                 return at
             head = bytes(self._buffer)
             self._buffer.clear()
-        self._compressed, nbytes = _PREFIX.unpack(head)
+        self._compressed, nbytes = PREFIX.unpack(head)
         if nbytes > self._most:
             raise _too_large(f"a message of {nbytes} bytes", self._most)
         if self._compressed and (self._compressed > 1 or self._encoding not in _WINDOW_BITS):
@@ -136,23 +153,28 @@ class Inbox:
                 MalformedMessageError("the request ends in the middle of a message")
             )
 
-    def take(self) -> bytes:
-        """Return the next message.
+    async def read(self) -> Any:
+        """Return the next message, parsed; `END` after the last one.
 
         Raises:
             ServingError: the caller's side ended in the middle of a message.
+            CallOverError: the RPC has ended.
         """
+        while not self._messages:
+            if self.ended:
+                return END
+            if self._over:
+                raise CallOverError
+            self._woken = self._carrier.loop.create_future()
+            await self._woken
         message = self._messages.popleft()
         if not isinstance(message, bytes):
             raise message
         self._message_bytes -= len(message)
         self.count()
-        return message
-
-    def woken(self) -> asyncio.Future[None]:
-        """Return a future that is done when `wake` is called."""
-        self._woken = self._carrier.loop.create_future()
-        return self._woken
+        if not self.ended:
+            self.credit()
+        return self._parse(message)
 
     def wake(self) -> None:
         """Let the handler look again: a message has come, or the end."""
@@ -165,7 +187,15 @@ class Inbox:
             return  # later, when the handler has read it
         if self._uncredited >= WINDOW_BYTES // 2 or self._missing > 0:
             credit, self._uncredited = self._uncredited, 0
-            self._carrier.credit(self._id, credit)
+            h2 = self._carrier.h2
+            if credit and h2.can_send(self._id):
+                h2.increment_flow_control_window(credit, self._id)
+                self._carrier.out.collect()
+
+    def close(self) -> None:
+        """Note that the RPC has ended: nothing more can be read."""
+        self._over = True
+        self.drop()
 
     def drop(self) -> None:
         """Forget what is there; nothing may be fed afterwards."""

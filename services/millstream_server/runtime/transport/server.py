@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
-from typing import Any
 
+from millstream_server.runtime.errors import OverloadedError
+from millstream_server.runtime.ledger import Place, overloaded
 from millstream_server.runtime.rpc.health import Health
-from millstream_server.runtime.rpc.methods import MethodTable
-from millstream_server.runtime.rpc.serving import Handler, Rpcs
+from millstream_server.runtime.rpc.serving import MethodTable, Rpcs
 from millstream_server.runtime.security.tls import ServerTls
+from millstream_server.runtime.telemetry.log import get_log
+from millstream_server.runtime.transport.bounds import Bounds
 from millstream_server.runtime.transport.connection import Connection, ServerParts
 from millstream_server.runtime.transport.frames import take_frame
-from millstream_server.runtime.transport.limits.fair_bound import Place
+from millstream_server.runtime.transport.listener import Listener
 from millstream_server.runtime.transport.options import TransportOptions
-from millstream_server.runtime.transport.ports.listener import Listener
-from millstream_server.runtime.transport.ports.probes import States
-from millstream_server.runtime.transport.shedding import make_bounds
+from millstream_server.runtime.transport.probes import States
+
+log = get_log(__name__)
 
 _TICK_S = 1.0
 _SEEN_PAUSE_S = 0.01
@@ -25,7 +26,7 @@ _AT_ONCE, _TICK_PAUSE_S = 64, 0.001
 """Connections that are ticked in one turn of the loop, and the pause after them."""
 
 
-class H2Server:
+class H2Server(MethodTable):
     """Serves RPCs. Order of calls: add servicers, `bind`, `start`, `stop`.
 
     The generated functions `add_…Servicer_to_server` take it in place of a grpc.aio server.
@@ -38,12 +39,14 @@ class H2Server:
 
         ``states`` returns the health that HTTP probes ask for.
         """
-        self._methods = MethodTable(rpcs)
+        super().__init__(rpcs)
         self._connections: set[Connection] = set()
-        self._bounds = make_bounds(options)
+        self._bounds = bounds = Bounds(options)
+        bounds.streams.shed, bounds.silent.shed = _shed_stream, _shed_silent
+        bounds.received.shed, bounds.unsent.shed = _shed_received, _shed_unsent
         self._listener = Listener(self._make, states, options)
         self._parts = ServerParts(
-            find=self._methods.find,
+            find=self.find,
             options=options,
             bounds=self._bounds,
             states=states,
@@ -53,14 +56,6 @@ class H2Server:
         )
         self._ticking: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
-
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Handler]) -> None:
-        """Add a service's methods."""
-        self._methods.add_registered_method_handlers(service, handlers)
-
-    def add_generic_rpc_handlers(self, handlers: Iterable[Any]) -> None:
-        """Add `grpc.GenericRpcHandler`s."""
-        self._methods.add_generic_rpc_handlers(handlers)
 
     def bind(self, address: str, tls: ServerTls | None = None) -> int:
         """Listen on HOST:PORT, [IPv6]:PORT or unix:/path; return the port, 0 for a Unix socket.
@@ -133,3 +128,49 @@ class H2Server:
             self._ticking = loop.call_later(_TICK_PAUSE_S, self._tick_some, left)
         else:
             self._ticking = loop.call_later(_TICK_S, self._tick)
+
+
+def _shed_stream(connection: Connection) -> None:
+    """End an RPC: the oldest without a message, else the newest."""
+    if connection.silent:
+        _shed_silent(connection)
+    elif connection.streams:
+        stream = next(reversed(connection.streams.values()))
+        connection.over(stream.id)
+        stream.fail(_busy("streams", "too many RPCs are open, and this caller has most of them"))
+
+
+def _shed_silent(connection: Connection) -> None:
+    """End the oldest RPC whose first message has not come."""
+    stream = next(iter(connection.silent.values()), None)
+    if stream is not None:
+        connection.over(stream.id)
+        why = "too many RPCs are open without a message, and this caller has most of them"
+        stream.fail(_busy("streams", f"{why}; send the first message at once"))
+
+
+def _shed_received(connection: Connection) -> None:
+    """End the RPC whose unread requests are largest, or the connection if its headers are."""
+    stream = max(connection.streams.values(), key=lambda s: s.inbox.held_bytes, default=None)
+    if stream is not None and stream.inbox.held_bytes > connection.block.nbytes:
+        why = "too many bytes of requests are under way, and most of them are of this caller"
+        stream.fail(_busy("received_bytes", f"{why}; send fewer large requests at once"))
+    elif connection.block.nbytes:
+        connection.block.drop(connection)
+        connection.enhance_your_calm("too many headers of all callers haven't come whole")
+
+
+def _shed_unsent(connection: Connection) -> None:
+    """End the RPC whose unsent response is largest, or the connection if none waits."""
+    stream = max(connection.streams.values(), key=lambda s: len(s.sender.unsent), default=None)
+    if stream is not None and stream.sender.unsent:
+        why = "too many responses wait for callers that don't read"
+        stream.fail(_busy("unsent_bytes", f"{why}, and this caller has most of them; read them"))
+    elif connection.stuck_bytes:
+        connection.abort()
+
+
+def _busy(cause: str, why: str) -> OverloadedError:
+    """Make the error of an RPC that is ended for a bound."""
+    log.warning("RPC ended to stay within a bound", bound=cause)
+    return overloaded(cause, f"the server is busy: {why}")

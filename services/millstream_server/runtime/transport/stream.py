@@ -18,17 +18,15 @@ from millstream_server.runtime.errors import (
     ServingError,
     StatusError,
 )
-from millstream_server.runtime.rpc.call import Source
 from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall, Trailers
 from millstream_server.runtime.rpc.serving import Method
 from millstream_server.runtime.rpc.status import to_trailers
 from millstream_server.runtime.security.certificate_names import CertificateName
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.runtime.transport.carrier import Carrier
 from millstream_server.runtime.transport.headers import RequestHead, status_headers
-from millstream_server.runtime.transport.inbox import Inbox
-from millstream_server.runtime.transport.limits.work import MESSAGE_S, REQUEST_S
-from millstream_server.runtime.transport.sender import Sender
+from millstream_server.runtime.transport.inbox import END, Inbox
+from millstream_server.runtime.transport.intake import MESSAGE_S, REQUEST_S
+from millstream_server.runtime.transport.output import Carrier, Sender
 
 log = get_log(__name__)
 
@@ -51,15 +49,6 @@ class Life(enum.Enum):
     runs is cancelled, or about to end."""
 
 
-class Came(enum.Enum):
-    """What has come of an RPC's requests."""
-
-    NOTHING = enum.auto()
-    MESSAGES = enum.auto()
-    ALL = enum.auto()
-    """The caller has closed its side, or nothing after it is taken."""
-
-
 class Stream(ServedCall):
     """A `Call` on an HTTP/2 stream. All calls come from the event loop's thread.
 
@@ -67,11 +56,11 @@ class Stream(ServedCall):
     which a handler learns first, and by the caller's deadline or because the caller has gone.
     """
 
-    __slots__ = ("_came", "_carrier", "_context", "_deadline_s", "_life", "_method", "_timeout_s",
+    __slots__ = ("_carrier", "_context", "_deadline_s", "_life", "_method",
                  "_timer", "begun_s", "caller_key", "certificate_names", "id", "inbox", "limit_s",
-                 "metadata", "peer", "ready", "sender")  # fmt: skip
+                 "metadata", "peer", "read", "ready", "send_from", "sender", "write")  # fmt: skip
 
-    END: ClassVar[Any] = object()
+    END: ClassVar[Any] = END
 
     metadata: Sequence[tuple[str, str | bytes]]
     peer: str
@@ -89,18 +78,16 @@ class Stream(ServedCall):
         self.limit_s = method.first_message_s or carrier.options.first_message_s
         """Longest wait for its first message; None: for ever."""
         most = method.max_request_bytes or carrier.options.max_receive_bytes
-        self.inbox = Inbox(carrier, stream_id, head.encoding, most)
+        self.inbox = Inbox(carrier, stream_id, head.encoding, most, method.parse)
         self.sender = Sender(carrier, stream_id, method.serialize)
-        self.ready = self.sender.ready  # once per message: no call in between
+        self.read, self.write = self.inbox.read, self.sender.write  # no call in between
+        self.send_from, self.ready = self.sender.send_from, self.sender.ready
         self._life = Life.NEW
-        self._came = Came.NOTHING
         self._carrier = carrier
         self._method = method
-        self._timeout_s = head.timeout_s
-        self._deadline_s: float | None = None
+        self._deadline_s = None if head.timeout_s is None else self.begun_s + head.timeout_s
         self._timer: asyncio.TimerHandle | None = None
-        self._context = contextvars.copy_context()
-        """What layers set is for this RPC only."""
+        self._context = contextvars.copy_context()  # what layers set is for this RPC only
 
     @property
     def time_left_s(self) -> float | None:
@@ -109,30 +96,22 @@ class Stream(ServedCall):
             return None
         return max(0.0, self._deadline_s - self._carrier.loop.time())
 
-    @property
-    def over(self) -> bool:
-        """Whether nothing can be sent any more."""
-        return self._life is Life.OVER
-
-    # ---- its life --------------------------------------------------------------------------------
-
     def start(self) -> None:
-        """Begin it; serve it, but see `Method.waits`."""
-        if self._timeout_s is not None:
-            self._deadline_s = self.begun_s + self._timeout_s
-            self._timer = self._carrier.loop.call_later(self._timeout_s, self._deadline_passed)
+        """Begin it, unless it is over; serve it, but see `Method.waits`."""
+        if self._life is Life.OVER:
+            return
+        if self._deadline_s is not None:
+            self._timer = self._carrier.loop.call_at(self._deadline_s, self._deadline_passed)
         self._life = Life.WAITS
         try:
             self._context.run(self._method.begin, self)
         except Exception as error:  # noqa: BLE001 - it becomes the status
             self._cut(error)
             return
-        if self._came is not Came.NOTHING:
+        silent = self.inbox.silent
+        if not (silent and self._method.waits):
             self._serve()
-            return
-        if not self._method.waits:
-            self._serve()
-        if self.limit_s is not None:
+        if silent and self.limit_s is not None:
             self._carrier.awaits_message(self.id)
 
     def _serve(self) -> None:
@@ -151,7 +130,8 @@ class Stream(ServedCall):
             self._leave(self.failure or asyncio.CancelledError())
         if self._life is not Life.OVER:
             self._end()
-            self._carrier.reset(self.id, ErrorCodes.INTERNAL_ERROR)
+            self._carrier.h2.reset(self.id, ErrorCodes.INTERNAL_ERROR)
+            self._carrier.out.collect()
 
     def fail(self, failure: Failure) -> None:
         """See `ServedCall`; without a handler its status is sent now."""
@@ -190,7 +170,6 @@ class Stream(ServedCall):
 
     def _send_status(self, code: Code, message: str, trailers: Trailers) -> None:
         if self._life is not Life.OVER:
-            self._life = Life.OVER
             self.sender.send_trailers(status_headers(code, message, trailers))
             self._end()
 
@@ -200,9 +179,9 @@ class Stream(ServedCall):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self.inbox.drop()
-        self.sender.drop()
-        if self._came is Came.NOTHING:
+        self.inbox.close()
+        self.sender.close()
+        if self.inbox.silent:
             self._carrier.heard(self.id, message=False)
         self._carrier.over(self.id)
 
@@ -211,7 +190,7 @@ class Stream(ServedCall):
     @property
     def all_read(self) -> bool:
         """See `Call`."""
-        return self._came is Came.ALL and not self.inbox
+        return self.inbox.ended and not self.inbox
 
     @property
     def has_request(self) -> bool:
@@ -220,38 +199,39 @@ class Stream(ServedCall):
 
     def received(self, data: bytes, nbytes: int) -> None:
         """Take a DATA frame that used ``nbytes`` of the window."""
-        if self._came is Came.ALL or self._life is Life.OVER:
+        inbox = self.inbox
+        if inbox.ended or self._life is Life.OVER:
             return
         try:
-            completed = self.inbox.feed(data, nbytes)
+            completed = inbox.feed(data, nbytes)
         except (ServingError, StatusError) as error:
             # Its traceback knows this object and the message, of megabytes: a cycle.
             self.fail(error.with_traceback(None))
             return
         if completed:
             self._carrier.work_begun_s += completed * MESSAGE_S
-            if self._method.lone and (completed > 1 or self._came is Came.MESSAGES):
+            if self._method.lone and (completed > 1 or inbox.begun):
                 self.fail(MalformedMessageError(_TWO_MESSAGES))
                 return
-            if self._came is Came.NOTHING:
-                self._came = Came.MESSAGES
+            if not inbox.begun:
+                inbox.begun = True
                 self._carrier.work_begun_s += REQUEST_S
                 self._carrier.heard(self.id, message=True)
             self._wake()
-        self.inbox.count()
-        self.inbox.credit()
+        inbox.count()
+        inbox.credit()
 
     def closed_by_client(self) -> None:
         """Take the end of the caller's side."""
-        if self._came is not Came.ALL:
+        if not self.inbox.ended:
             self._take_no_more()
             self.inbox.end()
         self._wake()
 
     def _take_no_more(self) -> None:
-        if self._came is Came.NOTHING:
+        if self.inbox.silent:
             self._carrier.heard(self.id, message=False)
-        self._came = Came.ALL
+        self.inbox.ended = True
 
     def _wake(self) -> None:
         """Let the handler read."""
@@ -260,50 +240,12 @@ class Stream(ServedCall):
         else:
             self.inbox.wake()
 
-    async def read(self) -> Any:
-        """See `ServedCall`."""
-        inbox = self.inbox
-        while not inbox:
-            if self._came is Came.ALL:
-                return self.END
-            if self._life is Life.OVER:
-                raise CallOverError
-            await inbox.woken()
-        message = inbox.take()
-        if self._came is not Came.ALL:
-            inbox.credit()
-        return self._method.parse(message)
-
-    # ---- responses -------------------------------------------------------------------------------
-
-    async def send_from(self, source: Source) -> None:
-        """See `Call`."""
-        if self.over:
-            raise CallOverError
-        await self.sender.send_from(source)
-
-    async def write(self, response: Any) -> None:
-        """See `ServedCall`."""
-        data = self._method.serialize(response)
-        if self.over:
-            raise CallOverError
-        if not self.sender.send_whole(data):
-            await self.sender.send_parts(data)
-            if self.over:
-                raise CallOverError
-
-    # ---- the end ---------------------------------------------------------------------------------
-
     def complete(self) -> None:
         """See `ServedCall`."""
         self._send_status(Code.OK, "", self.trailers)
 
     async def abort(self, code: Code, message: str, trailers: Trailers) -> None:
         """See `ServedCall`."""
-        if self.over:
+        if self._life is Life.OVER:
             raise CallOverError
         self._send_status(code, message, trailers)
-
-    def is_late(self, error: BaseException) -> bool:
-        """See `ServedCall`."""
-        return isinstance(error, CallOverError)

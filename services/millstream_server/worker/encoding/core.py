@@ -17,7 +17,7 @@ from millstream_server.runtime.telemetry import metrics
 from millstream_server.transfer.embeddings.store import Lease, Leases, Stored
 from millstream_server.worker.encoding.batcher import EncodeStage, EncodeStages
 from millstream_server.worker.encoding.pipeline import HostedEncoder, ItemFacts, Pipeline
-from millstream_server.worker.encoding.upload import ByteBudget, ItemUpload
+from millstream_server.worker.encoding.upload import ItemUpload, UploadBytes
 from millstream_server.worker.open_requests import OpenRequests
 
 _SHA256_BYTES = 32
@@ -77,7 +77,7 @@ class EncodeWorker:
         self.work = requests.work
         self.streams = streams
         self.upload_idle_s = options.upload_idle_s
-        self._budget = ByteBudget(options.max_upload_bytes)
+        self._uploads = UploadBytes(options.max_upload_bytes)
         self.leases = Leases(engine.store, options.lease_s, self._lease_ended)
         engine.open_items = lambda: requests.count
         metrics.ENCODE_STORE_BYTES.set_function(lambda: engine.store.used_bytes)
@@ -102,7 +102,7 @@ class EncodeWorker:
             opened.admit(0)
             leased = None if upload.here else await self._found(pipeline, item, stages)
             if leased is None:
-                with self._budget.hold(upload.total_bytes):
+                with self._uploads.hold(upload.total_bytes):
                     with stages.timed(EncodeStage.UPLOAD):
                         data = await upload.received(lambda: output.latest(None))
                     file = replace(file, data=data, sha256=await _verified(file.sha256, data))

@@ -24,10 +24,10 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.rpc.methods import ServicerTable
-from millstream_server.runtime.rpc.slot_output import SlotContent
+from millstream_server.runtime.rpc.serving import ServicerTable
 from millstream_server.runtime.rpc.slot_session import (
     CancelSlot,
+    SlotContent,
     SlotSession,
     StartSlot,
     TellSlot,

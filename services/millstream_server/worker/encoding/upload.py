@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 
-from millstream_server.runtime.errors import InvalidRequestError, OverloadedError, UnavailableError
-from millstream_server.runtime.retry_delay import jittered
+from millstream_server.runtime.errors import InvalidRequestError, UnavailableError
+from millstream_server.runtime.ledger import Ledger
 from millstream_server.runtime.telemetry import metrics
 
 MAX_CHUNK_BYTES = 2 << 20
-_RETRY_S = 1.0
 
 
 class ItemUpload:
@@ -71,13 +70,16 @@ class ItemUpload:
         return self._buffer.toreadonly()
 
 
-class ByteBudget:
-    """Bounds the bytes of all files that are held at once."""
+class UploadBytes(Ledger):
+    """The bytes of all files that are held at once."""
 
     def __init__(self, max_bytes: int) -> None:
         """Allow ``max_bytes``; one larger file may be held alone."""
-        self._max_bytes = max_bytes
-        self.held = 0
+        super().__init__(
+            max_bytes,
+            busy="the worker is busy: a file of {amount} bytes and the {used} bytes that it holds "
+            "would exceed {most}; retry later",
+        )
 
     @contextlib.contextmanager
     def hold(self, nbytes: int) -> Iterator[None]:
@@ -86,17 +88,13 @@ class ByteBudget:
         Raises:
             OverloadedError: others leave no room for it.
         """
-        if self.held and self.held + nbytes > self._max_bytes:
-            metrics.ADMISSION_REFUSED.labels("bytes").inc()
-            raise OverloadedError(
-                f"the worker is busy: a file of {nbytes} bytes and the {self.held} bytes that it "
-                f"holds would exceed {self._max_bytes}; retry later",
-                retry_delay_s=jittered(_RETRY_S),
-            )
-        self.held += nbytes
+        if self.used:
+            self.take(nbytes)
+        else:
+            self.used = nbytes
         metrics.ENCODE_UPLOAD_BYTES.inc(nbytes)
         try:
             yield
         finally:
-            self.held -= nbytes
+            self.give_back(nbytes)
             metrics.ENCODE_UPLOAD_BYTES.dec(nbytes)

@@ -12,7 +12,7 @@ from millstream_server.engines.base import Role
 from millstream_server.generation.generator import GeneratorEngine, GeneratorInfo
 from millstream_server.kv_cache.events import KvEventSource
 from millstream_server.protobuf.worker import description_to_proto
-from millstream_server.runtime.rpc.methods import ServicerTable
+from millstream_server.runtime.rpc.serving import ServicerTable
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.transfer.embeddings.store import Leases

@@ -16,7 +16,7 @@ from millstream.v1 import (
 )
 from millstream_server.runtime.errors import UnsupportedMethodError
 from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.rpc.methods import ServicerTable
+from millstream_server.runtime.rpc.serving import ServicerTable
 from millstream_server.worker.generation.session import RequestRunner, WorkerSession
 
 

@@ -20,7 +20,7 @@ from millstream_server.protobuf.worker import description_to_proto
 from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.channel import MAX_WORKER_MESSAGE_BYTES
-from millstream_server.runtime.rpc.methods import ServicerTable
+from millstream_server.runtime.rpc.serving import ServicerTable
 from millstream_server.runtime.rpc.slot_session import CancelSlot, SlotSession, StartSlot
 from millstream_server.runtime.settings import setting
 from millstream_server.runtime.telemetry.tracing import ambient

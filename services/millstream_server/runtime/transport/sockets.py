@@ -1,4 +1,4 @@
-"""Listening sockets of an address, as gRPC binds them."""
+"""Listening sockets of an address, as gRPC binds them, and who is at their other ends."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import os
 import re
 import socket
 import stat
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from millstream_server.runtime.security.certificate_names import CertificateName, names_in
 
 _TCP = re.compile(r"(?P<host>[^\s:/\[\]]+|\[[^\s\[\]]+\]):(?P<port>\d{1,5})")
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - what the settings' default says
@@ -166,3 +169,20 @@ def _remove_stale(path: Path) -> None:
         except BlockingIOError:
             pass  # its queue of connections is full
     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+
+
+def peer_name(sockaddr: Any) -> str:
+    """Return an address of a socket's other end as gRPC writes it: ipv4:127.0.0.1:4711."""
+    if not isinstance(sockaddr, tuple):
+        return "unix:"
+    host, port = sockaddr[:2]
+    if host.startswith("::ffff:") and "." in host:
+        host = host.removeprefix("::ffff:")
+    return f"ipv6:%5B{host}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+
+def certificate_names(transport: Any) -> Sequence[CertificateName] | None:
+    """Return the names in the certificate that the other end has shown; None: it has shown none."""
+    secured = transport.get_extra_info("ssl_object")
+    der = secured.getpeercert(binary_form=True) if secured is not None else None
+    return None if der is None else names_in(der)

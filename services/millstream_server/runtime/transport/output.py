@@ -1,0 +1,369 @@
+"""What RPCs send on a connection: one write per loop turn, within the windows' and socket's room.
+
+A `Sender` is one RPC's, the `Outbox` is the connection's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from struct import Struct
+from typing import Any, Protocol
+
+from millstream_server.runtime.rpc.call import Source
+from millstream_server.runtime.rpc.served_call import CallOverError
+from millstream_server.runtime.security.certificate_names import CertificateName
+from millstream_server.runtime.transport.bounds import Bounds
+from millstream_server.runtime.transport.h2_state import ServerState
+from millstream_server.runtime.transport.headers import RESPONSE, Header
+from millstream_server.runtime.transport.options import TransportOptions
+
+_FULL_BYTES = 256 << 10
+"""Responses wait when so much is to be written in one loop turn."""
+_MOST_UNWRITTEN_BYTES = 2 << 20
+"""A caller that reads nothing while it makes us send more (acks, statuses) loses its connection."""
+PREFIX = Struct(">BI")
+"""In front of a message: a flag (1: compressed) and its length."""
+_DATA = Struct(">HBBBIBI").pack
+"""A DATA frame's head with a message's prefix: length (24 bits), type 0, flags 0, stream; flag 0,
+length."""
+_NOTHING = memoryview(b"")
+_MOST_FRAME_BYTES = 64 << 10
+"""Callers may allow frames of 16 MiB: one of those would fill the socket's buffer alone."""
+
+
+class Carrier(Protocol):
+    """A `Connection`, as its RPCs use it. All calls come from the event loop's thread."""
+
+    loop: asyncio.AbstractEventLoop
+    options: TransportOptions
+    peer: str
+    caller_key: str
+    certificate_names: Sequence[CertificateName] | None
+    h2: ServerState
+    out: Outbox
+    strikes: int
+    """Pings that came too soon since the caller last got a response."""
+    bounds: Bounds
+    """It holds what its RPCs hold."""
+    work_begun_s: float
+    """About what requests will take whose messages have come in this slice; RPCs add theirs."""
+
+    def awaits_message(self, stream_id: int) -> None:
+        """Watch that an RPC's first message comes in time."""
+
+    def heard(self, stream_id: int, *, message: bool) -> None:
+        """Note that an RPC's first message has come; not ``message``: it has ended without."""
+
+    def over(self, stream_id: int) -> None:
+        """Forget an RPC that is over; may be called twice."""
+
+
+class Outbox:
+    """Frames to send, and streams whose responses wait for room."""
+
+    __slots__ = ("_bytes", "_frames", "_h2", "_loop", "_paused", "_ready", "_scheduled", "_socket",
+                 "_waiting")  # fmt: skip
+
+    def __init__(self, h2: ServerState, loop: asyncio.AbstractEventLoop) -> None:
+        """Send what ``h2`` and the streams have; `open` comes first."""
+        self._h2 = h2
+        self._loop = loop
+        self._socket: Any = None
+        self._frames: list[bytes] = []
+        self._bytes = 0
+        self._scheduled = False
+        self._paused = False
+        """The socket's buffer is full."""
+        self._ready: list[Sender] = []
+        """Those whose sources have messages: asked when frames are written, once per loop turn."""
+        self._waiting: deque[Sender] = deque()
+        """Those that have something to send and whose own windows have room."""
+
+    def open(self, transport: Any) -> None:
+        """Write to ``transport``."""
+        self._socket = transport
+
+    @property
+    def blocked(self) -> bool:
+        """Whether responses must wait: the socket is full, or others wait already."""
+        return self._paused or bool(self._waiting) or self._bytes > _FULL_BYTES
+
+    def send(self, frame: bytes) -> None:
+        """Write a frame with the others of this loop turn."""
+        self._frames.append(frame)
+        self._bytes += len(frame)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self.flush)
+
+    def ask(self, sender: Sender) -> None:
+        """Ask a stream's source for its message when frames are written."""
+        self._ready.append(sender)
+        if not self._scheduled:
+            self._scheduled = True
+            self._loop.call_soon(self.flush)
+
+    def collect(self) -> None:
+        """Write what h2 wants to send."""
+        data = self._h2.data_to_send()
+        if data:
+            self.send(data)
+
+    def flush(self) -> None:
+        """Write now."""
+        self._scheduled = True  # by this call itself
+        if self._ready:
+            ready, self._ready = self._ready, []
+            for sender in ready:
+                if self.blocked:
+                    sender.wait()
+                else:
+                    sender.pull()
+        self._scheduled = bool(self._ready)
+        if self._scheduled:  # more parts of a large response: in the next turn, after others'
+            self._loop.call_soon(self.flush)
+        frames, self._frames, self._bytes = self._frames, [], 0
+        if not frames or self._socket.is_closing():
+            return
+        self._socket.write(frames[0] if len(frames) == 1 else b"".join(frames))
+        if self._paused and self._socket.get_write_buffer_size() > _MOST_UNWRITTEN_BYTES:
+            self._socket.abort()
+        elif self._waiting:
+            self.pump()
+
+    def pause(self) -> None:
+        """Note that the socket's buffer is full."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Note that it has room."""
+        self._paused = False
+        self.pump()
+
+    def enqueue(self, sender: Sender) -> None:
+        """Send a stream's `unsent` when the windows and the socket allow."""
+        if not sender.queued:
+            sender.queued = True
+            self._waiting.append(sender)
+            self.pump()
+
+    def pump(self) -> None:
+        """Send parts of what waits, a frame of each stream in turn."""
+        waiting = self._waiting
+        while waiting and not self._paused and self._bytes <= _FULL_BYTES:
+            if self._h2.outbound_flow_control_window <= 0:
+                return
+            sender = waiting.popleft()
+            if sender.send_part():
+                waiting.append(sender)
+            else:
+                sender.queued = False
+
+    def close(self) -> None:
+        """Forget what waits."""
+        self._waiting.clear()
+        self._ready.clear()
+
+
+class Sender:
+    """Sends responses, one at a time: at once, or in parts as the caller makes room."""
+
+    __slots__ = ("_begun", "_carrier", "_counted", "_id", "_over", "_sent", "_serialize",
+                 "_source", "_window", "asked", "queued", "unsent")  # fmt: skip
+
+    def __init__(self, carrier: Carrier, stream_id: int, serialize: Callable[[Any], bytes]) -> None:
+        """Send on a stream that is open; ``serialize`` makes bytes of messages."""
+        self._carrier = carrier
+        self._id = stream_id
+        self._serialize = serialize
+        self._window = carrier.h2.streams[stream_id]
+        """h2's stream, which keeps the window of what may be sent."""
+        self._begun = self._over = self.queued = False
+        """Headers were sent; the RPC has ended; it is in the queue of those that can send."""
+        self.asked = False
+        """Its source has a message, or may have one."""
+        self._source: Source | None = None
+        self._counted = 0
+        """Of the bound of all unsent bytes."""
+        self._sent: asyncio.Future[None] | None = None
+        """Set when the response, or all that the source has, is sent."""
+        self.unsent = _NOTHING
+        """The rest of a response that waits for the windows."""
+
+    def send_whole(self, data: bytes) -> bool:
+        """Send a message as one frame; return False if the windows or the socket lack room."""
+        nbytes = len(data) + PREFIX.size
+        carrier, h2, window = self._carrier, self._carrier.h2, self._window
+        if (
+            carrier.out.blocked
+            or nbytes > window.outbound_flow_control_window
+            or nbytes > h2.outbound_flow_control_window
+            or nbytes > h2.max_outbound_frame_size
+            or nbytes > _MOST_FRAME_BYTES
+        ):
+            return False
+        if not self._begun:
+            self._send_headers()
+        window.outbound_flow_control_window -= nbytes
+        h2.outbound_flow_control_window -= nbytes
+        carrier.strikes = 0
+        head = _DATA(nbytes >> 8, nbytes & 0xFF, 0, 0, self._id, 0, nbytes - PREFIX.size)
+        carrier.out.send(head + data)
+        return True
+
+    async def write(self, response: Any) -> None:
+        """See `ServedCall.write`: send it at once, or in parts as room comes; wait for the last."""
+        data = self._serialize(response)
+        if self._over:
+            raise CallOverError
+        if self.send_whole(data):
+            return
+        self._sent = self._carrier.loop.create_future()
+        self._hold(data)
+        await self._all_sent(self._sent)
+        if self._over:
+            raise CallOverError
+
+    async def _all_sent(self, sent: asyncio.Future[None]) -> None:
+        try:
+            await sent
+        finally:
+            self._sent = None
+            self.drop()
+
+    def close(self) -> None:
+        """Note that the RPC has ended: nothing more can be sent."""
+        self._over = True
+        self.drop()
+
+    def _hold(self, data: bytes) -> None:
+        if not self._begun:
+            self._send_headers()
+        self.unsent = memoryview(PREFIX.pack(0, len(data)) + data)
+        self._counted = len(data)
+        self._carrier.bounds.unsent.add(self._carrier, len(data))
+        self._carrier.out.enqueue(self)
+
+    def drop(self) -> None:
+        """Forget what waits: at once, since who looks for bytes to free counts on it."""
+        self.unsent, self._source = _NOTHING, None
+        self._uncount()
+
+    def _uncount(self) -> None:
+        counted, self._counted = self._counted, 0
+        if counted:
+            self._carrier.bounds.unsent.remove(self._carrier, counted)
+
+    def window_grew(self) -> None:
+        """Send more of what waits."""
+        if self.unsent or self.asked:
+            self._carrier.out.enqueue(self)
+
+    def send_part(self) -> bool:
+        """Send a frame of `unsent`; return whether there is more that the stream's window allows.
+
+        The connection calls it when its own window and the socket have room.
+        """
+        if not self.unsent:
+            self.pull()
+        rest = self.unsent
+        window, h2 = self._window, self._carrier.h2
+        nbytes = min(
+            len(rest),
+            window.outbound_flow_control_window,
+            h2.outbound_flow_control_window,
+            h2.max_outbound_frame_size,
+            _MOST_FRAME_BYTES,
+        )
+        if nbytes <= 0:
+            return False
+        window.outbound_flow_control_window -= nbytes
+        h2.outbound_flow_control_window -= nbytes
+        self._carrier.strikes = 0
+        head = nbytes.to_bytes(3, "big") + b"\0\0" + self._id.to_bytes(4, "big")
+        self._carrier.out.send(head + rest[:nbytes])
+        self.unsent = rest[nbytes:]
+        if self.unsent:
+            return window.outbound_flow_control_window > 0
+        self._uncount()
+        if self._source is None or self._source.over:
+            self._end(None)
+            return False
+        return self.asked and window.outbound_flow_control_window > 0
+
+    def ready(self) -> None:
+        """See `Call.ready`."""
+        if not self.asked:
+            self.asked = True
+            if self._source is not None and not self.unsent:
+                self._carrier.out.ask(self)
+
+    async def send_from(self, source: Source) -> None:
+        """See `Call.send_from`."""
+        if self._over:
+            raise CallOverError
+        self._source = source
+        self._sent = self._carrier.loop.create_future()
+        if self.asked:
+            self._carrier.out.ask(self)
+        await self._all_sent(self._sent)
+
+    def wait(self) -> None:
+        """Ask the source later: the connection has no room."""
+        if self._source is not None:
+            self._source.gathers = True
+            self._carrier.out.enqueue(self)
+
+    def pull(self) -> None:
+        """Send the source's next message, if the windows have room, else as much as they allow."""
+        source = self._source
+        if source is None or not self.asked or self.unsent:
+            return  # `send_part` asks again when the last message is sent
+        if self._window.outbound_flow_control_window <= 0:
+            source.gathers = True  # it goes on with `window_grew`
+            return
+        self.asked = False
+        try:
+            message = source.next()
+            if message is None:
+                return
+            data = self._serialize(message)
+        except Exception as error:  # noqa: BLE001 - one call's failure must not end the others
+            self._end(error)
+            return
+        if not self.send_whole(data):
+            source.gathers = True
+            self._hold(data)
+        elif source.over:
+            self._end(None)
+
+    def _end(self, error: Exception | None) -> None:
+        """Let go on who waits until all is sent."""
+        self._source = None
+        if self._sent is None or self._sent.done():
+            return
+        if error is None:
+            self._sent.set_result(None)
+        else:
+            self._sent.set_exception(error)
+
+    def send_trailers(self, trailers: Sequence[Header]) -> None:
+        """End the stream, with the response's headers in front if they haven't been sent."""
+        self._send_headers(trailers if self._begun else [*RESPONSE[:2], *trailers], end=True)
+
+    def _send_headers(self, headers: Sequence[Header] = RESPONSE, *, end: bool = False) -> None:
+        """Send headers or, with ``end``, trailers; then the stream is over on both sides."""
+        self._begun = True
+        carrier, h2 = self._carrier, self._carrier.h2
+        if not h2.can_send(self._id):
+            return  # `Stream.lost` comes with the next event
+        carrier.strikes = 0
+        carrier.out.collect()
+        frame = h2.headers_frame(self._id, headers, end_stream=end)
+        if frame:
+            carrier.out.send(frame)
+        if end:
+            h2.ask_for_no_more(self._id)
+        carrier.out.collect()
