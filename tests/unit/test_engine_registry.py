@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 
 from millstream_server.decode.app import DecodeSettings
+from millstream_server.diffusion.app import MediaDiffusionSettings
 from millstream_server.diffusion.text import TextDiffusionSettings
 from millstream_server.embedding.app import EmbeddingSettings
 from millstream_server.encode.app import EncodeSettings
@@ -30,7 +31,7 @@ from millstream_server.engines.transformers.tower import NoTower, TowerConfig, T
 from millstream_server.runtime import settings as runtime
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.settings import SettingsError
-from millstream_server.synthesis.request import DiffusionSettings, Kind
+from millstream_server.synthesis.request import Kind
 from tests.support.vision_models import FamilyName, make_vision_model
 
 S = TypeVar("S")
@@ -38,7 +39,7 @@ _SERVICES = [
     DecodeSettings,
     TextDiffusionSettings,
     EncodeSettings,
-    DiffusionSettings,
+    MediaDiffusionSettings,
     EmbeddingSettings,
 ]
 
@@ -63,7 +64,7 @@ def _settings(cls: type[S], *flags: str) -> S:
         (DecodeSettings, "diffusers", "sglang, simulated"),
         (TextDiffusionSettings, "transformers", "sglang, simulated"),
         (EncodeSettings, "diffusers", "auto, sglang, transformers, simulated"),
-        (DiffusionSettings, "transformers", "sglang, diffusers, simulated"),
+        (MediaDiffusionSettings, "transformers", "sglang, diffusers, simulated"),
         (EmbeddingSettings, "diffusers", "sglang, simulated"),
         *((cls, "nothing", "sglang, ") for cls in _SERVICES),
     ],
@@ -197,7 +198,9 @@ async def test_models_without_images_are_refused(
 
 def _diffuser(kind: Kind, folder: Path | None, *flags: str) -> Any:
     path = () if folder is None else ("--model-path", str(folder))
-    return DIFFUSERS.make(_settings(DiffusionSettings, *path, *flags), Role.DIFFUSION, kind=kind)
+    return DIFFUSERS.make(
+        _settings(MediaDiffusionSettings, *path, *flags), Role.DIFFUSION, kind=kind
+    )
 
 
 @pytest.mark.parametrize("kind", Kind)
