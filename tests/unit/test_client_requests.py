@@ -15,7 +15,7 @@ from millstream_client.requests import complete_request
 
 def test_what_is_left_out_stays_unset() -> None:
     assert generation_options() == processor_pb2.GenerationOptions()
-    assert complete_request("", model="", options=generation_options(), request_id="r") == (
+    assert complete_request("", request_id="r") == (
         processor_pb2.CompleteRequest(
             text="", request_id="r", options=processor_pb2.GenerationOptions()
         )
@@ -30,7 +30,7 @@ def test_zero_is_a_value() -> None:
 
 
 def test_a_prompt_of_no_ids_is_still_one_of_ids() -> None:
-    request = complete_request([], model="", options=generation_options(), request_id="")
+    request = complete_request([])
     assert request.WhichOneof("prompt") == "token_ids"
 
 

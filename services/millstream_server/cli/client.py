@@ -12,7 +12,7 @@ import grpc
 from millstream_client import NO_RETRY, Client, MillstreamError, Options, Tls
 from millstream_client.errors import CONNECTION_LOST, SERVER_NOT_REACHED
 from millstream_client.service_config import ONE_SERVER
-from millstream_client.target import parse_target
+from millstream_client.transport import parse_target
 from millstream_server.cli.connection import (
     KEY_VARIABLE,
     Destination,
