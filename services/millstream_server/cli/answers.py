@@ -7,8 +7,19 @@ import time
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from rich.console import Console
+
 from millstream.v1 import generation_pb2
 from millstream_client import Answer, AnswerStream, ChoiceDelta, GenerationUsage
+
+_UNSEEN_WIDTH = 160
+
+
+def open_console() -> Console:
+    """Make a console on stdout; for a file or a pipe without line breaks inside paths."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_UNSEEN_WIDTH)
+
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 _KEPT_CONTROLS = "\n\t"

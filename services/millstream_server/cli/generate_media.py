@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import re
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from millstream.v1 import diffusion_pb2
 from millstream_client import Client, GeneratedMedia, MediaFileError, MediaStream
 from millstream_server.cli.client import call_processor
+from millstream_server.cli.flags import Commands, add_target, command, fail, whole_number
 
 _FORMATS = {".png": diffusion_pb2.IMAGE_FORMAT_PNG, ".webp": diffusion_pb2.IMAGE_FORMAT_WEBP}
 _KNOBS = (
@@ -30,8 +30,70 @@ _KNOBS = (
 )
 
 
-def size(text: str) -> tuple[int, int]:
-    """Read WIDTHxHEIGHT, for argparse."""
+def add_image(commands: Commands) -> None:
+    """Add the command that makes images."""
+    parser = command(
+        commands,
+        "image",
+        _run_image,
+        "Make an image from words, or from an image and words.",
+        "The same seed and settings give the same file. Ctrl-C stops the work within one step.",
+        'millstream image "a red circle on a white background" -o circle.png',
+        'millstream image "a blue square" --seed 7 --steps 20 -n 4 -o square.webp',
+        'millstream image "a green square" --input circle.png --strength 0.8 -o changed.png',
+    )
+    _add_diffusion(parser, "PNG or WebP, by its suffix; default: image-SEED.png")
+    group = parser.add_argument_group("image to image", "for models that can")
+    group.add_argument("--input", type=Path, metavar="FILE", help="image to start from")
+    group.add_argument(
+        "--strength", type=float, metavar="X", help="how far to go away from it, above 0 to 1"
+    )
+
+
+def add_video(commands: Commands) -> None:
+    """Add the command that makes videos."""
+    parser = command(
+        commands,
+        "video",
+        _run_video,
+        "Make a video from words.",
+        "The same seed and settings give the same file. Ctrl-C stops the work within one step.",
+        'millstream video "a ball that rolls" --frames 17 --fps 8 -o ball.mp4',
+    )
+    _add_diffusion(parser, "MP4; default: video-SEED.mp4")
+    parser.add_argument("--frames", type=int, metavar="N", help="frames of the video")
+    parser.add_argument("--fps", type=int, metavar="N", help="frames per second in the file")
+
+
+def _add_diffusion(parser: argparse.ArgumentParser, output: str) -> None:
+    parser.add_argument("prompt", metavar="PROMPT", help="what to show")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
+    add_target(parser)
+    group = parser.add_argument_group("settings", "left out: the model's own defaults")
+    group.add_argument("--negative-prompt", "--negative", metavar="TEXT", help="what not to show")
+    group.add_argument("-n", type=int, metavar="N", help="how many; numbered files are written")
+    group.add_argument("--size", type=_size, metavar="WxH", help="in pixels")
+    group.add_argument("--steps", type=int, metavar="N", help="denoising steps")
+    group.add_argument(
+        "--guidance",
+        dest="guidance_scale",
+        type=float,
+        metavar="X",
+        help="how strongly the prompt guides",
+    )
+    group.add_argument(
+        "--seed", type=whole_number((1 << 63) - 1), metavar="N", help="random number seed"
+    )
+    group.add_argument("--scheduler", metavar="NAME", help="one that the model offers")
+    group.add_argument(
+        "--preview", type=Path, metavar="FILE", help="write a small WebP preview here while it runs"
+    )
+    group.add_argument(
+        "--preview-every-steps", type=int, metavar="N", help="every so many steps (default: 1)"
+    )
+
+
+def _size(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,6})x(\d{1,6})", text)
     if match is None:
         message = f"{text!r} is not a size such as 512x512"
@@ -39,20 +101,16 @@ def size(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def run_image(args: argparse.Namespace) -> int:
-    """Make images; return the exit code."""
+def _run_image(args: argparse.Namespace) -> int:
     if args.output is not None and args.output.suffix.lower() not in _FORMATS:
-        print("error: -o must end in .png or .webp", file=sys.stderr)
-        return 1
-    return asyncio.run(call_processor(args, lambda client, _: _image(client, args)))
+        return fail("-o must end in .png or .webp")
+    return call_processor(args, lambda client, _: _image(client, args))
 
 
-def run_video(args: argparse.Namespace) -> int:
-    """Make videos; return the exit code."""
+def _run_video(args: argparse.Namespace) -> int:
     if args.output is not None and args.output.suffix.lower() != ".mp4":
-        print("error: -o must end in .mp4", file=sys.stderr)
-        return 1
-    return asyncio.run(call_processor(args, lambda client, _: _video(client, args)))
+        return fail("-o must end in .mp4")
+    return call_processor(args, lambda client, _: _video(client, args))
 
 
 async def _image(client: Client, args: argparse.Namespace) -> int:
@@ -67,8 +125,7 @@ async def _image(client: Client, args: argparse.Namespace) -> int:
             **_knobs(args),
         )
     except MediaFileError as error:
-        print(f"error: {error.message}", file=sys.stderr)
-        return 1
+        return fail(error.message)
     return await _save(stream, args)
 
 
@@ -103,8 +160,7 @@ async def _save(stream: MediaStream, args: argparse.Namespace) -> int:
         for file, path in zip(media.files, _paths(media, args.output), strict=True):
             print(f"{file.save(path)} (seed {file.seed})")
     except OSError as error:
-        print(f"error: can't write {error.filename}: {error.strerror}", file=sys.stderr)
-        return 1
+        return fail(f"can't write {error.filename}: {error.strerror}")
     if args.show_usage:
         print(_usage(media), file=sys.stderr)
     return 0

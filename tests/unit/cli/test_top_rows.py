@@ -18,7 +18,7 @@ from millstream_server.cli.top.rows import (
     sort_rows,
     status_of,
 )
-from millstream_server.cli.top.state import Reach, WorkerState
+from millstream_server.cli.top.workers import Reach, WorkerState
 
 DECODE, PREFILL = worker_pb2.WORKER_ROLE_DECODE, worker_pb2.WORKER_ROLE_PREFILL
 AGGREGATED = worker_pb2.WORKER_ROLE_AGGREGATED

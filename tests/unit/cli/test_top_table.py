@@ -11,8 +11,8 @@ from rich.console import Console
 
 from millstream.v1 import worker_pb2
 from millstream_server.cli.top.rows import Meter, model_rows
-from millstream_server.cli.top.state import Reach, WorkerState
 from millstream_server.cli.top.table import Signs, as_object, bar, draw, percent
+from millstream_server.cli.top.workers import Reach, WorkerState
 
 ASCII = Signs("#", ".")
 

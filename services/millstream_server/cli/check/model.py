@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Awaitable, Iterable
 
 from millstream.v1 import generation_pb2, media_pb2, processor_pb2, worker_pb2
 from millstream_client import Answer, Client, GeneratedMedia
-from millstream_server.cli.check.picture import small_png
 from millstream_server.cli.check.report import CheckFailedError
-from millstream_server.cli.roles import role_name, role_order
+from millstream_server.cli.client import role_name, role_order
+
+_SIZE = 64
+"""Pixels of a side: more than any vision model's least, and few tokens."""
+_RED = b"\xff\x00\x00"
+
+
+def small_png() -> bytes:
+    """Return a red square as a PNG file."""
+    header = struct.pack(">IIBBBBB", _SIZE, _SIZE, 8, 2, 0, 0, 0)  # 8 bits a channel, RGB
+    rows = (b"\x00" + _RED * _SIZE) * _SIZE  # each begins with its filter, none
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*chunk) for chunk in chunks)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    checksum = struct.pack(">I", zlib.crc32(kind + data))
+    return struct.pack(">I", len(data)) + kind + data + checksum
+
 
 _TOKENS = 8
 _STEPS = 2

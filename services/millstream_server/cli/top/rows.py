@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream.v1 import worker_pb2
-from millstream_server.cli.roles import role_name, role_order
-from millstream_server.cli.top.state import Reach, WorkerState
+from millstream_server.cli.client import role_name, role_order
+from millstream_server.cli.top.workers import Reach, WorkerState
 
 _NEWS_S = 10.0
 """How long the table says that a worker has come back."""

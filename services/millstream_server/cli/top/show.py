@@ -16,18 +16,16 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.live import Live
 
-from millstream_server.cli.connection import read_connection
-from millstream_server.cli.console import open_console
+from millstream_server.cli.answers import open_console
+from millstream_server.cli.flags import WRONG_USAGE, fail, read_connection
 from millstream_server.cli.suite.running import NoSuiteError, find_suite
 from millstream_server.cli.top.rows import Meter, ModelRow, Row, model_rows, sort_rows
-from millstream_server.cli.top.state import Reach
 from millstream_server.cli.top.table import Signs, as_object, draw
-from millstream_server.cli.top.workers import Known, Workers
+from millstream_server.cli.top.workers import Known, Reach, Workers
 from millstream_server.routing.discovery.base import Discovery
 from millstream_server.routing.discovery.static import StaticDiscovery
 from millstream_server.runtime.settings import SettingsError
 
-_WRONG_USAGE = 2
 _SETTLE_TICK_S = 0.02
 _FIRST_TABLE_S = 1.0
 """Longest wait before the first table of many; a worker that hangs must not hide the others."""
@@ -52,8 +50,7 @@ async def _show(args: argparse.Namespace) -> int:
     except BrokenPipeError:  # the reader of our output has left
         raise
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return _WRONG_USAGE
+        return fail(error, WRONG_USAGE)
 
 
 @contextlib.asynccontextmanager
