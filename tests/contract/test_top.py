@@ -16,6 +16,7 @@ import pytest
 from millstream.v1 import worker_pb2, worker_pb2_grpc
 from millstream_server.cli.flags import Destination
 from millstream_server.cli.main import main
+from millstream_server.cli.suite.running import RunningSuite
 from millstream_server.cli.top.rows import status_of
 from millstream_server.cli.top.workers import Workers, WorkerState
 from millstream_server.routing.discovery.base import Addresses
@@ -106,7 +107,7 @@ class Named:
 
 @contextlib.asynccontextmanager
 async def followed(discovery: Named) -> AsyncIterator[Workers]:
-    workers = Workers(discovery, Destination(""), 0.2, {})
+    workers = Workers(discovery, Destination(""), 0.2, RunningSuite(()))
     try:
         yield workers
     finally:

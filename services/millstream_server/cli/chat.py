@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from prompt_toolkit import PromptSession
 
@@ -184,8 +184,15 @@ async def _once(client: Client, args: argparse.Namespace, text: str) -> int:
     return 0
 
 
-class _Input(Protocol):
-    """The source of the user's lines."""
+class _Input:
+    """The user's lines: edited at a terminal, with history; of a file or a pipe each is a turn."""
+
+    def __init__(self) -> None:
+        self._session: PromptSession[str] | None = None
+        if sys.stdin.isatty():
+            self._session = PromptSession(
+                completer=ChatCompleter(_COMMANDS), complete_while_typing=False
+            )
 
     async def read(self, prompt: str) -> str:
         """Return the next line; a terminal shows ``prompt`` before it.
@@ -193,17 +200,11 @@ class _Input(Protocol):
         Raises:
             EOFError: there are no more.
         """
-
-
-class _Keyboard:
-    """Lines edited at a terminal, with history."""
-
-    def __init__(self) -> None:
-        self._session: PromptSession[str] = PromptSession(
-            completer=ChatCompleter(_COMMANDS), complete_while_typing=False
-        )
-
-    async def read(self, prompt: str) -> str:
+        if self._session is None:
+            line: str = await asyncio.to_thread(sys.stdin.readline)
+            if not line:
+                raise EOFError
+            return line
         while True:
             try:
                 return await self._session.prompt_async(prompt)
@@ -211,35 +212,22 @@ class _Keyboard:
                 print(dim("Ctrl-D or /quit ends the chat.", sys.stdout))
 
 
-class _Pipe:
-    """Lines from a file or a pipe: each is a turn."""
-
-    async def read(self, prompt: str) -> str:
-        line: str = await asyncio.to_thread(sys.stdin.readline)
-        if not line:
-            raise EOFError
-        return line
-
-
 async def _interactive(args: argparse.Namespace, client: Client, server: Destination) -> int:
-    source: _Input = _Keyboard() if sys.stdin.isatty() else _Pipe()
     served = ", ".join(model.name for model in await client.models()) or "no model yet"
     print(f"Millstream at {args.address}: {args.model or served}.")
     print(dim("/help lists commands; Ctrl-C stops an answer; Ctrl-D ends the chat.", sys.stdout))
-    await _Chat(client, server, args, source).run()
+    await _Chat(client, server, args).run()
     return 0
 
 
 class _Chat:
     """The loop of an interactive chat."""
 
-    def __init__(
-        self, client: Client, server: Destination, args: argparse.Namespace, source: _Input
-    ) -> None:
+    def __init__(self, client: Client, server: Destination, args: argparse.Namespace) -> None:
         self._client = client
         self._server = server
         self._args = args
-        self._source = source
+        self._input = _Input()
         self._conversation = self._new_conversation()
         self._attached = Attachments(args.media)
         self._usage = GenerationUsage()
@@ -253,7 +241,7 @@ class _Chat:
         """Read a line, run its turn, repeat; a failed turn is explained and the chat goes on."""
         while True:
             try:
-                line = (await self._source.read(self._attached.prompt)).strip()
+                line = (await self._input.read(self._attached.prompt)).strip()
             except EOFError:
                 line = "/quit"
             if line == "/quit":

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from millstream.v1 import diffusion_pb2
 from millstream_client import Client, GeneratedMedia, MediaFileError, MediaStream
@@ -150,9 +152,9 @@ def _knobs(args: argparse.Namespace) -> dict[str, Any]:
 
 async def _save(stream: MediaStream, args: argparse.Namespace) -> int:
     async with stream:
-        with _Bar(args.n or 1) as bar:
+        with _progress_bar(args.n or 1) as show:
             async for progress in stream:
-                bar.show(progress)
+                show(progress)
                 if progress.preview and args.preview is not None:
                     args.preview.write_bytes(progress.preview)
         media = await stream.result()
@@ -191,45 +193,29 @@ def _usage(media: GeneratedMedia) -> str:
     return " · ".join(parts)
 
 
-class _Bar:
-    """The progress bar, on stderr; nothing where stderr is no terminal."""
+@contextlib.contextmanager
+def _progress_bar(outputs: int) -> Iterator[Callable[[diffusion_pb2.DiffusionProgress], None]]:
+    """Show progress on stderr; nothing where that is no terminal."""
+    console = Console(stderr=True, highlight=False)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:g}/{task.total:g} steps"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    task = bar.add_task("sending", total=1)
 
-    def __init__(self, outputs: int) -> None:
-        self._outputs = outputs
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:g}/{task.total:g} steps"),
-            TimeElapsedColumn(),
-            console=Console(stderr=True, highlight=False),
-            transient=True,
-        )
-        self._shown = self._progress.console.is_terminal
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> Self:
-        if self._shown:
-            self._progress.start()
-            self._task = self._progress.add_task("sending", total=1)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown:
-            self._progress.stop()
-
-    def show(self, progress: diffusion_pb2.DiffusionProgress) -> None:
-        """Show where the request is."""
-        if self._task is None:
-            return
+    def show(progress: diffusion_pb2.DiffusionProgress) -> None:
         if progress.queue_position:
             text = f"waiting: {progress.queue_position} before this one"
-        elif self._outputs > 1:
-            text = f"{progress.output + 1} of {self._outputs}"
+        elif outputs > 1:
+            text = f"{progress.output + 1} of {outputs}"
         else:
             text = "denoising"
-        self._progress.update(
-            self._task,
-            description=text,
-            completed=progress.step,
-            total=progress.steps or 1,
-        )
+        bar.update(task, description=text, completed=progress.step, total=progress.steps or 1)
+
+    with bar:
+        yield show

@@ -140,8 +140,8 @@ async def _serve(
     """Start, watch, drain. After a failed or interrupted start processes are still running."""
     began_s = time.monotonic()
     try:
-        with progress(console) as shown:
-            started = await _unless(stop, suite.start(shown.show))
+        with progress(console) as show:
+            started = await _unless(stop, suite.start(show))
     except StartError as error:
         explain_start(console, error.child)
         return 1

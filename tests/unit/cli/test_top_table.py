@@ -11,10 +11,10 @@ from rich.console import Console
 
 from millstream.v1 import worker_pb2
 from millstream_server.cli.top.rows import Meter, model_rows
-from millstream_server.cli.top.table import Signs, as_object, bar, draw, percent
+from millstream_server.cli.top.table import as_object, bar, draw, percent, signs_of
 from millstream_server.cli.top.workers import Reach, WorkerState
 
-ASCII = Signs("#", ".")
+ASCII = "#."
 
 
 def _states(model: str = "m") -> list[WorkerState]:
@@ -45,7 +45,7 @@ def _text(states: list[WorkerState], encoding: str = "utf-8", **options: Any) ->
     rows = Meter().rows(states, 100.0)
     out = io.StringIO()
     console = Console(file=out, width=160)
-    console.print(draw(rows, model_rows(rows), now_s=100.0, signs=Signs.of(encoding), **options))
+    console.print(draw(rows, model_rows(rows), now_s=100.0, signs=signs_of(encoding), **options))
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 

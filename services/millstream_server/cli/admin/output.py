@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TextIO
 
 import grpc
 from google.protobuf.json_format import MessageToDict
@@ -133,35 +133,19 @@ _DOING = {
 Progress = engine_control_pb2.OperationProgress
 
 
-class Output(Protocol):
-    """Where what happens goes; calls of several servers run at the same time."""
-
-    def progress(self, label: str, progress: Progress) -> None:
-        """Print how far a server is."""
-        ...
-
-    def result(self, label: str, response: Message, lines: Sequence[str]) -> None:
-        """Print what a server did."""
-        ...
-
-    def failure(self, label: str, failure: Failure) -> None:
-        """Print why a server didn't."""
-        ...
-
-
 class JsonOutput:
     """Lines of JSON on stdout."""
 
     def progress(self, label: str, progress: Progress) -> None:
-        """See `Output.progress`."""
+        """Print how far a server is."""
         self._print(label, progress=_fields(progress))
 
     def result(self, label: str, response: Message, lines: Sequence[str]) -> None:
-        """See `Output.result`."""
+        """Print what a server did."""
         self._print(label, ok=True, result=_fields(response))
 
     def failure(self, label: str, failure: Failure) -> None:
-        """See `Output.failure`."""
+        """Print why a server didn't."""
         self._print(label, ok=False, error=failure.fields())
 
     def _print(self, label: str, **fields: Any) -> None:
@@ -178,7 +162,7 @@ class TextOutput:
         self._shown = False
 
     def progress(self, label: str, progress: Progress) -> None:
-        """See `Output.progress`."""
+        """Print how far a server is."""
         if progress.stage == engine_control_pb2.OPERATION_STAGE_DONE:
             return  # the result follows
         line = f"{label}: {progress_line(progress)}"
@@ -194,23 +178,25 @@ class TextOutput:
             print(line, file=sys.stderr, flush=True)
 
     def result(self, label: str, response: Message, lines: Sequence[str]) -> None:
-        """See `Output.result`."""
-        self._clear()
-        first, *more = lines
-        print("\n".join([f"{label}: {first}", *(f"  {line}" for line in more)]), flush=True)
+        """Print what a server did."""
+        self._print(label, lines, sys.stdout)
 
     def failure(self, label: str, failure: Failure) -> None:
-        """See `Output.failure`."""
-        self._clear()
-        first, *more = failure.lines
-        text = "\n".join([f"{label}: {first}", *(f"  {line}" for line in more)])
-        print(text, file=sys.stderr, flush=True)
+        """Print why a server didn't."""
+        self._print(label, failure.lines, sys.stderr)
 
-    def _clear(self) -> None:
-        if self._shown:
+    def _print(self, label: str, lines: Sequence[str], file: TextIO) -> None:
+        if self._shown:  # the line that changes
             sys.stderr.write(_CLEAR)
             sys.stderr.flush()
             self._shown = False
+        first, *more = lines
+        text = "\n".join([f"{label}: {first}", *(f"  {line}" for line in more)])
+        print(text, file=file, flush=True)
+
+
+Output = JsonOutput | TextOutput
+"""Where what happens goes; calls of several servers run at the same time."""
 
 
 def progress_line(progress: Progress) -> str:

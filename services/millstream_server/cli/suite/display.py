@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -24,104 +23,6 @@ from millstream_server.cli.suite.plan import SuitePlan
 from millstream_server.cli.suite.processes import Child
 from millstream_server.cli.suite.running import DEFAULT_LOG_DIR
 
-
-class Progress(Protocol):
-    """Shows the processes while they start; a context manager."""
-
-    def __enter__(self) -> Self:
-        """Begin."""
-        ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """End; the last lines stay."""
-
-    def show(self, children: Sequence[Child]) -> None:
-        """Show each process's current phase."""
-
-
-def progress(console: Console) -> Progress:
-    """Make the display for this kind of output."""
-    return _Live(console) if console.is_terminal else _Plain(console)
-
-
-class _Live:
-    """One line per process: spinner, name, phase, seconds."""
-
-    def __init__(self, console: Console) -> None:
-        self._live = Live(console=console, refresh_per_second=10)
-        self._spinner = Spinner("dots")
-        self._served_s: dict[Child, float] = {}
-
-    def __enter__(self) -> Self:
-        self._live.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._live.stop()
-
-    def show(self, children: Sequence[Child]) -> None:
-        grid = Table.grid(padding=(0, 2))
-        for child in children:
-            grid.add_row(
-                self._mark(child),
-                child.service.name,
-                Text("serving" if child.serving else child.phase),
-                f"{self._seconds(child):.0f} s",
-            )
-        self._live.update(grid)
-
-    def _seconds(self, child: Child) -> float:
-        now = time.monotonic()
-        if child.serving:
-            now = self._served_s.setdefault(child, now)
-        return now - child.started_s
-
-    def _mark(self, child: Child) -> Spinner | Text:
-        if child.serving:
-            return Text("✓", style="green")
-        return self._spinner if child.running else Text("✗", style="red")
-
-
-class _Plain:
-    """One line per change."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._shown: dict[Child, str] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        pass
-
-    def show(self, children: Sequence[Child]) -> None:
-        for child in children:
-            phase = "serving" if child.serving else child.phase
-            if self._shown.get(child) == phase:
-                continue
-            self._shown[child] = phase
-            seconds = time.monotonic() - child.started_s
-            self._console.print(
-                f"{child.service.name}: {phase} ({seconds:.0f} s)", markup=False, soft_wrap=True
-            )
-
-
 _BUF_FLAGS = "--http2-prior-knowledge --reflect-protocol grpc-v1 --protocol grpc"
 _SERVICES = "millstream.v1"
 _START = '{"slot":1,"token_ids":[7,41,12],"sampling":{"temperature":0,"max_new_tokens":8}}'
@@ -131,6 +32,46 @@ _RED_CIRCLE = (
     "HY/pL4SX4YEADxZ4QMGDDh6YiOClFwAAeDafr46s090AAAAASUVORK5CYII="
 )
 """A PNG of 64 x 64 pixels: a red circle on white."""
+
+Show = Callable[[Sequence[Child]], None]
+"""Shows each process's current phase."""
+
+
+@contextlib.contextmanager
+def progress(console: Console) -> Iterator[Show]:
+    """Show the processes while they start: lines that change, or one per change in a file."""
+    if not console.is_terminal:
+        shown: dict[Child, str] = {}
+        yield lambda children: _print_changes(console, children, shown)
+        return
+    spinner = Spinner("dots")
+    served_s: dict[Child, float] = {}
+    with Live(console=console, refresh_per_second=10) as live:
+        yield lambda children: live.update(_grid(children, spinner, served_s))
+
+
+def _grid(children: Sequence[Child], spinner: Spinner, served_s: dict[Child, float]) -> Table:
+    """Return a line per process: its mark, name, phase, seconds until it served."""
+    grid = Table.grid(padding=(0, 2))
+    for child in children:
+        now = time.monotonic()
+        mark: Spinner | Text = spinner if child.running else Text("✗", style="red")
+        if child.serving:
+            now = served_s.setdefault(child, now)
+            mark = Text("✓", style="green")
+        phase = Text("serving" if child.serving else child.phase)
+        grid.add_row(mark, child.service.name, phase, f"{now - child.started_s:.0f} s")
+    return grid
+
+
+def _print_changes(console: Console, children: Sequence[Child], shown: dict[Child, str]) -> None:
+    for child in children:
+        phase = "serving" if child.serving else child.phase
+        if shown.get(child) != phase:
+            shown[child] = phase
+            seconds = time.monotonic() - child.started_s
+            line = f"{child.service.name}: {phase} ({seconds:.0f} s)"
+            console.print(line, markup=False, soft_wrap=True)
 
 
 def examples(plan: SuitePlan) -> list[str]:

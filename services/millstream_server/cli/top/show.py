@@ -18,10 +18,10 @@ from rich.live import Live
 
 from millstream_server.cli.answers import open_console
 from millstream_server.cli.flags import WRONG_USAGE, fail, read_connection
-from millstream_server.cli.suite.running import NoSuiteError, find_suite
+from millstream_server.cli.suite.running import NoSuiteError, RunningSuite, find_suite
 from millstream_server.cli.top.rows import Meter, ModelRow, Row, model_rows, sort_rows
-from millstream_server.cli.top.table import Signs, as_object, draw
-from millstream_server.cli.top.workers import Known, Reach, Workers
+from millstream_server.cli.top.table import as_object, draw, signs_of
+from millstream_server.cli.top.workers import Reach, Workers
 from millstream_server.routing.discovery.base import Discovery
 from millstream_server.routing.discovery.static import StaticDiscovery
 from millstream_server.runtime.settings import SettingsError
@@ -62,25 +62,21 @@ async def _open(args: argparse.Namespace) -> AsyncIterator[Workers]:
         OSError: a file can't be read.
     """
     server = read_connection(argparse.Namespace(**{**vars(args), "address": ""}))
-    discovery, known = _discovery(args)
-    workers = Workers(discovery, server, args.interval, known)
+    discovery, suite = _discovery(args)
+    workers = Workers(discovery, server, args.interval, suite)
     try:
         yield workers
     finally:
         await workers.close()
 
 
-def _discovery(args: argparse.Namespace) -> tuple[Discovery, dict[str, Known]]:
+def _discovery(args: argparse.Namespace) -> tuple[Discovery, RunningSuite]:
     if not args.workers:
         try:
             suite = find_suite(args.log_dir)
         except NoSuiteError as error:
             raise ValueError(f"{error}; or name workers with --workers") from error
-        known = {
-            worker.address: Known(worker.name, worker.admin, suite.admin_key)
-            for worker in suite.workers
-        }
-        return StaticDiscovery(list(known)), known
+        return StaticDiscovery([worker.address for worker in suite.workers]), suite
     try:
         from millstream_server.routing.discovery.choice import make_discovery  # noqa: PLC0415
     except ModuleNotFoundError as error:  # of Kubernetes' discovery
@@ -89,7 +85,7 @@ def _discovery(args: argparse.Namespace) -> tuple[Discovery, dict[str, Known]]:
         ) from error
     entries = [entry.strip() for entry in args.workers.split(",") if entry.strip()]
     try:
-        return make_discovery(entries), {}
+        return make_discovery(entries), RunningSuite(())
     except SettingsError as error:
         raise ValueError(str(error)) from error
 
@@ -137,7 +133,7 @@ async def _forever(workers: Workers, args: argparse.Namespace) -> int:
 
 def _live(stack: contextlib.ExitStack, console: Console) -> Print:
     live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
-    signs = Signs.of(console.encoding)
+    signs = signs_of(console.encoding)
 
     def print_(rows: list[Row], models: list[ModelRow]) -> None:
         lines = console.height - len(models) - _LINES_BESIDE
@@ -161,7 +157,7 @@ def _live(stack: contextlib.ExitStack, console: Console) -> Print:
 
 
 def _printer(args: argparse.Namespace, console: Console) -> Print:
-    signs = Signs.of(console.encoding)
+    signs = signs_of(console.encoding)
 
     def print_json(rows: list[Row], models: list[ModelRow]) -> None:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")

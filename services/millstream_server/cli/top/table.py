@@ -29,21 +29,13 @@ _GAP = 2
 """Blanks between columns."""
 
 
-@dataclass(frozen=True, slots=True)
-class Signs:
-    """What the output can show."""
-
-    full: str
-    empty: str
-
-    @classmethod
-    def of(cls, encoding: str) -> Signs:
-        """Return blocks, or ASCII where there are none."""
-        try:
-            "█░".encode(encoding)
-        except (UnicodeEncodeError, LookupError):
-            return cls("#", ".")
-        return cls("█", "░")
+def signs_of(encoding: str) -> str:
+    """Return the signs of a full and an empty part of a bar; ASCII where there are no blocks."""
+    try:
+        "█░".encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return "#."
+    return "█░"
 
 
 def draw(
@@ -51,7 +43,7 @@ def draw(
     models: Sequence[ModelRow],
     *,
     now_s: float,
-    signs: Signs,
+    signs: str,
     max_rows: int | None = None,
     width: int | None = None,
 ) -> Group:
@@ -104,7 +96,7 @@ def _width(name: str, lines: Sequence[_Line]) -> int:
     return max(cell_len(text) for text in (name, *texts)) + _GAP
 
 
-def _workers(rows: Sequence[Row], signs: Signs, hidden: frozenset[str]) -> list[_Line]:
+def _workers(rows: Sequence[Row], signs: str, hidden: frozenset[str]) -> list[_Line]:
     # Columns without anything in them are left out, so that most tables fit into 100 columns.
     nothing = set()
     if len({row.model for row in rows if row.model}) <= 1:
@@ -123,7 +115,7 @@ def _workers(rows: Sequence[Row], signs: Signs, hidden: frozenset[str]) -> list[
     return lines
 
 
-def _cells(row: Row, signs: Signs, hidden: frozenset[str]) -> dict[str, str | Text]:
+def _cells(row: Row, signs: str, hidden: frozenset[str]) -> dict[str, str | Text]:
     load, state = row.load, row.state
     rates = (row.now.counts if row.now else None, row.total)
     now, in_all = (percent(counts.hit_rate if counts else None) for counts in rates)
@@ -144,7 +136,7 @@ def _cells(row: Row, signs: Signs, hidden: frozenset[str]) -> dict[str, str | Te
     }
 
 
-def _rank_cells(rank: RankRow, signs: Signs, hidden: frozenset[str]) -> dict[str, str | Text]:
+def _rank_cells(rank: RankRow, signs: str, hidden: frozenset[str]) -> dict[str, str | Text]:
     return {
         "worker": f"  rank {rank.rank}",
         "health": f"{rank.queued_tokens:,} tokens queued" if rank.queued_tokens else "",
@@ -155,7 +147,7 @@ def _rank_cells(rank: RankRow, signs: Signs, hidden: frozenset[str]) -> dict[str
     }
 
 
-def _models(models: Sequence[ModelRow], signs: Signs, hidden: frozenset[str]) -> list[_Line]:
+def _models(models: Sequence[ModelRow], signs: str, hidden: frozenset[str]) -> list[_Line]:
     return [
         _Line(
             {
@@ -187,11 +179,11 @@ def _problems(rows: Sequence[Row], now_s: float) -> list[str]:
     ]
 
 
-def bar(share: float, signs: Signs) -> str:
+def bar(share: float, signs: str) -> str:
     """Return a bar; it is empty at 0 only, and full at 1 only."""
     full = round(share * _BAR)
     full = min(max(full, 1 if share > 0 else 0), _BAR if share >= 1 else _BAR - 1)
-    return signs.full * full + signs.empty * (_BAR - full)
+    return signs[0] * full + signs[1] * (_BAR - full)
 
 
 def percent(share: float | None) -> str:
@@ -199,7 +191,7 @@ def percent(share: float | None) -> str:
     return _NOTHING if share is None else f"{share * 100:.0f} %"
 
 
-def _kv(used: int, total: int, signs: Signs, hidden: frozenset[str]) -> Text | str:
+def _kv(used: int, total: int, signs: str, hidden: frozenset[str]) -> Text | str:
     if not total:
         return _NOTHING
     share = used / total

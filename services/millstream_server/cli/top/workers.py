@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import enum
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -17,6 +17,7 @@ from millstream_client import Client, MillstreamError
 from millstream_client.errors import from_rpc_error
 from millstream_server.cli.client import connect
 from millstream_server.cli.flags import Destination, explain_tls
+from millstream_server.cli.suite.running import RunningSuite
 from millstream_server.routing.discovery.base import Addresses, Discovery
 
 
@@ -158,43 +159,37 @@ class WorkerWatch:
         stub = worker_pb2_grpc.WorkerServiceStub(self._client.channel)
         load = worker_pb2.WatchLoadRequest()
         load.interval.FromNanoseconds(round(self._report_s * 1_000_000_000))
+        progress = worker_pb2.WatchLoadProgressRequest()
         return [
             self._follow(stub.WatchWorkerInfo, worker_pb2.WatchWorkerInfoRequest(), self._told),
             self._follow(stub.WatchLoad, load, self._loaded),
-            self._follow_start(stub),
+            self._follow(stub.WatchLoadProgress, progress, self._started, once=True),
         ]
 
-    async def _follow(self, method: Any, request: Any, take: Callable[[Any], None]) -> None:
-        """Take a stream's messages; open it again until it makes no sense."""
+    async def _follow(
+        self, method: Any, request: Any, take: Callable[[Any], None], *, once: bool = False
+    ) -> None:
+        """Take a stream's messages; open it again until it makes no sense.
+
+        ``once``: it ends when all is told, and an older worker doesn't have it.
+        """
         while True:
             try:
                 async for response in method(request, metadata=self._client.metadata()):
                     take(response)
+                if once:
+                    return
             except grpc.aio.AioRpcError as error:
                 failed = from_rpc_error(error)
-                if failed.reason == "WORKER_DRAINING":
+                if failed.reason == "WORKER_DRAINING" and not once:
                     self._state.draining = True
                     return
                 if failed.code is not grpc.StatusCode.UNAVAILABLE:
+                    if once:
+                        return
                     self._state.problem = self._why(failed)
                     return
             await asyncio.sleep(_AGAIN_S)
-
-    async def _follow_start(self, stub: Any) -> None:
-        """Take the progress of loading, until the worker is ready."""
-        request = worker_pb2.WatchLoadProgressRequest()
-        while True:
-            try:
-                async for response in stub.WatchLoadProgress(
-                    request, metadata=self._client.metadata()
-                ):
-                    self._state.progress = response
-            except grpc.aio.AioRpcError as error:
-                if error.code() is not grpc.StatusCode.UNAVAILABLE:
-                    return  # an older worker; `_follow` tells of a server that is none
-                await asyncio.sleep(_AGAIN_S)
-            else:
-                return
 
     def _told(self, response: worker_pb2.WatchWorkerInfoResponse) -> None:
         state = self._state
@@ -203,6 +198,9 @@ class WorkerWatch:
             same = self._worker_id == response.info.worker_id
             state.came_back = state.came_back if same else "restarted"
         self._worker_id = response.info.worker_id
+
+    def _started(self, response: worker_pb2.WatchLoadProgressResponse) -> None:
+        self._state.progress = response
 
     def _loaded(self, response: worker_pb2.WatchLoadResponse) -> None:
         self._state.load, self._state.load_s = response.load, time.monotonic()
@@ -230,17 +228,6 @@ _SHOWN_AFTER_S = 60.0
 """How long a worker that discovery no longer names is shown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """What is known of a worker before it is called."""
-
-    name: str = ""
-    admin: str = ""
-    """Its admin address."""
-    admin_key: str = field(default="", repr=False)
-    """What that asks for."""
-
-
 class Workers:
     """Follows the workers that discovery names; `close` it."""
 
@@ -249,13 +236,14 @@ class Workers:
         discovery: Discovery,
         server: Destination,
         interval_s: float,
-        known: Mapping[str, Known],
+        suite: RunningSuite,
     ) -> None:
-        """Connect to each worker as to ``server``; ``known`` is by address."""
+        """Connect to each worker as to ``server``; ``suite`` has names and admin ports."""
         self._discovery = discovery
         self._server = server
         self._interval_s = interval_s
-        self._known = known
+        self._admin_key = suite.admin_key
+        self._known = {worker.address: worker for worker in suite.workers}
         self._states: dict[str, WorkerState] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._found = False
@@ -295,20 +283,21 @@ class Workers:
 
     def _apply(self, addresses: Addresses) -> None:
         for address in addresses - self._watches.keys():
-            known = self._known.get(address, Known())
-            state = WorkerState(address, known.name, since_s=time.monotonic())
+            known = self._known.get(address)
+            name, admin = (known.name, known.admin) if known else ("", "")
+            state = WorkerState(address, name, since_s=time.monotonic())
             self._states[address] = state
-            self._watches[address] = asyncio.ensure_future(self._follow(state, known))
+            self._watches[address] = asyncio.ensure_future(self._follow(state, admin))
         for address in self._watches.keys() - addresses:
             self._watches.pop(address).cancel()
             self._states[address].listed = False
             self._states[address].since_s = time.monotonic()
 
-    async def _follow(self, state: WorkerState, known: Known) -> None:
+    async def _follow(self, state: WorkerState, admin_address: str) -> None:
         server = replace(self._server, address=state.address)
         watch = WorkerWatch(state, server, connect(server), self._interval_s)
         works = [watch.run()]
-        if known.admin:
-            admin = connect(replace(self._server, address=known.admin, api_key=known.admin_key))
+        if admin_address:
+            admin = connect(replace(self._server, address=admin_address, api_key=self._admin_key))
             works.append(follow_conditions(state, admin, self._interval_s))
         await asyncio.gather(*works)
