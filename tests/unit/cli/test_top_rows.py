@@ -147,7 +147,7 @@ def test_progress_is_the_longest_of_busy_ranks() -> None:
         rank.since_progress.FromSeconds(idle_s)
     row = _row(Meter(), state, 1.0)
     assert [rank.idle_s for rank in row.ranks] == [2.0, 7.0, None]
-    assert row.idle_s == 7.0
+    assert row.since_progress_s == 7.0
 
 
 def test_a_models_prompts_and_tokens_count_once() -> None:

@@ -115,6 +115,10 @@ def test_json_has_numbers_and_nulls() -> None:
     one, lost = read["workers"]
     assert (one["running"], one["hits"], one["tokens_per_s"]) == (2, 0.25, None)
     assert (one["name"], one["adapters"], one["since_progress_s"]) == ("decode-1", ["sql"], 0.25)
-    assert [rank["queued_tokens"] for rank in one["ranks"]] == [0, 1500]
+    assert [(rank["queued_tokens"], rank["idle_s"]) for rank in one["ranks"]] == [
+        (0, 0.25),
+        (1500, 0.25),
+    ]
+    assert "state" not in one
     assert (lost["health"], lost["used_blocks"]) == ("unreachable", None)
     assert read["models"][0]["serving"] == 1

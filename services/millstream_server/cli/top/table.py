@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from rich.cells import cell_len
@@ -116,21 +116,18 @@ def _workers(rows: Sequence[Row], signs: str, hidden: frozenset[str]) -> list[_L
 
 
 def _cells(row: Row, signs: str, hidden: frozenset[str]) -> dict[str, str | Text]:
-    load, state = row.load, row.state
-    rates = (row.now.counts if row.now else None, row.total)
-    now, in_all = (percent(counts.hit_rate if counts else None) for counts in rates)
     return {
-        "worker": state.name if state.name and "addresses" in hidden else state.label,
+        "worker": row.name if row.name and "addresses" in hidden else row.state.label,
         "role": row.role or _NOTHING,
         "model": row.model or _NOTHING,
-        "health": Text(row.status, style=row.mood.value),
-        "run": str(load.running_requests) if load else _NOTHING,
-        "queue": str(load.queued_requests) if load else _NOTHING,
-        "KV in use": _kv(load.used_blocks, load.total_blocks, signs, hidden) if load else _NOTHING,
-        "cached now": now,
-        "in all": in_all,
-        "tokens/s": f"{row.now.tokens_per_s:,.0f}" if row.now else _NOTHING,
-        "progress": _progress(row.idle_s) if row.ranks else _NOTHING,
+        "health": Text(row.health, style=row.mood.value),
+        "run": _number(row.running),
+        "queue": _number(row.queued),
+        "KV in use": _kv(row.used_blocks or 0, row.total_blocks or 0, signs, hidden),
+        "cached now": percent(row.hits_now),
+        "in all": percent(row.hits),
+        "tokens/s": _number(row.tokens_per_s),
+        "progress": _progress(row.since_progress_s) if row.ranks else _NOTHING,
         "weights": row.weight_version or _NOTHING,
         "adapters": ", ".join(row.adapters) or _NOTHING,
     }
@@ -161,9 +158,7 @@ def _models(models: Sequence[ModelRow], signs: str, hidden: frozenset[str]) -> l
                 "KV in use": _kv(row.used_blocks, row.total_blocks, signs, hidden),
                 "cached now": percent(row.hits_now),
                 "in all": percent(row.hits),
-                "tokens/s": (
-                    f"{row.tokens_per_s:,.0f}" if row.tokens_per_s is not None else _NOTHING
-                ),
+                "tokens/s": _number(row.tokens_per_s),
             }
         )
         for row in models
@@ -172,10 +167,9 @@ def _models(models: Sequence[ModelRow], signs: str, hidden: frozenset[str]) -> l
 
 def _problems(rows: Sequence[Row], now_s: float) -> list[str]:
     return [
-        f"{row.state.label}: {row.status} for {now_s - row.state.since_s:.0f} s: "
-        f"{row.state.problem}"
+        f"{row.state.label}: {row.health} for {now_s - row.state.since_s:.0f} s: {row.problem}"
         for row in rows
-        if row.state.problem and row.state.listed
+        if row.problem and row.state.listed
     ]
 
 
@@ -184,6 +178,13 @@ def bar(share: float, signs: str) -> str:
     full = round(share * _BAR)
     full = min(max(full, 1 if share > 0 else 0), _BAR if share >= 1 else _BAR - 1)
     return signs[0] * full + signs[1] * (_BAR - full)
+
+
+def _number(number: float | None) -> str:
+    # Counts as they are, rates without a fraction and with commas.
+    if number is None:
+        return _NOTHING
+    return f"{number:,.0f}" if isinstance(number, float) else str(number)
 
 
 def percent(share: float | None) -> str:
@@ -212,35 +213,13 @@ def as_object(rows: Sequence[Row], models: Sequence[ModelRow], time: str) -> dic
     """Return everything as JSON takes it; rates of 0 to 1, times in seconds, null: not known."""
     return {
         "time": time,
-        "workers": [_worker_object(row) for row in rows],
-        "models": [
-            {name: getattr(row, name) for name in ModelRow.__dataclass_fields__} for row in models
-        ],
+        "workers": [{**_fields(row), "ranks": list(map(_fields, row.ranks))} for row in rows],
+        "models": list(map(_fields, models)),
     }
 
 
-def _worker_object(row: Row) -> dict[str, Any]:
-    state, load = row.state, row.load
-    return {
-        "address": state.address,
-        "name": state.name,
-        "worker_id": state.info.worker_id if state.info else "",
-        "role": row.role,
-        "model": row.model,
-        "health": row.status,
-        "problem": state.problem,
-        "running": load.running_requests if load else None,
-        "queued": load.queued_requests if load else None,
-        "used_blocks": load.used_blocks if load else None,
-        "total_blocks": load.total_blocks if load else None,
-        "hits_now": row.now.counts.hit_rate if row.now else None,
-        "hits": row.total.hit_rate if row.total else None,
-        "tokens_per_s": row.now.tokens_per_s if row.now else None,
-        "since_progress_s": row.idle_s,
-        "weight_version": row.weight_version,
-        "adapters": list(row.adapters),
-        "ranks": [
-            {name: getattr(rank, name) for name in RankRow.__dataclass_fields__}
-            for rank in row.ranks
-        ],
-    }
+def _fields(row: Row | RankRow | ModelRow) -> dict[str, Any]:
+    names = [field.name for field in fields(row)]
+    if "ranks" in names:  # what follows is for the table
+        names = names[: names.index("ranks")]
+    return {name: getattr(row, name) for name in names}
