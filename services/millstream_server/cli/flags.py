@@ -241,6 +241,8 @@ def _closed_at_once(server: Destination) -> str:
 
 
 DEFAULT_ADDRESS = "127.0.0.1:50051"
+DEFAULT_LOG_DIR = Path(".millstream/logs")
+"""Of `up`."""
 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - it has no public name
 
@@ -322,14 +324,25 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_timeout(parser: argparse.ArgumentParser, default_s: float, what: str) -> None:
-    """Add the flag that bounds each call; ``what`` is bounded."""
+def add_log_dir(parser: argparse.ArgumentParser | argparse._ArgumentGroup, what: str) -> None:
+    """Add the flag that names the directory of a suite's logs, by which it is found."""
+    parser.add_argument(
+        "--log-dir",
+        type=Path,
+        default=DEFAULT_LOG_DIR,
+        metavar="DIR",
+        help=f"{what} (default: %(default)s)",
+    )
+
+
+def add_timeout(parser: argparse.ArgumentParser, default_s: float | None, what: str) -> None:
+    """Add the flag that bounds each call; ``what`` is bounded, None: without limit."""
     parser.add_argument(
         "--timeout-s",
         type=positive_seconds,
         default=default_s,
         metavar="SECONDS",
-        help=f"{what} (default: %(default)s)",
+        help=f"{what} (default: {'no limit' if default_s is None else '%(default)s'})",
     )
 
 

@@ -16,6 +16,7 @@ from millstream_server.cli.flags import (
     INTERRUPTED,
     Commands,
     add_connection,
+    add_log_dir,
     add_model_dir,
     add_timeout,
     command,
@@ -24,7 +25,6 @@ from millstream_server.cli.flags import (
     whole_number,
 )
 from millstream_server.cli.generate_media import add_image, add_video
-from millstream_server.cli.suite.running import DEFAULT_LOG_DIR
 from millstream_server.cli.top.rows import SORTS
 from millstream_server.cli.vectors import add_embed, add_models, add_rerank
 from millstream_server.routing.policy import PolicyName
@@ -190,13 +190,7 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help="port of the Processor (default: 50051, or the next free one)",
     )
-    parser.add_argument(
-        "--log-dir",
-        type=Path,
-        default=DEFAULT_LOG_DIR,
-        metavar="DIR",
-        help="where each service's log goes (default: %(default)s)",
-    )
+    add_log_dir(parser, "where each service's log goes")
 
 
 def _add_top(commands: Commands) -> None:
@@ -217,13 +211,7 @@ def _add_top(commands: Commands) -> None:
         help="HOST:PORT, dns:NAME:PORT, k8s:SERVICE, k8s:NAMESPACE/SERVICE or file:PATH, as for "
         "the Processor (default: the suite of `millstream up`)",
     )
-    parser.add_argument(
-        "--log-dir",
-        type=Path,
-        default=DEFAULT_LOG_DIR,
-        metavar="DIR",
-        help="that suite's, as `millstream up` was told (default: %(default)s)",
-    )
+    add_log_dir(parser, "that suite's, as `millstream up` was told")
     parser.add_argument(
         "--interval",
         type=_interval,

@@ -27,7 +27,7 @@ def add_embed(commands: Commands) -> None:
         "",
         'millstream embed "How do I bake bread?"',
         'millstream embed --compare "a cat" "a kitten" "a database"',
-        "millstream embed - --dimensions 64 < lines.txt > jsonl",
+        "millstream embed - --dimensions 64 < lines.txt > vectors.jsonl",
     )
     parser.add_argument(
         "texts", nargs="+", metavar="TEXT", help="a single - reads texts from stdin, one per line"

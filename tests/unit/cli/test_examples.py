@@ -18,11 +18,11 @@ from google.protobuf.message import Message
 
 from millstream.v1 import decode_pb2, encode_pb2, media_pb2, processor_pb2
 from millstream_client import Image
+from millstream_server.cli.flags import DEFAULT_LOG_DIR
 from millstream_server.cli.main import make_parser
 from millstream_server.cli.suite.display import examples, operating
 from millstream_server.cli.suite.models import FurtherModel, Task
 from millstream_server.cli.suite.plan import PortClaims, SuitePlan, UpOptions, make_plan
-from millstream_server.cli.suite.running import DEFAULT_LOG_DIR
 from tests.support.stand_in import write_vision_config
 
 _REQUESTS: dict[str, type[Message]] = {

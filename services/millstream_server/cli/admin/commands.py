@@ -7,8 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from millstream_server.cli.flags import Commands, add_tls, command, list_examples, positive_seconds
-from millstream_server.cli.suite.running import DEFAULT_LOG_DIR
+from millstream_server.cli.flags import (
+    Commands,
+    add_log_dir,
+    add_timeout,
+    add_tls,
+    command,
+)
 
 Parser = argparse.ArgumentParser
 
@@ -28,12 +33,7 @@ class AdminCommand:
 
 
 def _timeout(parser: Parser) -> None:
-    parser.add_argument(
-        "--timeout-s",
-        type=positive_seconds,
-        metavar="SECONDS",
-        help="longest time to wait for open requests (default: no limit)",
-    )
+    add_timeout(parser, None, "longest time to wait for open requests")
 
 
 def _whole(least: int, most: int = (1 << 32) - 1) -> Callable[[str], int]:
@@ -323,23 +323,13 @@ def add_admin(commands: Commands) -> None:
     )
     below = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for entry in COMMANDS:
-        _add(below, entry)
-
-
-def _add(commands: Commands, entry: AdminCommand) -> None:
-    parser = commands.add_parser(
-        entry.name,
-        help=entry.sentence,
-        description=f"{entry.sentence}\n\n{entry.notes}",
-        epilog=list_examples(f"millstream admin {entry.example}"),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.set_defaults(run=run, admin_command=entry)
-    entry.add_flags(parser)
-    _add_servers(parser, entry)
-    add_tls(parser)
-    parser.add_argument("--json", action="store_true", help="print lines of JSON")
+        example = f"millstream admin {entry.example}"
+        one = command(below, entry.name, run, entry.sentence, entry.notes, example)
+        one.set_defaults(admin_command=entry)
+        entry.add_flags(one)
+        _add_servers(one, entry)
+        add_tls(one)
+        one.add_argument("--json", action="store_true", help="print lines of JSON")
 
 
 def _add_servers(parser: argparse.ArgumentParser, entry: AdminCommand) -> None:
@@ -359,13 +349,7 @@ def _add_servers(parser: argparse.ArgumentParser, entry: AdminCommand) -> None:
     group.add_argument(
         "--model", default="", metavar="NAME", help="with --all: only workers of this model"
     )
-    group.add_argument(
-        "--log-dir",
-        type=Path,
-        default=DEFAULT_LOG_DIR,
-        metavar="DIR",
-        help="the suite's, as `millstream up` was told (default: %(default)s)",
-    )
+    add_log_dir(group, "the suite's, as `millstream up` was told")
 
 
 def run(args: argparse.Namespace) -> int:

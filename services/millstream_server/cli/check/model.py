@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Awaitable, Iterable
+from typing import Any
 
 from millstream.v1 import generation_pb2, media_pb2, processor_pb2, worker_pb2
 from millstream_client import Answer, Client, GeneratedMedia
@@ -87,6 +88,8 @@ class _Asked:
         self._model = model
         self._name = model.name
         self._timeout_s = timeout_s
+        self._short: Any = {"max_new_tokens": _TOKENS, "temperature": 0.0}
+        self._to: Any = {"model": model.name, "timeout_s": timeout_s}
 
     async def text(self, *, chats: bool, disaggregated: bool) -> str:
         before = _roles(self._model)
@@ -97,24 +100,13 @@ class _Asked:
 
     async def picture(self) -> str:
         answer = await self._client.chat(
-            _QUESTION,
-            image=small_png(),
-            model=self._name,
-            max_new_tokens=_TOKENS,
-            temperature=0.0,
-            timeout_s=self._timeout_s,
+            _QUESTION, image=small_png(), **self._short, **self._to
         ).answer()
         return f"chat with an image: {_tokens(answer)} tokens"
 
     async def _answer(self, *, chats: bool) -> Answer:
         make = self._client.chat if chats else self._client.complete
-        stream = make(
-            _QUESTION,
-            model=self._name,
-            max_new_tokens=_TOKENS,
-            temperature=0.0,
-            timeout_s=self._timeout_s,
-        )
+        stream = make(_QUESTION, **self._short, **self._to)
         return await stream.answer()
 
     async def _way(self, before: frozenset[int], *, disaggregated: bool) -> str:
@@ -139,7 +131,7 @@ class _Asked:
         )
 
     async def embed(self) -> str:
-        result = await self._client.embed(_QUESTION, model=self._name, timeout_s=self._timeout_s)
+        result = await self._client.embed(_QUESTION, **self._to)
         lengths = [len(vector) for vector in result.vectors]
         if len(lengths) != 1 or not any(result.vectors[0]):
             raise CheckFailedError(f"vectors of {lengths} numbers, or of zeros", "see its log")
@@ -147,9 +139,7 @@ class _Asked:
 
     async def rerank(self) -> str:
         documents = ("Hello.", "Goodbye.")
-        ranked = await self._client.rerank(
-            _QUESTION, documents, model=self._name, timeout_s=self._timeout_s
-        )
+        ranked = await self._client.rerank(_QUESTION, documents, **self._to)
         if len(ranked) != len(documents):
             raise CheckFailedError(f"{len(ranked)} scores for {len(documents)} documents")
         return f"rerank: {len(ranked)} scores"
@@ -157,12 +147,7 @@ class _Asked:
     async def image(self) -> str:
         size, steps = self._smallest()
         stream = self._client.generate_image(
-            _QUESTION,
-            model=self._name,
-            width=size,
-            height=size,
-            steps=steps,
-            timeout_s=self._timeout_s,
+            _QUESTION, width=size, height=size, steps=steps, **self._to
         )
         return f"image: {_media(await stream.result(), size, steps)}"
 
@@ -171,13 +156,7 @@ class _Asked:
         limits = self._model.diffusion
         frames = min(1 + max(limits.frame_step, 1), limits.max_frames or 1 << 30)
         stream = self._client.generate_video(
-            _QUESTION,
-            model=self._name,
-            width=size,
-            height=size,
-            steps=steps,
-            frames=frames,
-            timeout_s=self._timeout_s,
+            _QUESTION, width=size, height=size, steps=steps, frames=frames, **self._to
         )
         return f"video: {_media(await stream.result(), size, steps)}"
 

@@ -17,11 +17,10 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from millstream_server.cli.flags import DEFAULT_ADDRESS
+from millstream_server.cli.flags import DEFAULT_ADDRESS, DEFAULT_LOG_DIR
 from millstream_server.cli.suite.models import FurtherModel, Task, demo_picture
 from millstream_server.cli.suite.plan import SuitePlan
 from millstream_server.cli.suite.processes import Child
-from millstream_server.cli.suite.running import DEFAULT_LOG_DIR
 
 _BUF_FLAGS = "--http2-prior-knowledge --reflect-protocol grpc-v1 --protocol grpc"
 _SERVICES = "millstream.v1"

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from millstream_server.cli.flags import DEFAULT_LOG_DIR
 from millstream_server.cli.suite.models import FurtherModel, PlanError, vision_family, vocab_size
-from millstream_server.cli.suite.running import DEFAULT_LOG_DIR
 from millstream_server.routing.policy import PolicyName
 from millstream_server.worker.settings import EngineKind
 
