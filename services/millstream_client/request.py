@@ -1,4 +1,4 @@
-"""One request: its attempts and the pauses between them, until it succeeds or fails."""
+"""One request: its attempts, within its time-out, and the pauses between them."""
 
 from __future__ import annotations
 
@@ -22,6 +22,11 @@ from millstream_client.errors import (
 
 if TYPE_CHECKING:
     from millstream_client.connection import Connection
+
+Attempt = Callable[[], AsyncGenerator[Any, None]]
+"""Sends the request once and yields the server's messages; closing the generator ends the call."""
+Adapt = Callable[[MillstreamError], bool]
+"""Called with a failure; may change the request; returns whether to send it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,12 +85,6 @@ class Attempts:
         """Return the longest wait for a connection in seconds."""
         left = self.timeout_s()
         return self._retry.wait_s if left is None else min(self._retry.wait_s, left)
-
-
-Attempt = Callable[[], AsyncGenerator[Any, None]]
-"""Sends the request once and yields the server's messages; closing the generator ends the call."""
-Adapt = Callable[[MillstreamError], bool]
-"""Called with a failure; may change the request; returns whether to send it again."""
 
 
 class Collected(Protocol):

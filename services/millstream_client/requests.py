@@ -16,6 +16,19 @@ from millstream_client.media import Image, MediaSource, Part, Video
 if TYPE_CHECKING:
     from typing import Unpack
 
+Content = Part | Sequence[Part]
+"""What one message says: a text, an image, a video, or several of them in order."""
+TextInput = str | Sequence[chat_pb2.ChatMessage]
+"""A text, or a whole conversation."""
+TextOrIds = str | Sequence[int]
+"""A text, or its token ids."""
+EmbedInput = TextOrIds | Sequence[TextOrIds]
+"""One or more of them."""
+_MAX_INPUTS = 2048
+_MAX_BYTES = 3 << 20
+"""A request's inputs: it has to fit in a message of 4 MiB."""
+_OF_REQUESTS = ("model", "request_id", "priority")
+
 
 @dataclass(frozen=True, slots=True)
 class MediaMessage:
@@ -42,24 +55,11 @@ class MediaMessage:
 
 
 AnyMessage = chat_pb2.ChatMessage | MediaMessage
-Content = Part | Sequence[Part]
-"""What one message says: a text, an image, a video, or several of them in order."""
 ChatInput = Part | Sequence[Part | AnyMessage]
 """A question, or a whole conversation: a list has parts of one question, or messages.
 
 It is one type of list, since type checkers can't tell two apart while they read a literal.
 """
-TextInput = str | Sequence[chat_pb2.ChatMessage]
-"""A text, or a whole conversation."""
-TextOrIds = str | Sequence[int]
-"""A text, or its token ids."""
-EmbedInput = TextOrIds | Sequence[TextOrIds]
-"""One or more of them."""
-
-_MAX_INPUTS = 2048
-_MAX_BYTES = 3 << 20
-"""A request's inputs: it has to fit in a message of 4 MiB."""
-_OF_REQUESTS = ("model", "request_id", "priority")
 
 
 def message(

@@ -1,4 +1,4 @@
-"""How a client connects: credentials, channel options, metadata of every call."""
+"""How a client connects: its target, credentials, channel options, metadata of every call."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ _HOST_PORT = re.compile(
     r"(?:(?P<name>[\w.-]+)|\[(?P<ip6>[\da-f.]*:[\da-f:.]*)\]):(?P<port>\d{1,5})",
     re.ASCII | re.IGNORECASE,
 )
+Metadata = tuple[tuple[str, str], ...]
+
+_inject: Callable[[dict[str, str]], None] | None
+try:
+    from opentelemetry.propagate import inject as _inject
+except ImportError:  # OpenTelemetry isn't installed: no tracing
+    _inject = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +94,6 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 def _is_loopback(host: str) -> bool:
     ip = _ip(host)
     return ip.is_loopback if ip else host == "localhost"
-
-
-Metadata = tuple[tuple[str, str], ...]
-
-_inject: Callable[[dict[str, str]], None] | None
-try:
-    from opentelemetry.propagate import inject as _inject
-except ImportError:  # OpenTelemetry isn't installed: no tracing
-    _inject = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Writes to a stream that the server may end meanwhile."""
+"""Writes to a stream that the server may end meanwhile; large files go ahead in chunks."""
 
 from __future__ import annotations
 

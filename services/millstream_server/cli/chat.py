@@ -1,4 +1,4 @@
-"""`millstream chat`: chat with a model; answers stream."""
+"""`millstream chat` and `millstream complete`: answers stream."""
 
 from __future__ import annotations
 
@@ -51,6 +51,23 @@ _TEXTS = {
     "session": "requests with the same TEXT go to the same worker, whose cache has their beginning",
     "cache_salt": "requests with another TEXT, or none, don't share this one's cache",
 }
+_CHAT_NOTES = """\
+One chat is one gRPC stream, so the conversation keeps its worker and its KV cache. Ctrl-C stops an
+answer and keeps the conversation; Ctrl-D ends the chat. Inside a chat /image FILE attaches a
+picture to the next message; /help lists all commands. `--once -` reads the text from stdin:
+git diff | millstream chat --system 'Summarise this change.' --once -
+"""
+HELP = """\
+/image FILE  attach a picture to your next message; /image alone lists what is attached
+/video FILE  attach a video
+/detach      attach nothing
+/new         start a new conversation
+/usage       tokens used in this conversation
+/help        this list
+/quit        end the chat (also Ctrl-D)
+Ctrl-C       stop the answer and keep the conversation; twice: abort the turn
+Tab          complete a command or a file's path"""
+_COMMANDS = tuple(re.findall(r"^/\w+", HELP, re.MULTILINE))
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
@@ -85,25 +102,6 @@ def knobs_given(args: argparse.Namespace) -> Knobs:
     given: Any = {name: value for name in names if (value := getattr(args, name)) is not None}
     knobs: Knobs = given
     return knobs
-
-
-_CHAT_NOTES = """\
-One chat is one gRPC stream, so the conversation keeps its worker and its KV cache. Ctrl-C stops an
-answer and keeps the conversation; Ctrl-D ends the chat. Inside a chat /image FILE attaches a
-picture to the next message; /help lists all commands. `--once -` reads the text from stdin:
-git diff | millstream chat --system 'Summarise this change.' --once -
-"""
-HELP = """\
-/image FILE  attach a picture to your next message; /image alone lists what is attached
-/video FILE  attach a video
-/detach      attach nothing
-/new         start a new conversation
-/usage       tokens used in this conversation
-/help        this list
-/quit        end the chat (also Ctrl-D)
-Ctrl-C       stop the answer and keep the conversation; twice: abort the turn
-Tab          complete a command or a file's path"""
-_COMMANDS = tuple(re.findall(r"^/\w+", HELP, re.MULTILINE))
 
 
 def add_chat(commands: Commands) -> None:

@@ -30,6 +30,15 @@ _OPTIONS = Options(service_config=ONE_SERVER, max_reconnect_pause_s=0.5)
 _UNKNOWN_METHOD = "UNKNOWN_METHOD"
 UNREPORTED = ("", SERVER_NOT_REACHED, CONNECTION_LOST)
 """Reasons of failures that no server of ours has reported."""
+_ROLES: Mapping[int, str] = {
+    worker_pb2.WORKER_ROLE_AGGREGATED: "aggregated",
+    worker_pb2.WORKER_ROLE_PREFILL: "prefill",
+    worker_pb2.WORKER_ROLE_DECODE: "decode",
+    worker_pb2.WORKER_ROLE_ENCODE: "encode",
+    worker_pb2.WORKER_ROLE_DIFFUSION: "diffusion",
+    worker_pb2.WORKER_ROLE_EMBEDDING: "embedding",
+}
+_ROLE_ORDER = list(_ROLES)
 
 
 def connect(server: Destination) -> Client:
@@ -145,22 +154,11 @@ def _network_hint(error: MillstreamError, address: str) -> str | None:
     return f"no server at {address}; start one with `millstream up`"
 
 
-_NAMES: Mapping[int, str] = {
-    worker_pb2.WORKER_ROLE_AGGREGATED: "aggregated",
-    worker_pb2.WORKER_ROLE_PREFILL: "prefill",
-    worker_pb2.WORKER_ROLE_DECODE: "decode",
-    worker_pb2.WORKER_ROLE_ENCODE: "encode",
-    worker_pb2.WORKER_ROLE_DIFFUSION: "diffusion",
-    worker_pb2.WORKER_ROLE_EMBEDDING: "embedding",
-}
-_ORDER = list(_NAMES)
-
-
 def role_name(role: int) -> str:
     """Return a role's name; a newer server may have roles that this command doesn't know."""
-    return _NAMES.get(role, "unknown")
+    return _ROLES.get(role, "unknown")
 
 
 def role_order(role: int) -> int:
     """Return where a role stands in lists: in the order of a request's way."""
-    return _ORDER.index(role) if role in _ORDER else len(_ORDER)
+    return _ROLE_ORDER.index(role) if role in _ROLE_ORDER else len(_ROLE_ORDER)

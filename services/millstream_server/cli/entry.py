@@ -1,4 +1,4 @@
-"""The entry point of `millstream`: reports if the command line's packages are missing."""
+"""The entry point of `millstream`; commands of a lean install run without colours, quickly."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from millstream_server.cli.admin.commands import add_admin
 from millstream_server.cli.check.command import add_check
 from millstream_server.cli.flags import INTERRUPTED, Commands
 from millstream_server.cli.health import add_health
+
+_PLAIN = ("health", "check", "admin")
 
 
 def add_plain(commands: Commands) -> None:
@@ -30,9 +32,6 @@ def run_plain(argv: Sequence[str] | None = None) -> int:
         return run(args)
     except KeyboardInterrupt:
         return INTERRUPTED
-
-
-_PLAIN = ("health", "check", "admin")
 
 
 def main() -> int:

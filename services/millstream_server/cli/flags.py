@@ -28,6 +28,10 @@ _TLS_FILES = {
     "--tls-cert-file": "PEM certificate to show (mTLS)",
     "--tls-key-file": "PEM private key of that certificate",
 }
+DEFAULT_ADDRESS = "127.0.0.1:50051"
+DEFAULT_LOG_DIR = Path(".millstream/logs")
+"""Of `up`."""
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - it has no public name
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,13 +244,6 @@ def _closed_at_once(server: Destination) -> str:
     return closed + f"perhaps it doesn't accept the certificate in {server.cert_file}"
 
 
-DEFAULT_ADDRESS = "127.0.0.1:50051"
-DEFAULT_LOG_DIR = Path(".millstream/logs")
-"""Of `up`."""
-
-Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # noqa: SLF001 - it has no public name
-
-
 def fail(why: object, code: int = 1) -> int:
     """Print an error; return the exit code."""
     print(f"error: {why}", file=sys.stderr)
@@ -314,7 +311,7 @@ def add_target(parser: argparse.ArgumentParser) -> None:
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
-    """Add the server to look at; `connection` has the flags that go with it."""
+    """Add the server to look at; `add_connection` has the flags that go with it."""
     parser.add_argument(
         "address",
         nargs="?",

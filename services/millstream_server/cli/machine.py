@@ -1,4 +1,4 @@
-"""Checks of the hardware: GPUs, memory, disk, shared memory."""
+"""Checks of this machine: hardware, and installed packages, without importing them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,19 @@ from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+
+GIB = 2**30
+_CPU_SUITE_BYTES = 6 * GIB
+"""For prefill and decode, about 2 GiB each, the Processor, and a reserve."""
+_SIMULATED_SUITE_BYTES = GIB
+_DISK_BYTES = GIB
+_SHM_BYTES = GIB
+_NVIDIA_SMI_TIMEOUT_S = 20
+_OURS = "millstream"
+_GPU_RECIPE = "pip install 'millstream[gpu]'"
+_CPU_RECIPE = "run `make setup` in a checkout of Millstream"
+_CUDA_PACKAGES = ("nvidia-", "cuda-", "triton")
+_WITHOUT_ENGINE = "; or use `millstream up --engine simulated`, which needs none"
 
 
 class Level(enum.IntEnum):
@@ -51,15 +64,6 @@ def warn(what: str, next_step: str) -> Finding:
 def miss(what: str, next_step: str) -> Finding:
     """Make a finding that something needed is missing."""
     return Finding(Level.MISS, what, next_step)
-
-
-GIB = 2**30
-_CPU_SUITE_BYTES = 6 * GIB
-"""For prefill and decode, about 2 GiB each, the Processor, and a reserve."""
-_SIMULATED_SUITE_BYTES = GIB
-_DISK_BYTES = GIB
-_SHM_BYTES = GIB
-_NVIDIA_SMI_TIMEOUT_S = 20
 
 
 def gpus() -> list[str]:
@@ -147,13 +151,6 @@ def shared_memory(directory: Path) -> Finding:
 def read_json(path: Path) -> Any:
     """Read a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-_OURS = "millstream"
-_GPU_RECIPE = "pip install 'millstream[gpu]'"
-_CPU_RECIPE = "run `make setup` in a checkout of Millstream"
-_CUDA_PACKAGES = ("nvidia-", "cuda-", "triton")
-_WITHOUT_ENGINE = "; or use `millstream up --engine simulated`, which needs none"
 
 
 def python() -> Finding:

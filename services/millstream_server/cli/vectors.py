@@ -16,6 +16,16 @@ from millstream_server.cli.answers import open_console
 from millstream_server.cli.client import call_processor, role_name
 from millstream_server.cli.flags import Commands, add_processor, add_target, command, fail
 
+_TASKS = {
+    processor_pb2.MODEL_TASK_CHAT: "chat",
+    processor_pb2.MODEL_TASK_COMPLETE: "complete",
+    processor_pb2.MODEL_TASK_EMBED: "embed",
+    processor_pb2.MODEL_TASK_RERANK: "rerank",
+    processor_pb2.MODEL_TASK_GENERATE_IMAGE: "image",
+    processor_pb2.MODEL_TASK_GENERATE_VIDEO: "video",
+}
+_MEDIA = {media_pb2.MODALITY_IMAGE: "images", media_pb2.MODALITY_VIDEO: "videos"}
+
 
 def add_embed(commands: Commands) -> None:
     """Add the command that makes vectors."""
@@ -139,17 +149,6 @@ async def _rerank(client: Client, args: argparse.Namespace, documents: list[str]
         table.add_row(f"{ranked.score:.4f}", str(ranked.index + 1), documents[ranked.index])
     open_console().print(table)
     return 0
-
-
-_TASKS = {
-    processor_pb2.MODEL_TASK_CHAT: "chat",
-    processor_pb2.MODEL_TASK_COMPLETE: "complete",
-    processor_pb2.MODEL_TASK_EMBED: "embed",
-    processor_pb2.MODEL_TASK_RERANK: "rerank",
-    processor_pb2.MODEL_TASK_GENERATE_IMAGE: "image",
-    processor_pb2.MODEL_TASK_GENERATE_VIDEO: "video",
-}
-_MEDIA = {media_pb2.MODALITY_IMAGE: "images", media_pb2.MODALITY_VIDEO: "videos"}
 
 
 def _run_models(args: argparse.Namespace) -> int:

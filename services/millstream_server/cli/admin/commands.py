@@ -16,6 +16,12 @@ from millstream_server.cli.flags import (
 )
 
 Parser = argparse.ArgumentParser
+_NOTES = """\
+Each command calls the admin port (--admin-listen) of every server that is named, at the same time.
+Exit code 0: all did it; 1: one failed; 2: a flag is wrong. Results go to stdout, progress and
+errors to stderr; with --json all are lines of JSON on stdout.
+`millstream admin COMMAND --help` explains a command.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,14 +305,6 @@ COMMANDS = (
         of_workers=False,
     ),
 )
-
-
-_NOTES = """\
-Each command calls the admin port (--admin-listen) of every server that is named, at the same time.
-Exit code 0: all did it; 1: one failed; 2: a flag is wrong. Results go to stdout, progress and
-errors to stderr; with --json all are lines of JSON on stdout.
-`millstream admin COMMAND --help` explains a command.
-"""
 
 
 def add_admin(commands: Commands) -> None:

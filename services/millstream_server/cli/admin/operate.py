@@ -1,4 +1,4 @@
-"""Runs a command on all servers at the same time."""
+"""Chooses the servers of a command, and calls all at the same time."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ from millstream_server.cli.suite.running import (
     RunningService,
     RunningSuite,
     find_suite,
+)
+
+_FAILED = 1
+_AFTER_INTERRUPT = (
+    "interrupted: an operation that hasn't begun to change the engine is undone, a later one is "
+    "finished; `millstream admin status` shows which"
 )
 
 
@@ -111,13 +117,6 @@ def _suite(args: argparse.Namespace) -> RunningSuite:
 
 def _place(service: RunningService) -> tuple[str, str]:
     return service.name, service.admin
-
-
-_FAILED = 1
-_AFTER_INTERRUPT = (
-    "interrupted: an operation that hasn't begun to change the engine is undone, a later one is "
-    "finished; `millstream admin status` shows which"
-)
 
 
 def operate(args: argparse.Namespace) -> int:

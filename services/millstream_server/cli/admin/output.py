@@ -1,4 +1,4 @@
-"""Prints results, errors and progress: for people, or as lines of JSON."""
+"""Prints results, failures with advice, and progress: for people, or as lines of JSON."""
 
 from __future__ import annotations
 
@@ -47,6 +47,17 @@ _OF_COMMANDS: Mapping[tuple[str, str], str] = {
     ("update-weights", "DEADLINE_EXCEEDED"): "the old weights serve on: give it more --timeout-s",
     ("flush-cache", "DEADLINE_EXCEEDED"): "nothing was flushed: give it more --timeout-s",
 }
+_BAR = 20
+_PLAIN_STEP_PERCENT = 10
+_PLAIN_STEP_S = 2.0
+_CLEAR = "\r\x1b[K"
+_DOING = {
+    engine_control_pb2.OPERATION_STAGE_CHECKING: "checking",
+    engine_control_pb2.OPERATION_STAGE_DRAINING: "draining",
+    engine_control_pb2.OPERATION_STAGE_APPLYING: "applying",
+    engine_control_pb2.OPERATION_STAGE_DONE: "done",
+}
+Progress = engine_control_pb2.OperationProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +129,6 @@ def _connection(error: MillstreamError, server: Destination) -> Failure | None:
         "does the server run, with --admin-listen at this address? From another machine the port "
         "is open with TLS only",
     )
-
-
-_BAR = 20
-_PLAIN_STEP_PERCENT = 10
-_PLAIN_STEP_S = 2.0
-_CLEAR = "\r\x1b[K"
-_DOING = {
-    engine_control_pb2.OPERATION_STAGE_CHECKING: "checking",
-    engine_control_pb2.OPERATION_STAGE_DRAINING: "draining",
-    engine_control_pb2.OPERATION_STAGE_APPLYING: "applying",
-    engine_control_pb2.OPERATION_STAGE_DONE: "done",
-}
-Progress = engine_control_pb2.OperationProgress
 
 
 class JsonOutput:

@@ -1,4 +1,4 @@
-"""What each command sends, how it is called, and what is printed of the response."""
+"""What each command sends, and what describes the response."""
 
 from __future__ import annotations
 

@@ -20,6 +20,10 @@ from millstream_server.cli.check.report import CheckFailedError, Report
 from millstream_server.cli.flags import Destination, explain_tls
 
 _METHOD = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
+_EXPECTED = (SERVICE, DIFFUSION_SERVICE, EMBEDDING_SERVICE, "grpc.health.v1.Health")
+_ASK_AGAIN_S = 0.5
+_SHORT_S = 5.0
+"""Time-out of a call that needs no engine."""
 
 
 class ReflectionMissingError(Exception):
@@ -57,12 +61,6 @@ async def list_services(client: Client, timeout_s: float) -> frozenset[str]:
         call.cancel()
         raise
     return frozenset()
-
-
-_EXPECTED = (SERVICE, DIFFUSION_SERVICE, EMBEDDING_SERVICE, "grpc.health.v1.Health")
-_ASK_AGAIN_S = 0.5
-_SHORT_S = 5.0
-"""Time-out of a call that needs no engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,10 @@ from millstream_server.cli.client import role_name, role_order
 _SIZE = 64
 """Pixels of a side: more than any vision model's least, and few tokens."""
 _RED = b"\xff\x00\x00"
+_TOKENS = 8
+_STEPS = 2
+_QUESTION = "Say hello."
+_PREFILL, _DECODE = worker_pb2.WORKER_ROLE_PREFILL, worker_pb2.WORKER_ROLE_DECODE
 
 
 def small_png() -> bytes:
@@ -28,12 +32,6 @@ def small_png() -> bytes:
 def _chunk(kind: bytes, data: bytes) -> bytes:
     checksum = struct.pack(">I", zlib.crc32(kind + data))
     return struct.pack(">I", len(data)) + kind + data + checksum
-
-
-_TOKENS = 8
-_STEPS = 2
-_QUESTION = "Say hello."
-_PREFILL, _DECODE = worker_pb2.WORKER_ROLE_PREFILL, worker_pb2.WORKER_ROLE_DECODE
 
 
 def connected(model: processor_pb2.ServedModel) -> str:

@@ -15,6 +15,25 @@ from millstream_server.routing.policy import PolicyName
 from millstream_server.worker.settings import EngineKind
 
 _LAST_PORT = 65535
+PROCESSOR_PORT = 50051
+PREFILL_PORT = 50061
+DECODE_PORT = 50071
+ENCODE_PORT = 50081
+DIFFUSION_PORT = 50091
+EMBEDDING_PORT = 50101
+BOOTSTRAP_PORT = 8998
+METRICS_PORT = 9464
+ADMIN_PORT = 9564
+LOOPBACK = "127.0.0.1"
+"""Workers listen here only: just this machine's Processor needs them."""
+_PORTS = {
+    "encode": ENCODE_PORT,
+    "prefill": PREFILL_PORT,
+    "decode": DECODE_PORT,
+    "diffusion": DIFFUSION_PORT,
+    "embedding": EMBEDDING_PORT,
+}
+_ALL_INTERFACES = ("0.0.0.0", "[::]")  # noqa: S104 - compared with, not bound
 
 
 def is_free(host: str, port: int) -> bool:
@@ -75,28 +94,6 @@ class PortClaims:
                 return False
             self._claims.enter_context(name)
         return is_free(host, port)
-
-
-PROCESSOR_PORT = 50051
-PREFILL_PORT = 50061
-DECODE_PORT = 50071
-ENCODE_PORT = 50081
-DIFFUSION_PORT = 50091
-EMBEDDING_PORT = 50101
-BOOTSTRAP_PORT = 8998
-METRICS_PORT = 9464
-ADMIN_PORT = 9564
-LOOPBACK = "127.0.0.1"
-"""Workers listen here only: just this machine's Processor needs them."""
-
-_PORTS = {
-    "encode": ENCODE_PORT,
-    "prefill": PREFILL_PORT,
-    "decode": DECODE_PORT,
-    "diffusion": DIFFUSION_PORT,
-    "embedding": EMBEDDING_PORT,
-}
-_ALL_INTERFACES = ("0.0.0.0", "[::]")  # noqa: S104 - compared with, not bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""One service's process: starts, checks and stops it, and reads its log."""
+"""A suite's processes: starts, checks, restarts and drains them, and reads their logs."""
 
 from __future__ import annotations
 
@@ -35,6 +35,13 @@ _BROKEN_BY_SIGNAL = {
     signal.SIGSEGV: "crashed (SIGSEGV)",
     signal.SIGABRT: "aborted itself (SIGABRT)",
 }
+_TICK_S = 0.25
+_RESTART_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 10.0)
+_STEADY_S = 60.0
+"""After serving this long a service's restart back-off is reset."""
+_ABANDON_GRACE_S = 5.0
+_DRAIN_LIMIT_S = 90.0
+"""For hung processes: services end running requests themselves before that (--drain-s)."""
 
 
 class Child:
@@ -148,15 +155,6 @@ async def is_serving(address: str) -> bool:
         except grpc.aio.AioRpcError:
             return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
-
-
-_TICK_S = 0.25
-_RESTART_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 10.0)
-_STEADY_S = 60.0
-"""After serving this long a service's restart back-off is reset."""
-_ABANDON_GRACE_S = 5.0
-_DRAIN_LIMIT_S = 90.0
-"""For hung processes: services end running requests themselves before that (--drain-s)."""
 
 
 class StartError(Exception):

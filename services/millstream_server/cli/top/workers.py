@@ -1,4 +1,4 @@
-"""All workers that are found, each with its watch."""
+"""Follows each worker that is found: its health, its info, its load, its start."""
 
 from __future__ import annotations
 
@@ -19,6 +19,17 @@ from millstream_server.cli.client import connect
 from millstream_server.cli.flags import Destination, explain_tls
 from millstream_server.cli.suite.running import RunningSuite
 from millstream_server.routing.discovery.base import Addresses, Discovery
+
+_CALL_S = 2.0
+_LOOK_S = 0.1
+_AGAIN_S = 0.5
+_REPORTS_PER_REFRESH = 2
+"""So that no refresh of a busy worker is without a new report."""
+_SHORTEST_REPORT_S, _LONGEST_REPORT_S = 0.1, 60.0
+"""The contract's limits."""
+_NO_WORKER = "has no WorkerService: give the addresses of workers, not the Processor's"
+_SHOWN_AFTER_S = 60.0
+"""How long a worker that discovery no longer names is shown."""
 
 
 class Reach(enum.Enum):
@@ -82,10 +93,6 @@ class WorkerState:
         return self.loading or bool(self.problem) or self.draining or told
 
 
-_CALL_S = 2.0
-_LOOK_S = 0.1
-
-
 async def follow_conditions(state: WorkerState, admin: Client, interval_s: float) -> None:
     """Keep `WorkerState.conditions` current while the worker isn't serving; until cancelled."""
     async with admin:
@@ -105,14 +112,6 @@ async def follow_conditions(state: WorkerState, admin: Client, interval_s: float
             else:
                 state.conditions = tuple(response.status.health_conditions)
             await asyncio.sleep(interval_s)
-
-
-_AGAIN_S = 0.5
-_REPORTS_PER_REFRESH = 2
-"""So that no refresh of a busy worker is without a new report."""
-_SHORTEST_REPORT_S, _LONGEST_REPORT_S = 0.1, 60.0
-"""The contract's limits."""
-_NO_WORKER = "has no WorkerService: give the addresses of workers, not the Processor's"
 
 
 class WorkerWatch:
@@ -222,10 +221,6 @@ class WorkerWatch:
             return _NO_WORKER
         text = explain_tls(error.message, self._server) or error.message
         return " ".join(text.split()) or error.code.name
-
-
-_SHOWN_AFTER_S = 60.0
-"""How long a worker that discovery no longer names is shown."""
 
 
 class Workers:
