@@ -118,9 +118,9 @@ def test_a_flag_that_is_none_is_wrong_usage(args: list[str]) -> None:
 
 _SCRIPT = """
 import json, sys
-from millstream_server.cli.entry import run_plain
+from millstream_server.cli.entry import main
 sys.argv = ["millstream", "health", sys.argv[1]]
-code = run_plain()
+code = main()
 print(json.dumps([code, sorted({name.partition(".")[0] for name in sys.modules})]))
 """
 

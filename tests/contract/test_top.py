@@ -17,8 +17,8 @@ from millstream.v1 import worker_pb2, worker_pb2_grpc
 from millstream_server.cli.flags import Destination
 from millstream_server.cli.main import main
 from millstream_server.cli.suite.running import RunningSuite
-from millstream_server.cli.top.rows import status_of
-from millstream_server.cli.top.workers import Workers, WorkerState
+from millstream_server.cli.top.rows import WorkerState, status_of
+from millstream_server.cli.top.workers import Workers
 from millstream_server.routing.discovery.base import Addresses
 from millstream_server.runtime.errors import WorkerDrainingError
 from millstream_server.runtime.rpc.server import Server, ServerOptions

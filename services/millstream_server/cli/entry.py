@@ -53,8 +53,6 @@ def _reader_left() -> int:
 
 def _run() -> int:
     if sys.argv[1:2] and sys.argv[1] in _PLAIN:
-        from millstream_server.cli.entry import main as run_plain  # noqa: PLC0415 - starts quickly
-
         return run_plain()
     try:
         from millstream_server.cli.main import main as run  # noqa: PLC0415 - it may fail

@@ -12,13 +12,14 @@ from millstream_server.cli.top.rows import (
     Counts,
     Meter,
     Mood,
+    Reach,
     Row,
+    WorkerState,
     loading_line,
     model_rows,
     sort_rows,
     status_of,
 )
-from millstream_server.cli.top.workers import Reach, WorkerState
 
 DECODE, PREFILL = worker_pb2.WORKER_ROLE_DECODE, worker_pb2.WORKER_ROLE_PREFILL
 AGGREGATED = worker_pb2.WORKER_ROLE_AGGREGATED

@@ -10,9 +10,8 @@ import pytest
 from rich.console import Console
 
 from millstream.v1 import worker_pb2
-from millstream_server.cli.top.rows import Meter, model_rows
+from millstream_server.cli.top.rows import Meter, Reach, WorkerState, model_rows
 from millstream_server.cli.top.table import as_object, bar, draw, percent, signs_of
-from millstream_server.cli.top.workers import Reach, WorkerState
 
 ASCII = "#."
 

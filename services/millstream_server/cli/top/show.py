@@ -19,9 +19,9 @@ from rich.live import Live
 from millstream_server.cli.answers import open_console
 from millstream_server.cli.flags import WRONG_USAGE, fail, read_connection
 from millstream_server.cli.suite.running import NoSuiteError, RunningSuite, find_suite
-from millstream_server.cli.top.rows import Meter, ModelRow, Row, model_rows, sort_rows
+from millstream_server.cli.top.rows import Meter, ModelRow, Reach, Row, model_rows, sort_rows
 from millstream_server.cli.top.table import as_object, draw, signs_of
-from millstream_server.cli.top.workers import Reach, Workers
+from millstream_server.cli.top.workers import Workers
 from millstream_server.routing.discovery.base import Discovery
 from millstream_server.routing.discovery.static import StaticDiscovery
 from millstream_server.runtime.settings import SettingsError

@@ -11,8 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from millstream_server.cli.top.rows import ModelRow, Mood, RankRow, Row
-from millstream_server.cli.top.workers import Reach
+from millstream_server.cli.top.rows import ModelRow, Mood, RankRow, Reach, Row
 
 _BAR = 10
 _HIGH, _FULL = 0.8, 0.95
