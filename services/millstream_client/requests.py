@@ -351,13 +351,6 @@ def embed_requests(
     yield request
 
 
-def rerank_request(
-    query: str, documents: Sequence[str], **fields: Unpack[RerankKnobs]
-) -> embedding_pb2.RerankRequest:
-    """Make the request for scores."""
-    return embedding_pb2.RerankRequest(query=query, documents=documents, **fields)
-
-
 def _listed(texts: Any) -> Sequence[TextOrIds]:
     """Return a list of inputs; a text, or the token ids of one, is one input."""
     one = isinstance(texts, str) or (texts and isinstance(texts[0], int))
