@@ -203,7 +203,7 @@ class Client:
         **knobs: Unpack[RerankKnobs],
     ) -> list[embedding_pb2.RankedDocument]:
         """Score documents by how well they answer a query; return them best first."""
-        request = embedding_pb2.RerankRequest(query=query, documents=documents, **knobs)
+        request = requests.rerank_request(query, documents, **knobs)
         response = await self.connection.call(
             f"/{EMBEDDING_SERVICE}/Rerank", embedding_pb2.RerankResponse, request, timeout_s
         )

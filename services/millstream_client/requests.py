@@ -329,14 +329,25 @@ class RerankKnobs(TypedDict, total=False):
 
 
 def embed_requests(
-    texts: EmbedInput, **fields: Unpack[EmbedKnobs]
+    texts: EmbedInput,
+    *,
+    dimensions: int | None = None,
+    normalize: bool | None = None,
+    model: str = "",
+    request_id: str = "",
+    priority: processor_pb2.RequestPriority.ValueType | None = None,
 ) -> Iterator[embedding_pb2.EmbedRequest]:
     """Make the requests for texts: one, or more where they don't fit in one."""
-    given = {name: value for name, value in fields.items() if value is not None}
 
     def empty() -> embedding_pb2.EmbedRequest:
-        start: Any = embedding_pb2.StartEmbed
-        return embedding_pb2.EmbedRequest(start=start(**given))
+        start = embedding_pb2.StartEmbed(
+            model=model,
+            request_id=request_id,
+            dimensions=dimensions,
+            normalize=normalize,
+            priority=priority or processor_pb2.REQUEST_PRIORITY_UNSPECIFIED,
+        )
+        return embedding_pb2.EmbedRequest(start=start)
 
     request, size = empty(), 0
     for text in _listed(texts):
@@ -349,6 +360,28 @@ def embed_requests(
         request.start.inputs.append(part)
         size += nbytes
     yield request
+
+
+def rerank_request(
+    query: str,
+    documents: Sequence[str],
+    *,
+    top_n: int | None = None,
+    return_documents: bool = False,
+    model: str = "",
+    request_id: str = "",
+    priority: processor_pb2.RequestPriority.ValueType = processor_pb2.REQUEST_PRIORITY_UNSPECIFIED,
+) -> embedding_pb2.RerankRequest:
+    """Make the request for scores."""
+    return embedding_pb2.RerankRequest(
+        model=model,
+        query=query,
+        documents=documents,
+        top_n=top_n,
+        return_documents=return_documents,
+        request_id=request_id,
+        priority=priority,
+    )
 
 
 def _listed(texts: Any) -> Sequence[TextOrIds]:
