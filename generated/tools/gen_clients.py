@@ -12,7 +12,6 @@ import argparse
 import filecmp
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -26,7 +25,6 @@ import descriptors
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = Path(__file__).resolve().parent
 _SHOWN = 10
-_GENERATED = re.compile(r"@javax\.annotation\.Generated\(.*?\)\n", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -49,18 +47,6 @@ class Tool:
             return f"{name} is missing or doesn't run"
         said = (found.stdout + found.stderr).strip()
         return "" if self.version in said else f"{name} is {said!r}, not {self.version}"
-
-
-def _debian(package: str, version: str) -> Tool:
-    return Tool(
-        ("dpkg-query", "-W", "-f", "${Package} ${Version}", package), f"{package} {version}"
-    )
-
-
-def _without_annotations(folder: Path) -> None:
-    """Take grpc-java's `@Generated` out: javax.annotation isn't in today's JDK nor in jakarta's."""
-    for path in folder.rglob("*Grpc.java"):
-        path.write_text(_GENERATED.sub("", path.read_text()))
 
 
 def _buf(language: str) -> Callable[[Path], None]:
@@ -126,7 +112,6 @@ class Language:
 
 
 _TS_PROTO = "require('./generated/typescript/node_modules/ts-proto/package.json').version"
-_PROTOC = Tool(("protoc", "--version"), "libprotoc 3.21.12")
 LANGUAGES = {
     "descriptors": Language("generated/descriptors", descriptors.write),
     "go": Language(
@@ -137,12 +122,6 @@ LANGUAGES = {
             Tool(("protoc-gen-go-grpc", "--version"), "protoc-gen-go-grpc 1.0"),
         ),
         _go_service_configs,
-    ),
-    "java": Language(
-        "generated/java/src/main/java",
-        _buf("java"),
-        (_PROTOC, _debian("protobuf-compiler-grpc-java-plugin", "1.41.3")),
-        _without_annotations,
     ),
     "typescript": Language(
         "generated/typescript/src/gen",

@@ -26,15 +26,22 @@ from millstream_client.errors import (
     UnauthenticatedError,
     UnavailableError,
 )
-from millstream_client.generated_media import GeneratedFile, GeneratedMedia, MediaStream
 from millstream_client.media import Image, Video
+from millstream_client.request import NO_RETRY, Retry
 from millstream_client.requests import MediaMessage, assistant, system, tool_result, user
-from millstream_client.retry import NO_RETRY, Retry
-from millstream_client.streams import AnswerStream
-from millstream_client.sync_client import SyncClient, SyncConversation
-from millstream_client.sync_streams import SyncAnswerStream, SyncMediaStream
+from millstream_client.results import (
+    Embeddings,
+    GeneratedFile,
+    GeneratedMedia,
+)
+from millstream_client.streams import AnswerStream, MediaStream
+from millstream_client.sync_client import (
+    SyncAnswerStream,
+    SyncClient,
+    SyncConversation,
+    SyncMediaStream,
+)
 from millstream_client.transport import Options, Tls
-from millstream_client.vectors import Embeddings
 
 __all__ = [
     "NO_RETRY",

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, TypeVar
 
 from millstream_client.connection import Connection
 from millstream_client.request import client_closed
-from millstream_client.streams import ReadStream
+from millstream_client.streams import MessageStream
 
 T = TypeVar("T")
 
@@ -83,7 +83,7 @@ class Background:
         elif not self._closed:
             function()
 
-    def leave(self, stream: ReadStream, reading: concurrent.futures.Future[None]) -> None:
+    def leave(self, stream: MessageStream[Any], reading: concurrent.futures.Future[None]) -> None:
         """End a stream, in the loop, while it may still be read."""
 
         async def leave() -> None:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterator
-from typing import Any
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from typing import Any, TypeVar
 
 import grpc
+from google.protobuf.message import Message
 
 from millstream.v1 import embedding_pb2, processor_pb2, processor_pb2_grpc
-from millstream_client.generated_media import GeneratedMedia, MediaStream
-from millstream_client.history import History, Turn
-from millstream_client.request import Adapt, Request, client_closed
-from millstream_client.retry import Retry
+from millstream_client.request import Adapt, Request, Retry, client_closed
+from millstream_client.results import CollectedVectors, Embeddings, GeneratedMedia
 from millstream_client.service_config import DIFFUSION_SERVICE, EMBEDDING_SERVICE, SERVICE
-from millstream_client.streams import AnswerStream
+from millstream_client.streams import AnswerStream, MediaStream
 from millstream_client.transport import Metadata, Transport
-from millstream_client.uploads import take_uploads
-from millstream_client.vectors import CollectedVectors
-from millstream_client.writing import half_close, write, write_uploads
+
+Response = TypeVar("Response", bound=Message)
 
 
 class Connection:
@@ -58,18 +56,6 @@ class Connection:
             self._stub = processor_pb2_grpc.ProcessorServiceStub(channel)
         return self._stub
 
-    def chat_once(self) -> Any:
-        """Return the method Chat as a call with a single message.
-
-        The same on the wire as a stream of one message. But with a stream grpc.aio loses the status
-        if the server ends the call while the message is written (grpc issue 36066).
-        """
-        return self.channel.unary_stream(
-            f"/{SERVICE}/Chat",
-            processor_pb2.ChatRequest.SerializeToString,
-            processor_pb2.ChatResponse.FromString,
-        )
-
     def metadata(self) -> Metadata:
         """Return every call's metadata."""
         return self.transport.metadata()
@@ -108,111 +94,88 @@ class Connection:
         """Make a request; its time-out starts now."""
         return Request(self, self.retry, timeout_s, request_id, adapt)
 
-    def stream(
-        self, method: Callable[[], Any], message: Any, request_id: str, timeout_s: float | None
+    def complete(
+        self, message: processor_pb2.CompleteRequest, timeout_s: float | None
     ) -> AnswerStream:
-        """Prepare a call with a response stream."""
-        request = self.request(timeout_s, request_id)
-
-        async def attempt() -> AsyncGenerator[Any, None]:
-            call = self._begin(request, method, message)
-            try:
-                async for response in call:
-                    request.answer.add(response)
-                    yield response
-            finally:
-                call.cancel()
-
-        return AnswerStream(request, request.messages(attempt))
-
-    def chat(self, history: History, turn: Turn, timeout_s: float | None) -> AnswerStream:
-        """Prepare a Chat of one turn."""
-        request = self.request(timeout_s, history.request_id)
-
-        async def attempt() -> AsyncGenerator[Any, None]:
-            await history.read(turn)
-            request.check_not_ended()
-            message = history.start(turn)
-            uploads = take_uploads(message)
-            if uploads:
-                call = self._begin(request, lambda: self.stub.Chat)
-            else:
-                call = self._begin(request, self.chat_once, message)
-            try:
-                # If the stream ends while they are sent, reading raises its error.
-                if uploads and await write_uploads(call, uploads) and await write(call, message):
-                    await half_close(call)
-                async for response in call:
-                    request.answer.add(response)
-                    yield response
-            finally:
-                call.cancel()
-
-        return AnswerStream(request, request.messages(attempt))
+        """Prepare a completion."""
+        request = self.request(timeout_s, message.request_id)
+        rpc, response = f"/{SERVICE}/Complete", processor_pb2.CompleteResponse
+        return AnswerStream(request, self._stream(request, request.answer, rpc, response, message))
 
     def media(self, response: type[Any], message: Any, timeout_s: float | None) -> MediaStream:
         """Prepare a request for images or videos; ``response`` is the type of its messages."""
-        method = response.__name__.removesuffix("Response")
         media = GeneratedMedia()
         request = Request(self, self.retry, timeout_s, message.start.request_id, collected=media)
+        rpc = f"/{DIFFUSION_SERVICE}/{response.__name__.removesuffix('Response')}"
+        return MediaStream(request, media, self._stream(request, media, rpc, response, message))
 
-        async def attempt() -> AsyncGenerator[Any, None]:
-            rpc = f"/{DIFFUSION_SERVICE}/{method}"
-            call = self._begin(request, lambda: self._one_message(rpc, response), message)
-            try:
-                async for part in call:
-                    media.add(part)
-                    yield part
-            finally:
-                call.cancel()
-
-        return MediaStream(request, media, request.messages(attempt))
-
-    async def embed(self, message: Any, timeout_s: float | None) -> CollectedVectors:
-        """Send a batch of inputs, with retries; return its vectors."""
-        found = CollectedVectors(len(message.start.inputs))
-        request = Request(self, self.retry, timeout_s, message.start.request_id, collected=found)
-
-        async def attempt() -> AsyncGenerator[Any, None]:
+    async def embed(self, messages: Iterable[Any], timeout_s: float | None) -> Embeddings:
+        """Send batches of inputs one after another, each with retries; return all vectors."""
+        result = Embeddings()
+        for message in messages:
+            found = CollectedVectors(len(message.start.inputs))
+            request_id = message.start.request_id
+            request = Request(self, self.retry, timeout_s, request_id, collected=found)
             rpc, response = f"/{EMBEDDING_SERVICE}/Embed", embedding_pb2.EmbedResponse
-            call = self._begin(request, lambda: self._one_message(rpc, response), message)
+            async for _ in self._stream(request, found, rpc, response, message):
+                pass
+            result.vectors += [found.found[i] for i in range(found.count)]
+            result.model, result.request_id = found.model, found.request_id
+            result.input_tokens += found.input_tokens
+        return result
+
+    def _stream(
+        self, request: Request, collected: Any, rpc: str, response: type[Any], message: Any
+    ) -> AsyncGenerator[Any, None]:
+        """Yield the responses to a message, with retries, after ``collected`` has them."""
+
+        async def attempt() -> AsyncGenerator[Any, None]:
+            call = self.begin(request, self.with_one_message(rpc, response), message)
             try:
                 async for part in call:
-                    found.add(part)
+                    collected.add(part)
                     yield part
             finally:
                 call.cancel()
 
-        async for _ in request.messages(attempt):
-            pass
-        return found
-
-    def _one_message(self, rpc: str, response: type[Any]) -> Any:
-        """Return a method that takes a stream as a call with a single message; see `chat_once`."""
-        return self.channel.unary_stream(
-            rpc, lambda message: message.SerializeToString(), response.FromString
-        )
+        return request.messages(attempt)
 
     async def call(
         self,
-        method: Callable[[], Any],
+        rpc: str,
+        response: type[Response],
         message: Any,
         timeout_s: float | None,
         retry: Retry | None = None,
-    ) -> Any:
+    ) -> Response:
         """Make a call with one response, with retries."""
         request = Request(self, retry or self.retry, timeout_s)
 
-        async def attempt() -> AsyncGenerator[Any, None]:
-            yield await self._begin(request, method, message)
+        async def attempt() -> AsyncGenerator[Response, None]:
+            parse: Any = response
+            method = self.channel.unary_unary(rpc, _serialize, parse.FromString)
+            yield await self.begin(request, method, message)
 
         async with contextlib.aclosing(request.messages(attempt)) as responses:
-            return await anext(responses)
+            found: Response = await anext(responses)
+            return found
 
-    def _begin(self, request: Request, method: Callable[[], Any], message: Any = None) -> Any:
+    def with_one_message(self, rpc: str, response: type[Any]) -> Any:
+        """Return a method with a stream of requests as a call with a single message.
+
+        The same on the wire as a stream of one message. But with a stream grpc.aio loses the status
+        if the server ends the call while the message is written (grpc issue 36066).
+        """
+        return self.channel.unary_stream(rpc, _serialize, response.FromString)
+
+    def begin(self, request: Request, method: Any, message: Any = None) -> Any:
         """Start a call with a request's message; with a stream of them, give none."""
-        call = method()(
+        call = method(
             message, timeout=request.timeout_s(), metadata=self.metadata(), wait_for_ready=False
         )
         request.watch(call)
         return call
+
+
+def _serialize(message: Message) -> bytes:
+    return message.SerializeToString()

@@ -1,28 +1,157 @@
-"""A conversation of several turns."""
+"""A conversation of several turns: its messages so far, and the stream that it keeps."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import grpc
 
 from millstream.v1 import chat_pb2, processor_pb2
+from millstream_client.answers import Answer
 from millstream_client.connection import Connection
-from millstream_client.errors import DeadlineExceededError
-from millstream_client.history import History, Turn
+from millstream_client.errors import DeadlineExceededError, InvalidRequestError, MillstreamError
 from millstream_client.knobs import Knobs, generation_options
 from millstream_client.media import ImageInput, VideoInput, attached
 from millstream_client.request import Request, incomplete
-from millstream_client.requests import AnyMessage, Content, question
+from millstream_client.requests import AnyMessage, Content, assistant, question, read_messages
+from millstream_client.service_config import SERVICE
 from millstream_client.streams import AnswerStream
-from millstream_client.uploads import take_uploads
-from millstream_client.writing import half_close, write, write_uploads
+from millstream_client.writing import half_close, take_uploads, write, write_uploads
 
 if TYPE_CHECKING:
     from typing import Unpack
+
+
+@dataclass(slots=True)
+class Turn:
+    """A turn: what the caller adds to a conversation."""
+
+    said: Sequence[AnyMessage]
+    options: processor_pb2.GenerationOptions | None = None
+    """New options from this turn on; None: the old ones stay."""
+    messages: Sequence[chat_pb2.ChatMessage] = ()
+    """The same as the contract's messages; empty before `read`."""
+
+    async def read(self) -> None:
+        """Read the files of images and videos, once.
+
+        Raises:
+            MediaFileError: one can't be read.
+        """
+        if not self.messages:
+            self.messages = await read_messages(self.said)
+
+    def request(self) -> processor_pb2.ChatRequest:
+        """Make the message for a stream that has the conversation's messages already."""
+        if not self.messages or self.messages[0].role == chat_pb2.CHAT_ROLE_TOOL:
+            results = processor_pb2.ToolResults(messages=self.messages)
+            return processor_pb2.ChatRequest(tool_results=results)
+        turn = processor_pb2.UserTurn(content=self.messages[0].content, options=self.options)
+        return processor_pb2.ChatRequest(user_turn=turn)
+
+
+class History:
+    """The finished turns: after a broken stream, a new one starts with them."""
+
+    def __init__(self, start: processor_pb2.ChatStart, said: Sequence[AnyMessage] = ()) -> None:
+        """Begin with ``start`` and messages of before."""
+        self._start = start
+        self._has_turns = False
+        self._unread: Sequence[AnyMessage] = ()
+        plain = [message for message in said if isinstance(message, chat_pb2.ChatMessage)]
+        if len(plain) == len(said):
+            start.messages.extend(plain)
+        else:
+            self._unread = said
+
+    @property
+    def messages(self) -> tuple[chat_pb2.ChatMessage, ...]:
+        """All messages so far."""
+        return tuple(self._start.messages)
+
+    @property
+    def request_id(self) -> str:
+        """The conversation's id in logs and traces."""
+        return self._start.request_id
+
+    async def read(self, turn: Turn) -> None:
+        """Read the files of images and videos of a turn and of the messages before, once.
+
+        Raises:
+            MediaFileError: one can't be read.
+        """
+        if self._unread:
+            self._start.messages.extend(await read_messages(self._unread))
+            self._unread = ()
+        await turn.read()
+
+    def start(self, turn: Turn) -> processor_pb2.ChatRequest:
+        """Make the message that starts a new stream with all messages so far and this turn."""
+        start = processor_pb2.ChatStart()
+        start.CopyFrom(self._start)
+        start.messages.extend(turn.messages)
+        if turn.options is not None:
+            start.options.CopyFrom(turn.options)
+        return processor_pb2.ChatRequest(start=start)
+
+    def add(self, turn: Turn, answer: Answer) -> None:
+        """Keep a finished turn and its options."""
+        self._start.messages.extend(turn.messages)
+        self._start.messages.append(assistant(answer.text))
+        if turn.options is not None:
+            self._start.options.CopyFrom(turn.options)
+        self._has_turns = True
+
+    def refit(self, turn: Turn, error: MillstreamError) -> bool:
+        """Remove max_new_tokens from a turn refused because of it; return whether it was.
+
+        On one stream the server limits a later turn's max_new_tokens to the context that is left,
+        but a stream's first turn must fit. A conversation on a new stream is such a first turn:
+        without max_new_tokens it gets all of the context that is left, which is less.
+        """
+        options = turn.options if turn.options is not None else self._start.options
+        too_long = isinstance(error, InvalidRequestError) and any(
+            violation.field.endswith("sampling.max_new_tokens") for violation in error.violations
+        )
+        if not (self._has_turns and too_long and options.sampling.max_new_tokens > 0):
+            return False
+        turn.options = processor_pb2.GenerationOptions()
+        turn.options.CopyFrom(options)
+        turn.options.sampling.ClearField("max_new_tokens")
+        return True
+
+
+def ask(
+    connection: Connection, history: History, turn: Turn, timeout_s: float | None
+) -> AnswerStream:
+    """Prepare a Chat of one turn."""
+    request = connection.request(timeout_s, history.request_id)
+
+    async def attempt() -> AsyncGenerator[Any, None]:
+        await history.read(turn)
+        request.check_not_ended()
+        message = history.start(turn)
+        uploads = take_uploads(message)
+        if uploads:
+            call = connection.begin(request, connection.stub.Chat)
+        else:
+            once = connection.with_one_message(f"/{SERVICE}/Chat", processor_pb2.ChatResponse)
+            call = connection.begin(request, once, message)
+        try:
+            # If the stream ends while they are sent, reading raises its error.
+            if uploads and await write_uploads(call, uploads) and await write(call, message):
+                await half_close(call)
+            async for response in call:
+                request.answer.add(response)
+                yield response
+        finally:
+            call.cancel()
+
+    return AnswerStream(request, request.messages(attempt))
 
 
 class Conversation:

@@ -4,12 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, TypedDict, overload
 
-from millstream.v1 import chat_pb2, processor_pb2
-from millstream_client.media import Image, Part, Video
+from millstream.v1 import chat_pb2, diffusion_pb2, embedding_pb2, processor_pb2
+from millstream_client.errors import MediaFileError
+from millstream_client.knobs import Knobs, generation_options
+from millstream_client.media import Image, MediaSource, Part, Video
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+Content = Part | Sequence[Part]
+"""What one message says: a text, an image, a video, or several of them in order."""
+TextInput = str | Sequence[chat_pb2.ChatMessage]
+"""A text, or a whole conversation."""
+TextOrIds = str | Sequence[int]
+"""A text, or its token ids."""
+EmbedInput = TextOrIds | Sequence[TextOrIds]
+"""One or more of them."""
+_MAX_INPUTS = 2048
+_MAX_BYTES = 3 << 20
+"""A request's inputs: it has to fit in a message of 4 MiB."""
+_OF_REQUESTS = ("model", "request_id", "priority")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +55,11 @@ class MediaMessage:
 
 
 AnyMessage = chat_pb2.ChatMessage | MediaMessage
-Content = Part | Sequence[Part]
-"""What one message says: a text, an image, a video, or several of them in order."""
 ChatInput = Part | Sequence[Part | AnyMessage]
 """A question, or a whole conversation: a list has parts of one question, or messages.
 
 It is one type of list, since type checkers can't tell two apart while they read a literal.
 """
-TextInput = str | Sequence[chat_pb2.ChatMessage]
-"""A text, or a whole conversation."""
 
 
 def message(
@@ -139,29 +153,43 @@ async def read_messages(said: Iterable[AnyMessage]) -> list[chat_pb2.ChatMessage
     ]
 
 
+class RequestKnobs(Knobs, total=False):
+    """What every generation may be given."""
+
+    model: str
+    request_id: str
+
+
+class ChatKnobs(RequestKnobs, total=False):
+    """What a conversation may be given for all its turns."""
+
+    tools: Sequence[chat_pb2.ChatTool]
+
+
 def chat_start(
     *,
-    model: str,
-    tools: Sequence[chat_pb2.ChatTool],
-    request_id: str,
-    options: processor_pb2.GenerationOptions,
+    model: str = "",
+    tools: Sequence[chat_pb2.ChatTool] = (),
+    request_id: str = "",
+    **knobs: Unpack[Knobs],
 ) -> processor_pb2.ChatStart:
     """Make the first message of a Chat, without messages yet."""
+    options = generation_options(**knobs)
     return processor_pb2.ChatStart(
         model=model, tools=tools, options=options, request_id=request_id or new_request_id()
     )
 
 
 def complete_request(
-    prompt: str | Sequence[int],
+    prompt: TextOrIds,
     *,
-    model: str,
-    options: processor_pb2.GenerationOptions,
-    request_id: str,
+    model: str = "",
+    request_id: str = "",
+    **knobs: Unpack[Knobs],
 ) -> processor_pb2.CompleteRequest:
     """Make the request of Complete from text or token ids."""
     request = processor_pb2.CompleteRequest(
-        model=model, options=options, request_id=request_id or new_request_id()
+        model=model, options=generation_options(**knobs), request_id=request_id or new_request_id()
     )
     if isinstance(prompt, str):
         request.text = prompt
@@ -186,3 +214,184 @@ def tokenize_request(
 def new_request_id() -> str:
     """Make an id; made here, it is known even if the request fails before a response."""
     return secrets.token_hex(16)
+
+
+# ---- images and videos ---------------------------------------------------------------------------
+
+
+class DiffusionKnobs(TypedDict, total=False):
+    """The fields of ``millstream.v1.DiffusionOptions``, without the prompt."""
+
+    negative_prompt: str
+    n: int
+    width: int
+    height: int
+    steps: int
+    guidance_scale: float
+    seed: int
+    scheduler: str
+    delivery: diffusion_pb2.OutputDelivery.ValueType
+    preview_every_steps: int
+
+
+class MediaKnobs(DiffusionKnobs, total=False):
+    """What a request for images or videos may be given."""
+
+    model: str
+    request_id: str
+    priority: processor_pb2.RequestPriority.ValueType
+
+
+class ImageKnobs(MediaKnobs, total=False):
+    """What a request for images may be given."""
+
+    image: MediaSource | None
+    strength: float | None
+    format: diffusion_pb2.ImageFormat.ValueType
+
+
+class VideoKnobs(MediaKnobs, total=False):
+    """What a request for videos may be given."""
+
+    frames: int | None
+    fps: int | None
+
+
+def image_request(
+    prompt: str,
+    *,
+    image: MediaSource | None = None,
+    strength: float | None = None,
+    format: diffusion_pb2.ImageFormat.ValueType = diffusion_pb2.IMAGE_FORMAT_PNG,  # noqa: A002 - the contract's name
+    **knobs: Unpack[MediaKnobs],
+) -> diffusion_pb2.GenerateImageRequest:
+    """Make the message of a request for images; reads the input image's file.
+
+    Raises:
+        MediaFileError: the input image can't be read.
+        TypeError: an unknown knob, or a value of the wrong type.
+        ValueError: a value that doesn't fit its field.
+    """
+    start = diffusion_pb2.StartImage(format=format, **_diffusion(prompt, **knobs))
+    if image is not None:
+        part = Image(image).read().image
+        if part.WhichOneof("source") != "data":
+            raise MediaFileError("an input image is given as a file's path or bytes, not as a URL")
+        start.input_image.data = part.data
+        if strength is not None:
+            start.input_image.strength = strength
+    return diffusion_pb2.GenerateImageRequest(start=start)
+
+
+def video_request(
+    prompt: str, *, frames: int | None = None, fps: int | None = None, **knobs: Unpack[MediaKnobs]
+) -> diffusion_pb2.GenerateVideoRequest:
+    """Make the message of a request for videos.
+
+    Raises:
+        TypeError: an unknown knob, or a value of the wrong type.
+        ValueError: a value that doesn't fit its field.
+    """
+    start = diffusion_pb2.StartVideo(frames=frames, fps=fps, **_diffusion(prompt, **knobs))
+    return diffusion_pb2.GenerateVideoRequest(start=start)
+
+
+def _diffusion(prompt: str, **knobs: Any) -> dict[str, Any]:
+    """Return the fields that both requests have; knobs left out are unset, for the defaults."""
+    fields = {name: knobs.pop(name) for name in _OF_REQUESTS if name in knobs}
+    unknown = knobs.keys() - diffusion_pb2.DiffusionOptions.DESCRIPTOR.fields_by_name.keys()
+    if unknown:
+        raise TypeError(f"{min(unknown)!r} is no option of an image or a video")
+    return {**fields, "options": diffusion_pb2.DiffusionOptions(prompt=prompt, **knobs)}
+
+
+# ---- vectors -------------------------------------------------------------------------------------
+
+
+class EmbedKnobs(TypedDict, total=False):
+    """What a request for vectors may be given."""
+
+    dimensions: int | None
+    normalize: bool | None
+    model: str
+    request_id: str
+    priority: processor_pb2.RequestPriority.ValueType | None
+
+
+class RerankKnobs(TypedDict, total=False):
+    """What a request for scores may be given."""
+
+    top_n: int | None
+    return_documents: bool
+    model: str
+    request_id: str
+    priority: processor_pb2.RequestPriority.ValueType
+
+
+def embed_requests(
+    texts: EmbedInput,
+    *,
+    dimensions: int | None = None,
+    normalize: bool | None = None,
+    model: str = "",
+    request_id: str = "",
+    priority: processor_pb2.RequestPriority.ValueType | None = None,
+) -> Iterator[embedding_pb2.EmbedRequest]:
+    """Make the requests for texts: one, or more where they don't fit in one."""
+
+    def empty() -> embedding_pb2.EmbedRequest:
+        start = embedding_pb2.StartEmbed(
+            model=model,
+            request_id=request_id,
+            dimensions=dimensions,
+            normalize=normalize,
+            priority=priority or processor_pb2.REQUEST_PRIORITY_UNSPECIFIED,
+        )
+        return embedding_pb2.EmbedRequest(start=start)
+
+    request, size = empty(), 0
+    for text in _listed(texts):
+        part = _input(text)
+        nbytes = part.ByteSize()
+        count = len(request.start.inputs)
+        if count and (count >= _MAX_INPUTS or size + nbytes > _MAX_BYTES):
+            yield request
+            request, size = empty(), 0
+        request.start.inputs.append(part)
+        size += nbytes
+    yield request
+
+
+def rerank_request(
+    query: str,
+    documents: Sequence[str],
+    *,
+    top_n: int | None = None,
+    return_documents: bool = False,
+    model: str = "",
+    request_id: str = "",
+    priority: processor_pb2.RequestPriority.ValueType = processor_pb2.REQUEST_PRIORITY_UNSPECIFIED,
+) -> embedding_pb2.RerankRequest:
+    """Make the request for scores."""
+    return embedding_pb2.RerankRequest(
+        model=model,
+        query=query,
+        documents=documents,
+        top_n=top_n,
+        return_documents=return_documents,
+        request_id=request_id,
+        priority=priority,
+    )
+
+
+def _listed(texts: Any) -> Sequence[TextOrIds]:
+    """Return a list of inputs; a text, or the token ids of one, is one input."""
+    one = isinstance(texts, str) or (texts and isinstance(texts[0], int))
+    listed: Sequence[TextOrIds] = [texts] if one else texts
+    return listed
+
+
+def _input(text: TextOrIds) -> embedding_pb2.EmbedInput:
+    if isinstance(text, str):
+        return embedding_pb2.EmbedInput(text=text)
+    return embedding_pb2.EmbedInput(token_ids=processor_pb2.TokenIds(ids=text))

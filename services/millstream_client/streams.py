@@ -1,86 +1,62 @@
-"""A streamed answer."""
+"""Streams of the server's messages: an answer's, and those of images and videos."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Self, TypeVar
 
-from millstream.v1 import processor_pb2
+from millstream.v1 import diffusion_pb2, processor_pb2
 from millstream_client.answers import Answer
 from millstream_client.request import Request
+from millstream_client.results import GeneratedMedia
 
-Response = processor_pb2.ChatResponse | processor_pb2.CompleteResponse
-
-
-class ReadStream(Protocol):
-    """A stream of the server's messages, read one after another."""
-
-    async def read(self) -> Any:
-        """Wait for the server's next message; return None at the end."""
-        ...
-
-    def cancel(self) -> None:
-        """End the call while another task reads."""
-        ...
-
-    async def aclose(self) -> None:
-        """End the call; no task may be reading."""
-        ...
+Piece = TypeVar("Piece")
 
 
-class AnswerStream(AsyncIterator[processor_pb2.ChoiceDelta]):
-    """Iterate it for new output of each choice, or await `answer` for the whole.
+class MessageStream(AsyncIterator[Piece]):
+    """What streams have in common: pieces of the messages, and the ways to end the call.
 
-    Nothing is sent before that. To end the call early:
+    Nothing is sent before the first read. To end the call early:
     ``async with``, `aclose`, cancelling the task that reads, or dropping the last reference.
     """
+
+    field: ClassVar[str]
+    """The messages' field with the pieces."""
 
     def __init__(self, request: Request, messages: AsyncGenerator[Any, None]) -> None:
         """Wrap the messages of a request."""
         self._request = request
         self._messages = messages
-        self._deltas: Iterator[processor_pb2.ChoiceDelta] = iter(())
-
-    @property
-    def result(self) -> Answer:
-        """The answer so far."""
-        return self._request.answer
+        self._pieces: Iterator[Piece] = iter(())
 
     @property
     def request_id(self) -> str:
         """The request's id in logs and traces."""
         return self._request.request_id
 
-    async def __anext__(self) -> processor_pb2.ChoiceDelta:
-        """Wait for new output of a choice.
+    async def __anext__(self) -> Piece:
+        """Wait for the next piece.
 
         Raises:
             MillstreamError: the request failed; its ``partial`` is the answer as far as it came.
         """
         while True:
-            for delta in self._deltas:
-                return delta
-            self._deltas = iter((await anext(self._messages)).choices)
+            for piece in self._pieces:
+                return piece
+            self._pieces = iter(getattr(await anext(self._messages), self.field))
 
-    async def answer(self) -> Answer:
-        """Read to the end; return the whole answer.
-
-        Raises:
-            MillstreamError: the request failed; its ``partial`` is the answer as far as it came.
-        """
-        self._deltas = iter(())
-        while await self.read() is not None:
-            pass
-        return self.result
-
-    async def read(self) -> Response | None:
+    async def read(self) -> Any:
         """Wait for the server's next message; return None at the end.
 
         Raises:
-            MillstreamError: the request failed; its ``partial`` is the answer as far as it came.
+            MillstreamError: as iterating.
         """
-        message: Response | None = await anext(self._messages, None)
-        return message
+        return await anext(self._messages, None)
+
+    async def _read_to_the_end(self) -> None:
+        self._pieces = iter(())
+        while await self.read() is not None:
+            pass
 
     def cancel(self) -> None:
         """End the call while another task reads; the reader gets a RequestCancelledError."""
@@ -88,7 +64,7 @@ class AnswerStream(AsyncIterator[processor_pb2.ChoiceDelta]):
 
     async def aclose(self) -> None:
         """End the call; no task may be reading."""
-        self._deltas = iter(())
+        self._pieces = iter(())
         await self._messages.aclose()
 
     async def __aenter__(self) -> Self:
@@ -98,3 +74,46 @@ class AnswerStream(AsyncIterator[processor_pb2.ChoiceDelta]):
     async def __aexit__(self, *_: object) -> None:
         """End the call if it still runs."""
         await self.aclose()
+
+
+class AnswerStream(MessageStream[processor_pb2.ChoiceDelta]):
+    """Iterate it for new output of each choice, or await `answer` for the whole."""
+
+    field = "choices"
+
+    @property
+    def result(self) -> Answer:
+        """The answer so far."""
+        return self._request.answer
+
+    async def answer(self) -> Answer:
+        """Read to the end; return the whole answer.
+
+        Raises:
+            MillstreamError: the request failed; its ``partial`` is the answer as far as it came.
+        """
+        await self._read_to_the_end()
+        return self.result
+
+
+class MediaStream(MessageStream[diffusion_pb2.DiffusionProgress]):
+    """Iterate it for progress, or await `result` for the files."""
+
+    field = "progress"
+
+    def __init__(
+        self, request: Request, media: GeneratedMedia, messages: AsyncGenerator[Any, None]
+    ) -> None:
+        """Wrap the messages of a request, which collects ``media``."""
+        super().__init__(request, messages)
+        self.media = media
+        """The result; `GeneratedMedia.complete` says whether it is there."""
+
+    async def result(self) -> GeneratedMedia:
+        """Read to the end; return the files.
+
+        Raises:
+            MillstreamError: the request failed.
+        """
+        await self._read_to_the_end()
+        return self.media

@@ -2,35 +2,187 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
+import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 import grpc
 
-from millstream.v1 import chat_pb2, processor_pb2_grpc
+from millstream.v1 import chat_pb2, diffusion_pb2, processor_pb2, processor_pb2_grpc
+from millstream_client.answers import Answer
 from millstream_client.background import Background
 from millstream_client.client import Client
 from millstream_client.conversation import Conversation
-from millstream_client.errors import RequestCancelledError
-from millstream_client.generated_media import MediaStream
-from millstream_client.retry import Retry
-from millstream_client.streams import AnswerStream
-from millstream_client.sync_streams import SyncAnswerStream, SyncMediaStream
+from millstream_client.errors import MillstreamError, RequestCancelledError
+from millstream_client.request import Retry, client_closed
+from millstream_client.results import GeneratedMedia
+from millstream_client.streams import AnswerStream, MediaStream, MessageStream
 from millstream_client.transport import Metadata, Options, Tls
 
 P = ParamSpec("P")
 T = TypeVar("T")
 U = TypeVar("U")
+Piece = TypeVar("Piece")
 Inner = TypeVar("Inner")
+
+_READ_AHEAD = 64
+"""Most messages of a stream that are read ahead."""
+
+
+class _SyncStream(Iterator[Piece]):
+    """What streams have in common: pieces of the messages, and the ways to end the call."""
+
+    def __init__(
+        self, background: Background, stream: MessageStream[Piece], answer: Answer | None = None
+    ) -> None:
+        self._background = background
+        self._stream = stream
+        self._pieces = _pieces(background, stream, answer)
+
+    def _read_to_the_end(self) -> None:
+        for _ in self._pieces:
+            pass
+
+    @property
+    def request_id(self) -> str:
+        """The request's id in logs and traces."""
+        return self._stream.request_id
+
+    def __next__(self) -> Piece:
+        """Wait for the next piece.
+
+        Raises:
+            MillstreamError: the request failed; its ``partial`` is the answer as far as it came.
+        """
+        return next(self._pieces)
+
+    def cancel(self) -> None:
+        """End the call while another thread reads; the reader gets a RequestCancelledError."""
+        self._background.call(self._stream.cancel)
+
+    def close(self) -> None:
+        """End the call; no thread may be reading."""
+        self._pieces.close()
+
+    def __enter__(self) -> Self:
+        """Return the stream."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the call if it still runs."""
+        self.close()
+
+
+class SyncAnswerStream(_SyncStream[processor_pb2.ChoiceDelta]):
+    """Iterate it for new output of each choice, or call `answer` for the whole.
+
+    Nothing is sent before that. To end the call early:
+    ``with``, `close`, Ctrl-C while it waits, or dropping the last reference.
+    """
+
+    def __init__(self, background: Background, stream: AnswerStream) -> None:
+        """Wrap a stream, which is read in the background thread."""
+        self.result = Answer()
+        """The answer so far, without messages that were read ahead."""
+        super().__init__(background, stream, self.result)
+
+    def answer(self) -> Answer:
+        """Read to the end; return the whole answer.
+
+        Raises:
+            MillstreamError: the request failed; its ``partial`` is the answer as far as it came.
+        """
+        self._read_to_the_end()
+        return self.result
+
+
+class SyncMediaStream(_SyncStream[diffusion_pb2.DiffusionProgress]):
+    """Iterate it for progress, or call `result` for the files; as `SyncAnswerStream` otherwise."""
+
+    def __init__(self, background: Background, stream: MediaStream) -> None:
+        """Wrap a stream, which is read in the background thread."""
+        super().__init__(background, stream)
+        self.media = stream.media
+        """The result; `GeneratedMedia.complete` says whether it is there."""
+
+    def result(self) -> GeneratedMedia:
+        """Read to the end; return the files.
+
+        Raises:
+            MillstreamError: the request failed.
+        """
+        self._read_to_the_end()
+        return self.media
+
+
+def _pieces(
+    background: Background, stream: MessageStream[Piece], answer: Answer | None
+) -> Generator[Piece, None, None]:
+    """Yield a stream's pieces; collect an answer.
+
+    No method of the stream: dropping the last reference to that ends the call.
+    """
+    try:
+        with contextlib.closing(read_ahead(stream, background)) as messages:
+            for message in messages:
+                if answer is not None:
+                    answer.add(message)
+                yield from getattr(message, stream.field)
+    except MillstreamError as error:
+        if answer is not None:
+            error.request_id = stream.request_id
+            error.partial = answer if answer.begun else None
+        raise
+
+
+def read_ahead(stream: MessageStream[Any], background: Background) -> Generator[Any, None, None]:
+    """Read a stream in the background, ahead of the calling thread up to a limit."""
+    messages: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    reading = None
+    try:
+        while True:
+            reading = background.submit(_read(stream, messages, background.leaving))
+            for _ in range(_READ_AHEAD):
+                message = messages.get()
+                if message is None:
+                    reading = None
+                    return
+                if isinstance(message, Exception):
+                    reading = None
+                    raise message
+                yield message
+    finally:
+        if reading is not None:
+            background.call(lambda: background.leave(stream, reading))
+
+
+async def _read(
+    stream: MessageStream[Any], messages: queue.SimpleQueue[Any], leaving: set[asyncio.Task[None]]
+) -> None:
+    """Put messages into the queue, up to the limit; at the end None or the error."""
+    try:
+        if leaving:
+            await asyncio.wait(leaving)
+        for _ in range(_READ_AHEAD):
+            message = await stream.read()
+            messages.put(message)
+            if message is None:
+                return
+    except asyncio.CancelledError:  # the loop ends
+        messages.put(client_closed())
+        raise
+    except Exception as error:  # noqa: BLE001 - the reader raises it
+        messages.put(error)
 
 
 class _Facade(Generic[Inner]):
     """An asyncio client or conversation, and the background thread that runs it."""
 
-    def __init__(self, inner: Inner, background: Background) -> None:
+    def __init__(self, background: Background, inner: Inner) -> None:
         self._inner = inner
         self._background = background
 
@@ -47,16 +199,44 @@ def _forward(
     return call
 
 
-def _stream(background: Background, stream: AnswerStream) -> SyncAnswerStream:
-    return SyncAnswerStream(stream, background)
+class SyncConversation(_Facade[Conversation]):
+    """A conversation: turns, one at a time; other threads may call `cancel` and `abort`.
 
+    See `Conversation`.
+    """
 
-def _media(background: Background, stream: MediaStream) -> SyncMediaStream:
-    return SyncMediaStream(stream, background)
+    say = _forward(Conversation.say, SyncAnswerStream)
+    tool_results = _forward(Conversation.tool_results, SyncAnswerStream)
 
+    @property
+    def messages(self) -> tuple[chat_pb2.ChatMessage, ...]:
+        """The messages of all finished turns."""
+        return self._inner.messages
 
-def _converse(background: Background, conversation: Conversation) -> SyncConversation:
-    return SyncConversation(conversation, background)
+    def cancel(self) -> None:
+        """Cancel the running turn, which finishes with what was generated; keep the conversation.
+
+        A turn that waits for a retry has nothing to finish: it fails with a RequestCancelledError.
+        """
+        with contextlib.suppress(RequestCancelledError):  # the client was closed
+            self._background.submit(self._inner.cancel())
+
+    def abort(self) -> None:
+        """End the stream; the running turn fails with a RequestCancelledError."""
+        self._background.call(self._inner.abort)
+
+    def close(self) -> None:
+        """Close the stream, or abort it if a turn is running."""
+        with contextlib.suppress(RequestCancelledError):  # the client was closed
+            self._background.run(self._inner.close())
+
+    def __enter__(self) -> Self:
+        """Use it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
 
 
 class SyncClient(_Facade[Client]):
@@ -82,17 +262,17 @@ class SyncClient(_Facade[Client]):
             OSError: a TLS file can't be read.
         """
         client = Client(address, api_key=api_key, tls=tls, retry=retry, options=options)
-        super().__init__(client, Background(client.connection))
+        super().__init__(Background(client.connection), client)
         self._own_channel: tuple[grpc.Channel, Any] | None = None
         self._lock = threading.RLock()
 
-    chat = _forward(Client.chat, _stream)
-    complete = _forward(Client.complete, _stream)
-    conversation = _forward(Client.conversation, _converse)
+    chat = _forward(Client.chat, SyncAnswerStream)
+    complete = _forward(Client.complete, SyncAnswerStream)
+    conversation = _forward(Client.conversation, SyncConversation)
     tokenize = _forward(Client.tokenize, Background.run)
     detokenize = _forward(Client.detokenize, Background.run)
-    generate_image = _forward(Client.generate_image, _media)
-    generate_video = _forward(Client.generate_video, _media)
+    generate_image = _forward(Client.generate_image, SyncMediaStream)
+    generate_video = _forward(Client.generate_video, SyncMediaStream)
     embed = _forward(Client.embed, Background.run)
     rerank = _forward(Client.rerank, Background.run)
     models = _forward(Client.models, Background.run)
@@ -144,44 +324,4 @@ class SyncClient(_Facade[Client]):
 
     def __exit__(self, *_: object) -> None:
         """Disconnect."""
-        self.close()
-
-
-class SyncConversation(_Facade[Conversation]):
-    """A conversation: turns, one at a time; other threads may call `cancel` and `abort`.
-
-    See `Conversation`.
-    """
-
-    say = _forward(Conversation.say, _stream)
-    tool_results = _forward(Conversation.tool_results, _stream)
-
-    @property
-    def messages(self) -> tuple[chat_pb2.ChatMessage, ...]:
-        """The messages of all finished turns."""
-        return self._inner.messages
-
-    def cancel(self) -> None:
-        """Cancel the running turn, which finishes with what was generated; keep the conversation.
-
-        A turn that waits for a retry has nothing to finish: it fails with a RequestCancelledError.
-        """
-        with contextlib.suppress(RequestCancelledError):  # the client was closed
-            self._background.submit(self._inner.cancel())
-
-    def abort(self) -> None:
-        """End the stream; the running turn fails with a RequestCancelledError."""
-        self._background.call(self._inner.abort)
-
-    def close(self) -> None:
-        """Close the stream, or abort it if a turn is running."""
-        with contextlib.suppress(RequestCancelledError):  # the client was closed
-            self._background.run(self._inner.close())
-
-    def __enter__(self) -> Self:
-        """Use it."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close it."""
         self.close()

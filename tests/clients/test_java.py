@@ -1,4 +1,4 @@
-"""The Java sources, and the example client in Java, on Debian's grpc-java."""
+"""The example client in Java, with stubs made as Maven makes them, on Debian's grpc-java."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.support.client_builds import ROOT, built, need, run
 from tests.support.client_checks import ExampleChecks
 
-_SOURCES = ROOT / "generated" / "java" / "src" / "main" / "java"
+_PROTOS = ROOT / "proto"
 _DESCRIPTORS = ROOT / "generated" / "descriptors" / "millstream.binpb"
 _EXAMPLE = Path(__file__).with_name("java")
 _JARS = [
@@ -42,7 +42,7 @@ def _class_path(*folders: Path) -> str:
     return ":".join(map(str, [*folders, *_JARS]))
 
 
-def _compile(sources: Path, classes: Path, *libraries: Path, release: int = 11) -> None:
+def _compile(sources: Path, classes: Path, *libraries: Path, release: int) -> None:
     files = sorted(map(str, sources.rglob("*.java")))
     options = [
         "-J-XX:TieredStopAtLevel=1",
@@ -56,20 +56,25 @@ def _compile(sources: Path, classes: Path, *libraries: Path, release: int = 11) 
     run(["javac", *options, "-cp", _class_path(*libraries), *files], sources)
 
 
-def _build_stubs(folder: Path) -> None:
-    """Compile the package as Java 8 code, which the libraries still support."""
-    _compile(_SOURCES, folder, release=8)
-
-
-def _build_others(folder: Path) -> None:
+def _build(folder: Path, source: str, *protos: str, release: int) -> None:
+    """Make stubs and compile them; `pom.xml` does the same with generators of Maven Central."""
     made = folder / "sources"
     made.mkdir()
     plugin = ["--plugin=protoc-gen-grpc=/usr/bin/grpc_java_plugin", f"--grpc_out={made}"]
-    source = f"--descriptor_set_in={_DESCRIPTORS}"
-    run(["protoc", source, f"--java_out={made}", *plugin, *_OTHER_PROTOS], folder)
-    for path in made.rglob("*Grpc.java"):
+    run(["protoc", source, f"--java_out={made}", *plugin, *protos], folder)
+    for path in made.rglob("*Grpc.java"):  # Debian has no javax.annotation
         path.write_text(re.sub(r"@javax\.annotation\.Generated\([^)]*\)", "", path.read_text()))
-    _compile(made, folder)
+    _compile(made, folder, release=release)
+
+
+def _build_stubs(folder: Path) -> None:
+    """Compile the contract's stubs as Java 8 code, which the libraries still support."""
+    protos = [str(path.relative_to(_PROTOS)) for path in sorted(_PROTOS.glob("millstream/v1/*"))]
+    _build(folder, f"--proto_path={_PROTOS}", *protos, release=8)
+
+
+def _build_others(folder: Path) -> None:
+    _build(folder, f"--descriptor_set_in={_DESCRIPTORS}", *_OTHER_PROTOS, release=11)
 
 
 class TestJava(ExampleChecks):
@@ -77,11 +82,11 @@ class TestJava(ExampleChecks):
     @classmethod
     def command(cls) -> list[str]:
         need("java", "javac", "protoc", "grpc_java_plugin", *_JARS)
-        stubs = built("java-stubs", [_SOURCES], _build_stubs)
+        stubs = built("java-stubs", [_PROTOS], _build_stubs)
         others = built("java-others", [_DESCRIPTORS], _build_others)
         example = built(
             "java-example",
-            [_SOURCES, _EXAMPLE],
-            lambda folder: _compile(_EXAMPLE, folder, stubs, others),
+            [_PROTOS, _EXAMPLE],
+            lambda folder: _compile(_EXAMPLE, folder, stubs, others, release=11),
         )
         return ["java", "-Xshare:auto", "-cp", _class_path(example, stubs, others), "Example"]

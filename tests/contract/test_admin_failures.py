@@ -8,9 +8,9 @@ import pytest
 
 from millstream_client.errors import Details, UnavailableError
 from millstream_server.cli.admin.commands import COMMANDS
-from millstream_server.cli.admin.failures import explain
-from millstream_server.cli.connection import Destination
-from millstream_server.cli.plain import main
+from millstream_server.cli.admin.output import explain
+from millstream_server.cli.entry import run_plain
+from millstream_server.cli.flags import Destination
 from millstream_server.runtime.errors import (
     AdapterExistsError,
     DeadlinePassedError,
@@ -125,7 +125,7 @@ async def test_nobody_there_and_another_port(
     ],
 )
 def test_wrong_usage_is_code_2(args: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["admin", *args.split()]) == 2
+    assert run_plain(["admin", *args.split()]) == 2
     assert why in capsys.readouterr().err
 
 
@@ -141,7 +141,7 @@ def test_wrong_usage_is_code_2(args: str, why: str, capsys: pytest.CaptureFixtur
 )
 def test_flags_are_checked(args: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as left:
-        main(["admin", *args.split()])
+        run_plain(["admin", *args.split()])
     assert left.value.code == 2
     assert why in capsys.readouterr().err
 
@@ -151,10 +151,10 @@ def test_help_teaches_with_an_example_that_parses(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        main(["admin", command, "--help"])
+        run_plain(["admin", command, "--help"])
     text = capsys.readouterr().out
     example = text.partition("\nexamples:\n")[2].strip()
     assert example.startswith(f"millstream admin {command}")
     with pytest.raises(SystemExit) as left:
-        main([*example.split()[1:], "--help"])  # read up to its end
+        run_plain([*example.split()[1:], "--help"])  # read up to its end
     assert left.value.code == 0

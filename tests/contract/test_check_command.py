@@ -12,8 +12,8 @@ import pytest
 
 from millstream_client import NO_RETRY, Client
 from millstream_server.cli.check.deployment import Wanted, check
-from millstream_server.cli.connection import KEY_VARIABLE, Destination
-from millstream_server.cli.plain import main
+from millstream_server.cli.entry import run_plain
+from millstream_server.cli.flags import KEY_VARIABLE, Destination
 from millstream_server.engines.base import Role
 from millstream_server.processor.app import SERVICE
 from millstream_server.processor.text.tokenizer import TextModel
@@ -240,7 +240,7 @@ async def test_a_key_and_tls_are_taken_from_flags_and_the_environment(
         tls, only = front.tls, ("--model", "fake")
 
         async def run(*flags: str) -> tuple[int, str]:
-            code = await asyncio.to_thread(main, ["check", front.address, *only, *flags])
+            code = await asyncio.to_thread(run_plain, ["check", front.address, *only, *flags])
             return code, capsys.readouterr().out
 
         monkeypatch.delenv(KEY_VARIABLE, raising=False)
@@ -261,10 +261,10 @@ async def test_a_key_and_tls_are_taken_from_flags_and_the_environment(
 def test_wrong_usage_has_an_exit_code_of_its_own(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["check", "processor"]) == 2
+    assert run_plain(["check", "processor"]) == 2
     assert "'processor' is not HOST:PORT" in capsys.readouterr().err
     monkeypatch.setenv(KEY_VARIABLE, KEY)
-    assert main(["check", "processor.example:1"]) == 2
+    assert run_plain(["check", "processor.example:1"]) == 2
     assert "--allow-plaintext-key" in capsys.readouterr().err
-    assert main(["check", "--api-key-file", "/no/such"]) == 2
+    assert run_plain(["check", "--api-key-file", "/no/such"]) == 2
     assert "/no/such" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from millstream_server.cli.connection import KEY_VARIABLE
+from millstream_server.cli.flags import KEY_VARIABLE
 from millstream_server.cli.main import main
 from tests.support.certificates import Authority, SecretMount
 from tests.support.command_line import millstream

@@ -22,9 +22,9 @@ from millstream_client import (
     RequestCancelledError,
     Retry,
     SyncClient,
-    retry,
     system,
 )
+from millstream_client.request import Attempts
 from millstream_server.runtime.errors import OverloadedError as Overloaded
 from tests.support.clients import KINDS, Kind
 from tests.support.scripted import Scripted, fail, hang, serving, text
@@ -74,14 +74,14 @@ def reached(monkeypatch: pytest.MonkeyPatch) -> dict[str, threading.Semaphore]:
     """Is released when a pause before another attempt begins, and when a wait for a connection."""
     marks = {}
     for name in ("pause_s", "wait_s"):
-        mark, real = threading.Semaphore(0), getattr(retry.Attempts, name)
+        mark, real = threading.Semaphore(0), getattr(Attempts, name)
         marks[name] = mark
 
         def told(*args: Any, mark: Any = mark, real: Any = real) -> Any:
             mark.release()
             return real(*args)
 
-        monkeypatch.setattr(retry.Attempts, name, told)
+        monkeypatch.setattr(Attempts, name, told)
     return marks
 
 

@@ -27,7 +27,7 @@ from millstream_client import (
     assistant,
     user,
 )
-from millstream_client.uploads import INLINE_BYTES, Upload
+from millstream_client.writing import INLINE_BYTES, Upload
 from tests.support import media_files
 from tests.support.clients import KINDS, Kind
 from tests.support.fake_processor import FakeProcessor, FakeServer

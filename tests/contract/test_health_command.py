@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream_server.cli.plain import main
+from millstream_server.cli.entry import run_plain
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from tests.support.certificates import Authority, SecretMount
@@ -24,7 +24,7 @@ DECODE = "millstream.v1.DecodeService"
 
 async def health(*args: str) -> int:
     """Run the command; gRPC's sync client needs a thread beside the server's loop."""
-    return await asyncio.to_thread(main, ["health", *args])
+    return await asyncio.to_thread(run_plain, ["health", *args])
 
 
 async def test_a_server_that_loads_is_not_healthy_but_alive(
@@ -105,14 +105,14 @@ async def test_tls_is_spoken_with_the_files_that_are_named(
 def test_wrong_usage_has_an_exit_code_of_its_own(
     args: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["health", *args]) == 2
+    assert run_plain(["health", *args]) == 2
     assert sentence in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("args", [["--timeout-s", "0"], ["--no-such-flag"], ["a:1", "b:2"]])
 def test_a_flag_that_is_none_is_wrong_usage(args: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["health", *args])
+        run_plain(["health", *args])
     assert ended.value.code == 2
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from millstream.v1 import worker_pb2, worker_pb2_grpc
-from millstream_server.cli.connection import Destination
+from millstream_server.cli.flags import Destination
 from millstream_server.cli.main import main
-from millstream_server.cli.top.rows import status_of
-from millstream_server.cli.top.state import WorkerState
+from millstream_server.cli.suite.running import RunningSuite
+from millstream_server.cli.top.rows import WorkerState, status_of
 from millstream_server.cli.top.workers import Workers
 from millstream_server.routing.discovery.sources import Addresses
 from millstream_server.runtime.errors import WorkerDrainingError
@@ -107,7 +107,7 @@ class Named:
 
 @contextlib.asynccontextmanager
 async def followed(discovery: Named) -> AsyncIterator[Workers]:
-    workers = Workers(discovery, Destination(""), 0.2, {})
+    workers = Workers(discovery, Destination(""), 0.2, RunningSuite(()))
     try:
         yield workers
     finally:

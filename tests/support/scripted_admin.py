@@ -12,7 +12,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 
 from millstream.v1 import admin_pb2, admin_pb2_grpc, engine_control_pb2, engine_control_pb2_grpc
-from millstream_server.cli.plain import main
+from millstream_server.cli.entry import run_plain
 from millstream_server.runtime.errors import ServingError
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.security.api_keys import ApiKeys
@@ -93,4 +93,4 @@ async def control(key: str = "", /, **script: Script) -> AsyncIterator[Control]:
 
 async def admin(*args: str) -> int:
     """Run the command; its event loop is another thread's."""
-    return await asyncio.to_thread(main, ["admin", *args])
+    return await asyncio.to_thread(run_plain, ["admin", *args])

@@ -95,8 +95,12 @@ def write_vision_config(model: Path) -> None:
 
 def run_up() -> int:
     # Not for the services: theirs is a quick start.
-    from millstream_server.cli.suite.plan import PlannedService, UpOptions, make_plan  # noqa: PLC0415
-    from millstream_server.cli.suite.ports import PortClaims  # noqa: PLC0415
+    from millstream_server.cli.suite.plan import (  # noqa: PLC0415
+        PlannedService,
+        PortClaims,
+        UpOptions,
+        make_plan,
+    )
     from millstream_server.cli.up import up  # noqa: PLC0415
 
     log_dir, flags = Path(sys.argv[2]), json.loads(sys.argv[3])

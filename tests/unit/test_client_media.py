@@ -20,7 +20,7 @@ from millstream_client import (
 )
 from millstream_client.media import Part, attached
 from millstream_client.requests import messages, question
-from millstream_client.uploads import CHUNK_BYTES, INLINE_BYTES, take_uploads
+from millstream_client.writing import CHUNK_BYTES, INLINE_BYTES, take_uploads
 
 MIB = 1 << 20
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,12 +11,18 @@ from google.protobuf import duration_pb2
 from millstream.v1 import processor_pb2, sampling_pb2
 from millstream_client.answers import Answer
 from millstream_client.knobs import KNOBS, Knobs, Sampling, generation_options
-from millstream_client.requests import complete_request
+from millstream_client.requests import (
+    complete_request,
+    embed_requests,
+    image_request,
+    rerank_request,
+    video_request,
+)
 
 
 def test_what_is_left_out_stays_unset() -> None:
     assert generation_options() == processor_pb2.GenerationOptions()
-    assert complete_request("", model="", options=generation_options(), request_id="r") == (
+    assert complete_request("", request_id="r") == (
         processor_pb2.CompleteRequest(
             text="", request_id="r", options=processor_pb2.GenerationOptions()
         )
@@ -30,7 +37,7 @@ def test_zero_is_a_value() -> None:
 
 
 def test_a_prompt_of_no_ids_is_still_one_of_ids() -> None:
-    request = complete_request([], model="", options=generation_options(), request_id="")
+    request = complete_request([])
     assert request.WhichOneof("prompt") == "token_ids"
 
 
@@ -49,6 +56,21 @@ def test_a_knob_that_there_is_not_is_refused() -> None:
     knobs: dict[str, Any] = {"max_tokens": 5}
     with pytest.raises(TypeError, match="'max_tokens' is no option"):
         generation_options(**knobs)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        complete_request,
+        embed_requests,
+        image_request,
+        partial(rerank_request, documents=[]),
+        video_request,
+    ],
+)
+def test_every_kind_of_request_refuses_unknown_keywords(make: Any) -> None:
+    with pytest.raises(TypeError, match="max_tokens"):
+        make("Hello", max_tokens=5)
 
 
 def test_every_field_of_the_contract_can_be_set() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from millstream_client import NO_RETRY, Retry
 from millstream_client.errors import Details, MillstreamError
-from millstream_client.retry import Attempts
+from millstream_client.request import Attempts
 
 
 def _failed(delay_s: float | None = None, *, retryable: bool = True) -> MillstreamError:

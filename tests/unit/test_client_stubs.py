@@ -83,7 +83,47 @@ def test_all_packages_have_one_version() -> None:
     pom = (ROOT / "generated/java/pom.xml").read_text()
     package = (ROOT / "generated/typescript/package.json").read_text()
     assert re.search(r"<version>([^<]+)<", pom).group(1) == project  # type: ignore[union-attr]
+    assert f'version = "{project}"' in (ROOT / "generated/java/build.gradle.kts").read_text()
     assert f'"version": "{project}"' in package
+
+
+def _pom() -> tuple[dict[str, str], str]:
+    """Return the pom's properties, with theirs filled in, and its text."""
+    text = (ROOT / "generated/java/pom.xml").read_text()
+    block = re.search(r"<properties>(.*)</properties>", text, re.DOTALL)
+    assert block is not None
+    found = dict(re.findall(r"<([\w.-]+)>([^<]+)</\1>", block[1]))
+    found["project.basedir"] = str(ROOT / "generated/java")
+    for _ in range(3):  # a folder's property names another's
+        for name, value in found.items():
+            found[name] = re.sub(r"\$\{([^}]+)\}", lambda match: found[match[1]], value)
+    return found, text
+
+
+def test_maven_finds_what_it_makes_the_java_package_of() -> None:
+    properties, text = _pom()
+    files = re.findall(r"<file>\$\{([^}]+)\}([^<]+)</file>", text)
+    assert len(files) == 3
+    for folder, path in files:
+        assert Path(properties[folder] + path).is_file()
+    (include,) = set(re.findall(r"<include>(.+\.proto)</include>", text))
+    made = set(Path(properties["proto.dir"]).resolve().glob(include))
+    assert made == set((ROOT / "proto/millstream/v1").iterdir())
+
+
+def test_gradle_makes_the_java_package_of_the_same() -> None:
+    properties, text = _pom()
+    gradle = (ROOT / "generated/java/build.gradle.kts").read_text()
+    for artifact, name in (
+        ("com.google.protobuf:protoc", "protoc.version"),
+        ("io.grpc:protoc-gen-grpc-java", "protoc-gen-grpc-java.version"),
+        ("com.google.protobuf:protobuf-java", "protobuf.version"),
+    ):
+        assert f'"{artifact}:{properties[name]}"' in gradle
+    assert f'val grpc = "{properties["grpc.version"]}"' in gradle
+    for said in ("millstream/v1/*.proto", "services/millstream_client/service_config"):
+        assert said in text
+        assert said in gradle
 
 
 # ---- making them ---------------------------------------------------------------------------------

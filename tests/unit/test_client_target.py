@@ -20,8 +20,7 @@ from millstream_client.service_config import (
     SERVICE,
     without_retries,
 )
-from millstream_client.target import Target, parse_target
-from millstream_client.transport import Transport, plan_transport
+from millstream_client.transport import Target, Transport, parse_target, plan_transport
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from millstream_server.cli import packages
-from millstream_server.cli.findings import Level
+from millstream_server.cli import machine
+from millstream_server.cli.machine import Level
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -106,7 +106,7 @@ def test_doctor_misses_nothing_that_make_setup_installs(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(importlib.metadata, "requires", requires)
-    found = [*packages.pins(), *packages.engine(has_gpu=False)]
+    found = [*machine.pins(), *machine.engine(has_gpu=False)]
     assert [finding.what for finding in found if finding.level is Level.MISS] == []
     assert f"diffusers {pins['diffusers']}" in [finding.what for finding in found]
 

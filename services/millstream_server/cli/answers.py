@@ -1,4 +1,4 @@
-"""Prints an answer while it streams, and times and token counts after it."""
+"""Prints on a terminal: an answer while it streams, its times and token counts; tables."""
 
 from __future__ import annotations
 
@@ -7,14 +7,29 @@ import time
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from rich.console import Console
+
 from millstream.v1 import generation_pb2
 from millstream_client import Answer, AnswerStream, ChoiceDelta, GenerationUsage
 
+_UNSEEN_WIDTH = 160
 _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 _KEPT_CONTROLS = "\n\t"
 _SHORTEST_SPAN_S = 0.005
 _NEVER_REPLACED = ("", "default")
 """Versions of weights that no operator has replaced; "default" is SGLang's word."""
+_ENDINGS: dict[int, str] = {
+    generation_pb2.FINISH_REASON_LENGTH: "cut off at the token limit",
+    generation_pb2.FINISH_REASON_CANCELLED: "stopped",
+    generation_pb2.FINISH_REASON_CONTENT_FILTER: "withheld by a content filter",
+    generation_pb2.FINISH_REASON_TOOL_CALLS: "wants to call tools",
+}
+
+
+def open_console() -> Console:
+    """Make a console on stdout; for a file or a pipe without line breaks inside paths."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_UNSEEN_WIDTH)
 
 
 @dataclass
@@ -63,14 +78,6 @@ class Stopwatch:
         if self.first_s is None or tokens < 1 or self.last_s - self.first_s < _SHORTEST_SPAN_S:
             return None
         return tokens / (self.last_s - self.first_s)
-
-
-_ENDINGS: dict[int, str] = {
-    generation_pb2.FINISH_REASON_LENGTH: "cut off at the token limit",
-    generation_pb2.FINISH_REASON_CANCELLED: "stopped",
-    generation_pb2.FINISH_REASON_CONTENT_FILTER: "withheld by a content filter",
-    generation_pb2.FINISH_REASON_TOOL_CALLS: "wants to call tools",
-}
 
 
 def add_usage(total: GenerationUsage, more: GenerationUsage) -> None:

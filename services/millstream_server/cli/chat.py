@@ -1,4 +1,4 @@
-"""`millstream chat`: chat with a model; answers stream."""
+"""`millstream chat` and `millstream complete`: answers stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from functools import partial
-from typing import Protocol
+from typing import Any
 
 from prompt_toolkit import PromptSession
 
@@ -18,11 +18,14 @@ from millstream_client import (
     Client,
     Conversation,
     GenerationUsage,
+    Image,
     IncompleteAnswerError,
     MediaFileError,
     MillstreamError,
     RequestCancelledError,
+    Video,
 )
+from millstream_client.knobs import KNOBS, Knob, Knobs
 from millstream_server.cli.answers import (
     Stopwatch,
     add_usage,
@@ -34,9 +37,26 @@ from millstream_server.cli.answers import (
 )
 from millstream_server.cli.attachments import Attachments, ChatCompleter
 from millstream_server.cli.client import call_processor, print_error
-from millstream_server.cli.connection import Destination
-from millstream_server.cli.sampling import knobs_given
+from millstream_server.cli.flags import (
+    Commands,
+    Destination,
+    add_target,
+    command,
+    fail,
+    whole_number,
+)
 
+_TEXTS = {
+    "adapter": "a LoRA adapter that the model's workers have loaded (millstream models lists them)",
+    "session": "requests with the same TEXT go to the same worker, whose cache has their beginning",
+    "cache_salt": "requests with another TEXT, or none, don't share this one's cache",
+}
+_CHAT_NOTES = """\
+One chat is one gRPC stream, so the conversation keeps its worker and its KV cache. Ctrl-C stops an
+answer and keeps the conversation; Ctrl-D ends the chat. Inside a chat /image FILE attaches a
+picture to the next message; /help lists all commands. `--once -` reads the text from stdin:
+git diff | millstream chat --system 'Summarise this change.' --once -
+"""
 HELP = """\
 /image FILE  attach a picture to your next message; /image alone lists what is attached
 /video FILE  attach a video
@@ -50,21 +70,107 @@ Tab          complete a command or a file's path"""
 _COMMANDS = tuple(re.findall(r"^/\w+", HELP, re.MULTILINE))
 
 
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for each sampling knob, and for stop texts."""
+    group = parser.add_argument_group("sampling", "left out: the model's own defaults")
+    for knob in KNOBS:
+        flag = "--" + knob.name.replace("_", "-")
+        group.add_argument(flag, dest=knob.name, help=knob.help, **_parsing(knob))
+    group.add_argument(
+        "--stop",
+        action="append",
+        metavar="TEXT",
+        help="end the answer at this text; may be repeated",
+    )
+    group = parser.add_argument_group("routing and caches")
+    for name, sentence in _TEXTS.items():
+        group.add_argument("--" + name.replace("_", "-"), metavar="TEXT", help=sentence)
+
+
+def _parsing(knob: Knob) -> dict[str, Any]:
+    if knob.kind is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    action = "append" if knob.repeated else "store"
+    if knob.kind is float:
+        return {"action": action, "type": float, "metavar": "X"}
+    return {"action": action, "type": whole_number(knob.largest), "metavar": "N"}
+
+
+def knobs_given(args: argparse.Namespace) -> Knobs:
+    """Return the knobs whose flags were given."""
+    names = [*(knob.name for knob in KNOBS), "stop", *_TEXTS]
+    given: Any = {name: value for name in names if (value := getattr(args, name)) is not None}
+    knobs: Knobs = given
+    return knobs
+
+
+def add_chat(commands: Commands) -> None:
+    """Add the command that chats."""
+    parser = command(
+        commands,
+        "chat",
+        run,
+        "Chat with a model; answers stream.",
+        _CHAT_NOTES,
+        "millstream chat",
+        'millstream chat --image cat.png --once "What is it?" --temperature 0',
+        "millstream chat --address processor.example:50051 --tls-ca-file ca.pem --api-key-file key",
+    )
+    add_target(parser)
+    parser.add_argument("--system", metavar="TEXT", help="instructions to the model")
+    parser.add_argument(
+        "--once", metavar="TEXT", help="print one answer and exit; - reads the text from stdin"
+    )
+    _add_media(parser)
+    add_sampling_flags(parser)
+
+
+def _add_media(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "images and videos", "for models that take them; `millstream models` shows which do"
+    )
+    formats = {Image: "PNG, JPEG, WebP, GIF", Video: "MP4, MOV, WebM, MKV"}
+    for kind, names in formats.items():
+        group.add_argument(
+            f"--{kind.kind}",
+            dest="media",
+            action="append",
+            type=kind,
+            default=[],
+            metavar="FILE",
+            help=f"send this {kind.kind} with the first message: {names}; may be repeated",
+        )
+
+
+def add_complete(commands: Commands) -> None:
+    """Add the command that continues a prompt."""
+    parser = command(
+        commands,
+        "complete",
+        run_complete,
+        "Continue a raw prompt, without the model's chat template.",
+        "",
+        'millstream complete "Millstream is" --max-new-tokens 40',
+        "millstream complete - --temperature 0 --show-usage < prompt.txt",
+    )
+    parser.add_argument("prompt", metavar="PROMPT", help="text to continue; - reads it from stdin")
+    add_target(parser)
+    add_sampling_flags(parser)
+
+
 def run(args: argparse.Namespace) -> int:
     """Chat until the user ends it, or ask once; return the exit code."""
     try:
         for item in args.media:
             item.check()
     except MediaFileError as error:
-        print(f"error: {error.message}", file=sys.stderr)
-        return 1
+        return fail(error.message)
     if args.once is None:
-        return asyncio.run(call_processor(args, partial(_interactive, args)))
+        return call_processor(args, partial(_interactive, args))
     text = sys.stdin.read() if args.once == "-" else args.once
     if not text.strip():
-        print("error: the text is empty", file=sys.stderr)
-        return 1
-    return asyncio.run(call_processor(args, lambda client, _: _once(client, args, text)))
+        return fail("the text is empty")
+    return call_processor(args, lambda client, _: _once(client, args, text))
 
 
 async def _once(client: Client, args: argparse.Namespace, text: str) -> int:
@@ -76,8 +182,15 @@ async def _once(client: Client, args: argparse.Namespace, text: str) -> int:
     return 0
 
 
-class _Input(Protocol):
-    """The source of the user's lines."""
+class _Input:
+    """The user's lines: edited at a terminal, with history; of a file or a pipe each is a turn."""
+
+    def __init__(self) -> None:
+        self._session: PromptSession[str] | None = None
+        if sys.stdin.isatty():
+            self._session = PromptSession(
+                completer=ChatCompleter(_COMMANDS), complete_while_typing=False
+            )
 
     async def read(self, prompt: str) -> str:
         """Return the next line; a terminal shows ``prompt`` before it.
@@ -85,17 +198,11 @@ class _Input(Protocol):
         Raises:
             EOFError: there are no more.
         """
-
-
-class _Keyboard:
-    """Lines edited at a terminal, with history."""
-
-    def __init__(self) -> None:
-        self._session: PromptSession[str] = PromptSession(
-            completer=ChatCompleter(_COMMANDS), complete_while_typing=False
-        )
-
-    async def read(self, prompt: str) -> str:
+        if self._session is None:
+            line: str = await asyncio.to_thread(sys.stdin.readline)
+            if not line:
+                raise EOFError
+            return line
         while True:
             try:
                 return await self._session.prompt_async(prompt)
@@ -103,35 +210,22 @@ class _Keyboard:
                 print(dim("Ctrl-D or /quit ends the chat.", sys.stdout))
 
 
-class _Pipe:
-    """Lines from a file or a pipe: each is a turn."""
-
-    async def read(self, prompt: str) -> str:
-        line: str = await asyncio.to_thread(sys.stdin.readline)
-        if not line:
-            raise EOFError
-        return line
-
-
 async def _interactive(args: argparse.Namespace, client: Client, server: Destination) -> int:
-    source: _Input = _Keyboard() if sys.stdin.isatty() else _Pipe()
     served = ", ".join(model.name for model in await client.models()) or "no model yet"
     print(f"Millstream at {args.address}: {args.model or served}.")
     print(dim("/help lists commands; Ctrl-C stops an answer; Ctrl-D ends the chat.", sys.stdout))
-    await _Chat(client, server, args, source).run()
+    await _Chat(client, server, args).run()
     return 0
 
 
 class _Chat:
     """The loop of an interactive chat."""
 
-    def __init__(
-        self, client: Client, server: Destination, args: argparse.Namespace, source: _Input
-    ) -> None:
+    def __init__(self, client: Client, server: Destination, args: argparse.Namespace) -> None:
         self._client = client
         self._server = server
         self._args = args
-        self._source = source
+        self._input = _Input()
         self._conversation = self._new_conversation()
         self._attached = Attachments(args.media)
         self._usage = GenerationUsage()
@@ -145,7 +239,7 @@ class _Chat:
         """Read a line, run its turn, repeat; a failed turn is explained and the chat goes on."""
         while True:
             try:
-                line = (await self._source.read(self._attached.prompt)).strip()
+                line = (await self._input.read(self._attached.prompt)).strip()
             except EOFError:
                 line = "/quit"
             if line == "/quit":
@@ -217,3 +311,17 @@ class _Chat:
         finally:
             loop.remove_signal_handler(signal.SIGINT)
             signal.signal(signal.SIGINT, before)
+
+
+def run_complete(args: argparse.Namespace) -> int:
+    """Print the continuation while it streams; return the exit code."""
+    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
+    if not prompt:
+        return fail("the prompt is empty")
+    return call_processor(args, lambda client, _: _complete(client, args, prompt))
+
+
+async def _complete(client: Client, args: argparse.Namespace, prompt: str) -> int:
+    stream = client.complete(prompt, model=args.model, **knobs_given(args))
+    await show(stream, always_stats=args.show_usage)
+    return 0

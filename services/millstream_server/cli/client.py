@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 
 import grpc
 
+from millstream.v1 import worker_pb2
 from millstream_client import NO_RETRY, Client, MillstreamError, Options, Tls
 from millstream_client.errors import CONNECTION_LOST, SERVER_NOT_REACHED
 from millstream_client.service_config import ONE_SERVER
-from millstream_client.target import parse_target
-from millstream_server.cli.connection import (
+from millstream_client.transport import parse_target
+from millstream_server.cli.flags import (
     KEY_VARIABLE,
     Destination,
     explain_tls,
+    fail,
     read_connection,
     refuse_plaintext_key,
 )
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells have it."""
 
 # A person waits for a result, also from a suite that isn't ready: no retries and no health checks.
 _OPTIONS = Options(service_config=ONE_SERVER, max_reconnect_pause_s=0.5)
@@ -30,6 +30,15 @@ _OPTIONS = Options(service_config=ONE_SERVER, max_reconnect_pause_s=0.5)
 _UNKNOWN_METHOD = "UNKNOWN_METHOD"
 UNREPORTED = ("", SERVER_NOT_REACHED, CONNECTION_LOST)
 """Reasons of failures that no server of ours has reported."""
+_ROLES: Mapping[int, str] = {
+    worker_pb2.WORKER_ROLE_AGGREGATED: "aggregated",
+    worker_pb2.WORKER_ROLE_PREFILL: "prefill",
+    worker_pb2.WORKER_ROLE_DECODE: "decode",
+    worker_pb2.WORKER_ROLE_ENCODE: "encode",
+    worker_pb2.WORKER_ROLE_DIFFUSION: "diffusion",
+    worker_pb2.WORKER_ROLE_EMBEDDING: "embedding",
+}
+_ROLE_ORDER = list(_ROLES)
 
 
 def connect(server: Destination) -> Client:
@@ -63,25 +72,28 @@ def open_channel(address: str) -> grpc.aio.Channel:
         return grpc.aio.insecure_channel(address)
 
 
-async def call_processor(
+def call_processor(
     args: argparse.Namespace, use: Callable[[Client, Destination], Awaitable[int]]
 ) -> int:
     """Run ``use`` with a client of the server that the flags name; return its exit code.
 
     It is 1 after explaining a wrong flag or a failed call.
     """
-    try:
-        server = read_connection(args)
-        client = connect(server)
-    except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    async with client:
+
+    async def call() -> int:
         try:
-            return await use(client, server)
-        except MillstreamError as error:
-            print_error(error, server)
-            return 1
+            server = read_connection(args)
+            client = connect(server)
+        except (OSError, ValueError) as error:
+            return fail(error)
+        async with client:
+            try:
+                return await use(client, server)
+            except MillstreamError as error:
+                print_error(error, server)
+                return 1
+
+    return asyncio.run(call())
 
 
 def print_error(error: MillstreamError, server: Destination) -> None:
@@ -140,3 +152,13 @@ def _network_hint(error: MillstreamError, address: str) -> str | None:
     if "dns resolution failed" in text or "name resolution" in text:
         return f"{address} can't be found; give --address as HOST:PORT"
     return f"no server at {address}; start one with `millstream up`"
+
+
+def role_name(role: int) -> str:
+    """Return a role's name; a newer server may have roles that this command doesn't know."""
+    return _ROLES.get(role, "unknown")
+
+
+def role_order(role: int) -> int:
+    """Return where a role stands in lists: in the order of a request's way."""
+    return _ROLE_ORDER.index(role) if role in _ROLE_ORDER else len(_ROLE_ORDER)

@@ -10,9 +10,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from millstream_server.cli import machine, packages
-from millstream_server.cli.console import open_console
-from millstream_server.cli.findings import Finding, Level, miss, ok, warn
+from millstream_server.cli import machine
+from millstream_server.cli.answers import open_console
+from millstream_server.cli.flags import Commands, add_address, add_model_dir, command
+from millstream_server.cli.machine import Finding, Level, miss, ok, warn
+from millstream_server.cli.suite.models import default_model
 from millstream_server.cli.suite.plan import (
     BOOTSTRAP_PORT,
     DECODE_PORT,
@@ -20,16 +22,31 @@ from millstream_server.cli.suite.plan import (
     LOOPBACK,
     PREFILL_PORT,
     PROCESSOR_PORT,
-    default_model,
+    is_free,
 )
-from millstream_server.cli.suite.ports import is_free
-from millstream_server.cli.suite.process import is_serving
+from millstream_server.cli.suite.processes import is_serving
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.MISS: "red"}
 _CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 
 
-def run(args: argparse.Namespace) -> int:
+def add_doctor(commands: Commands) -> None:
+    """Add the command."""
+    parser = command(
+        commands,
+        "doctor",
+        _run,
+        "Check this machine and advise what to do about each miss.",
+        "A line is ok, warn (works, or not needed everywhere) or miss. The exit code is 1 if one is"
+        " a miss.",
+        "millstream doctor",
+        "millstream doctor --model ~/models/Qwen3-0.6B",
+    )
+    add_model_dir(parser)
+    add_address(parser)
+
+
+def _run(args: argparse.Namespace) -> int:
     """Check everything and print a line each; return 1 if something is missing."""
     console = open_console()
     worst = Level.OK
@@ -52,19 +69,19 @@ def _print(console: Console, finding: Finding) -> None:
 
 
 def _all(model: Path | None, address: str) -> Iterator[Finding]:
-    yield packages.python()
-    yield from packages.pins()
-    yield packages.grpc_family()
+    yield machine.python()
+    yield from machine.pins()
+    yield machine.grpc_family()
     gpus = machine.gpus()
     yield machine.gpu_finding(gpus)
-    yield from packages.engine(has_gpu=bool(gpus))
+    yield from machine.engine(has_gpu=bool(gpus))
     yield machine.memory(has_gpu=bool(gpus))
     yield machine.disk(Path.cwd())
     yield machine.shared_memory(Path("/dev/shm"))  # noqa: S108 - measured, not written
     running = asyncio.run(is_serving(address))
     yield _ports(running=running)
     yield check_model(model or default_model())
-    yield packages.buf()
+    yield machine.buf()
     yield _suite(address, running=running)
 
 

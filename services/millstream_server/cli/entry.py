@@ -1,11 +1,37 @@
-"""The entry point of `millstream`: reports if the command line's packages are missing."""
+"""The entry point of `millstream`; commands of a lean install run without colours, quickly."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
+from collections.abc import Callable, Sequence
+
+from millstream_server.cli.admin.commands import add_admin
+from millstream_server.cli.check.command import add_check
+from millstream_server.cli.flags import INTERRUPTED, Commands
+from millstream_server.cli.health import add_health
 
 _PLAIN = ("health", "check", "admin")
+
+
+def add_plain(commands: Commands) -> None:
+    """Add the commands."""
+    add_admin(commands)
+    add_check(commands)
+    add_health(commands)
+
+
+def run_plain(argv: Sequence[str] | None = None) -> int:
+    """Run one of these commands; return the exit code."""
+    parser = argparse.ArgumentParser(prog="millstream", allow_abbrev=False)
+    add_plain(parser.add_subparsers(title="commands", metavar="COMMAND", required=True))
+    args = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    run: Callable[[argparse.Namespace], int] = args.run
+    try:
+        return run(args)
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def main() -> int:
@@ -27,8 +53,6 @@ def _reader_left() -> int:
 
 def _run() -> int:
     if sys.argv[1:2] and sys.argv[1] in _PLAIN:
-        from millstream_server.cli.plain import main as run_plain  # noqa: PLC0415 - starts quickly
-
         return run_plain()
     try:
         from millstream_server.cli.main import main as run  # noqa: PLC0415 - it may fail

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
+import contextlib
 import re
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from millstream.v1 import diffusion_pb2
 from millstream_client import Client, GeneratedMedia, MediaFileError, MediaStream
 from millstream_server.cli.client import call_processor
+from millstream_server.cli.flags import Commands, add_target, command, fail, whole_number
 
 _FORMATS = {".png": diffusion_pb2.IMAGE_FORMAT_PNG, ".webp": diffusion_pb2.IMAGE_FORMAT_WEBP}
 _KNOBS = (
@@ -30,8 +32,70 @@ _KNOBS = (
 )
 
 
-def size(text: str) -> tuple[int, int]:
-    """Read WIDTHxHEIGHT, for argparse."""
+def add_image(commands: Commands) -> None:
+    """Add the command that makes images."""
+    parser = command(
+        commands,
+        "image",
+        _run_image,
+        "Make an image from words, or from an image and words.",
+        "The same seed and settings give the same file. Ctrl-C stops the work within one step.",
+        'millstream image "a red circle on a white background" -o circle.png',
+        'millstream image "a blue square" --seed 7 --steps 20 -n 4 -o square.webp',
+        'millstream image "a green square" --input circle.png --strength 0.8 -o changed.png',
+    )
+    _add_diffusion(parser, "PNG or WebP, by its suffix; default: image-SEED.png")
+    group = parser.add_argument_group("image to image", "for models that can")
+    group.add_argument("--input", type=Path, metavar="FILE", help="image to start from")
+    group.add_argument(
+        "--strength", type=float, metavar="X", help="how far to go away from it, above 0 to 1"
+    )
+
+
+def add_video(commands: Commands) -> None:
+    """Add the command that makes videos."""
+    parser = command(
+        commands,
+        "video",
+        _run_video,
+        "Make a video from words.",
+        "The same seed and settings give the same file. Ctrl-C stops the work within one step.",
+        'millstream video "a ball that rolls" --frames 17 --fps 8 -o ball.mp4',
+    )
+    _add_diffusion(parser, "MP4; default: video-SEED.mp4")
+    parser.add_argument("--frames", type=int, metavar="N", help="frames of the video")
+    parser.add_argument("--fps", type=int, metavar="N", help="frames per second in the file")
+
+
+def _add_diffusion(parser: argparse.ArgumentParser, output: str) -> None:
+    parser.add_argument("prompt", metavar="PROMPT", help="what to show")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
+    add_target(parser)
+    group = parser.add_argument_group("settings", "left out: the model's own defaults")
+    group.add_argument("--negative-prompt", "--negative", metavar="TEXT", help="what not to show")
+    group.add_argument("-n", type=int, metavar="N", help="how many; numbered files are written")
+    group.add_argument("--size", type=_size, metavar="WxH", help="in pixels")
+    group.add_argument("--steps", type=int, metavar="N", help="denoising steps")
+    group.add_argument(
+        "--guidance",
+        dest="guidance_scale",
+        type=float,
+        metavar="X",
+        help="how strongly the prompt guides",
+    )
+    group.add_argument(
+        "--seed", type=whole_number((1 << 63) - 1), metavar="N", help="random number seed"
+    )
+    group.add_argument("--scheduler", metavar="NAME", help="one that the model offers")
+    group.add_argument(
+        "--preview", type=Path, metavar="FILE", help="write a small WebP preview here while it runs"
+    )
+    group.add_argument(
+        "--preview-every-steps", type=int, metavar="N", help="every so many steps (default: 1)"
+    )
+
+
+def _size(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d{1,6})x(\d{1,6})", text)
     if match is None:
         message = f"{text!r} is not a size such as 512x512"
@@ -39,20 +103,16 @@ def size(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def run_image(args: argparse.Namespace) -> int:
-    """Make images; return the exit code."""
+def _run_image(args: argparse.Namespace) -> int:
     if args.output is not None and args.output.suffix.lower() not in _FORMATS:
-        print("error: -o must end in .png or .webp", file=sys.stderr)
-        return 1
-    return asyncio.run(call_processor(args, lambda client, _: _image(client, args)))
+        return fail("-o must end in .png or .webp")
+    return call_processor(args, lambda client, _: _image(client, args))
 
 
-def run_video(args: argparse.Namespace) -> int:
-    """Make videos; return the exit code."""
+def _run_video(args: argparse.Namespace) -> int:
     if args.output is not None and args.output.suffix.lower() != ".mp4":
-        print("error: -o must end in .mp4", file=sys.stderr)
-        return 1
-    return asyncio.run(call_processor(args, lambda client, _: _video(client, args)))
+        return fail("-o must end in .mp4")
+    return call_processor(args, lambda client, _: _video(client, args))
 
 
 async def _image(client: Client, args: argparse.Namespace) -> int:
@@ -67,8 +127,7 @@ async def _image(client: Client, args: argparse.Namespace) -> int:
             **_knobs(args),
         )
     except MediaFileError as error:
-        print(f"error: {error.message}", file=sys.stderr)
-        return 1
+        return fail(error.message)
     return await _save(stream, args)
 
 
@@ -93,9 +152,9 @@ def _knobs(args: argparse.Namespace) -> dict[str, Any]:
 
 async def _save(stream: MediaStream, args: argparse.Namespace) -> int:
     async with stream:
-        with _Bar(args.n or 1) as bar:
+        with _progress_bar(args.n or 1) as show:
             async for progress in stream:
-                bar.show(progress)
+                show(progress)
                 if progress.preview and args.preview is not None:
                     args.preview.write_bytes(progress.preview)
         media = await stream.result()
@@ -103,8 +162,7 @@ async def _save(stream: MediaStream, args: argparse.Namespace) -> int:
         for file, path in zip(media.files, _paths(media, args.output), strict=True):
             print(f"{file.save(path)} (seed {file.seed})")
     except OSError as error:
-        print(f"error: can't write {error.filename}: {error.strerror}", file=sys.stderr)
-        return 1
+        return fail(f"can't write {error.filename}: {error.strerror}")
     if args.show_usage:
         print(_usage(media), file=sys.stderr)
     return 0
@@ -135,45 +193,29 @@ def _usage(media: GeneratedMedia) -> str:
     return " · ".join(parts)
 
 
-class _Bar:
-    """The progress bar, on stderr; nothing where stderr is no terminal."""
+@contextlib.contextmanager
+def _progress_bar(outputs: int) -> Iterator[Callable[[diffusion_pb2.DiffusionProgress], None]]:
+    """Show progress on stderr; nothing where that is no terminal."""
+    console = Console(stderr=True, highlight=False)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:g}/{task.total:g} steps"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    task = bar.add_task("sending", total=1)
 
-    def __init__(self, outputs: int) -> None:
-        self._outputs = outputs
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:g}/{task.total:g} steps"),
-            TimeElapsedColumn(),
-            console=Console(stderr=True, highlight=False),
-            transient=True,
-        )
-        self._shown = self._progress.console.is_terminal
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> Self:
-        if self._shown:
-            self._progress.start()
-            self._task = self._progress.add_task("sending", total=1)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown:
-            self._progress.stop()
-
-    def show(self, progress: diffusion_pb2.DiffusionProgress) -> None:
-        """Show where the request is."""
-        if self._task is None:
-            return
+    def show(progress: diffusion_pb2.DiffusionProgress) -> None:
         if progress.queue_position:
             text = f"waiting: {progress.queue_position} before this one"
-        elif self._outputs > 1:
-            text = f"{progress.output + 1} of {self._outputs}"
+        elif outputs > 1:
+            text = f"{progress.output + 1} of {outputs}"
         else:
             text = "denoising"
-        self._progress.update(
-            self._task,
-            description=text,
-            completed=progress.step,
-            total=progress.steps or 1,
-        )
+        bar.update(task, description=text, completed=progress.step, total=progress.steps or 1)
+
+    with bar:
+        yield show

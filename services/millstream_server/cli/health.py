@@ -6,16 +6,25 @@ It runs every few seconds beside a server that has better things to do, so it im
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
-from millstream_server.cli.connection import Destination, add_tls, explain_tls, read_tls
-from millstream_server.cli.flags import Commands, add_server, add_timeout, command
+from millstream_server.cli.flags import (
+    WRONG_USAGE,
+    Commands,
+    Destination,
+    add_server,
+    add_timeout,
+    add_tls,
+    command,
+    explain_tls,
+    fail,
+    read_tls,
+)
 
 if TYPE_CHECKING:
     import grpc
 
-SERVING, NOT_SERVING, WRONG_USAGE = 0, 1, 2
+SERVING, NOT_SERVING = 0, 1
 """Exit codes."""
 
 _NOTES = """\
@@ -49,8 +58,7 @@ def run(args: argparse.Namespace) -> int:
         server = read_tls(args)
         channel = _open(server)
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return WRONG_USAGE
+        return fail(error, WRONG_USAGE)
     with channel:
         code, line = _ask(channel, server, args)
     print(line)

@@ -1,14 +1,22 @@
-"""Checks of the hardware: GPUs, memory, disk, shared memory."""
+"""Checks of this machine: hardware, and installed packages, without importing them."""
 
 from __future__ import annotations
 
+import enum
+import importlib.metadata
+import importlib.util
 import json
+import re
 import shutil
 import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from millstream_server.cli.findings import Finding, miss, ok, warn
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 GIB = 2**30
 _CPU_SUITE_BYTES = 6 * GIB
@@ -17,6 +25,45 @@ _SIMULATED_SUITE_BYTES = GIB
 _DISK_BYTES = GIB
 _SHM_BYTES = GIB
 _NVIDIA_SMI_TIMEOUT_S = 20
+_OURS = "millstream"
+_GPU_RECIPE = "pip install 'millstream[gpu]'"
+_CPU_RECIPE = "run `make setup` in a checkout of Millstream"
+_CUDA_PACKAGES = ("nvidia-", "cuda-", "triton")
+_WITHOUT_ENGINE = "; or use `millstream up --engine simulated`, which needs none"
+
+
+class Level(enum.IntEnum):
+    """Severity of a finding."""
+
+    OK = 0
+    WARN = 1
+    """It works, or isn't needed everywhere."""
+    MISS = 2
+    """The default suite won't run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report; ``next_step`` is the advice."""
+
+    level: Level
+    what: str
+    next_step: str = ""
+
+
+def ok(what: str) -> Finding:
+    """Make a finding without a problem."""
+    return Finding(Level.OK, what)
+
+
+def warn(what: str, next_step: str) -> Finding:
+    """Make a warning."""
+    return Finding(Level.WARN, what, next_step)
+
+
+def miss(what: str, next_step: str) -> Finding:
+    """Make a finding that something needed is missing."""
+    return Finding(Level.MISS, what, next_step)
 
 
 def gpus() -> list[str]:
@@ -104,3 +151,149 @@ def shared_memory(directory: Path) -> Finding:
 def read_json(path: Path) -> Any:
     """Read a JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def python() -> Finding:
+    """Compare the interpreter's version with what the package requires."""
+    running = ".".join(str(part) for part in sys.version_info[:3])
+    wanted = importlib.metadata.metadata(_OURS)["Requires-Python"] or ""
+    if SpecifierSet(wanted).contains(running):
+        return ok(f"Python {running}")
+    return miss(
+        f"Python {running}, but {_OURS} needs {wanted}", "make a virtual environment of such"
+    )
+
+
+def pins() -> Iterator[Finding]:
+    """Compare installed versions with what a suite needs: one line if all fit."""
+    fits = True
+    for requirement in (
+        r for extra in ("", "processor", "cli") for r in _requirements(extra=extra)
+    ):
+        installed = _version(requirement.name)
+        wanted = f"pip install '{requirement.name}{requirement.specifier}'"
+        if installed is None:
+            fits = False
+            yield miss(f"{requirement.name} is not installed", wanted)
+        elif not requirement.specifier.contains(installed, prereleases=True):
+            fits = False
+            yield miss(f"{requirement.name} {installed} is installed", wanted)
+    if fits:
+        yield ok("installed packages are the versions we pin")
+
+
+def services_lack() -> list[str]:
+    """List the packages that services need and that aren't installed."""
+    return [r.name for r in _requirements(extra="processor") if _version(r.name) is None]
+
+
+def grpc_family() -> Finding:
+    """Check that all grpcio packages have one version, as generated stubs require."""
+    versions = {
+        dist.name: dist.version
+        for dist in importlib.metadata.distributions()
+        if dist.name.startswith("grpcio")
+    }
+    if len(set(versions.values())) == 1:
+        return ok(f"{len(versions)} grpcio packages, all {versions['grpcio']}")
+    listed = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    return miss(
+        f"grpcio packages differ: {listed}",
+        "install one version of all: pip install "
+        + " ".join(f"{name}=={versions.get('grpcio', '')}" for name in sorted(versions)),
+    )
+
+
+def engine(*, has_gpu: bool) -> Iterator[Finding]:
+    """Check SGLang, torch and the KV transfer."""
+    recipe = (_GPU_RECIPE if has_gpu else _CPU_RECIPE) + _WITHOUT_ENGINE
+    every_service = {requirement.name for requirement in _requirements(extra="processor")}
+    for requirement in _requirements(extra="gpu"):
+        if requirement.name in every_service:
+            continue  # `gpu` includes `processor`, which `pins` checks
+        installed = _version(requirement.name)
+        if installed is None:
+            yield miss(f"{requirement.name} is not installed", recipe)
+        elif not requirement.specifier.contains(installed, prereleases=True):
+            yield miss(f"{requirement.name} {installed}, not {requirement.specifier}", recipe)
+        else:
+            yield ok(f"{requirement.name} {installed}")
+    yield from torch(has_gpu=has_gpu, recipe=recipe)
+
+
+def torch(*, has_gpu: bool, recipe: str) -> Iterator[Finding]:
+    """Check that torch's build fits this machine, and that the libraries it needs are installed.
+
+    A CUDA build also runs on a CPU, but needs the CUDA libraries that it was linked with.
+    """
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        yield miss("torch is not installed", recipe)
+        return
+    version, cuda = torch_build(Path(spec.origin).with_name("version.py"))
+    build = f"torch {version} ({'CUDA ' + cuda if cuda else 'CPU'} build)"
+    if has_gpu and not cuda:
+        yield miss(f"{build}, but there is a GPU", _GPU_RECIPE)
+    elif lacking := _cuda_libraries_lacking("torch"):
+        yield miss(f"{build} lacks {', '.join(lacking)}: importing it fails", recipe)
+    else:
+        yield ok(build if has_gpu or not cuda else f"{build}; it runs on the CPU as well")
+    yield _nixl_backend(cuda, recipe)
+
+
+def _cuda_libraries_lacking(name: str) -> list[str]:
+    """List the CUDA packages that an installed package requires and that are missing."""
+    required = (Requirement(line) for line in importlib.metadata.requires(name) or ())
+    return [
+        requirement.name
+        for requirement in required
+        if requirement.name.startswith(_CUDA_PACKAGES)
+        and (requirement.marker is None or requirement.marker.evaluate({"extra": ""}))
+        and _version(requirement.name) is None
+    ]
+
+
+def _nixl_backend(cuda: str, recipe: str) -> Finding:
+    """Check for the NIXL backend that NIXL will load, by torch's CUDA version."""
+    wanted = f"nixl-cu{cuda.partition('.')[0]}" if cuda else ""
+    names = [wanted] if wanted else ["nixl-cu13", "nixl-cu12"]
+    for name in names:
+        if (version := _version(name)) is not None:
+            return ok(f"{name} {version}")
+    return miss(f"{' or '.join(names)} is not installed: KV transfer needs it", recipe)
+
+
+def torch_build(version_file: Path) -> tuple[str, str]:
+    """Read torch's version and CUDA version (empty: none) from a file of its build."""
+    try:
+        text = version_file.read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    version = re.search(r"^__version__\s*=\s*['\"](.+?)['\"]", text, re.MULTILINE)
+    cuda = re.search(r"^cuda\b[^=\n]*=\s*['\"](.+?)['\"]", text, re.MULTILINE)
+    return version[1] if version else "?", cuda[1] if cuda else ""
+
+
+def buf() -> Finding:
+    """Check for buf, with which the examples call services."""
+    beside_us = Path(sys.executable).with_name("buf")
+    if shutil.which("buf") or beside_us.is_file():
+        return ok("buf is installed")
+    return warn("buf is not installed; `buf curl` probes any service", "pip install buf-bin")
+
+
+def _requirements(*, extra: str) -> Iterator[Requirement]:
+    """Yield our requirements of the base install, or those that an extra adds."""
+    for line in importlib.metadata.requires(_OURS) or ():
+        requirement = Requirement(line)
+        marker = requirement.marker
+        base = marker is None or marker.evaluate({"extra": ""})
+        if base == (not extra) and (base or (marker and marker.evaluate({"extra": extra}))):
+            yield requirement
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

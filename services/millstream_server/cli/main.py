@@ -8,21 +8,25 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from millstream_server.cli import doctor, models, up
-from millstream_server.cli.client import INTERRUPTED
+from millstream_server.cli import up
+from millstream_server.cli.chat import add_chat, add_complete
+from millstream_server.cli.doctor import add_doctor
+from millstream_server.cli.entry import add_plain
 from millstream_server.cli.flags import (
+    INTERRUPTED,
     Commands,
-    add_address,
+    add_connection,
+    add_log_dir,
     add_model_dir,
-    add_processor,
+    add_timeout,
     command,
     list_examples,
+    positive_seconds,
+    whole_number,
 )
-from millstream_server.cli.plain import add_plain
-from millstream_server.cli.requests import add_requests
-from millstream_server.cli.sampling import whole_number
-from millstream_server.cli.suite.running import DEFAULT_LOG_DIR
-from millstream_server.cli.top.command import add_top
+from millstream_server.cli.generate_media import add_image, add_video
+from millstream_server.cli.top.rows import SORTS
+from millstream_server.cli.vectors import add_embed, add_models, add_rerank
 from millstream_server.engines.registry import DIFFUSERS, GENERATORS
 from millstream_server.routing.policy import PolicyName
 
@@ -32,6 +36,14 @@ it ends. Ctrl-C lets running requests finish; a second Ctrl-C kills. Set further
 services in the environment, for example MILLSTREAM_LOG_LEVEL=debug or MILLSTREAM_DTYPE=float32.
 The engine's own arguments follow --; the prefill and decode workers get them.
 --engine simulated needs no GPU stack.
+"""
+
+_SHORTEST_S, _LONGEST_S = 0.2, 60.0
+_TOP_NOTES = """\
+Without --workers it shows the suite that `millstream up` runs in this directory. Ctrl-C ends it.
+"cached now" is the share of prompt tokens found in the KV cache since the last refresh, "in all"
+since the worker's start; "progress" is when the engine last moved. Without a terminal it prints a
+plain table every interval; --once prints one and ends, with code 1 if no worker is reached.
 """
 
 
@@ -74,10 +86,15 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"millstream {version}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_up(commands)
-    add_requests(commands)
-    _add_models(commands)
-    add_top(commands)
-    _add_doctor(commands)
+    add_chat(commands)
+    add_complete(commands)
+    add_image(commands)
+    add_video(commands)
+    add_embed(commands)
+    add_rerank(commands)
+    add_models(commands)
+    _add_top(commands)
+    add_doctor(commands)
     add_plain(commands)
     return parser
 
@@ -173,38 +190,59 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
         metavar="PORT",
         help="port of the Processor (default: 50051, or the next free one)",
     )
+    add_log_dir(parser, "where each service's log goes")
+
+
+def _add_top(commands: Commands) -> None:
+    parser = command(
+        commands,
+        "top",
+        _run_top,
+        "Show workers and their load in a table that renews itself.",
+        _TOP_NOTES,
+        "millstream top",
+        "millstream top --workers k8s:shop/decode,k8s:shop/prefill --sort kv",
+        "millstream top --once --json --workers 127.0.0.1:50061,127.0.0.1:50071",
+    )
     parser.add_argument(
-        "--log-dir",
-        type=Path,
-        default=DEFAULT_LOG_DIR,
-        metavar="DIR",
-        help="where each service's log goes (default: %(default)s)",
+        "--workers",
+        default="",
+        metavar="W[,W…]",
+        help="HOST:PORT, dns:NAME:PORT, k8s:SERVICE, k8s:NAMESPACE/SERVICE or file:PATH, as for "
+        "the Processor (default: the suite of `millstream up`)",
     )
-
-
-def _add_models(commands: Commands) -> None:
-    parser = command(
-        commands,
-        "models",
-        models.run,
-        "List the models that are served and their workers.",
-        "",
-        "millstream models",
-        "millstream models --address processor.example:50051 --tls-ca-file ca.pem",
+    add_log_dir(parser, "that suite's, as `millstream up` was told")
+    parser.add_argument(
+        "--interval",
+        type=_interval,
+        default=1.0,
+        metavar="SECONDS",
+        help=f"time between refreshes, {_SHORTEST_S:g} to {_LONGEST_S:g} (default: %(default)s)",
     )
-    add_processor(parser)
-
-
-def _add_doctor(commands: Commands) -> None:
-    parser = command(
-        commands,
-        "doctor",
-        doctor.run,
-        "Check this machine and advise what to do about each miss.",
-        "A line is ok, warn (works, or not needed everywhere) or miss. The exit code is 1 if one is"
-        " a miss.",
-        "millstream doctor",
-        "millstream doctor --model ~/models/Qwen3-0.6B",
+    parser.add_argument(
+        "--sort",
+        choices=tuple(SORTS),
+        default="role",
+        help="order of workers (default: %(default)s)",
     )
-    add_model_dir(parser)
-    add_address(parser)
+    parser.add_argument(
+        "--once", action="store_true", help="measure for one interval, print one table, and end"
+    )
+    parser.add_argument("--json", action="store_true", help="print a line of JSON each time")
+    add_timeout(parser, 5.0, "with --once: longest time to wait for what workers tell")
+    add_connection(parser)
+
+
+def _interval(text: str) -> float:
+    seconds = positive_seconds(text)
+    if not _SHORTEST_S <= seconds <= _LONGEST_S:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a number of seconds from {_SHORTEST_S:g} to {_LONGEST_S:g}"
+        )
+    return seconds
+
+
+def _run_top(args: argparse.Namespace) -> int:
+    from millstream_server.cli.top.show import show  # noqa: PLC0415 - not for other commands
+
+    return show(args)

@@ -10,7 +10,6 @@ import hashlib
 import os
 import secrets
 import signal
-import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
@@ -18,26 +17,27 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from millstream_server.cli import packages
-from millstream_server.cli.console import open_console
-from millstream_server.cli.suite.examples import examples, operating
-from millstream_server.cli.suite.further import FurtherModel, Task
-from millstream_server.cli.suite.plan import (
+from millstream_server.cli import machine
+from millstream_server.cli.answers import open_console
+from millstream_server.cli.flags import fail
+from millstream_server.cli.suite.display import explain_start, print_event, print_ready, progress
+from millstream_server.cli.suite.models import (
+    FurtherModel,
     PlanError,
-    PlannedService,
-    SuitePlan,
-    UpOptions,
+    Task,
     choose_further,
     choose_model,
+)
+from millstream_server.cli.suite.plan import (
+    PlannedService,
+    PortClaims,
+    SuitePlan,
+    UpOptions,
     make_plan,
 )
-from millstream_server.cli.suite.ports import PortClaims
-from millstream_server.cli.suite.process import Child
-from millstream_server.cli.suite.progress import progress
+from millstream_server.cli.suite.processes import Child, StartError, Suite
 from millstream_server.cli.suite.running import announced
-from millstream_server.cli.suite.supervise import StartError, Suite
 from millstream_server.routing.policy import PolicyName
 
 CommandOf = Callable[[PlannedService], list[str]]
@@ -45,10 +45,9 @@ CommandOf = Callable[[PlannedService], list[str]]
 
 def run(args: argparse.Namespace) -> int:
     """Start, watch until Ctrl-C or SIGTERM, drain; return the exit code."""
-    if lacking := packages.services_lack():
+    if lacking := machine.services_lack():
         recipe = "pip install 'millstream[cli,processor]'"
-        print(f"error: the services need {', '.join(lacking)}: {recipe}", file=sys.stderr)
-        return 1
+        return fail(f"the services need {', '.join(lacking)}: {recipe}")
     try:
         options = up_options(args)
         with _locked(options.log_dir), PortClaims() as ports:
@@ -56,8 +55,7 @@ def run(args: argparse.Namespace) -> int:
             plan = make_plan(options, ports, gpus)
             return asyncio.run(up(plan, plan.command))
     except PlanError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        return fail(error)
 
 
 def up_options(args: argparse.Namespace) -> UpOptions:
@@ -127,7 +125,7 @@ async def up(plan: SuitePlan, command: CommandOf) -> int:
         plan.weights_record(worker).unlink(missing_ok=True)
     admin_key = secrets.token_hex(32)
     children = _children(plan, command, admin_key)
-    suite = Suite(children, lambda text: _print_event(console, text))
+    suite = Suite(children, lambda text: print_event(console, text))
     with _stop_signals() as (stop, force), announced(plan, admin_key):
         try:
             return await _serve(console, plan, suite, stop, force)
@@ -141,18 +139,18 @@ async def _serve(
     """Start, watch, drain. After a failed or interrupted start processes are still running."""
     began_s = time.monotonic()
     try:
-        with progress(console) as shown:
-            started = await _unless(stop, suite.start(shown.show))
+        with progress(console) as show:
+            started = await _unless(stop, suite.start(show))
     except StartError as error:
-        _explain_start(console, error.child)
+        explain_start(console, error.child)
         return 1
     if not started:
-        _print_event(console, "stopping before all services were ready")
+        print_event(console, "stopping before all services were ready")
         return 1
-    _print_ready(console, plan, suite, time.monotonic() - began_s)
+    print_ready(console, plan, suite.children, time.monotonic() - began_s)
     await _unless(stop, suite.watch())
     clean = await suite.drain(force)
-    _print_event(console, "stopped" if clean else "stopped; not everything ended by itself")
+    print_event(console, "stopped" if clean else "stopped; not everything ended by itself")
     return 0 if clean else 1
 
 
@@ -207,52 +205,3 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
         for task in (working, stopping):
             task.cancel()
         await asyncio.gather(working, stopping, return_exceptions=True)
-
-
-def _print_event(console: Console, text: str) -> None:
-    console.print(f"{time.strftime('%H:%M:%S')} {text}", markup=False, soft_wrap=True)
-
-
-def _explain_start(console: Console, child: Child) -> None:
-    lines = [f"{child.service.name} {child.ending()} while it was {child.phase}"]
-    lines += ["", *(f"  {line}" for line in child.tail()), ""]
-    lines += [
-        f"all of its log: {child.log}",
-        "to find out what this machine lacks: millstream doctor",
-    ]
-    console.print("\n".join(lines), markup=False, soft_wrap=True)
-
-
-def _print_ready(console: Console, plan: SuitePlan, suite: Suite, took_s: float) -> None:
-    # Without borders, so that the default suite's table fits into 80 columns.
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("service", "address", "metrics", "admin", "pid", "engine, model"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("log", overflow="fold")
-    for child in suite.children:
-        further = child.service.further
-        engine = {"processor": "", "encode": "vision tower, "}.get(
-            child.service.role,
-            f"{further.engine(plan.options.engine) if further else plan.options.engine}, ",
-        )
-        model = further.name if further else plan.options.model_name
-        table.add_row(
-            child.service.name,
-            child.service.address,
-            f":{child.service.metrics_port}",
-            f":{child.service.admin_port}",
-            str(child.pid),
-            f"{engine}{model}",
-            str(child.log),
-        )
-    console.print()
-    console.print(table)
-    console.print(f"\nReady after {took_s:.1f} s. In another terminal:\n", markup=False)
-    _print_commands(console, examples(plan))
-    console.print("\nTo watch and operate it:\n", markup=False)
-    _print_commands(console, operating(plan))
-    console.print("\nCtrl-C stops the suite.", markup=False)
-
-
-def _print_commands(console: Console, lines: list[str]) -> None:
-    console.print("\n".join(f"  {line}" for line in lines), markup=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from millstream_client.errors import from_rpc_error
 from millstream_server.cli.client import call_processor, explain
-from millstream_server.cli.connection import Destination
+from millstream_server.cli.flags import Destination
 from millstream_server.cli.main import parse
 
 
@@ -48,13 +48,13 @@ def test_details_that_contradict_the_status_are_ignored() -> None:
     assert lines == ["error: INTERNAL: oops"]
 
 
-async def test_what_is_no_address_is_said_without_a_call(
+def test_what_is_no_address_is_said_without_a_call(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async def use(*_: object) -> int:
         raise AssertionError("nobody to talk to")
 
-    assert await call_processor(parse(["models", "--address", "processor"]), use) == 1
+    assert call_processor(parse(["models", "--address", "processor"]), use) == 1
     assert (
         capsys.readouterr().err
         == "error: 'processor' is not HOST:PORT (an IPv6 HOST stands in brackets)\n"

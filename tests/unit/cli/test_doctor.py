@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from millstream_server.cli import doctor, machine, packages
+from millstream_server.cli import doctor, machine
 from millstream_server.cli.doctor import check_model
-from millstream_server.cli.findings import Finding, Level, miss, ok, warn
+from millstream_server.cli.machine import Finding, Level, miss, ok, warn
 from millstream_server.cli.main import main
 
 
@@ -97,7 +97,7 @@ def test_torch_build_is_read_not_imported(
 ) -> None:
     file = tmp_path / "version.py"
     file.write_text(text)
-    assert packages.torch_build(file) == expected
+    assert machine.torch_build(file) == expected
 
 
 def _installed(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -134,7 +134,7 @@ def test_a_cuda_build_on_a_machine_without_a_gpu_is_fine_if_complete(
 ) -> None:
     _torch_of(monkeypatch, tmp_path, "2.13.0+cu130", "13.0")
     _installed(monkeypatch, "nvidia-cudnn-cu13", "cuda-toolkit", "nixl-cu12", "nixl-cu13")
-    torch, nixl = packages.torch(has_gpu=False, recipe="make setup")
+    torch, nixl = machine.torch(has_gpu=False, recipe="make setup")
     assert torch.level is nixl.level is Level.OK
     assert "runs on the CPU as well" in torch.what
     assert nixl.what == "nixl-cu13 1.5.1"
@@ -145,7 +145,7 @@ def test_a_cuda_build_without_its_libraries(
 ) -> None:
     _torch_of(monkeypatch, tmp_path, "2.13.0+cu130", "13.0")
     _installed(monkeypatch, "nixl-cu12")
-    torch, nixl = packages.torch(has_gpu=False, recipe="make setup")
+    torch, nixl = machine.torch(has_gpu=False, recipe="make setup")
     assert torch.level is nixl.level is Level.MISS
     assert "lacks nvidia-cudnn-cu13, cuda-toolkit:" in torch.what
     assert "nixl-cu13 is not installed" in nixl.what
@@ -158,7 +158,7 @@ def test_a_cpu_build_takes_any_nixl(
 ) -> None:
     _torch_of(monkeypatch, tmp_path, "2.13.0+cpu", "")
     _installed(monkeypatch, name)
-    torch, nixl = packages.torch(has_gpu=False, recipe="make setup")
+    torch, nixl = machine.torch(has_gpu=False, recipe="make setup")
     assert torch == ok("torch 2.13.0+cpu (CPU build)")
     assert nixl.level is level
 
@@ -166,7 +166,7 @@ def test_a_cpu_build_takes_any_nixl(
 def test_a_cpu_build_beside_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _torch_of(monkeypatch, tmp_path, "2.13.0+cpu", "")
     _installed(monkeypatch, "nixl-cu13")
-    torch, _ = packages.torch(has_gpu=True, recipe="make setup")
+    torch, _ = machine.torch(has_gpu=True, recipe="make setup")
     assert torch.level is Level.MISS
     assert "millstream[gpu]" in torch.next_step
 
@@ -178,7 +178,7 @@ def test_grpc_packages_must_agree(monkeypatch: pytest.MonkeyPatch) -> None:
 
     found = [Dist("grpcio", "1.85.0"), Dist("grpcio-status", "1.84.0"), Dist("rich", "1")]
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: found)
-    finding = packages.grpc_family()
+    finding = machine.grpc_family()
     assert finding.level is Level.MISS
     assert "grpcio-status==1.85.0" in finding.next_step
 
@@ -193,7 +193,7 @@ def test_pins_name_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
             "sglang==0.5.23; extra == 'gpu'",
         ],
     )
-    wrong, absent = packages.pins()
+    wrong, absent = machine.pins()
     assert wrong.next_step == "pip install 'grpcio==0.0.1'"
     assert "surely-not-installed is not installed" in absent.what
 
@@ -208,7 +208,7 @@ def test_an_engine_that_is_missing_has_two_ways_out(monkeypatch: pytest.MonkeyPa
             "surely-not-installed==1; extra == 'gpu'",
         ],
     )
-    first, *_ = packages.engine(has_gpu=True)
+    first, *_ = machine.engine(has_gpu=True)
     assert "surely-not-installed" in first.what
     assert first.level is Level.MISS
     assert "millstream[gpu]" in first.next_step

@@ -18,12 +18,11 @@ from google.protobuf.message import Message
 
 from millstream.v1 import decode_pb2, encode_pb2, media_pb2, processor_pb2
 from millstream_client import Image
+from millstream_server.cli.flags import DEFAULT_LOG_DIR
 from millstream_server.cli.main import make_parser
-from millstream_server.cli.suite.examples import examples, operating
-from millstream_server.cli.suite.further import FurtherModel, Task
-from millstream_server.cli.suite.plan import SuitePlan, UpOptions, make_plan
-from millstream_server.cli.suite.ports import PortClaims
-from millstream_server.cli.suite.running import DEFAULT_LOG_DIR
+from millstream_server.cli.suite.display import examples, operating
+from millstream_server.cli.suite.models import FurtherModel, Task
+from millstream_server.cli.suite.plan import PortClaims, SuitePlan, UpOptions, make_plan
 from tests.support.stand_in import write_vision_config
 
 _REQUESTS: dict[str, type[Message]] = {
@@ -61,7 +60,7 @@ def test_the_first_chat_is_about_a_picture(
     plan: SuitePlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     picture = Path.cwd() / "some where" / "red.png"
-    monkeypatch.setattr("millstream_server.cli.suite.examples.demo_picture", lambda: picture)
+    monkeypatch.setattr("millstream_server.cli.suite.display.demo_picture", lambda: picture)
     once, chat, *_ = map(_flags, examples(plan)[:2])
     assert (once.media, once.once) == ([Image("some where/red.png")], "What is in this picture?")
     assert (chat.media, chat.once, chat.address) == ([], None, plan.processor.client_address)
@@ -98,7 +97,7 @@ def test_each_further_model_has_a_command(plan: SuitePlan, tmp_path: Path) -> No
     further = tuple(FurtherModel(task, tmp_path, f"demo-{task.value}") for task in Task)
     lines = examples(SuitePlan(replace(plan.options, further=further), plan.services))
     commands = [_flags(line).run.__name__ for line in lines if "curl" not in line]
-    assert commands == ["run", "run", "run_image", "run", "run_embed", "run_rerank"]
+    assert commands == ["run", "run", "_run_image", "run", "_run_embed", "_run_rerank"]
     assert _flags(lines[0]).model == "m", "two models can chat, so one has to be named"
     assert _flags(lines[3]).model == "demo-dllm"
     (chat, *_) = (request for _, method, request in _requests(lines) if "Chat" in method)

@@ -58,6 +58,6 @@ def test_numbers_that_do_not_fit_are_refused(
 def test_up_without_a_model_says_what_to_give(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream_server.cli.suite.plan.default_model", lambda **_: None)
+    monkeypatch.setattr("millstream_server.cli.suite.models.default_model", lambda **_: None)
     assert main(["up"]) == 1
     assert "give --model DIR" in capsys.readouterr().err

@@ -9,16 +9,20 @@ from pathlib import Path
 import pytest
 
 from millstream_server.cli.main import parse
-from millstream_server.cli.suite.further import FurtherModel, Task, marker
-from millstream_server.cli.suite.plan import (
+from millstream_server.cli.suite.models import (
+    FurtherModel,
     PlanError,
-    PlannedService,
-    UpOptions,
+    Task,
     choose_further,
     choose_model,
+)
+from millstream_server.cli.suite.plan import (
+    PlannedService,
+    PortClaims,
+    UpOptions,
+    is_free,
     make_plan,
 )
-from millstream_server.cli.suite.ports import NoPortError, PortClaims, is_free
 from millstream_server.cli.up import up_options
 from millstream_server.decode.app import DecodeMode, DecodeSettings
 from millstream_server.processor.settings import ProcessorSettings
@@ -82,7 +86,8 @@ def test_further_models_have_workers_of_their_own(
 ) -> None:
     for task in Task:
         (tmp_path / task.value).mkdir()
-        (tmp_path / task.value / marker(task)).write_text("{}")
+        needed = "model_index.json" if task is Task.IMAGE else "config.json"
+        (tmp_path / task.value / needed).write_text("{}")
     further = tuple(choose_further(task, tmp_path / task.value) for task in Task)
     plan = make_plan(replace(options, further=further), ports, gpus=2)
     names = ["prefill-1", "decode-1", "image-1", "dllm-1", "embedding-1", "reranker-1", "processor"]
@@ -229,7 +234,7 @@ def test_a_claimed_port_is_passed_over(ports: PortClaims) -> None:
     first = ports.next_free("127.0.0.1", 20000)
     with PortClaims() as others:
         assert others.next_free("127.0.0.1", first) > first
-        with pytest.raises(NoPortError):
+        with pytest.raises(PlanError):
             others.exactly("127.0.0.1", first)
 
 
@@ -289,7 +294,7 @@ def test_names_that_flags_cannot_carry_are_refused(options: UpOptions) -> None:
 
 
 def test_without_any_model_the_error_says_what_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millstream_server.cli.suite.plan.default_model", lambda **_: None)
+    monkeypatch.setattr("millstream_server.cli.suite.models.default_model", lambda **_: None)
     with pytest.raises(PlanError, match="give --model DIR"):
         choose_model(None, "")
 

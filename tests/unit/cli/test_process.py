@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from millstream_server.cli.suite.plan import PlannedService
-from millstream_server.cli.suite.process import TAIL_LINES, Child
+from millstream_server.cli.suite.processes import TAIL_LINES, Child
 from millstream_server.runtime.lifecycle.main import PORT_FAILED
 from tests.support.command_line import until
 

@@ -12,13 +12,14 @@ from millstream_server.cli.top.rows import (
     Counts,
     Meter,
     Mood,
+    Reach,
     Row,
+    WorkerState,
     loading_line,
     model_rows,
     sort_rows,
     status_of,
 )
-from millstream_server.cli.top.state import Reach, WorkerState
 
 DECODE, PREFILL = worker_pb2.WORKER_ROLE_DECODE, worker_pb2.WORKER_ROLE_PREFILL
 AGGREGATED = worker_pb2.WORKER_ROLE_AGGREGATED
@@ -147,7 +148,7 @@ def test_progress_is_the_longest_of_busy_ranks() -> None:
         rank.since_progress.FromSeconds(idle_s)
     row = _row(Meter(), state, 1.0)
     assert [rank.idle_s for rank in row.ranks] == [2.0, 7.0, None]
-    assert row.idle_s == 7.0
+    assert row.since_progress_s == 7.0
 
 
 def test_a_models_prompts_and_tokens_count_once() -> None:

@@ -10,11 +10,10 @@ import pytest
 from rich.console import Console
 
 from millstream.v1 import worker_pb2
-from millstream_server.cli.top.rows import Meter, model_rows
-from millstream_server.cli.top.state import Reach, WorkerState
-from millstream_server.cli.top.table import Signs, as_object, bar, draw, percent
+from millstream_server.cli.top.rows import Meter, Reach, WorkerState, model_rows
+from millstream_server.cli.top.table import as_object, bar, draw, percent, signs_of
 
-ASCII = Signs("#", ".")
+ASCII = "#."
 
 
 def _states(model: str = "m") -> list[WorkerState]:
@@ -45,7 +44,7 @@ def _text(states: list[WorkerState], encoding: str = "utf-8", **options: Any) ->
     rows = Meter().rows(states, 100.0)
     out = io.StringIO()
     console = Console(file=out, width=160)
-    console.print(draw(rows, model_rows(rows), now_s=100.0, signs=Signs.of(encoding), **options))
+    console.print(draw(rows, model_rows(rows), now_s=100.0, signs=signs_of(encoding), **options))
     return [line.rstrip() for line in out.getvalue().splitlines()]
 
 
@@ -115,6 +114,10 @@ def test_json_has_numbers_and_nulls() -> None:
     one, lost = read["workers"]
     assert (one["running"], one["hits"], one["tokens_per_s"]) == (2, 0.25, None)
     assert (one["name"], one["adapters"], one["since_progress_s"]) == ("decode-1", ["sql"], 0.25)
-    assert [rank["queued_tokens"] for rank in one["ranks"]] == [0, 1500]
+    assert [(rank["queued_tokens"], rank["idle_s"]) for rank in one["ranks"]] == [
+        (0, 0.25),
+        (1500, 0.25),
+    ]
+    assert "state" not in one
     assert (lost["health"], lost["used_blocks"]) == ("unreachable", None)
     assert read["models"][0]["serving"] == 1

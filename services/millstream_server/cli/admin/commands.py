@@ -7,9 +7,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from millstream_server.cli.flags import positive_seconds
+from millstream_server.cli.flags import (
+    Commands,
+    add_log_dir,
+    add_timeout,
+    add_tls,
+    command,
+)
 
 Parser = argparse.ArgumentParser
+_NOTES = """\
+Each command calls the admin port (--admin-listen) of every server that is named, at the same time.
+Exit code 0: all did it; 1: one failed; 2: a flag is wrong. Results go to stdout, progress and
+errors to stderr; with --json all are lines of JSON on stdout.
+`millstream admin COMMAND --help` explains a command.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +39,7 @@ class AdminCommand:
 
 
 def _timeout(parser: Parser) -> None:
-    parser.add_argument(
-        "--timeout-s",
-        type=positive_seconds,
-        metavar="SECONDS",
-        help="longest time to wait for open requests (default: no limit)",
-    )
+    add_timeout(parser, None, "longest time to wait for open requests")
 
 
 def _whole(least: int, most: int = (1 << 32) - 1) -> Callable[[str], int]:
@@ -298,3 +305,53 @@ COMMANDS = (
         of_workers=False,
     ),
 )
+
+
+def add_admin(commands: Commands) -> None:
+    """Add the command and those below it."""
+    parser = command(
+        commands,
+        "admin",
+        run,
+        "Operate running workers: drain, weights, adapters, memory, profiles, logs.",
+        _NOTES,
+        "millstream admin status --all                # of the suite that `millstream up` runs",
+        "millstream admin drain --admin 127.0.0.1:9565",
+        "millstream admin update-weights --weight-version step-200 --path /models/step-200 --all",
+    )
+    below = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for entry in COMMANDS:
+        example = f"millstream admin {entry.example}"
+        one = command(below, entry.name, run, entry.sentence, entry.notes, example)
+        one.set_defaults(admin_command=entry)
+        entry.add_flags(one)
+        _add_servers(one, entry)
+        add_tls(one)
+        one.add_argument("--json", action="store_true", help="print lines of JSON")
+
+
+def _add_servers(parser: argparse.ArgumentParser, entry: AdminCommand) -> None:
+    group = parser.add_argument_group("servers", "--admin, or --all")
+    group.add_argument(
+        "--admin",
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="admin address, or a name in the table of `millstream up`, such as decode-1; may be "
+        "repeated",
+    )
+    what = "workers" if entry.of_workers else "servers"
+    group.add_argument(
+        "--all", action="store_true", help=f"all {what} of the suite that `millstream up` runs"
+    )
+    group.add_argument(
+        "--model", default="", metavar="NAME", help="with --all: only workers of this model"
+    )
+    add_log_dir(group, "the suite's, as `millstream up` was told")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Call the servers; return the exit code."""
+    from millstream_server.cli.admin.operate import operate  # noqa: PLC0415 - starts quickly
+
+    return operate(args)

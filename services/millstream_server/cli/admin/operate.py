@@ -1,4 +1,4 @@
-"""Runs a command on all servers at the same time."""
+"""Chooses the servers of a command, and calls all at the same time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import argparse
 import asyncio
 import contextlib
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -13,19 +15,108 @@ import grpc
 from millstream.v1 import admin_pb2_grpc, engine_control_pb2_grpc
 from millstream_client import Client
 from millstream_client.errors import from_rpc_error
-from millstream_server.cli.admin.calls import AdminCall, IncompleteError
 from millstream_server.cli.admin.commands import AdminCommand
-from millstream_server.cli.admin.failures import Failure, explain
-from millstream_server.cli.admin.output import JsonOutput, Output, TextOutput
-from millstream_server.cli.admin.requests import make_calls
-from millstream_server.cli.admin.servers import AdminServer, chosen_servers
+from millstream_server.cli.admin.output import Failure, JsonOutput, Output, TextOutput, explain
+from millstream_server.cli.admin.requests import AdminCall, IncompleteError, make_calls
 from millstream_server.cli.client import connect
+from millstream_server.cli.flags import (
+    INTERRUPTED,
+    WRONG_USAGE,
+    Destination,
+    fail,
+    read_admin_key,
+    read_tls,
+)
+from millstream_server.cli.suite.running import (
+    NoSuiteError,
+    RunningService,
+    RunningSuite,
+    find_suite,
+)
 
-_FAILED, _WRONG_USAGE, _INTERRUPTED = 1, 2, 130
+_FAILED = 1
 _AFTER_INTERRUPT = (
     "interrupted: an operation that hasn't begun to change the engine is undone, a later one is "
     "finished; `millstream admin status` shows which"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class AdminServer:
+    """A server, and what its lines of output begin with."""
+
+    label: str
+    destination: Destination
+
+
+def chosen_servers(args: argparse.Namespace) -> list[AdminServer]:
+    """Return the servers that the flags name.
+
+    Raises:
+        ValueError: they name none, a suite that doesn't run, or a file that can't be used.
+    """
+    if bool(args.admin) == args.all:
+        raise ValueError(
+            "name the admin address of each server, --admin HOST:PORT, or give --all for the suite "
+            "that `millstream up` runs here"
+            if not args.all
+            else "give either --admin or --all"
+        )
+    if args.model and not args.all:
+        raise ValueError("--model chooses among the workers of --all; --admin needs none")
+    base = read_tls(argparse.Namespace(**{**vars(args), "address": ""}))
+    named = _all(args) if args.all else [_named(args, text) for text in args.admin]
+    key_of = _keys(args)
+    return [
+        AdminServer(label, replace(base, address=address, api_key=key_of(address)))
+        for label, address in named
+    ]
+
+
+def _all(args: argparse.Namespace) -> list[tuple[str, str]]:
+    suite = _suite(args)
+    found = suite.workers if args.admin_command.of_workers else suite.services
+    if args.model:
+        found = tuple(service for service in found if service.model == args.model)
+        if not found:
+            models = ", ".join(sorted({worker.model for worker in suite.workers}))
+            raise ValueError(f"no worker serves {args.model!r}; the suite has: {models}")
+    return [_place(service) for service in found]
+
+
+def _named(args: argparse.Namespace, text: str) -> tuple[str, str]:
+    if ":" in text:
+        return text, text
+    services = _suite(args).services
+    for service in services:
+        if service.name == text:
+            return _place(service)
+    names = ", ".join(service.name for service in services)
+    raise ValueError(f"--admin: {text!r} is neither HOST:PORT nor one of the suite's: {names}")
+
+
+def _keys(args: argparse.Namespace) -> Callable[[str], str]:
+    """Return what gives the key of an admin address: that of the suite's run for the suite's."""
+    other = read_admin_key()
+    try:
+        suite = find_suite(args.log_dir)
+    except NoSuiteError:
+        return lambda _: other
+    ports = {service.admin for service in suite.services}
+    return lambda address: (
+        suite.admin_key if address.replace("localhost:", "127.0.0.1:") in ports else other
+    )
+
+
+def _suite(args: argparse.Namespace) -> RunningSuite:
+    try:
+        return find_suite(args.log_dir)
+    except NoSuiteError as error:
+        raise ValueError(str(error)) from error
+
+
+def _place(service: RunningService) -> tuple[str, str]:
+    return service.name, service.admin
 
 
 def operate(args: argparse.Namespace) -> int:
@@ -34,7 +125,7 @@ def operate(args: argparse.Namespace) -> int:
         return asyncio.run(_operate(args))
     except KeyboardInterrupt:
         print(f"\n{_AFTER_INTERRUPT}", file=sys.stderr)
-        return _INTERRUPTED
+        return INTERRUPTED
 
 
 async def _operate(args: argparse.Namespace) -> int:
@@ -46,8 +137,7 @@ async def _operate(args: argparse.Namespace) -> int:
                 await stack.enter_async_context(connect(server.destination)) for server in servers
             ]
         except (OSError, ValueError) as error:
-            print(f"error: {error}", file=sys.stderr)
-            return _WRONG_USAGE
+            return fail(error, WRONG_USAGE)
         output: Output = JsonOutput() if args.json else TextOutput(several=len(servers) > 1)
         works = [
             _run(args.admin_command, server, client, call, output)

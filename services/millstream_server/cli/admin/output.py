@@ -1,20 +1,52 @@
-"""Prints results, errors and progress: for people, or as lines of JSON."""
+"""Prints results, failures with advice, and progress: for people, or as lines of JSON."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TextIO
 
+import grpc
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 
 from millstream.v1 import engine_control_pb2
-from millstream_server.cli.admin.failures import Failure
+from millstream_client import MillstreamError
+from millstream_client.errors import CONNECTION_LOST
 from millstream_server.cli.admin.results import size
+from millstream_server.cli.client import UNREPORTED
+from millstream_server.cli.flags import Destination, explain_tls
 
+_UNKNOWN_METHOD = "UNKNOWN_METHOD"
+_ADVICE: Mapping[str, str] = {
+    "OPERATION_CONFLICT": "`millstream admin status` shows what is set, and what runs",
+    "ENGINE_BUSY": "give --drain, which waits until open requests have ended",
+    "UNSUPPORTED_FEATURE": "`millstream admin status` lists what this engine can do",
+    "ADAPTER_EXISTS": "to replace it, `unload-lora` it first",
+    "ADAPTER_NOT_FOUND": "`millstream admin list-loras` shows which are loaded",
+    "UNAUTHENTICATED": "is it the address of --admin-listen? A suite of `millstream up` takes the "
+    "key of its run, which only the user who started it can read: call in the directory of `up`, "
+    "or give --log-dir. Others may take a key, from MILLSTREAM_ADMIN_KEY, and over TLS a "
+    "certificate (--tls-cert-file, --tls-key-file)",
+    "PERMISSION_DENIED": "--admin-peers of the server names the certificates that may call",
+    "WORKER_DRAINING": "the worker is shutting down; call the one that takes its place",
+}
+_OF_COMMANDS: Mapping[tuple[str, str], str] = {
+    ("update-weights", "INVALID_WEIGHTS"): "the old weights serve on",
+    ("load-lora", "INVALID_WEIGHTS"): "no adapter was loaded",
+    ("pause", "UNSUPPORTED_FEATURE"): "give another --mode",
+    ("load-lora", "UNSUPPORTED_FEATURE"): "SGLang takes adapters on a worker that was started with "
+    "--max-loras-per-batch",
+    ("drain", "DEADLINE_EXCEEDED"): "the worker stays out of service: `drain` again waits on, "
+    "`undrain` puts it back",
+    ("release-memory", "DEADLINE_EXCEEDED"): "nothing was released, and the worker is back in "
+    "service: give it more --timeout-s, or send it less",
+    ("update-weights", "DEADLINE_EXCEEDED"): "the old weights serve on: give it more --timeout-s",
+    ("flush-cache", "DEADLINE_EXCEEDED"): "nothing was flushed: give it more --timeout-s",
+}
 _BAR = 20
 _PLAIN_STEP_PERCENT = 10
 _PLAIN_STEP_S = 2.0
@@ -28,35 +60,90 @@ _DOING = {
 Progress = engine_control_pb2.OperationProgress
 
 
-class Output(Protocol):
-    """Where what happens goes; calls of several servers run at the same time."""
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A failed call."""
 
-    def progress(self, label: str, progress: Progress) -> None:
-        """Print how far a server is."""
-        ...
+    code: str
+    reason: str
+    message: str
+    advice: str = ""
 
-    def result(self, label: str, response: Message, lines: Sequence[str]) -> None:
-        """Print what a server did."""
-        ...
+    @property
+    def lines(self) -> list[str]:
+        """What people read, the most important line first."""
+        kind = f"{self.code} ({self.reason})" if self.reason else self.code
+        first = f"error: {kind}: {self.message}" if kind else f"error: {self.message}"
+        return [first, *([f"-> {self.advice}"] if self.advice else [])]
 
-    def failure(self, label: str, failure: Failure) -> None:
-        """Print why a server didn't."""
-        ...
+    def fields(self) -> dict[str, Any]:
+        """What programs read."""
+        names = ("code", "reason", "message", "advice")
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
+
+
+def explain(error: MillstreamError, server: Destination, command: str) -> Failure:
+    """Explain a failed call of a command."""
+    if error.reason in (*UNREPORTED, _UNKNOWN_METHOD) and (found := _connection(error, server)):
+        return found
+    message = error.message
+    for violation in error.violations:
+        if violation.field not in message:
+            message += f"; {violation.field}: {violation.description}"
+    if error.error_id:
+        message += f"; the server's log has more under error id {error.error_id}"
+    kind = error.reason or error.code.name
+    advice = _OF_COMMANDS.get((command, kind)) or _ADVICE.get(kind, "")
+    if error.retry_delay_s and not advice:
+        advice = f"try again in {error.retry_delay_s:g} s"
+    return Failure(error.code.name, error.reason, message, advice)
+
+
+def _connection(error: MillstreamError, server: Destination) -> Failure | None:
+    """Explain a failure of the connection, or a server of another kind."""
+    code, address = error.code, server.address
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return Failure(
+            code.name,
+            error.reason,
+            f"{address} doesn't have this operation",
+            "give the address of --admin-listen: the Processor has server-status and "
+            "set-log-level only, and other ports have none",
+        )
+    if why := explain_tls(error.message, server):
+        return Failure(code.name, error.reason, why)
+    if code is not grpc.StatusCode.UNAVAILABLE:
+        return None
+    if error.reason == CONNECTION_LOST:
+        return Failure(
+            code.name,
+            error.reason,
+            f"the connection to {address} broke before the end",
+            "does the server still run? `millstream admin status` says what was done",
+        )
+    text = " ".join(error.message.split())
+    return Failure(
+        code.name,
+        error.reason,
+        f"{address} can't be reached: {text}",
+        "does the server run, with --admin-listen at this address? From another machine the port "
+        "is open with TLS only",
+    )
 
 
 class JsonOutput:
     """Lines of JSON on stdout."""
 
     def progress(self, label: str, progress: Progress) -> None:
-        """See `Output.progress`."""
+        """Print how far a server is."""
         self._print(label, progress=_fields(progress))
 
     def result(self, label: str, response: Message, lines: Sequence[str]) -> None:
-        """See `Output.result`."""
+        """Print what a server did."""
         self._print(label, ok=True, result=_fields(response))
 
     def failure(self, label: str, failure: Failure) -> None:
-        """See `Output.failure`."""
+        """Print why a server didn't."""
         self._print(label, ok=False, error=failure.fields())
 
     def _print(self, label: str, **fields: Any) -> None:
@@ -73,7 +160,7 @@ class TextOutput:
         self._shown = False
 
     def progress(self, label: str, progress: Progress) -> None:
-        """See `Output.progress`."""
+        """Print how far a server is."""
         if progress.stage == engine_control_pb2.OPERATION_STAGE_DONE:
             return  # the result follows
         line = f"{label}: {progress_line(progress)}"
@@ -89,23 +176,25 @@ class TextOutput:
             print(line, file=sys.stderr, flush=True)
 
     def result(self, label: str, response: Message, lines: Sequence[str]) -> None:
-        """See `Output.result`."""
-        self._clear()
-        first, *more = lines
-        print("\n".join([f"{label}: {first}", *(f"  {line}" for line in more)]), flush=True)
+        """Print what a server did."""
+        self._print(label, lines, sys.stdout)
 
     def failure(self, label: str, failure: Failure) -> None:
-        """See `Output.failure`."""
-        self._clear()
-        first, *more = failure.lines
-        text = "\n".join([f"{label}: {first}", *(f"  {line}" for line in more)])
-        print(text, file=sys.stderr, flush=True)
+        """Print why a server didn't."""
+        self._print(label, failure.lines, sys.stderr)
 
-    def _clear(self) -> None:
-        if self._shown:
+    def _print(self, label: str, lines: Sequence[str], file: TextIO) -> None:
+        if self._shown:  # the line that changes
             sys.stderr.write(_CLEAR)
             sys.stderr.flush()
             self._shown = False
+        first, *more = lines
+        text = "\n".join([f"{label}: {first}", *(f"  {line}" for line in more)])
+        print(text, file=file, flush=True)
+
+
+Output = JsonOutput | TextOutput
+"""Where what happens goes; calls of several servers run at the same time."""
 
 
 def progress_line(progress: Progress) -> str:

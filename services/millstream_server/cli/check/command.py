@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 
-from millstream_server.cli.connection import KEY_VARIABLE, add_connection, read_connection
 from millstream_server.cli.flags import (
+    KEY_VARIABLE,
+    WRONG_USAGE,
     Commands,
+    add_connection,
     add_server,
     add_timeout,
     command,
+    fail,
     positive_seconds,
+    read_connection,
 )
 
-_WRONG_USAGE = 2
 _NOTES = f"""\
 Connects, asks for health, lists services by reflection and models, and sends every model the
 smallest request of what it does. Each step is one line, with ✓ or ✗; a failed one says what to do.
@@ -75,8 +77,7 @@ async def _run(args: argparse.Namespace) -> int:
         server = read_connection(args)
         client = connect(server)
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return _WRONG_USAGE
+        return fail(error, WRONG_USAGE)
     wanted = Wanted(
         server=server,
         wait_s=args.wait,

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -15,14 +16,51 @@ from millstream_client import Client, MillstreamError
 from millstream_client.errors import from_rpc_error
 from millstream_client.service_config import DIFFUSION_SERVICE, EMBEDDING_SERVICE, SERVICE
 from millstream_server.cli.check.model import answer_steps, connected, lacking
-from millstream_server.cli.check.reflection import ReflectionMissingError, list_services
 from millstream_server.cli.check.report import CheckFailedError, Report
-from millstream_server.cli.connection import Destination, explain_tls
+from millstream_server.cli.flags import Destination, explain_tls
 
+_METHOD = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 _EXPECTED = (SERVICE, DIFFUSION_SERVICE, EMBEDDING_SERVICE, "grpc.health.v1.Health")
 _ASK_AGAIN_S = 0.5
 _SHORT_S = 5.0
 """Time-out of a call that needs no engine."""
+
+
+class ReflectionMissingError(Exception):
+    """The package with reflection's messages isn't installed."""
+
+
+async def list_services(client: Client, timeout_s: float) -> frozenset[str]:
+    """Return the full names of all services.
+
+    Raises:
+        ReflectionMissingError: the package isn't installed.
+        MillstreamError: the call failed.
+    """
+    try:
+        from grpc_reflection.v1alpha import reflection_pb2 as pb  # noqa: PLC0415 - a lean install
+    except ModuleNotFoundError as error:
+        raise ReflectionMissingError from error
+    # v1 has the messages of v1alpha.
+    method: Any = client.channel.stream_stream(
+        _METHOD,
+        pb.ServerReflectionRequest.SerializeToString,
+        pb.ServerReflectionResponse.FromString,
+    )
+    call = method(
+        iter([pb.ServerReflectionRequest(list_services="")]),
+        metadata=client.metadata(),
+        timeout=timeout_s,
+    )
+    try:
+        async for reply in call:
+            return frozenset(s.name for s in reply.list_services_response.service)
+    except grpc.aio.AioRpcError as error:
+        raise from_rpc_error(error) from error
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
+    return frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Awaitable, Iterable
+from typing import Any
 
 from millstream.v1 import generation_pb2, media_pb2, processor_pb2, worker_pb2
 from millstream_client import Answer, Client, GeneratedMedia
-from millstream_server.cli.check.picture import small_png
 from millstream_server.cli.check.report import CheckFailedError
-from millstream_server.cli.roles import role_name, role_order
+from millstream_server.cli.client import role_name, role_order
 
+_SIZE = 64
+"""Pixels of a side: more than any vision model's least, and few tokens."""
+_RED = b"\xff\x00\x00"
 _TOKENS = 8
 _STEPS = 2
 _QUESTION = "Say hello."
 _PREFILL, _DECODE = worker_pb2.WORKER_ROLE_PREFILL, worker_pb2.WORKER_ROLE_DECODE
+
+
+def small_png() -> bytes:
+    """Return a red square as a PNG file."""
+    header = struct.pack(">IIBBBBB", _SIZE, _SIZE, 8, 2, 0, 0, 0)  # 8 bits a channel, RGB
+    rows = (b"\x00" + _RED * _SIZE) * _SIZE  # each begins with its filter, none
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(*chunk) for chunk in chunks)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    checksum = struct.pack(">I", zlib.crc32(kind + data))
+    return struct.pack(">I", len(data)) + kind + data + checksum
 
 
 def connected(model: processor_pb2.ServedModel) -> str:
@@ -68,6 +86,8 @@ class _Asked:
         self._model = model
         self._name = model.name
         self._timeout_s = timeout_s
+        self._short: Any = {"max_new_tokens": _TOKENS, "temperature": 0.0}
+        self._to: Any = {"model": model.name, "timeout_s": timeout_s}
 
     async def text(self, *, chats: bool, disaggregated: bool) -> str:
         before = _roles(self._model)
@@ -78,24 +98,13 @@ class _Asked:
 
     async def picture(self) -> str:
         answer = await self._client.chat(
-            _QUESTION,
-            image=small_png(),
-            model=self._name,
-            max_new_tokens=_TOKENS,
-            temperature=0.0,
-            timeout_s=self._timeout_s,
+            _QUESTION, image=small_png(), **self._short, **self._to
         ).answer()
         return f"chat with an image: {_tokens(answer)} tokens"
 
     async def _answer(self, *, chats: bool) -> Answer:
         make = self._client.chat if chats else self._client.complete
-        stream = make(
-            _QUESTION,
-            model=self._name,
-            max_new_tokens=_TOKENS,
-            temperature=0.0,
-            timeout_s=self._timeout_s,
-        )
+        stream = make(_QUESTION, **self._short, **self._to)
         return await stream.answer()
 
     async def _way(self, before: frozenset[int], *, disaggregated: bool) -> str:
@@ -120,7 +129,7 @@ class _Asked:
         )
 
     async def embed(self) -> str:
-        result = await self._client.embed(_QUESTION, model=self._name, timeout_s=self._timeout_s)
+        result = await self._client.embed(_QUESTION, **self._to)
         lengths = [len(vector) for vector in result.vectors]
         if len(lengths) != 1 or not any(result.vectors[0]):
             raise CheckFailedError(f"vectors of {lengths} numbers, or of zeros", "see its log")
@@ -128,9 +137,7 @@ class _Asked:
 
     async def rerank(self) -> str:
         documents = ("Hello.", "Goodbye.")
-        ranked = await self._client.rerank(
-            _QUESTION, documents, model=self._name, timeout_s=self._timeout_s
-        )
+        ranked = await self._client.rerank(_QUESTION, documents, **self._to)
         if len(ranked) != len(documents):
             raise CheckFailedError(f"{len(ranked)} scores for {len(documents)} documents")
         return f"rerank: {len(ranked)} scores"
@@ -138,12 +145,7 @@ class _Asked:
     async def image(self) -> str:
         size, steps = self._smallest()
         stream = self._client.generate_image(
-            _QUESTION,
-            model=self._name,
-            width=size,
-            height=size,
-            steps=steps,
-            timeout_s=self._timeout_s,
+            _QUESTION, width=size, height=size, steps=steps, **self._to
         )
         return f"image: {_media(await stream.result(), size, steps)}"
 
@@ -152,13 +154,7 @@ class _Asked:
         limits = self._model.diffusion
         frames = min(1 + max(limits.frame_step, 1), limits.max_frames or 1 << 30)
         stream = self._client.generate_video(
-            _QUESTION,
-            model=self._name,
-            width=size,
-            height=size,
-            steps=steps,
-            frames=frames,
-            timeout_s=self._timeout_s,
+            _QUESTION, width=size, height=size, steps=steps, frames=frames, **self._to
         )
         return f"video: {_media(await stream.result(), size, steps)}"
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable
 
 from millstream_client import MillstreamError
 from millstream_server.cli.client import explain
-from millstream_server.cli.connection import Destination
+from millstream_server.cli.flags import Destination
 
 
 class CheckFailedError(Exception):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
-from millstream_server.cli.suite.further import DEMOS, FurtherModel, Task, marker
-from millstream_server.cli.suite.ports import NoPortError, PortClaims
-from millstream_server.cli.suite.running import DEFAULT_LOG_DIR
+from millstream_server.cli.flags import DEFAULT_LOG_DIR
+from millstream_server.cli.suite.models import FurtherModel, PlanError, check_vision
 from millstream_server.engines.registry import GENERATORS, adapter
-from millstream_server.media import families
 from millstream_server.routing.policy import PolicyName
 from millstream_server.runtime.settings import SettingsError
 
+_LAST_PORT = 65535
 PROCESSOR_PORT = 50051
 PREFILL_PORT = 50061
 DECODE_PORT = 50071
@@ -26,10 +28,6 @@ METRICS_PORT = 9464
 ADMIN_PORT = 9564
 LOOPBACK = "127.0.0.1"
 """Workers listen here only: just this machine's Processor needs them."""
-
-_DEMO_MODEL = Path("demo") / "model"
-_DEMO_VISION_MODEL = Path("demo") / "vision" / "model"
-_DEMO_PICTURE = Path("demo") / "vision" / "pictures" / "red-circle.png"
 _PORTS = {
     "encode": ENCODE_PORT,
     "prefill": PREFILL_PORT,
@@ -40,8 +38,64 @@ _PORTS = {
 _ALL_INTERFACES = ("0.0.0.0", "[::]")  # noqa: S104 - compared with, not bound
 
 
-class PlanError(Exception):
-    """The suite can't be started with these options; the text has advice."""
+def is_free(host: str, port: int) -> bool:
+    """Return whether a server could listen there."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        # A stopped suite's connections in TIME_WAIT don't make a port unavailable.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host.strip("[]"), port))
+        except OSError:
+            return False
+    return True
+
+
+class PortClaims:
+    """Ports that no other `millstream up` on this machine will use; a context manager.
+
+    A service listens only after it has loaded its code, and a second suite may choose its ports in
+    the meantime. So each port is also claimed with an abstract Unix socket, whose name only one
+    process can bind, and which ends with the process. (Linux only; elsewhere the race remains.)
+    """
+
+    def __init__(self) -> None:
+        """Start without claims."""
+        self._claims = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        """Begin."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Release all claims."""
+        self._claims.close()
+
+    def next_free(self, host: str, start: int) -> int:
+        """Claim the first free port from ``start`` up."""
+        if not is_free(host, 0):
+            raise PlanError(f"{host} is no address of this machine")
+        for port in range(start, _LAST_PORT + 1):
+            if self._claim(host, port):
+                return port
+        raise PlanError(f"no port from {start} up is free on {host}")
+
+    def exactly(self, host: str, port: int) -> int:
+        """Claim this port."""
+        if not self._claim(host, port):
+            raise PlanError(f"can't listen on {host}:{port}: it is taken or not this machine's")
+        return port
+
+    def _claim(self, host: str, port: int) -> bool:
+        if sys.platform == "linux":
+            name = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                name.bind(f"\0millstream/port/{port}")
+            except OSError:
+                name.close()
+                return False
+            self._claims.enter_context(name)
+        return is_free(host, port)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,19 +260,16 @@ def make_plan(options: UpOptions, ports: PortClaims, gpus: int = 0) -> SuitePlan
         raise PlanError("a suite needs --decode 1 or more, and --prefill 1 or more to disaggregate")
     roles = ["encode"] * options.encode + roles + ["decode"] * options.decode
     if options.encode:
-        _check_vision(options.model)  # before anything is started
-    try:
-        front = _processor(options, ports)
-        workers = [
-            _worker(role, roles[:i].count(role) + 1, ports, i % gpus if gpus > 1 else None)
-            for i, role in enumerate(roles)
-        ]
-        for further in options.further:
-            number = [other.task for other in options.further[: options.further.index(further)]]
-            gpu = len(workers) % gpus if gpus > 1 else None
-            workers.append(_further(further, number.count(further.task) + 1, ports, gpu))
-    except NoPortError as error:
-        raise PlanError(str(error)) from error
+        check_vision(options.model)  # before anything is started
+    front = _processor(options, ports)
+    workers = [
+        _worker(role, roles[:i].count(role) + 1, ports, i % gpus if gpus > 1 else None)
+        for i, role in enumerate(roles)
+    ]
+    for further in options.further:
+        number = [other.task for other in options.further[: options.further.index(further)]]
+        gpu = len(workers) % gpus if gpus > 1 else None
+        workers.append(_further(further, number.count(further.task) + 1, ports, gpu))
     return SuitePlan(options, (*workers, front))
 
 
@@ -254,80 +305,3 @@ def _processor(options: UpOptions, ports: PortClaims) -> PlannedService:
         metrics_port=ports.next_free(LOOPBACK, METRICS_PORT),
         admin_port=ports.next_free(LOOPBACK, ADMIN_PORT),
     )
-
-
-def default_model(*, multimodal: bool = False) -> Path | None:
-    """Return the demo model, in this directory or in the repository; None if there is none."""
-    demo = _DEMO_VISION_MODEL if multimodal else _DEMO_MODEL
-    found = _find(demo / "config.json")
-    return found.parent if found else None
-
-
-def demo_picture() -> Path | None:
-    """Return a picture that the demo model knows; None if there is none."""
-    return _find(_DEMO_PICTURE)
-
-
-def _find(file: Path) -> Path | None:
-    roots = (Path.cwd(), Path(__file__).resolve().parents[4])
-    return next((root / file for root in roots if (root / file).is_file()), None)
-
-
-def choose_model(given: Path | None, name: str, *, multimodal: bool = False) -> tuple[Path, str]:
-    """Return the model's directory and its name in requests.
-
-    Raises:
-        PlanError: there is no such model; the text has advice.
-    """
-    model = given or default_model(multimodal=multimodal)
-    if model is None:
-        raise PlanError(
-            f"there is no {_DEMO_VISION_MODEL if multimodal else _DEMO_MODEL} here; give --model "
-            "DIR, a directory with config.json, *.safetensors, tokenizer.json and a chat template"
-        )
-    if not (model / "config.json").is_file():
-        raise PlanError(f"{model} is no model directory: it has no config.json")
-    if "," in str(model.resolve()) or any(sign in name for sign in ",="):
-        raise PlanError(
-            "neither the model's directory nor its name may have a comma (nor = its name)"
-        )
-    model = model.resolve()
-    return model, name or _name(model)
-
-
-def choose_further(task: Task, given: Path | None) -> FurtherModel:
-    """Return a further model; ``given`` None: the demo model.
-
-    Raises:
-        PlanError: there is no such model; the text has advice.
-    """
-    needed = marker(task)
-    found = given / needed if given is not None else _find(DEMOS[task] / needed)
-    if found is None or not found.is_file():
-        where = given if given is not None else DEMOS[task]
-        raise PlanError(f"{where} is no model directory: it has no {needed}")
-    model = found.parent.resolve()
-    if "," in str(model):
-        raise PlanError(f"the directory {model} may not have a comma in its name")
-    is_demo = model.parts[-3:] == DEMOS[task].parts
-    return FurtherModel(task, model, f"demo-{model.parts[-2]}" if is_demo else model.name)
-
-
-def _name(model: Path) -> str:
-    """Return a model's name; the demo models' directories are called "model", which is no use."""
-    if model.parts[-3:] == _DEMO_VISION_MODEL.parts:
-        return "demo-vision"
-    return model.parent.name if model.parts[-2:] == _DEMO_MODEL.parts else model.name
-
-
-def _check_vision(model: Path) -> None:
-    """Check that a model takes images."""
-    try:
-        family = families.load(model)
-    except families.UnusableFamilyError as error:
-        raise PlanError(str(error)) from error
-    if family is None:
-        raise PlanError(
-            f"{model} takes no images: its config.json is of a text model; leave out --multimodal, "
-            "or give --model DIR with a vision-language model"
-        )

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # the commands that read the file need no more than it
     from millstream_server.cli.suite.plan import SuitePlan
 
-DEFAULT_LOG_DIR = Path(".millstream/logs")
-"""Of `up`."""
 _FILE = "suite.json"
 KEY_FILE = "admin-key"
 """Holds the key of the suite's admin ports; only the user who started the suite can read it."""

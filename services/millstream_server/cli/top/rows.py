@@ -1,4 +1,7 @@
-"""The numbers of the table: of each worker, of its ranks, of each model."""
+"""What is known of each worker, and the table's numbers: of workers, ranks, models.
+
+It imports little: the command's flags need it.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millstream.v1 import worker_pb2
-from millstream_server.cli.roles import role_name, role_order
-from millstream_server.cli.top.state import Reach, WorkerState
+from millstream_server.cli.client import role_name, role_order
 
 _NEWS_S = 10.0
 """How long the table says that a worker has come back."""
@@ -19,6 +21,67 @@ _STAGES = {
     worker_pb2.LOAD_STAGE_PREPARING: "preparing",
     worker_pb2.LOAD_STAGE_WARMING_UP: "warming up",
 }
+
+
+class Reach(enum.Enum):
+    """Whether there is a connection."""
+
+    CONNECTING = "connecting"
+    """Not yet known."""
+    REACHED = "reached"
+    LOST = "lost"
+
+
+@dataclass(slots=True)
+class WorkerState:
+    """A worker as its streams tell it; times are of `time.monotonic`."""
+
+    address: str
+    name: str = ""
+    """In the table of `millstream up`."""
+    reach: Reach = Reach.CONNECTING
+    since_s: float = 0.0
+    """When `reach` or `listed` changed last."""
+    listed: bool = True
+    """Whether discovery still names it."""
+    serving: bool | None = None
+    """Health of the whole server; None: not told yet."""
+    conditions: tuple[str, ...] = ()
+    """Health conditions, as far as the admin port is known; they count while it isn't serving."""
+    draining: bool = False
+    """It shuts down."""
+    info: worker_pb2.WorkerInfo | None = None
+    """The last one, also of a worker that is lost."""
+    load: worker_pb2.LoadReport | None = None
+    load_s: float = 0.0
+    """When the report came."""
+    progress: worker_pb2.WatchLoadProgressResponse | None = None
+    came_back: str = ""
+    """ "back": the same process is reached again; "restarted": another one."""
+    problem: str = ""
+    """Why it isn't reached, or doesn't say more."""
+
+    @property
+    def label(self) -> str:
+        """What it is called on the screen."""
+        return f"{self.name} {self.address}" if self.name else self.address
+
+    @property
+    def loading(self) -> bool:
+        """Whether its model is being loaded."""
+        return (
+            self.progress is not None
+            and self.progress.stage != worker_pb2.LOAD_STAGE_READY
+            and self.serving is not True
+        )
+
+    @property
+    def settled(self) -> bool:
+        """Whether it has told what it can tell soon."""
+        if self.reach is not Reach.REACHED:
+            return self.reach is Reach.LOST
+        told = self.info is not None and self.load is not None
+        return self.loading or bool(self.problem) or self.draining or told
 
 
 class Mood(enum.Enum):
@@ -90,32 +153,32 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One worker."""
+    """One worker; None: not known. Up to `ranks` its fields are those of JSON."""
 
-    state: WorkerState
+    address: str
+    name: str
+    worker_id: str
     role: str
     model: str
-    status: str
-    mood: Mood
-    load: worker_pb2.LoadReport | None
-    total: Counts | None
-    now: Measured | None
+    health: str
+    problem: str
+    running: int | None
+    queued: int | None
+    used_blocks: int | None
+    total_blocks: int | None
+    hits_now: float | None
+    hits: float | None
+    tokens_per_s: float | None
     """None: there is only one report yet."""
-    ranks: tuple[RankRow, ...]
+    since_progress_s: float | None
+    """The longest time that a busy rank has been without progress; None: none is busy."""
     weight_version: str
     adapters: tuple[str, ...]
-
-    @property
-    def kv_share(self) -> float | None:
-        """The share of KV blocks in use."""
-        if self.load is None or not self.load.total_blocks:
-            return None
-        return self.load.used_blocks / self.load.total_blocks
-
-    @property
-    def idle_s(self) -> float | None:
-        """The longest time that a busy rank has been without progress; None: none is busy."""
-        return max((rank.idle_s for rank in self.ranks if rank.idle_s is not None), default=None)
+    ranks: tuple[RankRow, ...]
+    state: WorkerState
+    mood: Mood
+    now: Measured | None
+    total: Counts | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,20 +213,34 @@ class Meter:
 
     def _row(self, state: WorkerState, now_s: float) -> Row:
         info, load = state.info, state.load
-        status, mood = status_of(state, now_s)
+        health, mood = status_of(state, now_s)
         total = _total(load) if load is not None else None
+        now = self._measure(state, total, now_s) if total is not None else None
+        ranks = tuple(_rank(rank) for rank in load.ranks) if load is not None else ()
+        waits = [rank.idle_s for rank in ranks if rank.idle_s is not None]
         return Row(
-            state=state,
+            address=state.address,
+            name=state.name,
+            worker_id=info.worker_id if info else "",
             role=role_name(info.role) if info else "",
             model=info.model if info else "",
-            status=status,
-            mood=mood,
-            load=load,
-            total=total,
-            now=self._measure(state, total, now_s) if total is not None else None,
-            ranks=tuple(_rank(rank) for rank in load.ranks) if load is not None else (),
+            health=health,
+            problem=state.problem,
+            running=load.running_requests if load else None,
+            queued=load.queued_requests if load else None,
+            used_blocks=load.used_blocks if load else None,
+            total_blocks=load.total_blocks if load else None,
+            hits_now=now.counts.hit_rate if now else None,
+            hits=total.hit_rate if total else None,
+            tokens_per_s=now.tokens_per_s if now else None,
+            since_progress_s=max(waits, default=None),
             weight_version=info.weight_version if info else "",
             adapters=tuple(adapter.name for adapter in info.adapters) if info else (),
+            ranks=ranks,
+            state=state,
+            mood=mood,
+            now=now,
+            total=total,
         )
 
     def _measure(self, state: WorkerState, total: Counts, now_s: float) -> Measured | None:
@@ -244,23 +321,22 @@ def model_rows(rows: Sequence[Row]) -> list[ModelRow]:
 
 
 def _model_row(model: str, rows: Sequence[Row]) -> ModelRow:
-    loads = [row.load for row in rows if row.load is not None]
     prompts = [row for row in rows if row.role != "decode"]
     answers = [row for row in rows if row.role != "prefill"]
-    measured = [row.now for row in answers if row.now is not None]
+    measured = [row.tokens_per_s for row in answers if row.tokens_per_s is not None]
     now = sum((row.now.counts for row in prompts if row.now is not None), Counts())
     total = sum((row.total for row in prompts if row.total is not None), Counts())
     return ModelRow(
         model=model,
         workers=len(rows),
         serving=sum(row.mood is Mood.GOOD for row in rows),
-        running=sum(load.running_requests for load in loads),
-        queued=sum(load.queued_requests for load in loads),
-        used_blocks=sum(load.used_blocks for load in loads),
-        total_blocks=sum(load.total_blocks for load in loads),
+        running=sum(row.running or 0 for row in rows),
+        queued=sum(row.queued or 0 for row in rows),
+        used_blocks=sum(row.used_blocks or 0 for row in rows),
+        total_blocks=sum(row.total_blocks or 0 for row in rows),
         hits_now=now.hit_rate,
         hits=total.hit_rate,
-        tokens_per_s=sum(one.tokens_per_s for one in measured) if measured else None,
+        tokens_per_s=sum(measured) if measured else None,
     )
 
 
@@ -286,18 +362,19 @@ def _order(row: Row) -> tuple[str, int, str]:
     return row.model, role_order(role), row.state.label
 
 
-def _hits(row: Row) -> float:
-    rate = row.total.hit_rate if row.total is not None else None
-    return -(rate if rate is not None else -1)
+def _largest_first(number: Callable[[Row], float | None]) -> Callable[[Row], float]:
+    return lambda row: -(-1 if (found := number(row)) is None else found)
 
 
 SORTS: Mapping[str, Callable[[Row], Any]] = {
     "role": lambda _: 0,
-    "address": lambda row: row.state.address,
-    "running": lambda row: -(row.load.running_requests if row.load else -1),
-    "queued": lambda row: -(row.load.queued_requests if row.load else -1),
-    "kv": lambda row: -(row.kv_share if row.kv_share is not None else -1),
-    "hits": _hits,
-    "tokens": lambda row: -(row.now.tokens_per_s if row.now else -1),
+    "address": lambda row: row.address,
+    "running": _largest_first(lambda row: row.running),
+    "queued": _largest_first(lambda row: row.queued),
+    "kv": _largest_first(
+        lambda row: (row.used_blocks or 0) / row.total_blocks if row.total_blocks else None
+    ),
+    "hits": _largest_first(lambda row: row.hits),
+    "tokens": _largest_first(lambda row: row.tokens_per_s),
 }
 """By what rows can be sorted; of numbers the largest is the first."""

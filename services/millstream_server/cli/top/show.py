@@ -16,17 +16,15 @@ from datetime import UTC, datetime
 from rich.console import Console
 from rich.live import Live
 
-from millstream_server.cli.connection import read_connection
-from millstream_server.cli.console import open_console
-from millstream_server.cli.suite.running import NoSuiteError, find_suite
-from millstream_server.cli.top.rows import Meter, ModelRow, Row, model_rows, sort_rows
-from millstream_server.cli.top.state import Reach
-from millstream_server.cli.top.table import Signs, as_object, draw
-from millstream_server.cli.top.workers import Known, Workers
+from millstream_server.cli.answers import open_console
+from millstream_server.cli.flags import WRONG_USAGE, fail, read_connection
+from millstream_server.cli.suite.running import NoSuiteError, RunningSuite, find_suite
+from millstream_server.cli.top.rows import Meter, ModelRow, Reach, Row, model_rows, sort_rows
+from millstream_server.cli.top.table import as_object, draw, signs_of
+from millstream_server.cli.top.workers import Workers
 from millstream_server.routing.discovery.sources import Discovery, StaticDiscovery
 from millstream_server.runtime.settings import SettingsError
 
-_WRONG_USAGE = 2
 _SETTLE_TICK_S = 0.02
 _FIRST_TABLE_S = 1.0
 """Longest wait before the first table of many; a worker that hangs must not hide the others."""
@@ -51,8 +49,7 @@ async def _show(args: argparse.Namespace) -> int:
     except BrokenPipeError:  # the reader of our output has left
         raise
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return _WRONG_USAGE
+        return fail(error, WRONG_USAGE)
 
 
 @contextlib.asynccontextmanager
@@ -64,25 +61,21 @@ async def _open(args: argparse.Namespace) -> AsyncIterator[Workers]:
         OSError: a file can't be read.
     """
     server = read_connection(argparse.Namespace(**{**vars(args), "address": ""}))
-    discovery, known = _discovery(args)
-    workers = Workers(discovery, server, args.interval, known)
+    discovery, suite = _discovery(args)
+    workers = Workers(discovery, server, args.interval, suite)
     try:
         yield workers
     finally:
         await workers.close()
 
 
-def _discovery(args: argparse.Namespace) -> tuple[Discovery, dict[str, Known]]:
+def _discovery(args: argparse.Namespace) -> tuple[Discovery, RunningSuite]:
     if not args.workers:
         try:
             suite = find_suite(args.log_dir)
         except NoSuiteError as error:
             raise ValueError(f"{error}; or name workers with --workers") from error
-        known = {
-            worker.address: Known(worker.name, worker.admin, suite.admin_key)
-            for worker in suite.workers
-        }
-        return StaticDiscovery(list(known)), known
+        return StaticDiscovery([worker.address for worker in suite.workers]), suite
     try:
         from millstream_server.routing.discovery.sources import make_discovery  # noqa: PLC0415
     except ModuleNotFoundError as error:  # of Kubernetes' discovery
@@ -91,7 +84,7 @@ def _discovery(args: argparse.Namespace) -> tuple[Discovery, dict[str, Known]]:
         ) from error
     entries = [entry.strip() for entry in args.workers.split(",") if entry.strip()]
     try:
-        return make_discovery(entries), {}
+        return make_discovery(entries), RunningSuite(())
     except SettingsError as error:
         raise ValueError(str(error)) from error
 
@@ -139,7 +132,7 @@ async def _forever(workers: Workers, args: argparse.Namespace) -> int:
 
 def _live(stack: contextlib.ExitStack, console: Console) -> Print:
     live = stack.enter_context(Live(console=console, screen=True, auto_refresh=False))
-    signs = Signs.of(console.encoding)
+    signs = signs_of(console.encoding)
 
     def print_(rows: list[Row], models: list[ModelRow]) -> None:
         lines = console.height - len(models) - _LINES_BESIDE
@@ -163,7 +156,7 @@ def _live(stack: contextlib.ExitStack, console: Console) -> Print:
 
 
 def _printer(args: argparse.Namespace, console: Console) -> Print:
-    signs = Signs.of(console.encoding)
+    signs = signs_of(console.encoding)
 
     def print_json(rows: list[Row], models: list[ModelRow]) -> None:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")

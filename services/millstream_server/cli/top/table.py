@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from rich.cells import cell_len
@@ -11,8 +11,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from millstream_server.cli.top.rows import ModelRow, Mood, RankRow, Row
-from millstream_server.cli.top.state import Reach
+from millstream_server.cli.top.rows import ModelRow, Mood, RankRow, Reach, Row
 
 _BAR = 10
 _HIGH, _FULL = 0.8, 0.95
@@ -29,21 +28,13 @@ _GAP = 2
 """Blanks between columns."""
 
 
-@dataclass(frozen=True, slots=True)
-class Signs:
-    """What the output can show."""
-
-    full: str
-    empty: str
-
-    @classmethod
-    def of(cls, encoding: str) -> Signs:
-        """Return blocks, or ASCII where there are none."""
-        try:
-            "█░".encode(encoding)
-        except (UnicodeEncodeError, LookupError):
-            return cls("#", ".")
-        return cls("█", "░")
+def signs_of(encoding: str) -> str:
+    """Return the signs of a full and an empty part of a bar; ASCII where there are no blocks."""
+    try:
+        "█░".encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return "#."
+    return "█░"
 
 
 def draw(
@@ -51,7 +42,7 @@ def draw(
     models: Sequence[ModelRow],
     *,
     now_s: float,
-    signs: Signs,
+    signs: str,
     max_rows: int | None = None,
     width: int | None = None,
 ) -> Group:
@@ -104,7 +95,7 @@ def _width(name: str, lines: Sequence[_Line]) -> int:
     return max(cell_len(text) for text in (name, *texts)) + _GAP
 
 
-def _workers(rows: Sequence[Row], signs: Signs, hidden: frozenset[str]) -> list[_Line]:
+def _workers(rows: Sequence[Row], signs: str, hidden: frozenset[str]) -> list[_Line]:
     # Columns without anything in them are left out, so that most tables fit into 100 columns.
     nothing = set()
     if len({row.model for row in rows if row.model}) <= 1:
@@ -123,28 +114,25 @@ def _workers(rows: Sequence[Row], signs: Signs, hidden: frozenset[str]) -> list[
     return lines
 
 
-def _cells(row: Row, signs: Signs, hidden: frozenset[str]) -> dict[str, str | Text]:
-    load, state = row.load, row.state
-    rates = (row.now.counts if row.now else None, row.total)
-    now, in_all = (percent(counts.hit_rate if counts else None) for counts in rates)
+def _cells(row: Row, signs: str, hidden: frozenset[str]) -> dict[str, str | Text]:
     return {
-        "worker": state.name if state.name and "addresses" in hidden else state.label,
+        "worker": row.name if row.name and "addresses" in hidden else row.state.label,
         "role": row.role or _NOTHING,
         "model": row.model or _NOTHING,
-        "health": Text(row.status, style=row.mood.value),
-        "run": str(load.running_requests) if load else _NOTHING,
-        "queue": str(load.queued_requests) if load else _NOTHING,
-        "KV in use": _kv(load.used_blocks, load.total_blocks, signs, hidden) if load else _NOTHING,
-        "cached now": now,
-        "in all": in_all,
-        "tokens/s": f"{row.now.tokens_per_s:,.0f}" if row.now else _NOTHING,
-        "progress": _progress(row.idle_s) if row.ranks else _NOTHING,
+        "health": Text(row.health, style=row.mood.value),
+        "run": _number(row.running),
+        "queue": _number(row.queued),
+        "KV in use": _kv(row.used_blocks or 0, row.total_blocks or 0, signs, hidden),
+        "cached now": percent(row.hits_now),
+        "in all": percent(row.hits),
+        "tokens/s": _number(row.tokens_per_s),
+        "progress": _progress(row.since_progress_s) if row.ranks else _NOTHING,
         "weights": row.weight_version or _NOTHING,
         "adapters": ", ".join(row.adapters) or _NOTHING,
     }
 
 
-def _rank_cells(rank: RankRow, signs: Signs, hidden: frozenset[str]) -> dict[str, str | Text]:
+def _rank_cells(rank: RankRow, signs: str, hidden: frozenset[str]) -> dict[str, str | Text]:
     return {
         "worker": f"  rank {rank.rank}",
         "health": f"{rank.queued_tokens:,} tokens queued" if rank.queued_tokens else "",
@@ -155,7 +143,7 @@ def _rank_cells(rank: RankRow, signs: Signs, hidden: frozenset[str]) -> dict[str
     }
 
 
-def _models(models: Sequence[ModelRow], signs: Signs, hidden: frozenset[str]) -> list[_Line]:
+def _models(models: Sequence[ModelRow], signs: str, hidden: frozenset[str]) -> list[_Line]:
     return [
         _Line(
             {
@@ -169,9 +157,7 @@ def _models(models: Sequence[ModelRow], signs: Signs, hidden: frozenset[str]) ->
                 "KV in use": _kv(row.used_blocks, row.total_blocks, signs, hidden),
                 "cached now": percent(row.hits_now),
                 "in all": percent(row.hits),
-                "tokens/s": (
-                    f"{row.tokens_per_s:,.0f}" if row.tokens_per_s is not None else _NOTHING
-                ),
+                "tokens/s": _number(row.tokens_per_s),
             }
         )
         for row in models
@@ -180,18 +166,24 @@ def _models(models: Sequence[ModelRow], signs: Signs, hidden: frozenset[str]) ->
 
 def _problems(rows: Sequence[Row], now_s: float) -> list[str]:
     return [
-        f"{row.state.label}: {row.status} for {now_s - row.state.since_s:.0f} s: "
-        f"{row.state.problem}"
+        f"{row.state.label}: {row.health} for {now_s - row.state.since_s:.0f} s: {row.problem}"
         for row in rows
-        if row.state.problem and row.state.listed
+        if row.problem and row.state.listed
     ]
 
 
-def bar(share: float, signs: Signs) -> str:
+def bar(share: float, signs: str) -> str:
     """Return a bar; it is empty at 0 only, and full at 1 only."""
     full = round(share * _BAR)
     full = min(max(full, 1 if share > 0 else 0), _BAR if share >= 1 else _BAR - 1)
-    return signs.full * full + signs.empty * (_BAR - full)
+    return signs[0] * full + signs[1] * (_BAR - full)
+
+
+def _number(number: float | None) -> str:
+    # Counts as they are, rates without a fraction and with commas.
+    if number is None:
+        return _NOTHING
+    return f"{number:,.0f}" if isinstance(number, float) else str(number)
 
 
 def percent(share: float | None) -> str:
@@ -199,7 +191,7 @@ def percent(share: float | None) -> str:
     return _NOTHING if share is None else f"{share * 100:.0f} %"
 
 
-def _kv(used: int, total: int, signs: Signs, hidden: frozenset[str]) -> Text | str:
+def _kv(used: int, total: int, signs: str, hidden: frozenset[str]) -> Text | str:
     if not total:
         return _NOTHING
     share = used / total
@@ -220,35 +212,13 @@ def as_object(rows: Sequence[Row], models: Sequence[ModelRow], time: str) -> dic
     """Return everything as JSON takes it; rates of 0 to 1, times in seconds, null: not known."""
     return {
         "time": time,
-        "workers": [_worker_object(row) for row in rows],
-        "models": [
-            {name: getattr(row, name) for name in ModelRow.__dataclass_fields__} for row in models
-        ],
+        "workers": [{**_fields(row), "ranks": list(map(_fields, row.ranks))} for row in rows],
+        "models": list(map(_fields, models)),
     }
 
 
-def _worker_object(row: Row) -> dict[str, Any]:
-    state, load = row.state, row.load
-    return {
-        "address": state.address,
-        "name": state.name,
-        "worker_id": state.info.worker_id if state.info else "",
-        "role": row.role,
-        "model": row.model,
-        "health": row.status,
-        "problem": state.problem,
-        "running": load.running_requests if load else None,
-        "queued": load.queued_requests if load else None,
-        "used_blocks": load.used_blocks if load else None,
-        "total_blocks": load.total_blocks if load else None,
-        "hits_now": row.now.counts.hit_rate if row.now else None,
-        "hits": row.total.hit_rate if row.total else None,
-        "tokens_per_s": row.now.tokens_per_s if row.now else None,
-        "since_progress_s": row.idle_s,
-        "weight_version": row.weight_version,
-        "adapters": list(row.adapters),
-        "ranks": [
-            {name: getattr(rank, name) for name in RankRow.__dataclass_fields__}
-            for rank in row.ranks
-        ],
-    }
+def _fields(row: Row | RankRow | ModelRow) -> dict[str, Any]:
+    names = [field.name for field in fields(row)]
+    if "ranks" in names:  # what follows is for the table
+        names = names[: names.index("ranks")]
+    return {name: getattr(row, name) for name in names}
