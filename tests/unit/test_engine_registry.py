@@ -111,7 +111,7 @@ def test_making_an_engine_imports_no_other() -> None:
 import sys
 from millstream_server.engines.registry import GENERATORS
 from millstream_server.engines.base import Role
-from millstream_server.decode.settings import DecodeSettings
+from millstream_server.decode.app import DecodeSettings
 made = GENERATORS.make(DecodeSettings(engine="simulated"), Role.AGGREGATED)
 assert type(made).__name__ == "SimulatedEngine"
 others = ("sglang.engine", "sglang.launch", "diffusers.engine", "transformers.encoder")
