@@ -12,6 +12,7 @@ import pytest
 
 from millstream.v1 import generation_pb2, processor_pb2, sampling_pb2, worker_pb2
 from millstream_server.engines.base import Role
+from millstream_server.engines.simulated import transfer
 from millstream_server.engines.simulated.engine import SimulatedConfig
 from millstream_server.processor.admission import QueueLimits
 from millstream_server.processor.text.tokenizer import TextModel
@@ -36,6 +37,7 @@ from tests.support.in_process import (
     suite,
     worker,
 )
+from tests.support.waiting import until
 from tests.support.worker_streams import decode_stream, prefill_stream
 
 CANCELLED = generation_pb2.FINISH_REASON_CANCELLED
@@ -299,4 +301,108 @@ async def test_prompt_logprobs_come_from_the_leg_that_runs_the_prompt(
         answer = await gather(both.front.stub.Complete(completion([7, 8, 9], opts)))
         assert answer.finished is not None
         assert [entry.token_id for entry in answer.prompt_logprobs] == [7, 8, 9]
+        await both.until_idle()
+
+
+# ---- prefill first
+
+
+FIRST = replace(PREFILL, prefill_first=True)
+SECOND = replace(DECODE, prefill_first=True)
+SLOW_FIRST = replace(SLOW_PREFILL, prefill_first=True)
+
+
+async def test_in_sequence_answers_are_the_same(text_model: TextModel) -> None:
+    async with pair(text_model, FIRST, SECOND) as both:
+        answers = await asyncio.gather(
+            *(chat(both.front.stub, f"hi {i}", opts=options(20, n=2)) for i in range(20))
+        )
+        assert {answer.text for answer in answers} == {"ABCDEFGHIJKLMNOPQRST"}
+        await both.until_idle()
+
+
+@pytest.mark.parametrize("way", ["message", "rpc", "deadline"])
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+async def test_a_sequence_ends_at_once_in_each_phase(
+    text_model: TextModel, phase: str, way: str
+) -> None:
+    first, second = (SLOW_FIRST, SECOND) if phase == "prefill" else (FIRST, SECOND)
+    async with pair(text_model, first, second) as both:
+        timeout = {"timeout": 0.5} if way == "deadline" else {}
+        conversation = Conversation(both.front.stub, **timeout)
+        await conversation.say(start("hi", opts=options(400)))
+        running, idle = both.prefill, both.decode
+        if phase == "decode":
+            running, idle = idle, running
+        await running.until_running(1)
+        assert (await idle.engine.load()).running_requests == 0
+        if way == "message":
+            await conversation.say(CANCEL)
+            while (answer := await conversation.answer()).finish_reason is None:
+                pass
+            assert answer.finish_reason == CANCELLED
+        elif way == "rpc":
+            conversation.call.cancel()
+        else:
+            failed = await refusal(conversation.call)
+            assert failed.code is grpc.StatusCode.DEADLINE_EXCEEDED
+        await both.until_idle()
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+async def test_a_failed_leg_ends_a_sequence(text_model: TextModel, phase: str) -> None:
+    first = SLOW_FIRST if phase == "prefill" else FIRST
+    async with pair(text_model, first, SECOND) as both:
+        conversation = Conversation(both.front.stub)
+        await conversation.say(start("hi", opts=options(400)))
+        fails = both.prefill if phase == "prefill" else both.decode
+        await fails.until_running(1)
+        await fails.engine.close()
+        failed = await refusal(conversation.call)
+        assert failed.code is grpc.StatusCode.UNAVAILABLE
+        assert failed.reason == "ENGINE_FAILED"
+        assert failed.retryable
+        await both.until_idle()
+
+
+async def test_ways_of_handing_off_are_never_mixed(text_model: TextModel) -> None:
+    async with (
+        worker(PREFILL) as one,
+        worker(FIRST) as two,
+        worker(DECODE) as three,
+        worker(SECOND) as four,
+        processor({MODEL: text_model}, [w.address for w in (one, two, three, four)]) as front,
+    ):
+        for _ in range(4):
+            answers = await asyncio.gather(
+                *(chat(front.stub, f"hi {i}", opts=options(3)) for i in range(10))
+            )
+            assert {answer.text for answer in answers} == {"ABC"}
+
+
+async def test_workers_that_fit_no_other_are_named(text_model: TextModel) -> None:
+    async with (
+        worker(PREFILL) as one,
+        worker(SECOND) as two,
+        processor({MODEL: text_model}, [one.address, two.address], wait=False) as front,
+    ):
+        await until(lambda: front.router.of(MODEL).unpaired is not None)
+        assert front.server.conditions.holding == ("no workers",)
+        failed = await refusal(front.stub.Complete(completion("A")))
+        assert (failed.code, failed.reason) == (grpc.StatusCode.UNAVAILABLE, "NO_WORKER")
+        assert "('simulated' against 'simulated.prefill_first')" in failed.message
+
+
+@pytest.mark.parametrize("older", [{Role.PREFILL}, {Role.DECODE}, {Role.PREFILL, Role.DECODE}])
+async def test_workers_of_version_0_1_0_hand_off(
+    text_model: TextModel, monkeypatch: pytest.MonkeyPatch, older: set[Role]
+) -> None:
+    """They name no kind, and refuse what is in no ticket of theirs.
+
+    The other way round, tickets of a Processor of that version, is what `KEY.mint` makes above.
+    """
+    of = transfer.way
+    monkeypatch.setattr(transfer, "way", lambda c: None if c.role in older else of(c))
+    async with pair(text_model) as both:
+        assert (await chat(both.front.stub, "hi", opts=options(3))).text == "ABC"
         await both.until_idle()

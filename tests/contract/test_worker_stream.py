@@ -20,7 +20,7 @@ from millstream.v1 import (
     worker_pb2,
 )
 from millstream_server.engines.base import Role
-from millstream_server.transfer.ticket import Ticket, TicketKey
+from millstream_server.transfer.ticket import EngineData, Ticket, TicketKey
 from tests.support.failures import refusal
 from tests.support.in_process import ALPHABET, CONTEXT_LENGTH, KEY, VOCAB_SIZE, worker
 from tests.support.waiting import until
@@ -493,6 +493,8 @@ def _resigned(**changes: Any) -> Ticket:
     return replace(ticket, signature=KEY._sign(ticket))
 
 
+SIMULATED = EngineData("simulated", b"data")
+
 BAD_TICKETS: list[tuple[str, Callable[[], Any], str]] = [
     ("missing", lambda: None, "ticket"),
     ("unsigned", lambda: _ticket(signature=b""), "ticket.signature"),
@@ -502,6 +504,22 @@ BAD_TICKETS: list[tuple[str, Callable[[], Any], str]] = [
     ("another room", lambda: _ticket(room=1), "ticket.signature"),
     ("another rank", lambda: _ticket(prefill_dp_rank=0), "ticket.signature"),
     ("prolonged", lambda: _ticket(expires_at_ms=2**45), "ticket.signature"),
+    ("data nobody signed", lambda: _ticket(engine_data=SIMULATED), "ticket.signature"),
+    (
+        "other data than was signed",
+        lambda: replace(_resigned(engine_data=SIMULATED), engine_data=EngineData("simulated", b"")),
+        "ticket.signature",
+    ),
+    (
+        "of another kind",
+        lambda: _resigned(engine_data=EngineData("sglang.nixl", b"")),
+        "ticket.engine_data.kind",
+    ),
+    (
+        "too much data",
+        lambda: _resigned(engine_data=EngineData("simulated", bytes(65537))),
+        "ticket.engine_data.data",
+    ),
     ("expired", lambda: _resigned(expires_at_ms=1), "ticket.expires_at"),
     ("unspeakable port", lambda: _ticket(bootstrap_port=70000), "ticket.signature"),
     ("before 1970", lambda: _ticket(expires_at_ms=-5), "ticket.signature"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from typing import Any
@@ -26,7 +27,7 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.json_bounds import MAX_JSON_DEPTH, MAX_SUBSCHEMAS
-from millstream_server.transfer.ticket import Ticket
+from millstream_server.transfer.ticket import EngineData, KvTransfer, Ticket
 
 _INFO = GeneratorInfo(
     engine="simulated",
@@ -168,6 +169,36 @@ def test_disaggregated_roles_need_a_ticket(role: Role) -> None:
 def test_a_ticket_with_an_impossible_room_is_refused(room: int) -> None:
     handoff = dataclasses.replace(_HANDOFF, room=room)
     assert _fields(_request(ticket=handoff), Role.DECODE) == ["ticket"]
+
+
+@pytest.mark.parametrize(
+    ("given", "own", "refusal"),
+    [
+        (None, None, ""),
+        (None, KvTransfer("a"), ""),
+        (None, KvTransfer("a", b"d"), "ticket.engine_data: is needed for a; update the Processor"),
+        (None, KvTransfer("a", prefill_first=True), "ticket.engine_data: is needed for a; update "),
+        (EngineData("a", bytes(65536)), KvTransfer("a"), ""),
+        (EngineData("a", bytes(65537)), KvTransfer("a"), ".data: has 65537 bytes; at most 65536"),
+        (EngineData("b", b""), KvTransfer("a"), "engine_data.kind: must be a, this worker's"),
+        (EngineData("", b""), KvTransfer("a"), "engine_data.kind: must be a, this worker's"),
+        (EngineData("a", b""), None, "ticket.engine_data.kind: this worker takes none"),
+    ],
+    ids=itertools.count(),
+)
+@pytest.mark.parametrize("role", [Role.PREFILL, Role.DECODE])
+def test_a_ticket_has_engine_data_of_the_workers_kind(
+    given: EngineData | None, own: KvTransfer | None, refusal: str, role: Role
+) -> None:
+    """Without: as tickets of version 0.1.0 are."""
+    request = _request(ticket=dataclasses.replace(_HANDOFF, engine_data=given))
+    info = dataclasses.replace(_INFO, kv_transfer=own)
+    if not refusal:
+        check_request(request, info, role)
+        return
+    with pytest.raises(InvalidRequestError) as refused:
+        check_request(request, info, role)
+    assert refusal in refused.value.message
 
 
 def test_an_aggregated_worker_takes_no_ticket() -> None:

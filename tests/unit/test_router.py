@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -10,11 +11,13 @@ from millstream_server.control.operations import LoraAdapter
 from millstream_server.engines.base import EngineInfo, Role, WorkerDescription
 from millstream_server.generation.sampling import Ability
 from millstream_server.routing.kv_aware import make_policy
+from millstream_server.routing.pairs import shared_transfer
 from millstream_server.routing.plan import Handoff, HandoffMode, Plan, RoutingRequest
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import NoWorkerError
+from millstream_server.transfer.ticket import KvTransfer
 from tests.support.views import view
 
 REQUEST = RoutingRequest(model="m")
@@ -133,14 +136,108 @@ def test_prefill_and_decode_workers_share_a_request() -> None:
     plan = router.plan(REQUEST)
     assert _roles(plan) == [Role.PREFILL, Role.DECODE]
     assert plan.places == ("p:1", "d:1")
-    assert plan.concurrent
+    assert plan.transfer is None
 
 
-def test_an_engine_that_decodes_only_after_prefill_gets_legs_in_sequence() -> None:
-    router = Router(lambda: make_policy(PolicyName.LEAST_LOADED), concurrent_legs=False)
-    router.add(view("p:1", Role.PREFILL))
-    router.add(view("d:1", Role.DECODE))
-    assert not router.plan(REQUEST).concurrent
+NIXL, PUSH = KvTransfer("sglang.nixl"), KvTransfer("vllm.push", b"at")
+PULL = KvTransfer("vllm.pull", prefill_first=True)
+
+
+def _pair(prefill: KvTransfer | None, decode: KvTransfer | None, *engines: str) -> Router:
+    first, second = engines or ("simulated", "simulated")
+    return _router(
+        view("p:1", Role.PREFILL, engine=first, kv_transfer=prefill),
+        view("d:1", Role.DECODE, engine=second, kv_transfer=decode),
+    )
+
+
+def test_a_plan_has_the_prefill_workers_way_of_handing_off() -> None:
+    for way in (NIXL, PUSH, PULL):
+        assert _pair(way, replace(way, data=b"")).plan(REQUEST).transfer == way
+
+
+def test_pairs_are_of_one_kind() -> None:
+    ways = {"a": NIXL, "b": KvTransfer("sglang.mooncake"), "c": PUSH, "d": PULL}
+    router = _router(
+        *(view(f"{at}:1", Role.PREFILL, kv_transfer=way) for at, way in ways.items()),
+        *(
+            view(f"{at}:{n}", Role.DECODE, kv_transfer=replace(way, data=b""))
+            for at, way in ways.items()
+            for n in (2, 3)
+        ),
+    )
+    plans = [router.plan(REQUEST) for _ in range(200)]
+    assert {prefill.split(":")[0] for prefill, _ in (plan.places for plan in plans)} == set("abcd")
+    for plan in plans:
+        prefill, decode = plan.places
+        assert prefill.split(":")[0] == decode.split(":")[0]
+        assert plan.transfer == ways[prefill.split(":")[0]]
+
+
+def test_workers_that_fit_no_other_get_no_requests() -> None:
+    router = _pair(NIXL, NIXL)
+    router.add(view("p:2", Role.PREFILL, kv_transfer=PUSH))
+    router.add(view("d:2", Role.DECODE, kv_transfer=PULL))
+    assert {router.plan(REQUEST).places for _ in range(20)} == {("p:1", "d:1")}
+    assert router.capacity("m") == 4
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(None, NIXL), (NIXL, None), (None, None)])
+def test_a_worker_before_kinds_fits_those_of_its_engine(
+    prefill: KvTransfer | None, decode: KvTransfer | None
+) -> None:
+    """Version 0.1.0 knows tickets without engine data alone."""
+    plan = _pair(prefill, decode).plan(REQUEST)
+    assert plan.places == ("p:1", "d:1")
+    assert plan.transfer is None
+    with pytest.raises(NoWorkerError, match="different ways of KV transfer"):
+        _pair(prefill, decode, "vllm", "sglang").plan(REQUEST)
+
+
+def test_old_and_new_workers_of_an_engine_mix() -> None:
+    router = _pair(None, None)
+    router.add(view("p:2", Role.PREFILL, kv_transfer=NIXL))
+    router.add(view("d:2", Role.DECODE, kv_transfer=NIXL))
+    router.add(view("d:3", Role.DECODE, kv_transfer=PULL))
+    workers = router.of("m")
+    pairs = {
+        (prompt.name, tokens.name): shared_transfer(prompt, tokens)
+        for prompt in workers.prefill.places
+        for tokens in workers.decode_for(prompt).places
+    }
+    assert pairs == {
+        ("p:1", "d:1"): None,
+        ("p:1", "d:2"): None,
+        ("p:2", "d:1"): None,
+        ("p:2", "d:2"): NIXL,
+    }
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(PUSH, None), (PULL, None), (None, PULL)])
+def test_what_needs_engine_data_fits_no_worker_before_kinds(
+    prefill: KvTransfer | None, decode: KvTransfer | None
+) -> None:
+    with pytest.raises(NoWorkerError, match="different ways of KV transfer"):
+        _pair(prefill, decode).plan(REQUEST)
+
+
+def test_the_error_names_kinds_only_if_versions_agree() -> None:
+    router = _pair(NIXL, PUSH, "sglang", "vllm")
+    assert not router.ready("m")
+    assert not router.of("m").versions_differ
+    with pytest.raises(NoWorkerError) as refused:
+        router.require("m")
+    assert refused.value.message == (
+        "this model's prefill and decode workers have different ways of KV transfer "
+        "('sglang.nixl' against 'vllm.push'); start both with the same"
+    )
+    router = _router(
+        view("p:1", Role.PREFILL, kv_transfer=NIXL, weight_version="1"),
+        view("d:1", Role.DECODE, kv_transfer=PUSH, weight_version="2"),
+    )
+    assert router.of("m").versions_differ
+    with pytest.raises(NoWorkerError, match=r"different weight versions \('1' against '2'\)"):
+        router.require("m")
 
 
 def test_a_conversation_stays_with_both_its_workers() -> None:

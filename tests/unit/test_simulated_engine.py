@@ -13,7 +13,7 @@ import pytest
 
 from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
-from millstream_server.engines.simulated.transfer import Bootstrap, Offer, fetch
+from millstream_server.engines.simulated.transfer import Bootstrap, Offer, fetch, way
 from millstream_server.generation.output import CollectingSink, Finish, FinishReason
 from millstream_server.generation.request import (
     GenerationRequest,
@@ -27,7 +27,7 @@ from millstream_server.runtime.errors import (
     InvalidRequestError,
     KvTransferError,
 )
-from millstream_server.transfer.ticket import Ticket
+from millstream_server.transfer.ticket import KvTransfer, Ticket
 from tests.support.waiting import until
 
 SMALL = SimulatedConfig(vocab_size=100, context_length=64, block_size=4, total_blocks=16)
@@ -331,3 +331,31 @@ async def test_prefill_hands_over_and_reports_one_token() -> None:
         assert second.token_ids == [3, 4, 5]
         assert await blocks(prefill) == await blocks(decode) == 0
     await prefill.close()
+
+
+FIRST = replace(SMALL, role=Role.PREFILL, prefill_first=True)
+SECOND = replace(SMALL, role=Role.DECODE, prefill_first=True)
+
+
+def test_both_ways_of_handing_off_have_kinds_of_their_own() -> None:
+    assert way(SMALL) == KvTransfer("simulated")
+    assert way(FIRST) == way(SECOND) == KvTransfer("simulated.prefill_first", prefill_first=True)
+
+
+async def test_with_prefill_first_its_end_has_what_decode_needs() -> None:
+    async with running(FIRST) as prefill, running(SECOND) as decode:
+        room = Ticket("127.0.0.1", 1, 5)  # nobody connects
+        _, first = submit(prefill, [1, 2], 9, ticket=room)
+        ended = await first.result()
+        assert (ended.reason, ended.completion_tokens) == (FinishReason.LENGTH, 1)
+        assert ended.engine_data is not None
+        assert ended.engine_data.kind == way(FIRST).kind
+        assert first.token_ids == []
+        _, second = submit(decode, [1, 2], 3, ticket=replace(room, engine_data=ended.engine_data))
+        assert (await second.result()).engine_data is None
+        assert second.token_ids == [3, 4, 5]
+        for data, prompt in ((ended.engine_data, [1, 3]), (None, [1, 2])):
+            _, failed = submit(decode, prompt, 3, ticket=replace(room, engine_data=data))
+            with pytest.raises(KvTransferError):
+                await failed.result()
+        assert await blocks(prefill) == await blocks(decode) == 0

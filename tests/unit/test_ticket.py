@@ -11,7 +11,13 @@ from dataclasses import replace
 import pytest
 
 from millstream_server.runtime.errors import InvalidRequestError
-from millstream_server.transfer.ticket import TICKET_LIFETIME_S, Ticket, TicketGate, TicketKey
+from millstream_server.transfer.ticket import (
+    TICKET_LIFETIME_S,
+    EngineData,
+    Ticket,
+    TicketGate,
+    TicketKey,
+)
 
 SECRET = bytes(range(32))
 KEY = TicketKey(SECRET)
@@ -28,15 +34,20 @@ def _documented_input(ticket: Ticket) -> bytes:
     """Build what the contract says is signed, byte by byte."""
     host = ticket.bootstrap_host.encode("utf-8")
     rank = 0 if ticket.prefill_dp_rank is None else ticket.prefill_dp_rank + 1
-    return (
-        b"millstream.v1.ticket"
-        + len(host).to_bytes(2, "big")
+    fields = (
+        len(host).to_bytes(2, "big")
         + host
         + ticket.bootstrap_port.to_bytes(2, "big")
         + ticket.room.to_bytes(8, "big")
         + rank.to_bytes(4, "big")
         + ticket.expires_at_ms.to_bytes(8, "big")
     )
+    given = ticket.engine_data
+    if given is None:
+        return b"millstream.v1.ticket" + fields
+    kind = given.kind.encode("utf-8")
+    digest = hashlib.sha256(given.data).digest()
+    return b"millstream.v2.ticket" + fields + len(kind).to_bytes(2, "big") + kind + digest
 
 
 def _signed(ticket: Ticket, secret: bytes = SECRET) -> Ticket:
@@ -156,3 +167,54 @@ def test_keys_are_hex_and_long_enough() -> None:
     for text in ("xyz", "", "00" * 31):
         with pytest.raises(ValueError, match=r"hexadecimal|32 bytes"):
             TicketKey.from_hex(text)
+
+
+# ---- with engine data: version 2 of the signature
+
+DATA = EngineData("sglang.nixl", b"\x00what prefill says")
+WITH_DATA = replace(TICKET, engine_data=DATA)
+
+
+def test_the_signature_of_a_known_ticket_with_engine_data() -> None:
+    """Worked out once with another tool, as the one above."""
+    assert _documented_input(WITH_DATA).hex() == (
+        "6d696c6c73747265616d2e76322e7469636b6574"
+        "000f"
+        "70726566696c6c2d302e68c3b67374"
+        "2326"
+        "0123456789abcdef"
+        "00000000"
+        "000001a3185c507b"
+        "000b"
+        "73676c616e672e6e69786c"
+        "8c45b19403c32df2704ac43abc70d096d0fc7a93f3684bc0670692b96ab20ecc"
+    )
+    assert _signed(WITH_DATA).signature.hex() == (
+        "2d00d26ce4dd14e1b4a2134a5b9548f7bf8ff6a7932ef69afbc1a407b4e1e485"
+    )
+    assert KEY.genuine(_signed(WITH_DATA))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        None,
+        EngineData("sglang.nixl", b""),
+        EngineData("sglang.nixl", b"\x00what prefill said"),
+        EngineData("sglang", b"\x00what prefill says"),
+        EngineData("", b""),
+        EngineData("k" * 2**16, b""),
+    ],
+)
+def test_other_engine_data_is_forgery(other: EngineData | None) -> None:
+    assert not KEY.genuine(replace(_signed(WITH_DATA), engine_data=other))
+    assert not KEY.genuine(replace(_signed(TICKET), engine_data=other or DATA))
+
+
+def test_a_renewed_ticket_is_for_the_same_transfer() -> None:
+    first = KEY.mint("host", 1234, 3, EngineData("kind", b""))
+    assert first == _signed(first)
+    old = replace(first, expires_at_ms=1)
+    second = KEY.renew(old, DATA)
+    assert second == _signed(replace(first, engine_data=DATA, expires_at_ms=second.expires_at_ms))
+    assert second.expires_at_ms >= first.expires_at_ms

@@ -39,12 +39,13 @@ from millstream_server.routing.plan import Plan, PlannedLeg
 from millstream_server.routing.workers import RankView, WorkerView
 from millstream_server.runtime.errors import (
     InvalidRequestError,
+    KvTransferError,
     OverloadedError,
     ServingError,
     WorkerLostError,
 )
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED
-from millstream_server.transfer.ticket import TicketKey
+from millstream_server.transfer.ticket import EngineData, KvTransfer, TicketKey
 
 
 @dataclass
@@ -82,6 +83,7 @@ def _view(address: str, role: Role, *abilities: Ability) -> WorkerView:
     return WorkerView(address, WorkerDescription(role=role, model="m", engine=engine))
 
 
+KEY = TicketKey(bytes(32))
 PREFILL, DECODE = _view("prefill", Role.PREFILL), _view("decode", Role.DECODE)
 ALONE = Plan((PlannedLeg(Role.AGGREGATED, DECODE),))
 PAIR = Plan((PlannedLeg(Role.PREFILL, PREFILL), PlannedLeg(Role.DECODE, DECODE)))
@@ -171,7 +173,7 @@ def _parts(unread: UnreadOutput | None = None) -> TurnParts:
     return TurnParts(
         pacer=Pacer(0.05),
         workers=Played(),
-        ticket_key=TicketKey(bytes(32)),
+        ticket_key=KEY,
         unread=unread or UnreadOutput(),
     )
 
@@ -603,25 +605,123 @@ async def test_a_closed_turn_counts_nothing(text_model: TextModel) -> None:
     assert it.turn.choices[0].held_bytes == 0
 
 
+# ---- what goes into tickets
+
+
+async def test_both_legs_get_what_the_prefill_worker_announces(text_model: TextModel) -> None:
+    it = _started(text_model, replace(PAIR, transfer=KvTransfer("kind", b"announced")))
+    (prefill,), (decode,) = it.workers.asked["prefill"], it.workers.asked["decode"]
+    assert prefill.ticket == decode.ticket
+    assert decode.ticket
+    assert decode.ticket.engine_data == EngineData("kind", b"announced")
+    assert KEY.genuine(decode.ticket)
+
+
+async def test_workers_before_kinds_get_tickets_that_they_know(text_model: TextModel) -> None:
+    """As version 0.1.0: no engine data, the first version of the signature."""
+    ticket = _started(text_model, PAIR).workers.asked["decode"][0].ticket
+    assert ticket
+    assert ticket.engine_data is None
+    assert KEY.genuine(ticket)
+
+
 # ---- plans whose legs run one after the other
+
+IN_SEQUENCE = replace(PAIR, transfer=KvTransfer("kind", prefill_first=True))
+PREFILLED = replace(DONE, engine_data=EngineData("kind", b"blocks"))
 
 
 async def test_the_second_leg_of_a_sequence_starts_when_the_first_has_ended(
     text_model: TextModel,
 ) -> None:
-    it = _started(text_model, replace(PAIR, concurrent=False))
+    it = _started(text_model, IN_SEQUENCE)
     assert [len(it.workers.asked[name]) for name in ("prefill", "decode")] == [1, 0]
-    it.workers.sinks["prefill"][0].finish(DONE)
+    first = it.workers.asked["prefill"][0].ticket
+    assert first
+    assert first.engine_data == EngineData("kind", b"")
+    await asyncio.sleep(0.01)
+    it.workers.sinks["prefill"][0].finish(PREFILLED)
     (decode,) = it.workers.asked["decode"]
-    assert decode.ticket == it.workers.asked["prefill"][0].ticket
+    second = decode.ticket
+    assert second
+    assert (second.room, second.engine_data) == (first.room, PREFILLED.engine_data)
+    assert second.expires_at_ms > first.expires_at_ms
+    assert KEY.genuine(first)
+    assert KEY.genuine(second)
     it.workers.sinks["decode"][0].finish(DONE)
     await it.client.end()
     assert it.client.messages[-1].choices[0].finish_reason == generation_pb2.FINISH_REASON_LENGTH
     assert it.admission.left == 1
 
 
+async def test_prefill_may_have_nothing_to_say(text_model: TextModel) -> None:
+    it = _started(text_model, IN_SEQUENCE)
+    it.workers.sinks["prefill"][0].finish(DONE)
+    ticket = it.workers.asked["decode"][0].ticket
+    assert ticket
+    assert ticket.engine_data == EngineData("kind", b"")
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (EngineData("other", b""), "is of another kind than its own"),
+        (EngineData("kind", bytes(65537)), "has 65537 bytes; at most 65536 are allowed"),
+    ],
+)
+async def test_what_prefill_may_not_say_is_never_signed(
+    text_model: TextModel, said: EngineData, error: str
+) -> None:
+    it = _started(text_model, IN_SEQUENCE)
+    it.workers.sinks["prefill"][0].finish(replace(DONE, engine_data=said))
+    assert it.workers.asked["decode"] == []
+    await it.client.end()
+    assert isinstance(it.client.raised, KvTransferError)
+    assert error in it.client.raised.message
+
+
+async def test_a_failed_second_leg_ends_a_sequence(text_model: TextModel) -> None:
+    it = _started(text_model, IN_SEQUENCE)
+    it.workers.sinks["prefill"][0].finish(PREFILLED)
+    it.workers.sinks["decode"][0].fail(KvTransferError("lost"))
+    await it.client.end()
+    assert isinstance(it.client.raised, KvTransferError)
+    assert it.admission.left == 1
+
+
+async def test_a_sequence_cancelled_in_its_second_leg_ends_with_it(text_model: TextModel) -> None:
+    it = _started(text_model, IN_SEQUENCE)
+    it.workers.sinks["prefill"][0].finish(PREFILLED)
+    it.turn.cancel()
+    assert it.workers.cancels == ["decode"]
+    it.workers.sinks["decode"][0].finish(replace(DONE, reason=FinishReason.CANCELLED))
+    await it.client.end()
+    assert it.client.messages[-1].choices[0].finish_reason == generation_pb2.FINISH_REASON_CANCELLED
+    assert it.admission.left == 1
+
+
+async def test_a_first_leg_that_ends_before_its_cancel_arrives_starts_no_second(
+    text_model: TextModel,
+) -> None:
+    it = _started(text_model, IN_SEQUENCE)
+    it.turn.cancel()
+    it.workers.sinks["prefill"][0].finish(PREFILLED)
+    assert it.workers.asked["decode"] == []
+    await it.client.end()
+    last = it.client.messages[-1]
+    assert last.choices[0].finish_reason == generation_pb2.FINISH_REASON_CANCELLED
+    assert it.admission.left == 1
+
+
+async def test_a_first_leg_that_ends_after_the_turn_starts_no_second(text_model: TextModel) -> None:
+    it = _started(text_model, IN_SEQUENCE)
+    it.turn.close()
+    it.workers.sinks["prefill"][0].finish(PREFILLED)
+    assert it.workers.asked["decode"] == []
+
+
 async def test_a_failed_first_leg_starts_no_second(text_model: TextModel) -> None:
-    it = _started(text_model, replace(PAIR, concurrent=False))
+    it = _started(text_model, IN_SEQUENCE)
     it.workers.sinks["prefill"][0].fail(WorkerLostError("gone"))
     assert it.workers.asked["decode"] == []
     await it.client.end()
@@ -629,7 +729,7 @@ async def test_a_failed_first_leg_starts_no_second(text_model: TextModel) -> Non
 
 
 async def test_a_sequence_cancelled_in_its_first_leg_ends_with_it(text_model: TextModel) -> None:
-    it = _started(text_model, replace(PAIR, concurrent=False))
+    it = _started(text_model, IN_SEQUENCE)
     it.turn.cancel()
     assert it.workers.cancels == ["prefill"]
     it.workers.sinks["prefill"][0].finish(replace(DONE, reason=FinishReason.CANCELLED))

@@ -6,13 +6,14 @@ import dataclasses
 
 import pytest
 
-from millstream.v1 import worker_pb2
+from millstream.v1 import kv_transfer_pb2, worker_pb2
 from millstream_server.control.operations import LoraAdapter
 from millstream_server.engines.base import EngineLoad, RankLoad, Role, WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.sampling import Ability
 from millstream_server.protobuf import worker as convert
 from millstream_server.protobuf.common import CONTRACT_VERSION
+from millstream_server.transfer.ticket import KvTransfer
 
 _INFO = GeneratorInfo(
     engine="played",
@@ -36,6 +37,7 @@ _INFO = GeneratorInfo(
     adapters=(LoraAdapter("a", 8), LoraAdapter("b")),
     takes_adapters=True,
     tells_kv=True,
+    kv_transfer=KvTransfer("k", b"d", prefill_first=True),
 )
 
 
@@ -100,3 +102,33 @@ def test_what_a_worker_may_not_say_of_its_cache_and_adapters_is_left_out() -> No
     message.adapters.add(name="x" * 129)
     engine = convert.description_from_proto(message).engine
     assert engine == dataclasses.replace(_INFO, block_size=0, tells_kv=False)
+
+
+@pytest.mark.parametrize("transfer", [KvTransfer("k"), KvTransfer("k", b"d")])
+def test_legs_start_together_unless_a_worker_says_otherwise(transfer: KvTransfer) -> None:
+    engine = dataclasses.replace(_INFO, kv_transfer=transfer)
+    message = convert.description_to_proto(
+        WorkerDescription(role=Role.PREFILL, model="m", engine=engine)
+    )
+    assert message.kv_transfer.order == kv_transfer_pb2.LEG_ORDER_CONCURRENT
+    message.kv_transfer.order = kv_transfer_pb2.LEG_ORDER_UNSPECIFIED
+    assert convert.description_from_proto(message).engine == engine
+
+
+@pytest.mark.parametrize(
+    ("transfer", "error"),
+    [
+        (kv_transfer_pb2.KvTransfer(data=b"d"), "a kind of KV transfer has 1 to 64 bytes"),
+        (kv_transfer_pb2.KvTransfer(kind="k" * 65), "kind of KV transfer has 1 to 64 bytes"),
+        (kv_transfer_pb2.KvTransfer(kind="k", data=bytes(4097)), "4097 bytes about KV transfer"),
+        (kv_transfer_pb2.KvTransfer(kind="k", order=3), "the unknown order 3"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_worker_whose_way_of_handing_off_can_not_be_is_refused(
+    transfer: kv_transfer_pb2.KvTransfer, error: str
+) -> None:
+    described = WorkerDescription(role=Role.PREFILL, model="m", engine=_INFO)
+    message = convert.description_to_proto(described)
+    message.kv_transfer.CopyFrom(transfer)
+    with pytest.raises(ValueError, match=error):
+        convert.description_from_proto(message)

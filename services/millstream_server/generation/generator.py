@@ -20,6 +20,7 @@ from millstream_server.media import families
 from millstream_server.media.families.family import Family
 from millstream_server.media.items import Modality
 from millstream_server.runtime.errors import ServingError
+from millstream_server.transfer.ticket import KvTransfer
 
 _COMPLETES = frozenset({Task.COMPLETE})
 _BY_DIFFUSION = frozenset({Task.COMPLETE, Task.GENERATE_TEXT})
@@ -39,6 +40,8 @@ class GeneratorInfo(EngineInfo):
     bootstrap_host: str = ""
     """Prefill engines only: host where decode engines get the KV cache."""
     bootstrap_port: int = 0
+    kv_transfer: KvTransfer | None = None
+    """Prefill and decode engines: how they hand off; None: a worker before contract 1.2."""
     media: MediaModel | None = None
     """What the model takes besides text; None: nothing."""
     refused_fields: frozenset[str] = frozenset()

@@ -10,6 +10,7 @@ from typing import Protocol, overload
 
 from millstream_server.runtime.errors import ServingError
 from millstream_server.runtime.frozen import dataclass
+from millstream_server.transfer.ticket import EngineData
 
 _TOKEN_BYTES = 40
 """A token in a list: an `int` and the pointer to it."""
@@ -52,6 +53,8 @@ class Finish:
     prompt_logprobs: Sequence[TokenLogprob] = ()
     weight_version: str = ""
     """Version of the weights that made it; empty: not known."""
+    engine_data: EngineData | None = None
+    """Prefill with `KvTransfer.prefill_first`: what the decode engine needs for its leg."""
 
 
 class OutputSink(Protocol):

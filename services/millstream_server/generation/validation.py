@@ -35,6 +35,7 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.json_bounds import read_schema
+from millstream_server.transfer.ticket import MAX_ENGINE_DATA_BYTES, EngineData, KvTransfer
 
 MAX_CONSTRAINT_BYTES = 64 * 1024
 MAX_CONSTRAINT_DEPTH = 128
@@ -272,6 +273,22 @@ def _ticket(
         yield FieldViolation("ticket", f"a {role.value} worker needs one")
     elif not 0 <= ticket.room <= MAX_ROOM:
         yield FieldViolation("ticket", "its room is out of range")
+    else:
+        yield from _engine_data(ticket.engine_data, info.kv_transfer)
+
+
+def _engine_data(given: EngineData | None, own: KvTransfer | None) -> Iterator[FieldViolation]:
+    """Check the part of a ticket that the engine reads, before its signature is."""
+    field = "ticket.engine_data"
+    if given is None:
+        if own is not None and own.needs_data:
+            yield FieldViolation(field, f"is needed for {own.kind}; update the Processor")
+    elif own is None or given.kind != own.kind:
+        sentence = f"must be {own.kind}, this worker's" if own else "this worker takes none"
+        yield FieldViolation(f"{field}.kind", sentence)
+    elif (nbytes := len(given.data)) > MAX_ENGINE_DATA_BYTES:
+        sentence = f"has {nbytes} bytes; at most {MAX_ENGINE_DATA_BYTES} are allowed"
+        yield FieldViolation(f"{field}.data", sentence)
 
 
 def _placement(

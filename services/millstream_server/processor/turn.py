@@ -18,7 +18,13 @@ from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.choice import Choice, Leg, Workers
 from millstream_server.processor.telemetry import ABANDONED, TurnTelemetry, Usage
 from millstream_server.routing.workers import info_of
-from millstream_server.runtime.errors import Failure, ServingError, UnavailableError
+from millstream_server.runtime.errors import (
+    Failure,
+    KvTransferError,
+    ServingError,
+    UnavailableError,
+)
+from millstream_server.transfer.ticket import MAX_ENGINE_DATA_BYTES, EngineData
 
 if TYPE_CHECKING:
     from millstream_server.processor.admission import Admission
@@ -30,7 +36,7 @@ if TYPE_CHECKING:
     from millstream_server.routing.plan import Plan, PlannedLeg
     from millstream_server.routing.workers import Candidate
     from millstream_server.runtime.rpc.call import Call
-    from millstream_server.transfer.ticket import Ticket, TicketKey
+    from millstream_server.transfer.ticket import KvTransfer, Ticket, TicketKey
 
 _SEED_BITS = MAX_SEED.bit_length()
 
@@ -52,9 +58,9 @@ class Turn:
     Order of calls: `start` or `end_unstarted`; `Call.send_from` with its `output`; `close` always.
     """
 
-    __slots__ = ("__weakref__", "_admission", "_closed", "_plan", "choices", "error", "media",
-                 "options", "outcome", "output", "parts", "request", "seed", "telemetry",
-                 "text_model", "workers")  # fmt: skip
+    __slots__ = ("__weakref__", "_admission", "_cancelled", "_closed", "_plan", "choices",
+                 "error", "media", "options", "outcome", "output", "parts", "request", "seed",
+                 "telemetry", "text_model", "workers")  # fmt: skip
 
     def __init__(
         self,
@@ -89,6 +95,7 @@ class Turn:
         """Choice 0's, set by the first `start`; None: the engine draws without one."""
         self.error: Failure | None = None
         """The failure that ended it."""
+        self._cancelled = False
         self.outcome = ""
         """Set by `close`: finish reasons, a failure's reason, or ABANDONED (the client is gone)."""
         self._admission = admission
@@ -109,17 +116,17 @@ class Turn:
         self.workers = plan.places
         if self.seed is None:
             self.seed = _first_seed(self.request, plan)
-        first, logprobs = plan.legs[0], self.request.logprobs
+        first, logprobs, transfer = plan.legs[0], self.request.logprobs, plan.transfer
         for choice in self.choices:
             if len(plan.legs) == 1:
                 self._start_leg(choice, first, choice, {})
                 continue
             choice.prompt = Leg(self)
-            ticket = _mint(first, self.parts.ticket_key)
+            ticket = _mint(first, transfer, self.parts.ticket_key)
             choice.wants_prompt_logprobs = logprobs is not None and logprobs.prompt
             self._start_leg(choice.prompt, first, choice, {"ticket": ticket})
             choice.ticket = ticket
-            if plan.concurrent:
+            if transfer is None or not transfer.prefill_first:
                 self._start_answer(choice)
 
     def _start_answer(self, choice: Choice) -> None:
@@ -154,6 +161,7 @@ class Turn:
 
     def cancel(self) -> None:
         """Cancel at the workers; the choices then finish as CANCELLED."""
+        self._cancelled = True
         for choice in self.choices:
             choice.cancel()
 
@@ -187,10 +195,16 @@ class Turn:
 
     def _go_on(self, choice: Choice, prompt: Leg) -> None:
         """Start the answering leg of a plan in sequence; if the prompt's was cancelled, end it."""
-        if prompt.result and prompt.result.reason is FinishReason.CANCELLED:
-            choice.finish(prompt.result)
+        result, ticket = prompt.result, choice.ticket
+        plan, key = self._plan, self.parts.ticket_key
+        if not (result and ticket and plan and key):
+            return  # never: `start` has set them
+        if self._cancelled or result.reason is FinishReason.CANCELLED:
+            ended = replace(result, reason=FinishReason.CANCELLED, completion_tokens=0)
+            choice.finish(ended)  # the prompt's leg may have ended before the cancel arrived
             return
         try:
+            choice.ticket = key.renew(ticket, _engine_data(result, plan.transfer))
             self._start_answer(choice)
         except ServingError as error:
             self.fail(error)
@@ -255,7 +269,24 @@ def _takes_seed(place: Candidate) -> bool:
     return engine is not None and Ability.SEED in engine.abilities
 
 
-def _mint(prefill: PlannedLeg, ticket_key: TicketKey | None) -> Ticket:
+def _engine_data(prefilled: Finish, transfer: KvTransfer | None) -> EngineData | None:
+    """Return what goes from the prefill to the decode engine; it is signed next.
+
+    Raises:
+        KvTransferError: it isn't what the prefill worker may say.
+    """
+    given = prefilled.engine_data
+    if transfer is None or given is None:
+        return EngineData(transfer.kind, b"") if transfer else None
+    if given.kind != transfer.kind:
+        raise KvTransferError("the prefill worker's hand-off data is of another kind than its own")
+    if (nbytes := len(given.data)) > MAX_ENGINE_DATA_BYTES:
+        bound = f"at most {MAX_ENGINE_DATA_BYTES} are allowed"
+        raise KvTransferError(f"the prefill worker's hand-off data has {nbytes} bytes; {bound}")
+    return given
+
+
+def _mint(prefill: PlannedLeg, transfer: KvTransfer | None, ticket_key: TicketKey | None) -> Ticket:
     """Make the ticket of a hand-off.
 
     Raises:
@@ -267,5 +298,8 @@ def _mint(prefill: PlannedLeg, ticket_key: TicketKey | None) -> Ticket:
     if ticket_key is None:
         raise UnavailableError("this server has no ticket key and can't use prefill workers")
     return ticket_key.mint(
-        engine.bootstrap_host, engine.bootstrap_port, prefill_dp_rank=prefill.place.dp_rank
+        engine.bootstrap_host,
+        engine.bootstrap_port,
+        prefill_dp_rank=prefill.place.dp_rank,
+        engine_data=EngineData(transfer.kind, transfer.data) if transfer else None,
     )

@@ -33,7 +33,7 @@ _MAX_TRACEPARENT, _MAX_TRACESTATE, _MAX_BAGGAGE = 128, 4096, 8192
 """Characters. W3C: 55 so far, at least 512 that must be passed on, at most 8192 bytes."""
 ENGINE_FIELDS = ("engine", "engine_version", "max_running_requests", "dp_size", "weight_version")
 """Fields of WorkerInfo with the same name in EngineInfo."""
-CONTRACT_VERSION = "1.1"
+CONTRACT_VERSION = "1.2"
 """MAJOR.MINOR; raise MINOR with every release that adds to the contract."""
 ROLES_TO_PROTO = {role: worker_pb2.WorkerRole.Value(f"WORKER_ROLE_{role.name}") for role in Role}
 KeyT = TypeVar("KeyT")

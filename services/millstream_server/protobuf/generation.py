@@ -23,7 +23,7 @@ from millstream_server.protobuf.common import context_of, deadline_of
 from millstream_server.protobuf.media import item_from_proto, item_to_proto
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
-from millstream_server.transfer.ticket import Ticket
+from millstream_server.transfer.ticket import EngineData, Ticket
 
 _FINISH_TO_PROTO = {
     FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
@@ -199,14 +199,23 @@ def _ticket_from_proto(message: kv_transfer_pb2.KvHandoffTicket) -> Ticket:
         prefill_dp_rank=message.prefill_dp_rank if message.HasField("prefill_dp_rank") else None,
         expires_at_ms=expires_at.seconds * 1000 + expires_at.nanos // 1_000_000,
         signature=message.signature,
+        engine_data=_engine_data(message),
     )
+
+
+def _engine_data(
+    message: kv_transfer_pb2.KvHandoffTicket | generation_pb2.SlotFinish,
+) -> EngineData | None:
+    if not message.HasField("engine_data"):
+        return None
+    return EngineData(message.engine_data.kind, message.engine_data.data)
 
 
 def ticket_to_proto(ticket: Ticket) -> kv_transfer_pb2.KvHandoffTicket:
     """Write a ticket."""
     expires_at = Timestamp()
     expires_at.FromMilliseconds(ticket.expires_at_ms)
-    return kv_transfer_pb2.KvHandoffTicket(
+    message = kv_transfer_pb2.KvHandoffTicket(
         bootstrap_host=ticket.bootstrap_host,
         bootstrap_port=ticket.bootstrap_port,
         room=ticket.room,
@@ -214,6 +223,10 @@ def ticket_to_proto(ticket: Ticket) -> kv_transfer_pb2.KvHandoffTicket:
         expires_at=expires_at,
         signature=ticket.signature,
     )
+    if ticket.engine_data is not None:
+        message.engine_data.kind = ticket.engine_data.kind
+        message.engine_data.data = ticket.engine_data.data
+    return message
 
 
 # ---- ends ----------------------------------------------------------------------------------------
@@ -232,6 +245,9 @@ def write_finish(message: generation_pb2.SlotFinish, finish: Finish) -> None:
         usage.media_tokens = finish.media_tokens
     if finish.weight_version:
         message.weight_version = finish.weight_version
+    if finish.engine_data is not None:
+        message.engine_data.kind = finish.engine_data.kind
+        message.engine_data.data = finish.engine_data.data
     if finish.prompt_logprobs:
         message.prompt_logprobs.CopyFrom(logprobs_to_proto(finish.prompt_logprobs))
 
@@ -259,6 +275,7 @@ def finish_from_proto(message: generation_pb2.SlotFinish) -> Finish:
         if message.HasField("prompt_logprobs")
         else (),
         weight_version=message.weight_version,
+        engine_data=_engine_data(message),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from millstream.v1 import kv_events_pb2, worker_pb2
+from millstream.v1 import kv_events_pb2, kv_transfer_pb2, worker_pb2
 from millstream_server.control.operations import LoraAdapter
 from millstream_server.encoding.encoder import EncoderInfo
 from millstream_server.engines.base import EngineInfo, EngineLoad, RankLoad, Role, WorkerDescription
@@ -20,6 +20,7 @@ from millstream_server.protobuf.embedding import embedder_from_proto, embedding_
 from millstream_server.protobuf.encode import encoder_from_proto, encoder_to_proto
 from millstream_server.protobuf.media import modalities_from_proto, modalities_to_proto
 from millstream_server.synthesis.diffuser import DiffuserInfo
+from millstream_server.transfer.ticket import KvTransfer
 from millstream_server.vectors.embedder import EmbedderInfo
 
 # Fields of WorkerInfo with the same name in GeneratorInfo.
@@ -41,6 +42,11 @@ _MAX_RANKS = 4096
 """Most data-parallel ranks of one worker: routing keeps each of them apart."""
 _MAX_ADAPTER_NAME = 128
 """In characters; the contract allows no longer ones."""
+_MAX_KIND_BYTES = 64
+_MAX_TRANSFER_BYTES = 4 << 10
+"""Most data of a `KvTransfer`."""
+_PREFILL_FIRST = kv_transfer_pb2.LEG_ORDER_PREFILL_FIRST
+_CONCURRENT = kv_transfer_pb2.LEG_ORDER_CONCURRENT
 _ABILITIES = {worker_pb2.EngineAbility.Value(f"ENGINE_ABILITY_{a.name}"): a for a in Ability}
 _ROLES = {value: role for role, value in ROLES_TO_PROTO.items()}
 
@@ -67,7 +73,7 @@ def description_from_proto(info: worker_pb2.WorkerInfo) -> WorkerDescription:
 
     Raises:
         ValueError: its role is unknown, it says nothing that is known about what it does, or its
-            ranks can't be.
+            ranks or its way of handing off can't be.
     """
     if info.role not in _ROLES:
         message = f"the worker has the unknown role {info.role}"
@@ -105,6 +111,11 @@ def _write_generator(info: worker_pb2.WorkerInfo, engine: GeneratorInfo) -> None
     info.adapters.extend(
         worker_pb2.LoraAdapter(name=adapter.name, rank=adapter.rank) for adapter in engine.adapters
     )
+    if engine.kv_transfer is not None:
+        info.kv_transfer.kind = engine.kv_transfer.kind
+        info.kv_transfer.data = engine.kv_transfer.data
+        first = engine.kv_transfer.prefill_first
+        info.kv_transfer.order = _PREFILL_FIRST if first else _CONCURRENT
     if engine.tells_kv:
         info.block_hashing = kv_events_pb2.BLOCK_HASHING_SHA256_CHAIN
     if engine.media is not None:
@@ -150,8 +161,24 @@ def _generator_from_proto(info: worker_pb2.WorkerInfo) -> GeneratorInfo:
             if len(adapter.name) <= _MAX_ADAPTER_NAME
         ),
         tells_kv=hashing and info.block_size > 0,
+        kv_transfer=_transfer_from_proto(info.kv_transfer)
+        if info.HasField("kv_transfer")
+        else None,
         **{name: getattr(info, name) for name in (*ENGINE_FIELDS, *_GENERATOR_FIELDS)},
     )
+
+
+def _transfer_from_proto(message: kv_transfer_pb2.KvTransfer) -> KvTransfer:
+    if not 0 < len(message.kind.encode()) <= _MAX_KIND_BYTES:
+        error = f"a kind of KV transfer has 1 to {_MAX_KIND_BYTES} bytes"
+        raise ValueError(error)
+    if len(message.data) > _MAX_TRANSFER_BYTES:
+        error = f"{len(message.data)} bytes about KV transfer; at most {_MAX_TRANSFER_BYTES}"
+        raise ValueError(error)
+    if message.order > _PREFILL_FIRST:
+        error = f"its hand-offs have the unknown order {message.order}"
+        raise ValueError(error)
+    return KvTransfer(message.kind, message.data, prefill_first=message.order == _PREFILL_FIRST)
 
 
 # ---- media ---------------------------------------------------------------------------------------

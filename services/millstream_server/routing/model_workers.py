@@ -15,6 +15,7 @@ from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.sampling import Ability
 from millstream_server.media.items import Modality
 from millstream_server.routing.candidates import Absences, Candidates, retry_delay_s
+from millstream_server.routing.pairs import Side, Unpaired, pair, side_of
 from millstream_server.routing.plan import PlannedEncoding, RoutingRequest
 from millstream_server.routing.policy import AFFINITY_SLACK, RoleWorkers, RoutingPolicy, requests_at
 from millstream_server.routing.workers import Candidate, WorkerView, info_of, known
@@ -22,7 +23,6 @@ from millstream_server.runtime.errors import NoWorkerError, WorkerLostError
 
 _ANSWERING = (Role.DECODE, Role.AGGREGATED, Role.DIFFUSION)
 """The workers that tokens come from: they limit how many requests run at once."""
-_SHOWN = 3
 _ALONE = (Role.PREFILL, Role.AGGREGATED, Role.DIFFUSION)
 """What may be missing besides decode workers where no worker is left."""
 
@@ -33,8 +33,8 @@ class ModelWorkers:
 
     prefill: RoleWorkers
     decode: RoleWorkers
-    decode_of: Mapping[str, RoleWorkers]
-    """Decode workers by weight version: the KV cache of other weights would give wrong answers."""
+    decode_of: Mapping[Side, RoleWorkers]
+    """Decode workers by what of a prefill worker decides: others couldn't use its KV cache."""
     aggregated: RoleWorkers
     """Workers that run prompt and tokens: AGGREGATED ones, or DIFFUSION ones that make text."""
     encoders: Sequence[WorkerView]
@@ -51,8 +51,8 @@ class ModelWorkers:
     """Workers that tokens still come from, but that drain or aren't usable now."""
     limits: GeneratorInfo | None
     """The engine limits for requests."""
-    differing: str
-    """The weight versions of prefill and decode workers if they have none in common, else empty."""
+    unpaired: Unpaired | None
+    """Why there is no pair although both roles have workers; else None."""
     absent: Callable[..., NoWorkerError]
     """Makes the error that there is no worker of some roles."""
     made_s: float = field(default_factory=time.monotonic)
@@ -72,7 +72,7 @@ class ModelWorkers:
     def decode_for(self, prefill: Candidate) -> RoleWorkers:
         """Return the decode workers that can go on after a prefill worker."""
         if len(self.decode_of) > 1:
-            return self.decode_of[_version(prefill.worker)]
+            return self.decode_of[side_of(prefill.worker)]
         return self.decode
 
     @property
@@ -133,7 +133,7 @@ class ModelWorkers:
     @property
     def versions_differ(self) -> bool:
         """Whether no prefill worker has the same weight version as a decode worker."""
-        return bool(self.differing)
+        return self.unpaired is not None and self.unpaired.by_version
 
     def require(self) -> None:
         """Check that there is a worker of every role that a request needs.
@@ -141,10 +141,9 @@ class ModelWorkers:
         Raises:
             NoWorkerError: a role has none.
         """
-        if self.versions_differ and not self.ready:
+        if self.unpaired and not self.ready:
             raise NoWorkerError(
-                "this model's prefill and decode workers have different weight versions "
-                f"({self.differing}); retry when they are updated",
+                self.unpaired.sentence,
                 retry_delay_s=retry_delay_s(time.monotonic() - self.made_s),
             )
         if not self.ready and self.decode.views:
@@ -165,8 +164,7 @@ def workers_of(
     absent = functools.partial(absences.error, model)
     by_role, leaving = _sorted(model, views)
     limits = _limits(by_role, _adapters(_known_engines(model, views)))
-    versions = [_versions(by_role[role]) for role in (Role.PREFILL, Role.DECODE)]
-    decode_of = _pair(by_role)
+    decode_of, unpaired = pair(by_role)
     whole = _whole(by_role)
     hands_off = _way(by_role, handoff=handoff)
     decoding = [] if hands_off is False else by_role[Role.DECODE]
@@ -185,14 +183,14 @@ def workers_of(
         modalities=_modalities(limits, encoders),
         prefill=of(Role.PREFILL, by_role[Role.PREFILL]),
         decode=of(Role.DECODE, by_role[Role.DECODE]),
-        decode_of={version: of(Role.DECODE, views) for version, views in decode_of.items()},
+        decode_of={side: of(Role.DECODE, views) for side, views in decode_of.items()},
         aggregated=of(*whole),
         hands_off=hands_off,
         ready=bool(answering),
         running=sum(v.description.engine.max_running_requests for v in answering if v.description),
         leaving=leaving,
         limits=limits,
-        differing="" if decode_of else " against ".join(versions),
+        unpaired=unpaired,
         absent=absent,
     )
 
@@ -210,33 +208,6 @@ def _sorted(
         elif not view.description and last and last.model == model and _answers(last):
             leaving.append(view)
     return by_role, leaving
-
-
-def _pair(by_role: dict[Role, list[WorkerView]]) -> dict[str, list[WorkerView]]:
-    """Keep only prefill and decode workers whose weight version the other role has, too.
-
-    Return the decode workers by version; empty: there are both roles, but no pair.
-    """
-    both = (Role.PREFILL, Role.DECODE)
-    if not all(by_role[role] for role in both):
-        return {"": by_role[Role.DECODE]}
-    versions = set.intersection(*({_version(view) for view in by_role[role]} for role in both))
-    for role in both:
-        by_role[role] = [view for view in by_role[role] if _version(view) in versions]
-    return {
-        version: [view for view in by_role[Role.DECODE] if _version(view) == version]
-        for version in versions
-    }
-
-
-def _versions(views: Iterable[WorkerView]) -> str:
-    """Name the weight versions of some workers, as far as there is room in a sentence."""
-    names = sorted({_version(view) for view in views})
-    return ", ".join(repr(name) for name in names[:_SHOWN]) + (", …" if names[_SHOWN:] else "")
-
-
-def _version(view: WorkerView) -> str:
-    return view.description.engine.weight_version if view.description else ""
 
 
 def _answers(worker: WorkerDescription) -> bool:

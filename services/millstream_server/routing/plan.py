@@ -9,6 +9,7 @@ from millstream_server.engines.base import Role
 from millstream_server.routing.workers import Candidate, WorkerView
 from millstream_server.runtime.frozen import dataclass
 from millstream_server.runtime.priority import Priority
+from millstream_server.transfer.ticket import KvTransfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,5 +94,5 @@ class Plan:
     legs: tuple[PlannedLeg, ...]
     places: tuple[str, ...] = ()
     """Where they run: `RoutingRequest.session` of the conversation's next turn."""
-    concurrent: bool = True
-    """True: start all legs at once. False: each leg only after the one before has succeeded."""
+    transfer: KvTransfer | None = None
+    """The prefill worker's, if both workers name a kind; None: a ticket without engine data."""

@@ -9,6 +9,7 @@ from millstream_server.engines.base import Role, Task
 from millstream_server.generation.validation import check_adapter
 from millstream_server.routing.candidates import Absences
 from millstream_server.routing.model_workers import ModelWorkers, adapters_of, workers_of
+from millstream_server.routing.pairs import shared_transfer
 from millstream_server.routing.plan import Handoff, Plan, PlannedLeg, RoutingRequest
 from millstream_server.routing.policy import RoutingPolicy
 from millstream_server.routing.prefix.prefixes import Prefixes
@@ -28,19 +29,15 @@ class Router:
         make_policy: Callable[[], RoutingPolicy],
         handoff: Handoff | None = None,
         prefixes: Prefixes | None = None,
-        *,
-        concurrent_legs: bool = True,
     ) -> None:
         """Start without workers; each role of a model has its own policy.
 
         ``prefixes``: what the workers cache, for policies and hand-offs; every worker is admitted
-        to it. ``concurrent_legs`` False: for engines that start decode only after prefill
-        has ended.
+        to it.
         """
         self._handoff = handoff or Handoff()
         self.prefixes = prefixes
         """What workers cache; links feed it. None: nothing decides by it."""
-        self._concurrent = concurrent_legs
         self._views: list[WorkerView] = []
         # Caches, emptied when a worker is added, removed or changed.
         self._models: dict[str, ModelWorkers] = {}
@@ -160,14 +157,14 @@ class Router:
             ):
                 return self._handed_off(request, workers)
         leg = PlannedLeg(whole.role, place, self._sent(request, place))
-        return Plan((leg,), (place.name,), concurrent=self._concurrent)
+        return Plan((leg,), (place.name,))
 
     def _handed_off(self, request: RoutingRequest, workers: ModelWorkers) -> Plan:
         prompt = workers.prefill.pick(request)
         tokens = workers.decode_for(prompt).pick(request)
         first = PlannedLeg(Role.PREFILL, prompt, self._sent(request, prompt))
         legs = first, PlannedLeg(Role.DECODE, tokens)
-        return Plan(legs, (prompt.name, tokens.name), concurrent=self._concurrent)
+        return Plan(legs, (prompt.name, tokens.name), shared_transfer(prompt, tokens))
 
     def _sent(self, request: RoutingRequest, place: Candidate) -> int:
         """Note that a prompt goes to a place; return how much of it is probably cached there."""
@@ -193,7 +190,7 @@ class Router:
                 check_adapter(adapter, workers.limits)
             views = [view for view in self._views if adapter in adapters_of(view)]
             able = self._collect(model, views)
-            if not (able.ready or able.versions_differ):
+            if not (able.ready or able.unpaired):
                 raise NoWorkerError(
                     f"the workers that have the LoRA adapter {adapter} accept no requests now; "
                     "retry in a moment",

@@ -15,8 +15,36 @@ from millstream_server.runtime.errors import InvalidRequestError
 
 _CONTEXT = b"millstream.v1.ticket"
 _MIN_KEY_BYTES = 32
+_CONTEXT_2 = b"millstream.v2.ticket"
+MAX_ENGINE_DATA_BYTES = 64 << 10
+"""Most engine data of one ticket."""
 TICKET_LIFETIME_S = 60.0
 """Enough for small clock differences and a full queue; short, in case a ticket is stolen."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineData:
+    """What one engine tells another of the same kind about a hand-off; nothing else reads it."""
+
+    kind: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KvTransfer:
+    """How a prefill or decode engine hands off; see kv_transfer.proto."""
+
+    kind: str
+    """Name of the way and of its data's format, at most 64 bytes; only equal kinds are paired."""
+    data: bytes = b""
+    """Prefill engines: what decode needs to know of this one, at most 4 KiB; in every ticket."""
+    prefill_first: bool = False
+    """Decode starts when prefill has finished, with what its `Finish.engine_data` says."""
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether tickets without engine data, those of contracts before 1.2, are of no use."""
+        return self.prefill_first or bool(self.data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +63,8 @@ class Ticket:
     expires_at_ms: int = 0
     """Unix time."""
     signature: bytes = b""
+    engine_data: EngineData | None = None
+    """What the prefill engine tells decode's; None: a ticket as before contract 1.2."""
 
 
 class TicketKey:
@@ -61,7 +91,11 @@ class TicketKey:
         return cls(bytes.fromhex(text))
 
     def mint(
-        self, bootstrap_host: str, bootstrap_port: int, prefill_dp_rank: int | None = None
+        self,
+        bootstrap_host: str,
+        bootstrap_port: int,
+        prefill_dp_rank: int | None = None,
+        engine_data: EngineData | None = None,
     ) -> Ticket:
         """Make a signed ticket with a new room number."""
         ticket = Ticket(
@@ -69,9 +103,15 @@ class TicketKey:
             bootstrap_port=bootstrap_port,
             room=secrets.randbits(63),
             prefill_dp_rank=prefill_dp_rank,
-            expires_at_ms=int((time.time() + TICKET_LIFETIME_S) * 1000),
+            expires_at_ms=_expiry_ms(),
+            engine_data=engine_data,
         )
         return replace(ticket, signature=self._sign(ticket))
+
+    def renew(self, ticket: Ticket, engine_data: EngineData | None) -> Ticket:
+        """Make the ticket of a hand-off's second leg: the same room, other data, a new expiry."""
+        renewed = replace(ticket, engine_data=engine_data, expires_at_ms=_expiry_ms())
+        return replace(renewed, signature=self._sign(renewed))
 
     def genuine(self, ticket: Ticket) -> bool:
         """Return whether the ticket is signed with this key."""
@@ -84,9 +124,10 @@ class TicketKey:
     def _sign(self, ticket: Ticket) -> bytes:
         host = ticket.bootstrap_host.encode()
         rank = 0 if ticket.prefill_dp_rank is None else ticket.prefill_dp_rank + 1
+        given = ticket.engine_data
         data = struct.pack(
             f">{len(_CONTEXT)}sH{len(host)}sHQIQ",
-            _CONTEXT,
+            _CONTEXT if given is None else _CONTEXT_2,
             len(host),
             host,
             ticket.bootstrap_port,
@@ -94,11 +135,18 @@ class TicketKey:
             rank,
             ticket.expires_at_ms,
         )
+        if given is not None:
+            kind, digest = given.kind.encode(), hashlib.sha256(given.data).digest()
+            data += struct.pack(f">H{len(kind)}s32s", len(kind), kind, digest)
         return self.sign(data)
 
     def sign(self, data: bytes) -> bytes:
         """Return the HMAC-SHA256 of ``data``, whose first bytes say what kind of ticket it is."""
         return hmac.new(self._key, data, hashlib.sha256).digest()
+
+
+def _expiry_ms() -> int:
+    return int((time.time() + TICKET_LIFETIME_S) * 1000)
 
 
 class TicketGate:

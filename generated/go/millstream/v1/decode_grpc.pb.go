@@ -18,8 +18,8 @@ const _ = grpc.SupportPackageIsVersion7
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 type DecodeServiceClient interface {
 	// Decode carries any number of requests on one stream; generation.proto states the rules. On a
-	// DECODE worker each request needs the same ticket as its prefill leg; its first token is the one
-	// that prefill drew.
+	// DECODE worker each request needs the ticket of its hand-off (kv_transfer.proto); its first token is
+	// the one that prefill drew.
 	Decode(ctx context.Context, opts ...grpc.CallOption) (DecodeService_DecodeClient, error)
 }
 
@@ -67,8 +67,8 @@ func (x *decodeServiceDecodeClient) Recv() (*DecodeResponse, error) {
 // for forward compatibility
 type DecodeServiceServer interface {
 	// Decode carries any number of requests on one stream; generation.proto states the rules. On a
-	// DECODE worker each request needs the same ticket as its prefill leg; its first token is the one
-	// that prefill drew.
+	// DECODE worker each request needs the ticket of its hand-off (kv_transfer.proto); its first token is
+	// the one that prefill drew.
 	Decode(DecodeService_DecodeServer) error
 	mustEmbedUnimplementedDecodeServiceServer()
 }

@@ -20,7 +20,8 @@ type PrefillServiceClient interface {
 	// Prefill carries any number of requests on one stream; generation.proto states the rules. Each
 	// request needs a ticket; a decode worker runs its decode leg at the same time. No token is returned:
 	// the slot ends with FINISH_REASON_LENGTH and usage (including cached_tokens) once the decode worker
-	// has received the KV cache.
+	// has received the KV cache. With LEG_ORDER_PREFILL_FIRST it ends once the decode leg can start, with
+	// SlotFinish.engine_data.
 	Prefill(ctx context.Context, opts ...grpc.CallOption) (PrefillService_PrefillClient, error)
 }
 
@@ -70,7 +71,8 @@ type PrefillServiceServer interface {
 	// Prefill carries any number of requests on one stream; generation.proto states the rules. Each
 	// request needs a ticket; a decode worker runs its decode leg at the same time. No token is returned:
 	// the slot ends with FINISH_REASON_LENGTH and usage (including cached_tokens) once the decode worker
-	// has received the KV cache.
+	// has received the KV cache. With LEG_ORDER_PREFILL_FIRST it ends once the decode leg can start, with
+	// SlotFinish.engine_data.
 	Prefill(PrefillService_PrefillServer) error
 	mustEmbedUnimplementedPrefillServiceServer()
 }

@@ -50,8 +50,8 @@ class DecodeServiceServicer:
 
     def Decode(self, request_iterator, context):
         """Decode carries any number of requests on one stream; generation.proto states the rules. On a
-        DECODE worker each request needs the same ticket as its prefill leg; its first token is the one
-        that prefill drew.
+        DECODE worker each request needs the ticket of its hand-off (kv_transfer.proto); its first token is
+        the one that prefill drew.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

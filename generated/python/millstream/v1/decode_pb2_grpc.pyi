@@ -20,8 +20,8 @@ class DecodeServiceStub:
     def __init__(self, channel: _aio.Channel) -> None: ...
     Decode: _aio.StreamStreamMultiCallable[_decode_pb2.DecodeRequest, _decode_pb2.DecodeResponse]
     """Decode carries any number of requests on one stream; generation.proto states the rules. On a
-    DECODE worker each request needs the same ticket as its prefill leg; its first token is the one
-    that prefill drew.
+    DECODE worker each request needs the ticket of its hand-off (kv_transfer.proto); its first token is
+    the one that prefill drew.
     """
 
 class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -36,8 +36,8 @@ class DecodeServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_abc.AsyncIterator[_decode_pb2.DecodeRequest], _abc.AsyncIterator[_decode_pb2.DecodeResponse]],
     ) -> _abc.AsyncIterator[_decode_pb2.DecodeResponse]:
         """Decode carries any number of requests on one stream; generation.proto states the rules. On a
-        DECODE worker each request needs the same ticket as its prefill leg; its first token is the one
-        that prefill drew.
+        DECODE worker each request needs the ticket of its hand-off (kv_transfer.proto); its first token is
+        the one that prefill drew.
         """
 
 def add_DecodeServiceServicer_to_server(servicer: DecodeServiceServicer, server: _aio.Server) -> None: ...

@@ -366,6 +366,7 @@ class SlotFinish(_message.Message):
     USAGE_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    ENGINE_DATA_FIELD_NUMBER: _builtins.int
     slot: _builtins.int
     """Slot that ended."""
     reason: Global___FinishReason.ValueType
@@ -382,6 +383,10 @@ class SlotFinish(_message.Message):
     def prompt_logprobs(self) -> Global___TokenLogprobs:
         """The prompt's logprobs, if requested."""
 
+    @_builtins.property
+    def engine_data(self) -> _kv_transfer_pb2.EngineData:
+        """PREFILL workers with LEG_ORDER_PREFILL_FIRST: what the decode worker needs to fetch the KV cache."""
+
     def __init__(
         self,
         *,
@@ -391,10 +396,11 @@ class SlotFinish(_message.Message):
         usage: _usage_pb2.GenerationUsage | None = ...,
         prompt_logprobs: Global___TokenLogprobs | None = ...,
         weight_version: _builtins.str = ...,
+        engine_data: _kv_transfer_pb2.EngineData | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "matched_token_id", b"matched_token_id", "prompt_logprobs", b"prompt_logprobs", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "engine_data", b"engine_data", "matched_token_id", b"matched_token_id", "prompt_logprobs", b"prompt_logprobs", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "matched_token_id", b"matched_token_id", "prompt_logprobs", b"prompt_logprobs", "reason", b"reason", "slot", b"slot", "usage", b"usage", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id", "engine_data", b"engine_data", "matched_token_id", b"matched_token_id", "prompt_logprobs", b"prompt_logprobs", "reason", b"reason", "slot", b"slot", "usage", b"usage", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__matched_token_id: _TypeAlias = _typing.Literal["matched_token_id"]  # noqa: Y015
     _WhichOneofArgType__matched_token_id: _TypeAlias = _typing.Literal["_matched_token_id", b"_matched_token_id"]  # noqa: Y015

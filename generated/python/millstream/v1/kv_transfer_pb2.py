@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fmillstream/v1/kv_transfer.proto\x12\rmillstream.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8d\x02\n\x0fKvHandoffTicket\x12%\n\x0e\x62ootstrap_host\x18\x01 \x01(\tR\rbootstrapHost\x12%\n\x0e\x62ootstrap_port\x18\x02 \x01(\rR\rbootstrapPort\x12\x12\n\x04room\x18\x03 \x01(\x04R\x04room\x12+\n\x0fprefill_dp_rank\x18\x04 \x01(\rH\x00R\rprefillDpRank\x88\x01\x01\x12\x39\n\nexpires_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\texpiresAt\x12\x1c\n\tsignature\x18\x06 \x01(\x0cR\tsignatureB\x12\n\x10_prefill_dp_rankB\xcc\x01\n\x10io.millstream.v1B\x0fKvTransferProtoP\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1\xa2\x02\x03MSM\xaa\x02\rMillstream.V1\xba\x02\nMillstream\xca\x02\rMillstream\\V1\xe2\x02\x16Millstream\\V1\\Metadata\xea\x02\x0eMillstream::V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fmillstream/v1/kv_transfer.proto\x12\rmillstream.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"c\n\nKvTransfer\x12\x12\n\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n\x04\x64\x61ta\x18\x02 \x01(\x0cR\x04\x64\x61ta\x12-\n\x05order\x18\x03 \x01(\x0e\x32\x17.millstream.v1.LegOrderR\x05order\"4\n\nEngineData\x12\x12\n\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n\x04\x64\x61ta\x18\x02 \x01(\x0cR\x04\x64\x61ta\"\xc9\x02\n\x0fKvHandoffTicket\x12%\n\x0e\x62ootstrap_host\x18\x01 \x01(\tR\rbootstrapHost\x12%\n\x0e\x62ootstrap_port\x18\x02 \x01(\rR\rbootstrapPort\x12\x12\n\x04room\x18\x03 \x01(\x04R\x04room\x12+\n\x0fprefill_dp_rank\x18\x04 \x01(\rH\x00R\rprefillDpRank\x88\x01\x01\x12\x39\n\nexpires_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\texpiresAt\x12\x1c\n\tsignature\x18\x06 \x01(\x0cR\tsignature\x12:\n\x0b\x65ngine_data\x18\x07 \x01(\x0b\x32\x19.millstream.v1.EngineDataR\nengineDataB\x12\n\x10_prefill_dp_rank*\\\n\x08LegOrder\x12\x19\n\x15LEG_ORDER_UNSPECIFIED\x10\x00\x12\x18\n\x14LEG_ORDER_CONCURRENT\x10\x01\x12\x1b\n\x17LEG_ORDER_PREFILL_FIRST\x10\x02\x42\xcc\x01\n\x10io.millstream.v1B\x0fKvTransferProtoP\x01ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1\xa2\x02\x03MSM\xaa\x02\rMillstream.V1\xba\x02\nMillstream\xca\x02\rMillstream\\V1\xe2\x02\x16Millstream\\V1\\Metadata\xea\x02\x0eMillstream::V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,6 +33,12 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'millstream.v1.kv_transfer_p
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\020io.millstream.v1B\017KvTransferProtoP\001ZHgithub.com/millstream/millstream/generated/go/millstream/v1;millstreamv1\242\002\003MSM\252\002\rMillstream.V1\272\002\nMillstream\312\002\rMillstream\\V1\342\002\026Millstream\\V1\\Metadata\352\002\016Millstream::V1'
-  _globals['_KVHANDOFFTICKET']._serialized_start=84
-  _globals['_KVHANDOFFTICKET']._serialized_end=353
+  _globals['_LEGORDER']._serialized_start=570
+  _globals['_LEGORDER']._serialized_end=662
+  _globals['_KVTRANSFER']._serialized_start=83
+  _globals['_KVTRANSFER']._serialized_end=182
+  _globals['_ENGINEDATA']._serialized_start=184
+  _globals['_ENGINEDATA']._serialized_end=236
+  _globals['_KVHANDOFFTICKET']._serialized_start=239
+  _globals['_KVHANDOFFTICKET']._serialized_end=568
 # @@protoc_insertion_point(module_scope)

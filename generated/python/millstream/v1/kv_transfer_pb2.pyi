@@ -6,22 +6,108 @@ isort:skip_file
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
 
-if sys.version_info >= (3, 10):
-    from typing import TypeAlias as _TypeAlias
+if sys.version_info >= (3, 11):
+    from typing import TypeAlias as _TypeAlias, Never as _Never
 else:
-    from typing_extensions import TypeAlias as _TypeAlias
+    from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _LegOrder:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _LegOrderEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_LegOrder.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    LEG_ORDER_UNSPECIFIED: _LegOrder.ValueType  # 0
+    """Not set: as LEG_ORDER_CONCURRENT."""
+    LEG_ORDER_CONCURRENT: _LegOrder.ValueType  # 1
+    """Both at the same time, with the same ticket."""
+    LEG_ORDER_PREFILL_FIRST: _LegOrder.ValueType  # 2
+    """Decode after prefill has finished, with a ticket of its own."""
+
+class LegOrder(_LegOrder, metaclass=_LegOrderEnumTypeWrapper):
+    """LegOrder is when a hand-off's legs start."""
+
+LEG_ORDER_UNSPECIFIED: LegOrder.ValueType  # 0
+"""Not set: as LEG_ORDER_CONCURRENT."""
+LEG_ORDER_CONCURRENT: LegOrder.ValueType  # 1
+"""Both at the same time, with the same ticket."""
+LEG_ORDER_PREFILL_FIRST: LegOrder.ValueType  # 2
+"""Decode after prefill has finished, with a ticket of its own."""
+Global___LegOrder: _TypeAlias = LegOrder  # noqa: Y015
+
+@_typing.final
+class KvTransfer(_message.Message):
+    """KvTransfer is how a prefill or decode worker hands off. Only workers of the same kind are paired."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """Name of the way and of the format of its data, such as "sglang.nixl"; at most 64 bytes. The same
+    kind has the same order.
+    """
+    data: _builtins.bytes
+    """PREFILL workers: what decode workers need to know of this one, at most 4 KiB. It is the data of
+    tickets.
+    """
+    order: Global___LegOrder.ValueType
+    """When the legs start."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        data: _builtins.bytes = ...,
+        order: Global___LegOrder.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "kind", b"kind", "order", b"order"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvTransfer: _TypeAlias = KvTransfer  # noqa: Y015
+
+@_typing.final
+class EngineData(_message.Message):
+    """EngineData is what one engine tells another of the same kind; nothing in between reads it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """KvTransfer.kind of the worker that it comes from. A worker refuses every kind but its own."""
+    data: _builtins.bytes
+    """At most 64 KiB."""
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EngineData: _TypeAlias = EngineData  # noqa: Y015
 
 @_typing.final
 class KvHandoffTicket(_message.Message):
     """KvHandoffTicket lets one prefill and one decode worker transfer one request's KV cache. The
-    Processor signs it and sends the same ticket to both, at the same time. Workers check the
-    signature and the expiry, and accept a room once. It is never accepted from a public client.
+    Processor signs it and sends the same ticket to both, at the same time; or, with
+    LEG_ORDER_PREFILL_FIRST, one to prefill and later another one, of the same room, to decode. Workers
+    check the signature and the expiry, and accept a room once. It is never accepted from a public client.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -32,6 +118,7 @@ class KvHandoffTicket(_message.Message):
     PREFILL_DP_RANK_FIELD_NUMBER: _builtins.int
     EXPIRES_AT_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
+    ENGINE_DATA_FIELD_NUMBER: _builtins.int
     bootstrap_host: _builtins.str
     """Host of the prefill worker's bootstrap endpoint, from its WorkerInfo."""
     bootstrap_port: _builtins.int
@@ -41,14 +128,23 @@ class KvHandoffTicket(_message.Message):
     prefill_dp_rank: _builtins.int
     """Data-parallel rank of the prefill engine that holds the cache; unset when it has only one."""
     signature: _builtins.bytes
-    """HMAC-SHA256 over the fields above with the suite's ticket key, 32 bytes. Its input is
-    "millstream.v1.ticket" and then each field as: host length (uint16 BE), host (UTF-8), port
-    (uint16 BE), room (uint64 BE), rank + 1 or 0 (uint32 BE), expiry in Unix milliseconds
-    (uint64 BE).
+    """HMAC-SHA256 with the suite's ticket key, 32 bytes. Its input is "millstream.v1.ticket" and then the
+    fields above as: host length (uint16 BE), host (UTF-8), port (uint16 BE), room (uint64 BE), rank + 1
+    or 0 (uint32 BE), expiry in Unix milliseconds (uint64 BE).
+
+    With engine_data the input is "millstream.v2.ticket", the same fields, and then kind length (uint16
+    BE), kind (UTF-8), SHA-256 of data (32 bytes).
     """
     @_builtins.property
     def expires_at(self) -> _timestamp_pb2.Timestamp:
         """Workers refuse the ticket after this time."""
+
+    @_builtins.property
+    def engine_data(self) -> Global___EngineData:
+        """What the prefill engine tells decode's: KvTransfer.data of the prefill worker or, in decode's ticket
+        with LEG_ORDER_PREFILL_FIRST, SlotFinish.engine_data. Unset if one of the two workers names no kind:
+        workers before contract 1.2 don't know this field, nor its signature.
+        """
 
     def __init__(
         self,
@@ -59,10 +155,11 @@ class KvHandoffTicket(_message.Message):
         prefill_dp_rank: _builtins.int | None = ...,
         expires_at: _timestamp_pb2.Timestamp | None = ...,
         signature: _builtins.bytes = ...,
+        engine_data: Global___EngineData | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_dp_rank", b"_prefill_dp_rank", "expires_at", b"expires_at", "prefill_dp_rank", b"prefill_dp_rank"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prefill_dp_rank", b"_prefill_dp_rank", "engine_data", b"engine_data", "expires_at", b"expires_at", "prefill_dp_rank", b"prefill_dp_rank"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_dp_rank", b"_prefill_dp_rank", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "expires_at", b"expires_at", "prefill_dp_rank", b"prefill_dp_rank", "room", b"room", "signature", b"signature"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefill_dp_rank", b"_prefill_dp_rank", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "engine_data", b"engine_data", "expires_at", b"expires_at", "prefill_dp_rank", b"prefill_dp_rank", "room", b"room", "signature", b"signature"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__prefill_dp_rank: _TypeAlias = _typing.Literal["prefill_dp_rank"]  # noqa: Y015
     _WhichOneofArgType__prefill_dp_rank: _TypeAlias = _typing.Literal["_prefill_dp_rank", b"_prefill_dp_rank"]  # noqa: Y015

@@ -50,7 +50,8 @@ class PrefillServiceServicer:
         """Prefill carries any number of requests on one stream; generation.proto states the rules. Each
         request needs a ticket; a decode worker runs its decode leg at the same time. No token is returned:
         the slot ends with FINISH_REASON_LENGTH and usage (including cached_tokens) once the decode worker
-        has received the KV cache.
+        has received the KV cache. With LEG_ORDER_PREFILL_FIRST it ends once the decode leg can start, with
+        SlotFinish.engine_data.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

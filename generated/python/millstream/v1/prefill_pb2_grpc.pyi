@@ -20,7 +20,8 @@ class PrefillServiceStub:
     """Prefill carries any number of requests on one stream; generation.proto states the rules. Each
     request needs a ticket; a decode worker runs its decode leg at the same time. No token is returned:
     the slot ends with FINISH_REASON_LENGTH and usage (including cached_tokens) once the decode worker
-    has received the KV cache.
+    has received the KV cache. With LEG_ORDER_PREFILL_FIRST it ends once the decode leg can start, with
+    SlotFinish.engine_data.
     """
 
 class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -35,7 +36,8 @@ class PrefillServiceServicer(metaclass=_abc_1.ABCMeta):
         """Prefill carries any number of requests on one stream; generation.proto states the rules. Each
         request needs a ticket; a decode worker runs its decode leg at the same time. No token is returned:
         the slot ends with FINISH_REASON_LENGTH and usage (including cached_tokens) once the decode worker
-        has received the KV cache.
+        has received the KV cache. With LEG_ORDER_PREFILL_FIRST it ends once the decode leg can start, with
+        SlotFinish.engine_data.
         """
 
 def add_PrefillServiceServicer_to_server(servicer: PrefillServiceServicer, server: _aio.Server) -> None: ...

@@ -10,6 +10,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from millstream.v1 import kv_events_pb2 as _kv_events_pb2
+from millstream.v1 import kv_transfer_pb2 as _kv_transfer_pb2
 from millstream.v1 import media_pb2 as _media_pb2
 import builtins as _builtins
 import sys
@@ -173,6 +174,7 @@ class WorkerInfo(_message.Message):
     TAKES_ADAPTERS_FIELD_NUMBER: _builtins.int
     CONTRACT_VERSION_FIELD_NUMBER: _builtins.int
     BLOCK_HASHING_FIELD_NUMBER: _builtins.int
+    KV_TRANSFER_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """Random id of the process; a restarted worker has another."""
     role: Global___WorkerRole.ValueType
@@ -256,6 +258,12 @@ class WorkerInfo(_message.Message):
     def adapters(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoraAdapter]:
         """Loaded LoRA adapters, by name."""
 
+    @_builtins.property
+    def kv_transfer(self) -> _kv_transfer_pb2.KvTransfer:
+        """PREFILL and DECODE workers: how they hand off. Unset, as before contract 1.2: legs are concurrent and
+        tickets have no engine_data, and the worker is paired with those of the same `engine` that need none.
+        """
+
     def __init__(
         self,
         *,
@@ -290,10 +298,11 @@ class WorkerInfo(_message.Message):
         takes_adapters: _builtins.bool = ...,
         contract_version: _builtins.str = ...,
         block_hashing: _kv_events_pb2.BlockHashing.ValueType = ...,
+        kv_transfer: _kv_transfer_pb2.KvTransfer | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["diffusion_model", b"diffusion_model", "embedding_model", b"embedding_model", "encoder", b"encoder", "media_model", b"media_model"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["diffusion_model", b"diffusion_model", "embedding_model", b"embedding_model", "encoder", b"encoder", "kv_transfer", b"kv_transfer", "media_model", b"media_model"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "adapters", b"adapters", "batched_controls", b"batched_controls", "block_hashing", b"block_hashing", "block_size", b"block_size", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "context_length", b"context_length", "contract_version", b"contract_version", "diffusion_model", b"diffusion_model", "dp_size", b"dp_size", "dp_start", b"dp_start", "embedding_model", b"embedding_model", "encoder", b"encoder", "engine", b"engine", "engine_version", b"engine_version", "max_batched_tokens", b"max_batched_tokens", "max_running_requests", b"max_running_requests", "media_model", b"media_model", "millstream_version", b"millstream_version", "model", b"model", "model_hash", b"model_hash", "reasoning_parser", b"reasoning_parser", "refused_fields", b"refused_fields", "role", b"role", "takes_adapters", b"takes_adapters", "tool_call_parser", b"tool_call_parser", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["abilities", b"abilities", "adapters", b"adapters", "batched_controls", b"batched_controls", "block_hashing", b"block_hashing", "block_size", b"block_size", "bootstrap_host", b"bootstrap_host", "bootstrap_port", b"bootstrap_port", "context_length", b"context_length", "contract_version", b"contract_version", "diffusion_model", b"diffusion_model", "dp_size", b"dp_size", "dp_start", b"dp_start", "embedding_model", b"embedding_model", "encoder", b"encoder", "engine", b"engine", "engine_version", b"engine_version", "kv_transfer", b"kv_transfer", "max_batched_tokens", b"max_batched_tokens", "max_running_requests", b"max_running_requests", "media_model", b"media_model", "millstream_version", b"millstream_version", "model", b"model", "model_hash", b"model_hash", "reasoning_parser", b"reasoning_parser", "refused_fields", b"refused_fields", "role", b"role", "takes_adapters", b"takes_adapters", "tool_call_parser", b"tool_call_parser", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "weight_version", b"weight_version", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

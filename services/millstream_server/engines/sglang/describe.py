@@ -21,7 +21,7 @@ from millstream_server.media.families import UnusableFamilyError
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.trace_context import TraceContext
-from millstream_server.transfer.ticket import Ticket
+from millstream_server.transfer.ticket import KvTransfer, Ticket
 
 log = get_log(__name__)
 
@@ -100,6 +100,9 @@ def describe(
         abilities=config.abilities(),
         bootstrap_host=config.bootstrap_host if is_prefill else "",
         bootstrap_port=config.bootstrap_port if is_prefill else 0,
+        kv_transfer=(
+            KvTransfer(f"sglang.{config.transfer_backend}") if config.role.hands_off else None
+        ),
         media=media,
         takes_adapters=config.max_loras_per_batch > 0,
         refused_fields=_refused_fields(config.role, arguments),

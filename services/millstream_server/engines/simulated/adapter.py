@@ -52,6 +52,8 @@ class SimulatedConfig:
     bootstrap_host: str = "127.0.0.1"
     bootstrap_port: int = 0
     transfer_timeout_s: float = 30.0
+    prefill_first: bool = False
+    """Whether decode starts after prefill, with data from its end, and not at the same time."""
     media: MediaModel | None = None
     """What the model takes besides text; None: nothing."""
 

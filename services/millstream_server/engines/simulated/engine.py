@@ -129,6 +129,7 @@ class SimulatedEngine:
             refused_fields=REFUSED_IN_DIFFUSION if diffusion else frozenset(),
             bootstrap_host=config.bootstrap_host if port else "",
             bootstrap_port=port,
+            kv_transfer=simulated_transfer.way(config) if config.role.hands_off else None,
             media=config.media,
             takes_adapters=not diffusion,
             tells_kv=True,

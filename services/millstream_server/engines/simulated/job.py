@@ -15,6 +15,7 @@ from millstream_server.engines.simulated.prefix_cache import HeldBlocks
 from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.kv_cache.hashing import Namespace, further_hashes
+from millstream_server.transfer.ticket import EngineData
 
 _LOGPROB = -0.5
 _WORDS = struct.Struct("<8I")
@@ -54,6 +55,8 @@ class Job:
     """Of the last of these."""
     prompt_ids: Sequence[int] = ()
     """The prompt as its KV blocks are named."""
+    engine_data: EngineData | None = None
+    """Prefill: what the decode engine gets."""
 
     def hashes_of(self, tokens: int) -> list[int]:
         """Return the hashes of the full blocks of its first tokens, the output's included."""
@@ -99,6 +102,7 @@ class Job:
                 matched_token_id=matched,
                 prompt_logprobs=_prompt_logprobs(request.token_ids) if prompt else (),
                 weight_version=self.weight_version,
+                engine_data=self.engine_data,
             )
         )
 

@@ -15,6 +15,7 @@ from millstream_server.engines.simulated.steps import Gate, StepLoop
 from millstream_server.generation.output import FinishReason
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.runtime.errors import InvalidRequestError, KvTransferError, ServingError
+from millstream_server.transfer.ticket import Ticket
 
 
 class Rank:
@@ -136,9 +137,7 @@ class Rank:
         try:
             if config.role is Role.DECODE:
                 assert request.ticket is not None  # noqa: S101 - checked by generation.validation
-                job.step += await simulated_transfer.fetch(
-                    request.ticket, request.prompt, config.transfer_timeout_s, job.shift
-                )
+                job.step += await self._received(request.ticket, job)
             elif config.prefill_s_per_token:
                 await asyncio.sleep(config.prefill_s_per_token * uncached_tokens)
             await self.gate.wait()
@@ -152,13 +151,25 @@ class Rank:
         job.stage = None
         self.steps.add(job)
 
+    async def _received(self, ticket: Ticket, job: Job) -> int:
+        """Get the prompt's cache; return the number of its media's tensors."""
+        prompt, given = job.request.prompt, ticket.engine_data
+        if self._config.prefill_first:
+            return simulated_transfer.read(given.data if given else b"", ticket, prompt, job.shift)
+        return await simulated_transfer.fetch(
+            ticket, prompt, self._config.transfer_timeout_s, job.shift
+        )
+
     async def _hand_over(self, job: Job) -> None:
         ticket, bootstrap = job.request.ticket, self.bootstrap
         assert ticket is not None  # noqa: S101 - checked by generation.validation
         assert bootstrap is not None  # noqa: S101 - made by the engine's start in this role
         self._computed(job)
         offer = simulated_transfer.Offer(job.request.prompt, self._dp_rank, job.shift)
-        await bootstrap.hand_over(ticket.room, offer, self._config.transfer_timeout_s)
+        if self._config.prefill_first:
+            job.engine_data = offer.data(self._config)
+        else:
+            await bootstrap.hand_over(ticket.room, offer, self._config.transfer_timeout_s)
         job.generated = 1
         self._transfers += 1
         self._end(job, FinishReason.LENGTH, None)

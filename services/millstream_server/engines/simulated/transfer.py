@@ -4,6 +4,9 @@ Prefill listens; decode connects and sends its room number; when the room's prom
 sends a digest in place of the KV cache: the prompt's length and last token, the numbers that follow
 from its media, from the weight version and the adapter, and its data-parallel rank. The simulated
 decode needs no more, and detects a mix-up with it.
+
+With `SimulatedConfig.prefill_first` the same digest is the prefill's `Finish.engine_data`, and
+nobody connects.
 """
 
 from __future__ import annotations
@@ -16,14 +19,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from millstream_server.engines.simulated import state
+from millstream_server.engines.simulated.adapter import SimulatedConfig
 from millstream_server.generation.request import Prompt
 from millstream_server.runtime.errors import KvTransferError
-from millstream_server.transfer.ticket import Ticket
+from millstream_server.transfer.ticket import EngineData, KvTransfer, Ticket
 
 _ROOM = struct.Struct(">Q")
 _DIGEST = struct.Struct(">QQI")
 _FACTS = struct.Struct(">III")
 """The tensors' number, the data-parallel rank, the shift."""
+
+
+def way(config: SimulatedConfig) -> KvTransfer:
+    """Return how an engine hands off."""
+    if config.prefill_first:
+        return KvTransfer("simulated.prefill_first", prefill_first=True)
+    return KvTransfer("simulated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +50,10 @@ class Offer:
         """Return what is sent in place of the KV cache."""
         tensors = state.of_tensors(self.prompt.media)
         return _digest(self.prompt) + _FACTS.pack(tensors, self.dp_rank, self.shift)
+
+    def data(self, config: SimulatedConfig) -> EngineData:
+        """Return what decode gets if prefill is first."""
+        return EngineData(way(config).kind, bytes(self))
 
 
 def _digest(prompt: Prompt) -> bytes:
@@ -140,15 +155,25 @@ async def fetch(ticket: Ticket, prompt: Prompt, timeout_s: float, shift: int = 0
             )
             with contextlib.closing(writer):
                 writer.write(_ROOM.pack(ticket.room))
-                digest = await reader.readexactly(_DIGEST.size)
-                facts = _FACTS.unpack(await reader.readexactly(_FACTS.size))
+                sent = await reader.readexactly(_DIGEST.size + _FACTS.size)
     except TimeoutError as error:
         raise KvTransferError("the KV cache did not arrive from prefill in time") from error
     except (OSError, asyncio.IncompleteReadError) as error:
         raise KvTransferError("the prefill worker disconnected during the hand-off") from error
-    if digest != _digest(prompt):
+    return read(sent, ticket, prompt, shift)
+
+
+def read(sent: bytes, ticket: Ticket, prompt: Prompt, shift: int = 0) -> int:
+    """Check what came in place of the KV cache; return the number of its media's tensors.
+
+    Raises:
+        KvTransferError: as `fetch`, or it is nothing that a simulated prefill sends.
+    """
+    if len(sent) != _DIGEST.size + _FACTS.size:
+        raise KvTransferError("the ticket has nothing from a prefill worker")
+    if not sent.startswith(_digest(prompt)):
         raise KvTransferError("prefill and decode were given different prompts")
-    tensors, dp_rank, prefill_shift = map(int, facts)
+    tensors, dp_rank, prefill_shift = map(int, _FACTS.unpack_from(sent, _DIGEST.size))
     if dp_rank != (ticket.prefill_dp_rank or 0):
         raise KvTransferError(
             f"the ticket names the prefill's data-parallel rank {ticket.prefill_dp_rank}, "

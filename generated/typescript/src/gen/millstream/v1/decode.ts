@@ -252,8 +252,8 @@ export type DecodeServiceService = typeof DecodeServiceService;
 export const DecodeServiceService = {
   /**
    * Decode carries any number of requests on one stream; generation.proto states the rules. On a
-   * DECODE worker each request needs the same ticket as its prefill leg; its first token is the one
-   * that prefill drew.
+   * DECODE worker each request needs the ticket of its hand-off (kv_transfer.proto); its first token is
+   * the one that prefill drew.
    */
   decode: {
     path: "/millstream.v1.DecodeService/Decode" as const,
@@ -269,8 +269,8 @@ export const DecodeServiceService = {
 export interface DecodeServiceServer extends UntypedServiceImplementation {
   /**
    * Decode carries any number of requests on one stream; generation.proto states the rules. On a
-   * DECODE worker each request needs the same ticket as its prefill leg; its first token is the one
-   * that prefill drew.
+   * DECODE worker each request needs the ticket of its hand-off (kv_transfer.proto); its first token is
+   * the one that prefill drew.
    */
   decode: handleBidiStreamingCall<DecodeRequest, DecodeResponse>;
 }
@@ -278,8 +278,8 @@ export interface DecodeServiceServer extends UntypedServiceImplementation {
 export interface DecodeServiceClient extends Client {
   /**
    * Decode carries any number of requests on one stream; generation.proto states the rules. On a
-   * DECODE worker each request needs the same ticket as its prefill leg; its first token is the one
-   * that prefill drew.
+   * DECODE worker each request needs the ticket of its hand-off (kv_transfer.proto); its first token is
+   * the one that prefill drew.
    */
   decode(): ClientDuplexStream<DecodeRequest, DecodeResponse>;
   decode(options: Partial<CallOptions>): ClientDuplexStream<DecodeRequest, DecodeResponse>;

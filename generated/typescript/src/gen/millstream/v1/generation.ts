@@ -5,7 +5,7 @@
 import { BinaryReader, BinaryWriter } from "@bufbuild/protobuf/wire";
 import { Duration } from "../../google/protobuf/duration.js";
 import { RequestError } from "./errors.js";
-import { KvHandoffTicket } from "./kv_transfer.js";
+import { EngineData, KvHandoffTicket } from "./kv_transfer.js";
 import { MediaItem } from "./media.js";
 import { LogprobOptions, SamplingParams } from "./sampling.js";
 import { GenerationUsage } from "./usage.js";
@@ -232,6 +232,8 @@ export interface SlotFinish {
     | undefined;
   /** Version of the weights that made it; empty: not known. */
   weightVersion: string;
+  /** PREFILL workers with LEG_ORDER_PREFILL_FIRST: what the decode worker needs to fetch the KV cache. */
+  engineData?: EngineData | undefined;
 }
 
 /** SlotError ends a slot that failed. */
@@ -1221,6 +1223,7 @@ function createBaseSlotFinish(): SlotFinish {
     usage: undefined,
     promptLogprobs: undefined,
     weightVersion: "",
+    engineData: undefined,
   };
 }
 
@@ -1245,6 +1248,9 @@ export const SlotFinish: MessageFns<SlotFinish, "millstream.v1.SlotFinish"> = {
     }
     if (message.weightVersion !== "") {
       writer.uint32(50).string(message.weightVersion);
+    }
+    if (message.engineData !== undefined) {
+      EngineData.encode(message.engineData, writer.uint32(58).fork()).join();
     }
     return writer;
   },
@@ -1310,6 +1316,14 @@ export const SlotFinish: MessageFns<SlotFinish, "millstream.v1.SlotFinish"> = {
             message.weightVersion = reader.string();
             continue;
           }
+          case 7: {
+            if (tag !== 58) {
+              break;
+            }
+
+            message.engineData = EngineData.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1342,6 +1356,11 @@ export const SlotFinish: MessageFns<SlotFinish, "millstream.v1.SlotFinish"> = {
         : isSet(object.weight_version)
         ? globalThis.String(object.weight_version)
         : "",
+      engineData: isSet(object.engineData)
+        ? EngineData.fromJSON(object.engineData)
+        : isSet(object.engine_data)
+        ? EngineData.fromJSON(object.engine_data)
+        : undefined,
     };
   },
 
@@ -1365,6 +1384,9 @@ export const SlotFinish: MessageFns<SlotFinish, "millstream.v1.SlotFinish"> = {
     if (message.weightVersion !== "") {
       obj.weightVersion = message.weightVersion;
     }
+    if (message.engineData !== undefined) {
+      obj.engineData = EngineData.toJSON(message.engineData);
+    }
     return obj;
   },
 
@@ -1383,6 +1405,9 @@ export const SlotFinish: MessageFns<SlotFinish, "millstream.v1.SlotFinish"> = {
       ? TokenLogprobs.fromPartial(object.promptLogprobs)
       : undefined;
     message.weightVersion = object.weightVersion ?? "";
+    message.engineData = (object.engineData !== undefined && object.engineData !== null)
+      ? EngineData.fromPartial(object.engineData)
+      : undefined;
     return message;
   },
 };

@@ -5,10 +5,78 @@
 import { BinaryReader, BinaryWriter } from "@bufbuild/protobuf/wire";
 import { Timestamp } from "../../google/protobuf/timestamp.js";
 
+/** LegOrder is when a hand-off's legs start. */
+export enum LegOrder {
+  /** UNSPECIFIED - Not set: as LEG_ORDER_CONCURRENT. */
+  UNSPECIFIED = 0,
+  /** CONCURRENT - Both at the same time, with the same ticket. */
+  CONCURRENT = 1,
+  /** PREFILL_FIRST - Decode after prefill has finished, with a ticket of its own. */
+  PREFILL_FIRST = 2,
+  UNRECOGNIZED = -1,
+}
+
+export function legOrderFromJSON(object: any): LegOrder {
+  switch (object) {
+    case 0:
+    case "LEG_ORDER_UNSPECIFIED":
+      return LegOrder.UNSPECIFIED;
+    case 1:
+    case "LEG_ORDER_CONCURRENT":
+      return LegOrder.CONCURRENT;
+    case 2:
+    case "LEG_ORDER_PREFILL_FIRST":
+      return LegOrder.PREFILL_FIRST;
+    case -1:
+    case "UNRECOGNIZED":
+    default:
+      return LegOrder.UNRECOGNIZED;
+  }
+}
+
+export function legOrderToJSON(object: LegOrder): string {
+  switch (object) {
+    case LegOrder.UNSPECIFIED:
+      return "LEG_ORDER_UNSPECIFIED";
+    case LegOrder.CONCURRENT:
+      return "LEG_ORDER_CONCURRENT";
+    case LegOrder.PREFILL_FIRST:
+      return "LEG_ORDER_PREFILL_FIRST";
+    case LegOrder.UNRECOGNIZED:
+    default:
+      return "UNRECOGNIZED";
+  }
+}
+
+/** KvTransfer is how a prefill or decode worker hands off. Only workers of the same kind are paired. */
+export interface KvTransfer {
+  /**
+   * Name of the way and of the format of its data, such as "sglang.nixl"; at most 64 bytes. The same
+   * kind has the same order.
+   */
+  kind: string;
+  /**
+   * PREFILL workers: what decode workers need to know of this one, at most 4 KiB. It is the data of
+   * tickets.
+   */
+  data: Buffer;
+  /** When the legs start. */
+  order: LegOrder;
+}
+
+/** EngineData is what one engine tells another of the same kind; nothing in between reads it. */
+export interface EngineData {
+  /** KvTransfer.kind of the worker that it comes from. A worker refuses every kind but its own. */
+  kind: string;
+  /** At most 64 KiB. */
+  data: Buffer;
+}
+
 /**
  * KvHandoffTicket lets one prefill and one decode worker transfer one request's KV cache. The
- * Processor signs it and sends the same ticket to both, at the same time. Workers check the
- * signature and the expiry, and accept a room once. It is never accepted from a public client.
+ * Processor signs it and sends the same ticket to both, at the same time; or, with
+ * LEG_ORDER_PREFILL_FIRST, one to prefill and later another one, of the same room, to decode. Workers
+ * check the signature and the expiry, and accept a room once. It is never accepted from a public client.
  */
 export interface KvHandoffTicket {
   /** Host of the prefill worker's bootstrap endpoint, from its WorkerInfo. */
@@ -26,13 +94,211 @@ export interface KvHandoffTicket {
     | Timestamp
     | undefined;
   /**
-   * HMAC-SHA256 over the fields above with the suite's ticket key, 32 bytes. Its input is
-   * "millstream.v1.ticket" and then each field as: host length (uint16 BE), host (UTF-8), port
-   * (uint16 BE), room (uint64 BE), rank + 1 or 0 (uint32 BE), expiry in Unix milliseconds
-   * (uint64 BE).
+   * HMAC-SHA256 with the suite's ticket key, 32 bytes. Its input is "millstream.v1.ticket" and then the
+   * fields above as: host length (uint16 BE), host (UTF-8), port (uint16 BE), room (uint64 BE), rank + 1
+   * or 0 (uint32 BE), expiry in Unix milliseconds (uint64 BE).
+   *
+   * With engine_data the input is "millstream.v2.ticket", the same fields, and then kind length (uint16
+   * BE), kind (UTF-8), SHA-256 of data (32 bytes).
    */
   signature: Buffer;
+  /**
+   * What the prefill engine tells decode's: KvTransfer.data of the prefill worker or, in decode's ticket
+   * with LEG_ORDER_PREFILL_FIRST, SlotFinish.engine_data. Unset if one of the two workers names no kind:
+   * workers before contract 1.2 don't know this field, nor its signature.
+   */
+  engineData?: EngineData | undefined;
 }
+
+function createBaseKvTransfer(): KvTransfer {
+  return { kind: "", data: Buffer.alloc(0), order: 0 };
+}
+
+export const KvTransfer: MessageFns<KvTransfer, "millstream.v1.KvTransfer"> = {
+  $type: "millstream.v1.KvTransfer" as const,
+
+  encode(message: KvTransfer, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.kind !== "") {
+      writer.uint32(10).string(message.kind);
+    }
+    if (message.data.length !== 0) {
+      writer.uint32(18).bytes(message.data);
+    }
+    if (message.order !== 0) {
+      writer.uint32(24).int32(message.order);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): KvTransfer {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseKvTransfer();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.kind = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.data = Buffer.from(reader.bytes());
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.order = reader.int32() as any;
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): KvTransfer {
+    return {
+      kind: isSet(object.kind) ? globalThis.String(object.kind) : "",
+      data: isSet(object.data) ? Buffer.from(bytesFromBase64(object.data)) : Buffer.alloc(0),
+      order: isSet(object.order) ? legOrderFromJSON(object.order) : 0,
+    };
+  },
+
+  toJSON(message: KvTransfer): unknown {
+    const obj: any = {};
+    if (message.kind !== "") {
+      obj.kind = message.kind;
+    }
+    if (message.data.length !== 0) {
+      obj.data = base64FromBytes(message.data);
+    }
+    if (message.order !== 0) {
+      obj.order = legOrderToJSON(message.order);
+    }
+    return obj;
+  },
+
+  create(base?: DeepPartial<KvTransfer>): KvTransfer {
+    return KvTransfer.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<KvTransfer>): KvTransfer {
+    const message = createBaseKvTransfer();
+    message.kind = object.kind ?? "";
+    message.data = object.data ?? Buffer.alloc(0);
+    message.order = object.order ?? 0;
+    return message;
+  },
+};
+
+function createBaseEngineData(): EngineData {
+  return { kind: "", data: Buffer.alloc(0) };
+}
+
+export const EngineData: MessageFns<EngineData, "millstream.v1.EngineData"> = {
+  $type: "millstream.v1.EngineData" as const,
+
+  encode(message: EngineData, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.kind !== "") {
+      writer.uint32(10).string(message.kind);
+    }
+    if (message.data.length !== 0) {
+      writer.uint32(18).bytes(message.data);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): EngineData {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseEngineData();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.kind = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.data = Buffer.from(reader.bytes());
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): EngineData {
+    return {
+      kind: isSet(object.kind) ? globalThis.String(object.kind) : "",
+      data: isSet(object.data) ? Buffer.from(bytesFromBase64(object.data)) : Buffer.alloc(0),
+    };
+  },
+
+  toJSON(message: EngineData): unknown {
+    const obj: any = {};
+    if (message.kind !== "") {
+      obj.kind = message.kind;
+    }
+    if (message.data.length !== 0) {
+      obj.data = base64FromBytes(message.data);
+    }
+    return obj;
+  },
+
+  create(base?: DeepPartial<EngineData>): EngineData {
+    return EngineData.fromPartial(base ?? {});
+  },
+  fromPartial(object: DeepPartial<EngineData>): EngineData {
+    const message = createBaseEngineData();
+    message.kind = object.kind ?? "";
+    message.data = object.data ?? Buffer.alloc(0);
+    return message;
+  },
+};
 
 function createBaseKvHandoffTicket(): KvHandoffTicket {
   return {
@@ -42,6 +308,7 @@ function createBaseKvHandoffTicket(): KvHandoffTicket {
     prefillDpRank: undefined,
     expiresAt: undefined,
     signature: Buffer.alloc(0),
+    engineData: undefined,
   };
 }
 
@@ -69,6 +336,9 @@ export const KvHandoffTicket: MessageFns<KvHandoffTicket, "millstream.v1.KvHando
     }
     if (message.signature.length !== 0) {
       writer.uint32(50).bytes(message.signature);
+    }
+    if (message.engineData !== undefined) {
+      EngineData.encode(message.engineData, writer.uint32(58).fork()).join();
     }
     return writer;
   },
@@ -134,6 +404,14 @@ export const KvHandoffTicket: MessageFns<KvHandoffTicket, "millstream.v1.KvHando
             message.signature = Buffer.from(reader.bytes());
             continue;
           }
+          case 7: {
+            if (tag !== 58) {
+              break;
+            }
+
+            message.engineData = EngineData.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -170,6 +448,11 @@ export const KvHandoffTicket: MessageFns<KvHandoffTicket, "millstream.v1.KvHando
         ? fromJsonTimestamp(object.expires_at)
         : undefined,
       signature: isSet(object.signature) ? Buffer.from(bytesFromBase64(object.signature)) : Buffer.alloc(0),
+      engineData: isSet(object.engineData)
+        ? EngineData.fromJSON(object.engineData)
+        : isSet(object.engine_data)
+        ? EngineData.fromJSON(object.engine_data)
+        : undefined,
     };
   },
 
@@ -193,6 +476,9 @@ export const KvHandoffTicket: MessageFns<KvHandoffTicket, "millstream.v1.KvHando
     if (message.signature.length !== 0) {
       obj.signature = base64FromBytes(message.signature);
     }
+    if (message.engineData !== undefined) {
+      obj.engineData = EngineData.toJSON(message.engineData);
+    }
     return obj;
   },
 
@@ -209,6 +495,9 @@ export const KvHandoffTicket: MessageFns<KvHandoffTicket, "millstream.v1.KvHando
       ? Timestamp.fromPartial(object.expiresAt)
       : undefined;
     message.signature = object.signature ?? Buffer.alloc(0);
+    message.engineData = (object.engineData !== undefined && object.engineData !== null)
+      ? EngineData.fromPartial(object.engineData)
+      : undefined;
     return message;
   },
 };

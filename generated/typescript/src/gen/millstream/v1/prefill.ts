@@ -251,7 +251,8 @@ export const PrefillServiceService = {
    * Prefill carries any number of requests on one stream; generation.proto states the rules. Each
    * request needs a ticket; a decode worker runs its decode leg at the same time. No token is returned:
    * the slot ends with FINISH_REASON_LENGTH and usage (including cached_tokens) once the decode worker
-   * has received the KV cache.
+   * has received the KV cache. With LEG_ORDER_PREFILL_FIRST it ends once the decode leg can start, with
+   * SlotFinish.engine_data.
    */
   prefill: {
     path: "/millstream.v1.PrefillService/Prefill" as const,
@@ -269,7 +270,8 @@ export interface PrefillServiceServer extends UntypedServiceImplementation {
    * Prefill carries any number of requests on one stream; generation.proto states the rules. Each
    * request needs a ticket; a decode worker runs its decode leg at the same time. No token is returned:
    * the slot ends with FINISH_REASON_LENGTH and usage (including cached_tokens) once the decode worker
-   * has received the KV cache.
+   * has received the KV cache. With LEG_ORDER_PREFILL_FIRST it ends once the decode leg can start, with
+   * SlotFinish.engine_data.
    */
   prefill: handleBidiStreamingCall<PrefillRequest, PrefillResponse>;
 }
@@ -279,7 +281,8 @@ export interface PrefillServiceClient extends Client {
    * Prefill carries any number of requests on one stream; generation.proto states the rules. Each
    * request needs a ticket; a decode worker runs its decode leg at the same time. No token is returned:
    * the slot ends with FINISH_REASON_LENGTH and usage (including cached_tokens) once the decode worker
-   * has received the KV cache.
+   * has received the KV cache. With LEG_ORDER_PREFILL_FIRST it ends once the decode leg can start, with
+   * SlotFinish.engine_data.
    */
   prefill(): ClientDuplexStream<PrefillRequest, PrefillResponse>;
   prefill(options: Partial<CallOptions>): ClientDuplexStream<PrefillRequest, PrefillResponse>;

@@ -25,6 +25,7 @@ import {
   WatchKvEventsRequest,
   WatchKvEventsResponse,
 } from "./kv_events.js";
+import { KvTransfer } from "./kv_transfer.js";
 import {
   EmbeddingContent,
   embeddingContentFromJSON,
@@ -318,6 +319,11 @@ export interface WorkerInfo {
   contractVersion: string;
   /** How the hashes in WatchKvEvents are computed; unset: there are no KV events. */
   blockHashing: BlockHashing;
+  /**
+   * PREFILL and DECODE workers: how they hand off. Unset, as before contract 1.2: legs are concurrent and
+   * tickets have no engine_data, and the worker is paired with those of the same `engine` that need none.
+   */
+  kvTransfer?: KvTransfer | undefined;
 }
 
 /** LoraAdapter is a LoRA adapter that a worker has loaded. */
@@ -541,6 +547,7 @@ function createBaseWorkerInfo(): WorkerInfo {
     takesAdapters: false,
     contractVersion: "",
     blockHashing: 0,
+    kvTransfer: undefined,
   };
 }
 
@@ -647,6 +654,9 @@ export const WorkerInfo: MessageFns<WorkerInfo, "millstream.v1.WorkerInfo"> = {
     }
     if (message.blockHashing !== 0) {
       writer.uint32(248).int32(message.blockHashing);
+    }
+    if (message.kvTransfer !== undefined) {
+      KvTransfer.encode(message.kvTransfer, writer.uint32(258).fork()).join();
     }
     return writer;
   },
@@ -922,6 +932,14 @@ export const WorkerInfo: MessageFns<WorkerInfo, "millstream.v1.WorkerInfo"> = {
             message.blockHashing = reader.int32() as any;
             continue;
           }
+          case 32: {
+            if (tag !== 258) {
+              break;
+            }
+
+            message.kvTransfer = KvTransfer.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1071,6 +1089,11 @@ export const WorkerInfo: MessageFns<WorkerInfo, "millstream.v1.WorkerInfo"> = {
         : isSet(object.block_hashing)
         ? blockHashingFromJSON(object.block_hashing)
         : 0,
+      kvTransfer: isSet(object.kvTransfer)
+        ? KvTransfer.fromJSON(object.kvTransfer)
+        : isSet(object.kv_transfer)
+        ? KvTransfer.fromJSON(object.kv_transfer)
+        : undefined,
     };
   },
 
@@ -1169,6 +1192,9 @@ export const WorkerInfo: MessageFns<WorkerInfo, "millstream.v1.WorkerInfo"> = {
     if (message.blockHashing !== 0) {
       obj.blockHashing = blockHashingToJSON(message.blockHashing);
     }
+    if (message.kvTransfer !== undefined) {
+      obj.kvTransfer = KvTransfer.toJSON(message.kvTransfer);
+    }
     return obj;
   },
 
@@ -1218,6 +1244,9 @@ export const WorkerInfo: MessageFns<WorkerInfo, "millstream.v1.WorkerInfo"> = {
     message.takesAdapters = object.takesAdapters ?? false;
     message.contractVersion = object.contractVersion ?? "";
     message.blockHashing = object.blockHashing ?? 0;
+    message.kvTransfer = (object.kvTransfer !== undefined && object.kvTransfer !== null)
+      ? KvTransfer.fromPartial(object.kvTransfer)
+      : undefined;
     return message;
   },
 };
