@@ -16,6 +16,7 @@ import yaml
 
 from millstream_server.decode.settings import DecodeSettings
 from millstream_server.diffusion.settings import DiffusionSettings
+from millstream_server.diffusion.text_settings import TextDiffusionSettings
 from millstream_server.embedding.settings import EmbeddingSettings
 from millstream_server.encode.settings import EncodeSettings
 from millstream_server.processor.settings import ProcessorSettings
@@ -27,7 +28,9 @@ from millstream_server.runtime.settings import (
     schema,
     setting,
 )
+from millstream_server.runtime.settings.declare import removed
 from millstream_server.runtime.settings.show import plain
+from millstream_server.worker.settings import WorkerSettings
 
 ALL = (ProcessorSettings, EncodeSettings, DecodeSettings, DiffusionSettings, EmbeddingSettings)
 
@@ -319,6 +322,34 @@ class Unchecked(DecodeSettings):
 
 
 # ---- settings that have gone
+
+
+ROLES = (*ALL, TextDiffusionSettings, WorkerSettings)
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [
+        pytest.param(cls, name, id=f"{cls.__name__}-{name}")
+        for cls in ROLES
+        for name in removed(cls)
+    ],
+)
+def test_each_setting_that_has_gone_is_refused_as_flag_variable_and_key(
+    cls: type[Any], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert name not in {f.name for f in declared(cls)}
+    file = tmp_path / "settings.yaml"
+    file.write_text(f"{name}: 1\n")
+    for argv, env in (
+        ([f"--{name.replace('_', '-')}", "1"], {}),
+        ([], {f"MILLSTREAM_{name.upper()}": "1"}),
+        (["--config", str(file)], {}),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            load(cls, argv, env, prog="p", description="d")
+        assert ended.value.code == 2
+        assert removed(cls)[name] in capsys.readouterr().err
 
 
 def test_a_setting_that_has_gone_is_refused_by_name_wherever_it_is(

@@ -70,6 +70,8 @@ SERVICES = (SERVICE, DIFFUSION, EMBEDDING)
 # the event loop is busy. With Python's 5 ms a burst of 64 chats waited a second for first tokens.
 _SWITCH_INTERVAL_S = 0.0005
 _LEAST_TEXT_THREADS = 2
+_MAX_MEDIA_ITEMS = 64
+"""Images and videos of one conversation: more than a model's context takes."""
 
 
 async def run(settings: ProcessorSettings) -> int:
@@ -200,8 +202,6 @@ def _text_limits(settings: ProcessorSettings) -> TextLimits:
         )
     return TextLimits(
         threads=settings.text_threads,
-        max_waiting_s=settings.max_text_wait_s,
-        max_caller_waiting_s=settings.max_caller_text_wait_s,
     )
 
 
@@ -211,10 +211,9 @@ def _media(settings: ProcessorSettings, router: Router, fleet: Fleet) -> Process
     return ProcessorMedia(
         router,
         fleet,
-        Intake(urls, max_item_bytes=most, max_items=settings.max_media_items),
-        MediaBudget(settings.max_media_bytes),
+        Intake(urls, max_item_bytes=most, max_items=_MAX_MEDIA_ITEMS),
+        MediaBudget(settings.max_open_bytes),
         shared_cache=settings.share_media_cache,
-        upload_idle_s=settings.upload_idle_s,
     )
 
 
@@ -248,8 +247,7 @@ def _plan(settings: ProcessorSettings, core: ProcessorCore) -> ServicePlan:
         max_receive_bytes=settings.max_receive_bytes,
         load=core.front.meter,
         open_work=lambda: {"streams": core.work.count},
-        ages=True,
-        clients=settings.clients,
+        clients=settings.transport(),
         without_spans=(f"{DIFFUSION}/GenerateText",),  # its requests have spans
         auth=AuthPolicy(keys=keys, peers=peers_policy(settings)),
         limits=RpcLimits(

@@ -10,7 +10,7 @@ from millstream_server.processor.media.budget import MediaBudget
 from millstream_server.processor.media.encoding import Encoders, TurnMedia
 from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.parts import MediaPart
-from millstream_server.processor.media.uploads import DEFAULT_IDLE_S, Uploads
+from millstream_server.processor.media.uploads import Uploads
 from millstream_server.processor.options import Caller
 from millstream_server.routing.request import RoutingRequest
 from millstream_server.routing.router import Router
@@ -30,7 +30,6 @@ class ProcessorMedia:
         budget: MediaBudget,
         *,
         shared_cache: bool = False,
-        upload_idle_s: float = DEFAULT_IDLE_S,
     ) -> None:
         """Encode on ``encoders``; all conversations' bytes count in ``budget``.
 
@@ -41,11 +40,10 @@ class ProcessorMedia:
         self._router = router
         self._encoders = encoders
         self._budget = budget
-        self._upload_idle_s = upload_idle_s
 
     def uploads(self) -> Uploads:
         """Make the uploads of a new conversation; `close` frees the bytes of all its media."""
-        return Uploads(self._budget, self.intake.max_item_bytes, self._upload_idle_s)
+        return Uploads(self._budget, self.intake.max_item_bytes)
 
     def of_turn(
         self,

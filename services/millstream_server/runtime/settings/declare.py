@@ -50,11 +50,14 @@ def removed(cls: type[Any]) -> Mapping[str, str]:
 
     A class has them in `REMOVED`: a variable that is ignored would change a service unnoticed.
     """
-    found = dict(getattr(cls, "REMOVED", {}))
+    found: dict[str, str] = {}
+    for each in reversed(cls.__mro__):
+        found |= vars(each).get("REMOVED", {})
     for f in dataclasses.fields(cls):
         if "group" in f.metadata:
             found |= removed(f.metadata["group"])
-    return found
+    known = {f.name for f in declared(cls)}
+    return {name: instead for name, instead in found.items() if name not in known}
 
 
 def flag(name: str) -> str:
