@@ -51,7 +51,11 @@ async def _refused_to_start(service: ServiceProcess) -> tuple[int, str]:
         ),
         ("processor", {"models": "tiny="}, "--models: 'tiny=' is neither NAME=DIR nor NAME"),
         ("processor", {"models": "tiny=/nowhere"}, "--models: "),
-        ("processor", {"worker_tls_cert_file": "/nowhere"}, "--worker-tls-ca-file is needed"),
+        (
+            "processor",
+            {"worker_tls_dir": "/nowhere"},
+            "--worker-tls-dir: can't read /nowhere/ca.crt",
+        ),
         ("processor", {"api_keys_file": "/nowhere"}, "--api-keys-file: can't read /nowhere"),
     ],
 )

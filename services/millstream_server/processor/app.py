@@ -270,16 +270,9 @@ def _limits(settings: ProcessorSettings) -> RequestLimits:
 
 
 def _worker_tls(settings: ProcessorSettings) -> ClientTls | None:
-    if settings.worker_tls_ca_file is None:
-        if settings.worker_tls_cert_file or settings.worker_tls_key_file:
-            raise SettingsError("--worker-tls-ca-file is needed to check the workers' certificates")
+    if settings.worker_tls_dir is None:
         return None
-    return ClientTls(
-        settings.worker_tls_ca_file,
-        settings.worker_tls_cert_file,
-        settings.worker_tls_key_file,
-        server_name=settings.worker_tls_name,
-    )
+    return ClientTls(settings.worker_tls_dir, server_name=settings.worker_tls_name)
 
 
 async def load_models(directories: Mapping[str, Path | None]) -> dict[str, TextModel | None]:

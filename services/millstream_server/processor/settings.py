@@ -37,6 +37,10 @@ class ProcessorSettings(ServiceSettings):
         "max_unsent_bytes": "leave it out: it is half of --max-open-bytes",
         "prefix_index_blocks": "leave it out: it is 1/256 of --max-open-bytes",
         "transport": "leave it out: clients are served by Millstream's own transport (ADR 0028)",
+        **dict.fromkeys(
+            ("worker_tls_ca_file", "worker_tls_cert_file", "worker_tls_key_file"),
+            "name the folder of ca.crt, tls.crt and tls.key with --worker-tls-dir",
+        ),
         "upload_idle_s": "leave it out: it is 10 s",
     }
 
@@ -83,13 +87,11 @@ class ProcessorSettings(ServiceSettings):
         help="file of API keys; with keys, requests without one are refused (docs/security.md)",
     )
     api_keys: str = setting("", help="API keys, the same as lines of that file", secret=True)
-    worker_tls_ca_file: Path | None = setting(
-        None, help="PEM CAs of the workers' certificates; turns TLS to workers on"
+    worker_tls_dir: Path | None = setting(
+        None,
+        help="folder with ca.crt, PEM CAs of the workers' certificates, and, for mTLS, tls.crt and "
+        "tls.key, which this Processor shows to them; turns TLS to workers on",
     )
-    worker_tls_cert_file: Path | None = setting(
-        None, help="PEM certificate this Processor shows to workers (mTLS)"
-    )
-    worker_tls_key_file: Path | None = setting(None, help="PEM private key of that certificate")
     worker_tls_name: str = setting(
         "", help="name in the workers' certificates, where their addresses are bare IPs"
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from millstream_server.runtime.settings import setting
 
@@ -57,16 +59,21 @@ class EmbeddingStoreSettings:
 class EmbeddingFetchSettings:
     """Settings of the worker that fetches embeddings."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("encode_tls_ca_file", "encode_tls_cert_file", "encode_tls_key_file"),
+            "name the folder of ca.crt, tls.crt and tls.key with --encode-tls-dir",
+        ),
+    }
+
     embedding_fetch_timeout_s: float = setting(
         10.0, help="longest time to fetch one embedding; then its request fails and may be retried"
     )
-    encode_tls_ca_file: Path | None = setting(
-        None, help="PEM CAs of the encode workers' certificates; turns TLS to them on"
+    encode_tls_dir: Path | None = setting(
+        None,
+        help="folder with ca.crt, PEM CAs of the encode workers' certificates, and, for mTLS, "
+        "tls.crt and tls.key, which this worker shows to them; turns TLS to them on",
     )
-    encode_tls_cert_file: Path | None = setting(
-        None, help="PEM certificate this worker shows to encode workers (mTLS)"
-    )
-    encode_tls_key_file: Path | None = setting(None, help="PEM private key of that certificate")
     encode_tls_name: str = setting(
         "", help="name in the encode workers' certificates, where their addresses are bare IPs"
     )
