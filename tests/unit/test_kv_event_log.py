@@ -17,11 +17,9 @@ from millstream_server.kv_cache.events import (
 )
 from millstream_server.kv_cache.messages import KvChanges, KvMessage, KvPosition, KvSnapshotPart
 from millstream_server.protobuf.kv_events import kv_message_from_proto, kv_message_to_proto
-from millstream_server.runtime.settings import SettingsError
 from millstream_server.worker.kv_events import ring
 from millstream_server.worker.kv_events.log import KvEventLog, RankLog
 from millstream_server.worker.kv_events.reader import LogReader
-from millstream_server.worker.settings import WorkerSettings
 
 OPERATIONS = 10_000
 RING = 2000
@@ -321,12 +319,6 @@ def test_a_position_is_taken_up_only_if_the_log_has_what_follows(
     assert message is not None
     assert isinstance(message.content, KvChanges) is goes_on
     assert message.sequence == 3
-
-
-def test_a_ring_that_is_too_small_is_refused() -> None:
-    wanted = "MILLSTREAM_KV_EVENT_BUFFER is 1023; give 1024 or more"
-    with pytest.raises(SettingsError, match=wanted):
-        WorkerSettings(kv_event_buffer=1023).checked()
 
 
 def _all_of(reader: LogReader) -> Iterator[KvMessage]:

@@ -43,7 +43,6 @@ class Speed(enum.Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     count: int = setting(3, help="how many")
-    kept: int = setting(-1, help="how many are kept; -1: all")
     drain_s: float = setting(60.0, help="how long")
     loud: bool = setting(default=False, help="shout")
     speed: Speed = setting(Speed.FAST, help="how fast")
@@ -108,7 +107,7 @@ def test_every_kind_of_value(file: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "tls:\n  # cert_file: /a\n", "kept: -1\n"])
+@pytest.mark.parametrize("text", ["", "# nothing\n", "tls:\n  # cert_file: /a\n"])
 def test_defaults(file: Path, text: str) -> None:
     assert read(file, text) == Settings()
 

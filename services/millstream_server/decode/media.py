@@ -26,7 +26,7 @@ def media_of(settings: DecodeSettings) -> Extend:
         if source is None or path is None or not _encodes(settings, path):
             return plan
         hosted = settings.encoding.hosted(_encoder(settings, path))
-        serving = Serving(options=settings.encoding.options)  # nobody else may fetch pixels
+        serving = Serving()  # nobody else may fetch pixels
         return with_encoding(plan, hosted, serving, source.use_local)
 
     return extend

@@ -21,7 +21,6 @@ async def run(settings: EncodeSettings) -> int:
         SettingsError: settings contradict each other.
     """
     serving = Serving(
-        options=settings.encoding.options,
         tickets=_tickets(settings.ticket_key),
         transfer=settings.transfer.embedding_transfer,
     )

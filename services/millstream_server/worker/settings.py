@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 from millstream_server.engines.settings import CommonEngineSettings
 from millstream_server.engines.sglang.arguments import refuse_arguments
 from millstream_server.engines.sglang.settings import SglangSettings
 from millstream_server.engines.simulated.settings import SimulatedSettings
-from millstream_server.runtime.settings import SettingsError, group, setting
+from millstream_server.runtime.settings import group, setting
 from millstream_server.transfer.embeddings.settings import (
     EmbeddingFetchSettings,
     EmbeddingTransferSettings,
 )
 from millstream_server.worker.control.settings import ControlSettings
 from millstream_server.worker.host_settings import ModelSettings
-from millstream_server.worker.kv_events.ring import DEFAULT_BUFFER, MIN_BUFFER
 
 
 class EngineKind(enum.Enum):
@@ -30,6 +30,10 @@ class EngineKind(enum.Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings(ModelSettings):
     """Read by `python -m millstream_server.prefill` and `python -m millstream_server.decode`."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "kv_event_buffer": "leave it out: 262144 hashes of a rank are kept",
+    }
 
     engine: EngineKind = setting(EngineKind.SGLANG, help="sglang or simulated")
     common: CommonEngineSettings = group(CommonEngineSettings)
@@ -47,22 +51,12 @@ class WorkerSettings(ModelSettings):
         0, help="most prompt tokens of open requests; 0: four times what the KV cache holds"
     )
 
-    kv_event_buffer: int = setting(
-        DEFAULT_BUFFER,
-        help="hashes of KV events kept per data-parallel rank, 8 bytes each: a reader that is "
-        "further behind gets the whole set anew; 1024 or more",
-    )
-
     def checked(self) -> Self:
         """Return the settings with the engine's own arguments read; called once, by `load`.
 
         Raises:
             SettingsError: one is unknown, wrong, or managed by us, or the engine takes none.
         """
-        if self.kv_event_buffer < MIN_BUFFER:
-            raise SettingsError(
-                f"MILLSTREAM_KV_EVENT_BUFFER is {self.kv_event_buffer}; give {MIN_BUFFER} or more"
-            )
         if self.engine is EngineKind.SIMULATED:
             refuse_arguments(self.sglang.engine_args, "simulated")
             self.sglang.topology.refuse("simulated")

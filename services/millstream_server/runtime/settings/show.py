@@ -132,7 +132,7 @@ def _type(f: dataclasses.Field[Any], kind: Any) -> dict[str, Any]:
         return {"enum": chosen}
     described: dict[str, Any] = {"type": _names(kind)[0]}
     if kind in (int, float):
-        described["minimum"] = min(0, f.default if isinstance(f.default, int | float) else 0)
+        described["minimum"] = 0
     return described
 
 

@@ -35,24 +35,16 @@ class EmbeddingTransferSettings:
 class EmbeddingStoreSettings:
     """Settings of the worker that makes embeddings."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "embedding_cached_bytes": "leave it out: embeddings are kept while the store has room",
+        "embedding_lease_s": "leave it out: an embedding may wait for 300 s",
+    }
+
     embedding_store_bytes: int = setting(
         1 << 30,
         help="memory for embeddings, cached and not yet fetched (1 GiB); shared memory, taken as "
         "it is first used",
     )
-    embedding_cached_bytes: int = setting(
-        -1,
-        help="most bytes of embeddings that are kept for other requests; 0: no cache; -1: as many "
-        "as the store holds",
-    )
-    embedding_lease_s: float = setting(
-        300.0, help="an embedding that is not fetched for so long may be dropped"
-    )
-
-    @property
-    def cached_bytes(self) -> int | None:
-        """What `EmbeddingStore` takes."""
-        return None if self.embedding_cached_bytes < 0 else self.embedding_cached_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +52,13 @@ class EmbeddingFetchSettings:
     """Settings of the worker that fetches embeddings."""
 
     REMOVED: ClassVar[Mapping[str, str]] = {
+        "embedding_fetch_timeout_s": "leave it out: a fetch may take 10 s",
         **dict.fromkeys(
             ("encode_tls_ca_file", "encode_tls_cert_file", "encode_tls_key_file"),
             "name the folder of ca.crt, tls.crt and tls.key with --encode-tls-dir",
         ),
     }
 
-    embedding_fetch_timeout_s: float = setting(
-        10.0, help="longest time to fetch one embedding; then its request fails and may be retried"
-    )
     encode_tls_dir: Path | None = setting(
         None,
         help="folder with ca.crt, PEM CAs of the encode workers' certificates, and, for mTLS, "

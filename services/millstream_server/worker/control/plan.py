@@ -28,7 +28,8 @@ class ControlOptions:
     """Most bytes of tensors that an update may send."""
     profile_dir: Path = field(default_factory=default_profile_dir)
     operation_limit_s: float = 1800.0
-    """An engine that has been changed for so long is watched by the canary again."""
+    """An engine that has been changed for so long is watched by the canary again: longer than the
+    largest models take to load."""
     weights_record: Path | None = None
     """File that notes updates from disk for a restart (`weights_record.WeightsRecord`)."""
     model_path: Path | None = None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from millstream_server.runtime.settings import setting
 from millstream_server.worker.control.directories import AllowedDirectories
@@ -13,6 +15,10 @@ from millstream_server.worker.control.plan import ControlOptions, default_profil
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlSettings:
     """Settings of EngineControlService."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "operation_limit_s": "leave it out: an operation is watched again after 1800 s",
+    }
 
     weights_dirs: tuple[str, ...] = setting(
         (),
@@ -34,11 +40,6 @@ class ControlSettings:
         None,
         help="directory for profiles; empty: millstream-profiles in the system's temporary one",
     )
-    operation_limit_s: float = setting(
-        1800.0,
-        help="an operation that has been changing the engine for so long no longer keeps the "
-        "canary from finding it stuck; longer than loading the model takes",
-    )
 
     def options(self, model_path: Path | None) -> ControlOptions:
         """Return what operators may do with a model of this path."""
@@ -48,5 +49,4 @@ class ControlSettings:
             profile_dir=self.profile_dir or default_profile_dir(),
             weights_record=self.weights_record,
             model_path=model_path,
-            operation_limit_s=self.operation_limit_s,
         )

@@ -37,7 +37,6 @@ class EmbeddingSource:
         self._fetcher = EmbeddingFetcher(
             EmbeddingTickets(self._key),
             transfer=self._settings.embedding.embedding_transfer,
-            timeout_s=self._settings.embedding_fetch.embedding_fetch_timeout_s,
             tls=self._tls,
             local=self._local,
             tracing=tracing,
