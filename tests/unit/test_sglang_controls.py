@@ -79,8 +79,10 @@ def _read(**values: object) -> EngineArguments:
     ("values", "arguments", "why"),
     [
         ({"max_loras_per_batch": -1}, {}, "is -1"),
-        ({"max_loras_per_batch": 1, "max_lora_rank": 0}, {}, "--max-lora-rank is 0"),
-        ({"max_loras_per_batch": 1, "lora_target_modules": ()}, {}, "is empty"),
+        ({"max_loras_per_batch": 1}, {"max_lora_rank": 0}, "--max-lora-rank is 0"),
+        ({"max_loras_per_batch": 1}, {"lora_target_modules": set()}, "name the layers"),
+        ({"max_loras_per_batch": 1}, {"lora_target_modules": {"all"}}, "name the layers"),
+        ({}, {"max_lora_rank": 64}, "need --max-loras-per-batch"),
         ({"max_loras_per_batch": 1}, {"dp_size": 2}, "--dp-size 2"),
     ],
 )
@@ -97,5 +99,6 @@ def test_settings_that_work() -> None:
 
 
 def test_a_cpu_has_no_memory_to_save() -> None:
-    with pytest.raises(SettingsError, match="--memory-saver"):
-        SglangSettings(device="cpu", memory_saver=True).checked()
+    given = EngineArguments(flags=("--enable-memory-saver",))
+    with pytest.raises(SettingsError, match="--enable-memory-saver"):
+        SglangSettings(device="cpu", engine_args=given).checked()

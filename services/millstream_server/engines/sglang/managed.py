@@ -14,7 +14,6 @@ _EVERYWHERE: Mapping[str, str] = {
     "model_path": "--model-path",
     "served_model_name": "--model-name",
     "device": "--device",
-    "log_level": "--engine-log-level",
     "enable_metrics": "--metrics-listen",
     "host": "--listen",
     "port": "--listen",
@@ -27,9 +26,8 @@ _EVERYWHERE: Mapping[str, str] = {
     "ssl_keyfile_password": _HTTP,
 }
 
-VECTORS: Mapping[str, str] = {
+_MODELS: Mapping[str, str] = {
     **_EVERYWHERE,
-    "dtype": "--dtype",
     "max_total_tokens": "--max-total-tokens",
     "max_running_requests": "--max-running-requests",
     "context_length": "--context-length",
@@ -44,35 +42,28 @@ VECTORS: Mapping[str, str] = {
     "dist_init_addr": "--leader-address",
     "chat_template": _TEXT,
     "completion_template": _TEXT,
-    "reasoning_parser": _TEXT,
-    "tool_call_parser": _TEXT,
 }
+
+VECTORS: Mapping[str, str] = {**_MODELS, "reasoning_parser": _TEXT, "tool_call_parser": _TEXT}
 """Of an embedding worker's engine."""
 
 GENERATION: Mapping[str, str] = {
-    **VECTORS,
+    **_MODELS,
     "is_embedding": "`python -m millstream_server.embedding` serves embedding models",
     "host": "--bootstrap-host",
     "skip_tokenizer_init": "--engine-tokenizer",
     "disaggregation_mode": "it follows from the service and, of a decode worker, from --mode",
     "disaggregation_bootstrap_port": "--bootstrap-port",
-    "disaggregation_transfer_backend": "--transfer-backend",
     "enable_trace": "--otlp-endpoint",
     "otlp_traces_endpoint": "--otlp-endpoint",
-    "enable_deterministic_inference": "--deterministic",
     "kv_events_config": "--kv-events and WorkerService.WatchKvEvents",
-    "reasoning_parser": "--reasoning-parser",
-    "tool_call_parser": "--tool-call-parser",
     "enable_multimodal": "it follows from the model",
     "enable_adaptive_dispatch_to_encoder": _OURS,
     "enable_lora": "--max-loras-per-batch",
     "max_loras_per_batch": "--max-loras-per-batch",
-    "max_lora_rank": "--max-lora-rank",
-    "lora_target_modules": "--lora-target-modules",
     "lora_paths": "load adapters with LoadLora (`millstream admin`)",
     "max_loaded_loras": "SGLang would remove adapters by itself",
-    "enable_memory_saver": "--memory-saver",
-    "enable_weights_cpu_backup": "--memory-saver",
+    "enable_weights_cpu_backup": "--enable-memory-saver turns it on",
     "dllm_algorithm": "--dllm-algorithm of `python -m millstream_server.diffusion --kind text`",
     "dllm_algorithm_config": "--dllm-config of `python -m millstream_server.diffusion --kind text`",
 }

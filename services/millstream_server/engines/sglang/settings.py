@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from millstream_server.engines.base import Role
 from millstream_server.engines.settings import DllmSettings, EngineContext
@@ -18,33 +18,39 @@ from millstream_server.engines.sglang.arguments import (
     read_arguments,
     server_arguments,
 )
-from millstream_server.engines.sglang.config import SglangEngineConfig
+from millstream_server.engines.sglang.config import LORA_MODULES, MAX_LORA_RANK, SglangEngineConfig
 from millstream_server.engines.sglang.lora_settings import LoraSettings
 from millstream_server.engines.sglang.nodes import NodeSettings
 from millstream_server.model_files.state import expect_weights
 from millstream_server.runtime.settings import EngineArguments, SettingsError, group, setting
 
 ENGINE_ARGS_HELP = "SGLang's own arguments: behind --, not as a flag"
+OWN_ARGUMENTS: Mapping[str, str] = {
+    "dtype": "give SGLang's own argument: -- --dtype TYPE",
+    "engine_log_level": "give SGLang's own argument: -- --log-level LEVEL",
+}
+"""Settings that have gone, as SGLang has them: what to write instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangSettings:
     """Settings that only SGLang reads."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = OWN_ARGUMENTS | {
+        "deterministic": "give SGLang's own argument: -- --enable-deterministic-inference",
+        "memory_saver": "give SGLang's own argument: -- --enable-memory-saver",
+        "reasoning_parser": "give SGLang's own argument: -- --reasoning-parser NAME",
+        "tool_call_parser": "give SGLang's own argument: -- --tool-call-parser NAME",
+        "transfer_backend": "give SGLang's own argument: -- --disaggregation-transfer-backend NAME",
+    }
+
     device: Literal["auto", "cuda", "cpu"] = setting("auto", help="auto, cuda or cpu")
-    dtype: str = setting("auto", help="auto, bfloat16, float16 or float32")
     max_total_tokens: int = setting(0, help="KV cache size in tokens; 0: what fits")
-    deterministic: bool = setting(
-        default=False,
-        help="deterministic inference: SamplingParams.seed, no min_p, somewhat slower",
-    )
     engine_tokenizer: bool = setting(
         default=False, help="give the engine a tokenizer: enables min_new_tokens and constraints"
     )
-    transfer_backend: str = setting("nixl", help="how KV moves: nixl or mooncake")
     engine_args: EngineArguments = setting(EngineArguments(), help=ENGINE_ARGS_HELP)
     warm_up_timeout_s: float = setting(120.0, help="longest warm-up before the start fails")
-    engine_log_level: str = setting("warning", help="log level of SGLang")
     kv_events: bool = setting(
         default=True, help="tell what the prefix cache holds, for routing (WatchKvEvents)"
     )
@@ -52,15 +58,6 @@ class SglangSettings:
         0,
         help="where data-parallel ranks of other machines send KV events: the first of so many "
         "free ports of rank 0's machine; 0: there are none over several machines",
-    )
-    tool_call_parser: str = setting(
-        "", help="announced in WorkerInfo: the parser that the model's tool calls need"
-    )
-    reasoning_parser: str = setting("", help="announced in WorkerInfo, likewise")
-    memory_saver: bool = setting(
-        default=False,
-        help="let ReleaseMemory free a GPU's memory; keeps a copy of the weights on the host; "
-        "needs the package torch-memory-saver",
     )
     lora: LoraSettings = group(LoraSettings)
     topology: NodeSettings = group(NodeSettings)
@@ -76,8 +73,8 @@ class SglangSettings:
         self.topology.check(read)
         self.lora.check(read)
         on_cpu = self.device == "cpu" or (self.device == "auto" and not sglang_cpu.gpu_present())
-        if self.memory_saver and on_cpu:
-            raise SettingsError("--memory-saver: it frees the memory of a GPU; there is none")
+        if read.values.get("enable_memory_saver") and on_cpu:
+            raise SettingsError("-- --enable-memory-saver frees the memory of a GPU; there is none")
         return replace(self, engine_args=read)
 
 
@@ -95,38 +92,40 @@ def engine_config(settings: SglangSettings, context: EngineContext) -> SglangEng
         SettingsError: the settings contradict each other.
     """
     common, lora = context.common, settings.lora
+    own = dict(settings.engine_args.values)
     return SglangEngineConfig(
         model_path=str(model_directory(context.model_path)),
         role=context.role,
         device=settings.device,
-        dtype=settings.dtype,
+        dtype=own.pop("dtype", "auto"),
         bootstrap_host=common.bootstrap_host,
         bootstrap_port=common.bootstrap_port,
-        transfer_backend=settings.transfer_backend,
+        transfer_backend=own.pop("disaggregation_transfer_backend", "nixl"),
         transfer_timeout_s=common.transfer_timeout_s,
         max_total_tokens=settings.max_total_tokens or None,
         max_running_requests=common.max_running_requests or None,
         context_length=common.context_length or None,
-        deterministic=settings.deterministic,
+        deterministic=own.pop("enable_deterministic_inference", False),
         engine_tokenizer=settings.engine_tokenizer,
         served_model_name=context.model_name,
         metrics=context.metrics,
         otlp_endpoint=context.otlp_endpoint,
         warm_up_timeout_s=settings.warm_up_timeout_s,
         ability=_dllm(context, lora),
-        extra=settings.engine_args.values,
-        memory_saver=settings.memory_saver,
+        memory_saver=own.pop("enable_memory_saver", False),
         max_loras_per_batch=lora.max_loras_per_batch,
-        max_lora_rank=lora.max_lora_rank,
-        lora_target_modules=lora.lora_target_modules,
+        max_lora_rank=own.pop("max_lora_rank", MAX_LORA_RANK),
+        lora_target_modules=own.pop("lora_target_modules", LORA_MODULES),
         nodes=settings.topology.nodes,
         node_rank=settings.topology.node_rank,
         leader_address=settings.topology.leader_address,
-        log_level=settings.engine_log_level,
+        log_level=own.pop("log_level", "warning"),
         kv_events=settings.kv_events,
         kv_events_port=settings.kv_events_port,
-        tool_call_parser=settings.tool_call_parser,
-        reasoning_parser=settings.reasoning_parser,
+        # Announced only: with the second SGLang would apply constraints behind thoughts alone.
+        tool_call_parser=own.pop("tool_call_parser", ""),
+        reasoning_parser=own.pop("reasoning_parser", ""),
+        extra=own,  # what is left
     )
 
 

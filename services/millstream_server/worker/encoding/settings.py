@@ -30,6 +30,7 @@ class EncodingSettings:
         "max_upload_bytes": "leave it out: files that are held may have 1 GiB",
         "max_video_frames": "leave it out: a video may have 20000 frames; set --max-video-s",
         "prepare_threads": "leave it out: two items are prepared at once",
+        "video_fps": "leave it out: 2 frames are read per second, as the models were trained",
         "upload_idle_s": "leave it out: the next bytes of a file may take 10 s",
     }
 
@@ -42,7 +43,6 @@ class EncodingSettings:
         help="most frames that are read of a video; a longer one is sampled evenly",
     )
     max_video_s: float = setting(_LIMITS.max_video_s, help="longest video")
-    video_fps: float = setting(_LIMITS.fps, help="frames read per second of video")
     decoder_processes: int = setting(
         _PIPELINE.decoders, help="files that are decoded at once, each in a process"
     )
@@ -70,5 +70,4 @@ class EncodingSettings:
             max_pixels=self.max_pixels,
             max_frames=self.max_frames,
             max_video_s=self.max_video_s,
-            fps=self.video_fps,
         )

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from millstream_server.engines.sglang import cpu as sglang_cpu
 from millstream_server.engines.sglang import managed as managed_arguments
@@ -33,6 +33,10 @@ _ONLY_IN_FILE = (
 class SglangDiffusionSettings:
     """Settings that only SGLang's diffusion engine reads."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "engine_log_level": "give SGLang's own argument: -- --log-level LEVEL",
+    }
+
     model_id: str = setting(
         "",
         help="sglang: published name of the model, as Z-Image-Turbo; empty: by the folder's name "
@@ -47,7 +51,6 @@ class SglangDiffusionSettings:
     engine_args: EngineArguments = setting(
         EngineArguments(), help="sglang: its own arguments: behind --, not as a flag"
     )
-    engine_log_level: str = setting("warning", help="sglang: its log level")
 
     def checked(self, device: Literal["auto", "cpu", "cuda"]) -> Self:
         """Return the settings with the engine's own arguments read.
@@ -99,6 +102,7 @@ def diffuser_config(
         raise SettingsError(f"--num-gpus is {settings.num_gpus}, not 1 or more")
     if settings.cancel_timeout_s <= 0:
         raise SettingsError(f"--cancel-timeout-s is {settings.cancel_timeout_s:g}, not above 0")
+    own = dict(settings.engine_args.values)
     return SglangDiffuserConfig(
         model_path=model_path,
         model_id=settings.model_id,
@@ -106,6 +110,6 @@ def diffuser_config(
         num_gpus=settings.num_gpus,
         warm_up_timeout_s=warm_up_timeout_s,
         cancel_timeout_s=settings.cancel_timeout_s,
-        extra=settings.engine_args.values,
-        log_level=settings.engine_log_level,
+        log_level=own.pop("log_level", "warning"),
+        extra=own,  # what is left
     )

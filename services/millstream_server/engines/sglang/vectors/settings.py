@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from millstream_server.engines.base import Role
 from millstream_server.engines.sglang import managed as managed_arguments
@@ -14,6 +15,7 @@ from millstream_server.engines.sglang.follower import SglangFollower
 from millstream_server.engines.sglang.nodes import NodeSettings
 from millstream_server.engines.sglang.settings import (
     ENGINE_ARGS_HELP,
+    OWN_ARGUMENTS,
     model_directory,
     server_argument_list,
 )
@@ -26,8 +28,9 @@ from millstream_server.runtime.settings import EngineArguments, SettingsError, g
 class SglangEmbedderSettings:
     """Settings that only SGLang reads."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = OWN_ARGUMENTS
+
     device: Literal["auto", "cuda", "cpu"] = setting("auto", help="auto, cuda or cpu")
-    dtype: str = setting("auto", help="auto, bfloat16, float16 or float32")
     max_running_requests: int = setting(
         0, help="most inputs in a batch; 0: the engine decides, 64 on a CPU"
     )
@@ -40,7 +43,6 @@ class SglangEmbedderSettings:
     )
     engine_args: EngineArguments = setting(EngineArguments(), help=ENGINE_ARGS_HELP)
     warm_up_timeout_s: float = setting(120.0, help="longest warm-up before the start fails")
-    engine_log_level: str = setting("warning", help="log level of SGLang")
     topology: NodeSettings = group(NodeSettings)
 
     def checked(self) -> Self:
@@ -84,22 +86,23 @@ def make_follower(
 def _config(
     settings: SglangEmbedderSettings, model_path: Path | None, model_name: str, *, metrics: bool
 ) -> SglangEngineConfig:
+    own = dict(settings.engine_args.values)
     return SglangEngineConfig(
         model_path=str(model_directory(model_path)),
         role=Role.EMBEDDING,
         device=settings.device,
-        dtype=settings.dtype,
+        dtype=own.pop("dtype", "auto"),
         max_total_tokens=settings.max_total_tokens or None,
         max_running_requests=settings.max_running_requests or None,
         context_length=settings.context_length or None,
         served_model_name=model_name,
         metrics=metrics,
         warm_up_timeout_s=settings.warm_up_timeout_s,
-        extra=settings.engine_args.values,
         nodes=settings.topology.nodes,
         node_rank=settings.topology.node_rank,
         leader_address=settings.topology.leader_address,
-        log_level=settings.engine_log_level,
+        log_level=own.pop("log_level", "warning"),
+        extra=own,  # what is left
     )
 
 
