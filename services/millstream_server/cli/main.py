@@ -29,8 +29,8 @@ from millstream_server.worker.settings import EngineKind
 _UP_NOTES = """\
 Every service has its own log file. The phases of its start are shown here, and it is restarted if
 it ends. Ctrl-C lets running requests finish; a second Ctrl-C kills. Set further settings of
-services in the environment, for example MILLSTREAM_LOG_LEVEL=debug or MILLSTREAM_DTYPE=float32.
-SGLang's own arguments follow --; the prefill and decode workers get them.
+services in the environment, for example MILLSTREAM_LOG_LEVEL=debug.
+The engine's own arguments follow --; the prefill and decode workers get them.
 --engine simulated needs no GPU stack.
 """
 
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read a command line; `up` takes SGLang's own arguments behind `--`."""
+    """Read a command line; `up` takes the engine's own arguments behind `--`."""
     words = list(sys.argv[1:] if argv is None else argv)
     behind: list[str] = []
     if words[:1] == ["up"] and "--" in words:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from millstream_server.embedding.settings import EmbeddingSettings
 from millstream_server.engines.base import Role
 from millstream_server.engines.sglang.vectors.settings import make_embedder, make_follower
-from millstream_server.engines.simulated.vectors import SimulatedEmbedder, embedder_config
+from millstream_server.engines.simulated.vectors import (
+    SimulatedEmbedder,
+    SimulatedEmbedderSettings,
+    embedder_config,
+)
 from millstream_server.vectors.embedder import Embedder
 from millstream_server.worker import app, follower
 from millstream_server.worker.settings import EngineKind
@@ -28,7 +32,8 @@ async def run(settings: EmbeddingSettings) -> int:
 
 def _engine(settings: EmbeddingSettings) -> Embedder:
     if settings.engine is EngineKind.SIMULATED:
-        return SimulatedEmbedder(embedder_config(settings.simulated))
+        own = SimulatedEmbedderSettings(**settings.sglang.engine_args.values)
+        return SimulatedEmbedder(embedder_config(own))
     return make_embedder(
         settings.sglang,
         settings.model_path,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
-from millstream_server.engines.sglang.arguments import refuse_arguments
 from millstream_server.engines.sglang.vectors.settings import SglangEmbedderSettings
+from millstream_server.engines.simulated.settings import gone, read_simulated
 from millstream_server.engines.simulated.vectors import SimulatedEmbedderSettings
 from millstream_server.runtime.settings import group, setting
 from millstream_server.worker.host_settings import ModelSettings
@@ -18,10 +19,11 @@ from millstream_server.worker.vectors.settings import VectorSettings
 class EmbeddingSettings(ModelSettings):
     """Read by `python -m millstream_server.embedding`."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = gone(SimulatedEmbedderSettings)
+
     engine: EngineKind = setting(EngineKind.SGLANG, help="sglang or simulated")
     vectors: VectorSettings = group(VectorSettings)
     sglang: SglangEmbedderSettings = group(SglangEmbedderSettings)
-    simulated: SimulatedEmbedderSettings = group(SimulatedEmbedderSettings)
 
     def checked(self) -> Self:
         """Return the settings with the engine's own arguments read; called once, by `load`.
@@ -30,7 +32,7 @@ class EmbeddingSettings(ModelSettings):
             SettingsError: one is unknown, wrong, or managed by us, or the engine takes none.
         """
         if self.engine is EngineKind.SIMULATED:
-            refuse_arguments(self.sglang.engine_args, "simulated")
             self.sglang.topology.refuse("simulated")
-            return self
+            read = read_simulated(SimulatedEmbedderSettings, self.sglang.engine_args)
+            return replace(self, sglang=replace(self.sglang, engine_args=read))
         return replace(self, sglang=self.sglang.checked())

@@ -5,7 +5,10 @@ from __future__ import annotations
 from millstream_server.encode.settings import EncodeSettings
 from millstream_server.encoding.encoder import MediaEncoder
 from millstream_server.engines.simulated.encoder import SimulatedEncoder
-from millstream_server.engines.simulated.settings import encoder_config
+from millstream_server.engines.simulated.settings import (
+    SimulatedEncoderSettings,
+    encoder_config,
+)
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketKey
@@ -31,7 +34,9 @@ async def run(settings: EncodeSettings) -> int:
 def _encoder(settings: EncodeSettings) -> MediaEncoder:
     if settings.encoder.tower is TowerKind.SIMULATED:
         config = encoder_config(
-            settings.simulated, settings.encoder.max_item_tokens, settings.model_path
+            SimulatedEncoderSettings(**settings.engine_args.values),
+            settings.encoder.max_item_tokens,
+            settings.model_path,
         )
         return SimulatedEncoder(config)
     if settings.model_path is None:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import enum
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from millstream_server.engines.diffusers import settings as diffusers
 from millstream_server.engines.sglang import cpu as sglang_cpu
-from millstream_server.engines.sglang.arguments import refuse_arguments
 from millstream_server.engines.sglang.diffusion import settings as sglang
 from millstream_server.engines.simulated import settings as simulated
 from millstream_server.engines.simulated.diffuser import SimulatedDiffuser
 from millstream_server.runtime.settings import group, setting
+from millstream_server.runtime.settings.arguments import refuse_arguments
 from millstream_server.synthesis.diffuser import Diffuser
 from millstream_server.synthesis.request import Kind
 
@@ -34,6 +35,8 @@ class DiffuserKind(enum.Enum):
 class DiffuserSettings:
     """Settings of an engine for images and videos."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = simulated.gone(simulated.SimulatedDiffuserSettings)
+
     engine: DiffuserKind = setting(
         DiffuserKind.DIFFUSERS, help="what makes images and videos: diffusers, sglang or simulated"
     )
@@ -41,7 +44,6 @@ class DiffuserSettings:
     warm_up_timeout_s: float = setting(300.0, help="longest warm-up before the start fails")
     diffusers: diffusers.DiffusersSettings = group(diffusers.DiffusersSettings)
     sglang: sglang.SglangDiffusionSettings = group(sglang.SglangDiffusionSettings)
-    simulated: simulated.SimulatedDiffuserSettings = group(simulated.SimulatedDiffuserSettings)
 
     def checked(self) -> Self:
         """Return the settings with the engine's own arguments read.
@@ -49,6 +51,10 @@ class DiffuserSettings:
         Raises:
             SettingsError: one is unknown, wrong, or managed by us, or the engine takes none.
         """
+        if self.engine is DiffuserKind.SIMULATED:
+            own = simulated.SimulatedDiffuserSettings
+            read = simulated.read_simulated(own, self.sglang.engine_args)
+            return replace(self, sglang=replace(self.sglang, engine_args=read))
         if self.engine is not DiffuserKind.SGLANG:
             refuse_arguments(self.sglang.engine_args, self.engine.value)
             return self
@@ -65,7 +71,8 @@ def make_diffuser(settings: DiffuserSettings, kind: Kind, model_path: Path | Non
         SettingsError: the folder is missing, or no pipeline's.
     """
     if settings.engine is DiffuserKind.SIMULATED:
-        return SimulatedDiffuser(simulated.diffuser_config(settings.simulated, kind))
+        arguments = simulated.SimulatedDiffuserSettings(**settings.sglang.engine_args.values)
+        return SimulatedDiffuser(simulated.diffuser_config(arguments, kind))
     if not sglang_cpu.gpu_present():
         sglang_cpu.activate()  # for torchvision too, which diffusers imports
     common: Any = {"device": settings.device, "warm_up_timeout_s": settings.warm_up_timeout_s}

@@ -23,7 +23,8 @@ def make_engine(
     """
     context = _context(settings, role, dllm)
     if settings.engine is EngineKind.SIMULATED:
-        return SimulatedEngine(simulated.engine_config(settings.simulated, context))
+        own = simulated.SimulatedSettings(**settings.sglang.engine_args.values)
+        return SimulatedEngine(simulated.engine_config(own, context))
     return SglangEngine(sglang.engine_config(settings.sglang, context))
 
 

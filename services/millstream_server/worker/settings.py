@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from millstream_server.engines.settings import CommonEngineSettings
-from millstream_server.engines.sglang.arguments import refuse_arguments
 from millstream_server.engines.sglang.settings import SglangSettings
-from millstream_server.engines.simulated.settings import SimulatedSettings
+from millstream_server.engines.simulated.settings import SimulatedSettings, gone, read_simulated
 from millstream_server.runtime.settings import group, setting
 from millstream_server.transfer.embeddings.settings import (
     EmbeddingFetchSettings,
@@ -31,14 +30,13 @@ class EngineKind(enum.Enum):
 class WorkerSettings(ModelSettings):
     """Read by `python -m millstream_server.prefill` and `python -m millstream_server.decode`."""
 
-    REMOVED: ClassVar[Mapping[str, str]] = {
+    REMOVED: ClassVar[Mapping[str, str]] = gone(SimulatedSettings) | {
         "kv_event_buffer": "leave it out: 262144 hashes of a rank are kept",
     }
 
     engine: EngineKind = setting(EngineKind.SGLANG, help="sglang or simulated")
     common: CommonEngineSettings = group(CommonEngineSettings)
     sglang: SglangSettings = group(SglangSettings)
-    simulated: SimulatedSettings = group(SimulatedSettings)
     ticket_key: str = setting(
         "",
         help="hex key, 32 bytes or more, that signs tickets of hand-offs and embeddings",
@@ -58,7 +56,7 @@ class WorkerSettings(ModelSettings):
             SettingsError: one is unknown, wrong, or managed by us, or the engine takes none.
         """
         if self.engine is EngineKind.SIMULATED:
-            refuse_arguments(self.sglang.engine_args, "simulated")
             self.sglang.topology.refuse("simulated")
-            return self
+            read = read_simulated(SimulatedSettings, self.sglang.engine_args)
+            return replace(self, sglang=replace(self.sglang, engine_args=read))
         return replace(self, sglang=self.sglang.checked())

@@ -109,8 +109,8 @@ def test_a_fault_fails_the_batches_that_it_names() -> None:
 def test_wrong_settings_are_named() -> None:
     with pytest.raises(ValueError, match="family no"):
         SimulatedEncoder(SimulatedEncoderConfig(family="no"))
-    settings = SimulatedEncoderSettings(simulated_embedding_width=3)
-    with pytest.raises(SettingsError, match="--simulated-embedding-width: 3 is below 4"):
+    settings = SimulatedEncoderSettings(embedding_width=3)
+    with pytest.raises(SettingsError, match="-- --embedding-width: 3 is below 4"):
         encoder_config(settings, 10, None)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,16 +62,14 @@ class UpOptions:
     further: tuple[FurtherModel, ...] = ()
     """Models for other tasks than chats."""
     engine_args: tuple[str, ...] = ()
-    """SGLang's own arguments, for prefill and decode workers."""
+    """The engine's own arguments, for prefill and decode workers."""
 
     def check(self) -> None:
         """Check that the options fit together.
 
         Raises:
-            PlanError: two models have the same name, or SGLang's arguments have no SGLang.
+            PlanError: two models have the same name.
         """
-        if self.engine_args and self.engine is not EngineKind.SGLANG:
-            raise PlanError(f"the {self.engine.value} engine takes no arguments behind --")
         names = [self.model_name, *(model.name for model in self.further)]
         for name in names:
             if names.count(name) > 1:
@@ -171,12 +168,7 @@ class SuitePlan:
     def _encode_flags(self, service: PlannedService) -> list[str]:
         flags = [*service.flags(), *self._model_flags()]
         if self.options.engine is EngineKind.SIMULATED:
-            family = _vision(self.options.model)
-            flags += [
-                *("--tower", "simulated"),
-                *("--simulated-family", family.name),
-                *("--simulated-embedding-width", str(family.embedding_width)),
-            ]
+            flags += ["--tower", "simulated"]
         return flags
 
     def _worker_flags(self, service: PlannedService) -> list[str]:
@@ -190,9 +182,6 @@ class SuitePlan:
             flags += ["--bootstrap-port", str(service.bootstrap_port)]
         if service.role == "decode":
             flags += ["--mode", self.options.topology]
-        if self.options.engine is EngineKind.SIMULATED:
-            # Simulated tokens must be tokens of the model whose tokenizer turns them into text.
-            flags += ["--simulated-vocab-size", str(_vocab_size(self.options.model))]
         if self.options.engine_args:
             flags += ["--", *self.options.engine_args]
         return flags
@@ -336,11 +325,3 @@ def _vision(model: Path) -> Family:
             "or give --model DIR with a vision-language model"
         )
     return family
-
-
-def _vocab_size(model: Path) -> int:
-    try:
-        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-        return int((config.get("text_config") or config)["vocab_size"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise PlanError(f"{model}/config.json has no usable vocab_size") from error

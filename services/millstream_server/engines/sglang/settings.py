@@ -13,18 +13,15 @@ from millstream_server.engines.settings import DllmSettings, EngineContext
 from millstream_server.engines.sglang import cpu as sglang_cpu
 from millstream_server.engines.sglang import dllm
 from millstream_server.engines.sglang import managed as managed_arguments
-from millstream_server.engines.sglang.arguments import (
-    ArgumentList,
-    read_arguments,
-    server_arguments,
-)
+from millstream_server.engines.sglang.arguments import server_arguments
 from millstream_server.engines.sglang.config import LORA_MODULES, MAX_LORA_RANK, SglangEngineConfig
 from millstream_server.engines.sglang.lora_settings import LoraSettings
 from millstream_server.engines.sglang.nodes import NodeSettings
 from millstream_server.model_files.state import expect_weights
 from millstream_server.runtime.settings import EngineArguments, SettingsError, group, setting
+from millstream_server.runtime.settings.arguments import ArgumentList, read_arguments
 
-ENGINE_ARGS_HELP = "SGLang's own arguments: behind --, not as a flag"
+ENGINE_ARGS_HELP = "the engine's own arguments: behind --, not as a flag"
 OWN_ARGUMENTS: Mapping[str, str] = {
     "dtype": "give SGLang's own argument: -- --dtype TYPE",
     "engine_log_level": "give SGLang's own argument: -- --log-level LEVEL",
@@ -36,7 +33,8 @@ OWN_ARGUMENTS: Mapping[str, str] = {
 class SglangSettings:
     """Settings that only SGLang reads."""
 
-    REMOVED: ClassVar[Mapping[str, str]] = OWN_ARGUMENTS | {
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        **OWN_ARGUMENTS,
         "deterministic": "give SGLang's own argument: -- --enable-deterministic-inference",
         "memory_saver": "give SGLang's own argument: -- --enable-memory-saver",
         "reasoning_parser": "give SGLang's own argument: -- --reasoning-parser NAME",

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from millstream_server.engines.base import Role
 from millstream_server.engines.settings import EngineContext
@@ -14,42 +19,75 @@ from millstream_server.engines.simulated.encoder import MIN_WIDTH, SimulatedEnco
 from millstream_server.generation.generator import MediaModel
 from millstream_server.generation.media_model import read_media_model
 from millstream_server.media.families import UnusableFamilyError, load
-from millstream_server.runtime.settings import SettingsError, setting
+from millstream_server.runtime.settings import EngineArguments, SettingsError, declared, setting
+from millstream_server.runtime.settings.arguments import ArgumentList, read_arguments
+from millstream_server.runtime.settings.declare import flag
+from millstream_server.runtime.settings.values import from_text
 from millstream_server.synthesis.request import Kind
 
 _MAX_RANKS = 64
+_VOCAB_SIZE = 32000
+
+
+# Each of the following classes has the arguments of one simulated engine; see `read_simulated`.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedSettings:
-    """Settings that only the simulated engine reads."""
+    """Arguments of the engine for text."""
 
-    simulated_load_s: float = setting(0.0, help="simulated: time to load the model")
-    simulated_step_s: float = setting(0.0, help="simulated: time of a decode step")
-    simulated_prefill_s_per_token: float = setting(0.0, help="simulated: prefill time per token")
-    simulated_vocab_size: int = setting(32000, help="simulated: vocabulary size")
-    simulated_dp_size: int = setting(1, help="simulated: data-parallel ranks, 1 to 64")
+    load_s: float = setting(0.0, help="time to load the model")
+    step_s: float = setting(0.0, help="time of a decode step")
+    prefill_s_per_token: float = setting(0.0, help="prefill time per token")
+    vocab_size: int = setting(0, help="vocabulary size; 0: the model's, or 32000")
+    dp_size: int = setting(1, help="data-parallel ranks, 1 to 64")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedEncoderSettings:
-    """Settings that only the simulated encoder reads."""
+    """Arguments of the encoder."""
 
-    simulated_load_s: float = setting(0.0, help="simulated: time to load the model")
-    simulated_family: Literal["qwen2_5_vl", "qwen3_vl", "gemma3"] = setting(
-        "qwen2_5_vl", help="simulated: how it cuts images, qwen2_5_vl, qwen3_vl or gemma3"
+    load_s: float = setting(0.0, help="time to load the model")
+    family: Literal["qwen2_5_vl", "qwen3_vl", "gemma3"] = setting(
+        "qwen2_5_vl", help="how it cuts images, qwen2_5_vl, qwen3_vl or gemma3"
     )
-    simulated_embedding_width: int = setting(8, help="simulated: width of a row, at least 4")
-    simulated_item_s: float = setting(0.0, help="simulated: time of the tower per item")
-    simulated_patch_s: float = setting(0.0, help="simulated: time of the tower per patch")
+    embedding_width: int = setting(8, help="width of a row, at least 4")
+    item_s: float = setting(0.0, help="time of the tower per item")
+    patch_s: float = setting(0.0, help="time of the tower per patch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedDiffuserSettings:
-    """Settings that only the simulated engine for images and videos reads."""
+    """Arguments of the engine for images and videos."""
 
-    simulated_load_s: float = setting(0.0, help="simulated: time to load the model")
-    simulated_step_s: float = setting(0.0, help="simulated: time of a denoising step")
+    load_s: float = setting(0.0, help="time to load the model")
+    step_s: float = setting(0.0, help="time of a denoising step")
+
+
+def read_simulated(cls: type[Any], given: EngineArguments) -> EngineArguments:
+    """Return the arguments with what was read: ``cls`` takes their values.
+
+    Raises:
+        SettingsError: one is unknown or wrong.
+    """
+
+    def add_to(parser: argparse.ArgumentParser) -> Mapping[str, str]:
+        hints = typing.get_type_hints(cls)
+        for f in declared(cls):
+            kind = partial(from_text, kind=hints[f.name], source=flag(f.name))
+            parser.add_argument(flag(f.name), type=kind)
+        return {}
+
+    known = ArgumentList(engine="The simulated engine", managed={}, add_to=add_to)
+    return read_arguments(given, known)
+
+
+def gone(cls: type[Any]) -> dict[str, str]:
+    """Return the settings that the arguments of ``cls`` were once: what to write instead."""
+    return {
+        f"simulated_{f.name}": f"give the simulated engine's own argument: -- {flag(f.name)} VALUE"
+        for f in declared(cls)
+    }
 
 
 def diffuser_config(settings: SimulatedDiffuserSettings, kind: Kind) -> SimulatedDiffuserConfig:
@@ -57,8 +95,8 @@ def diffuser_config(settings: SimulatedDiffuserSettings, kind: Kind) -> Simulate
     return SimulatedDiffuserConfig(
         kinds=frozenset({kind}),
         image_to_image=kind is Kind.IMAGE,
-        load_s=settings.simulated_load_s,
-        step_s=settings.simulated_step_s,
+        load_s=settings.load_s,
+        step_s=settings.step_s,
     )
 
 
@@ -71,17 +109,17 @@ def encoder_config(
         SettingsError: the width is too small, or the model takes no images.
     """
     config = SimulatedEncoderConfig(
-        family=settings.simulated_family,
-        width=settings.simulated_embedding_width,
+        family=settings.family,
+        width=settings.embedding_width,
         max_item_tokens=max_item_tokens,
-        load_s=settings.simulated_load_s,
-        item_s=settings.simulated_item_s,
-        patch_s=settings.simulated_patch_s,
+        load_s=settings.load_s,
+        item_s=settings.item_s,
+        patch_s=settings.patch_s,
     )
     if model_path is not None:
         config = _like(config, model_path)
     if config.width < MIN_WIDTH:
-        raise SettingsError(f"--simulated-embedding-width: {config.width} is below {MIN_WIDTH}")
+        raise SettingsError(f"-- --embedding-width: {config.width} is below {MIN_WIDTH}")
     return config
 
 
@@ -108,16 +146,16 @@ def engine_config(settings: SimulatedSettings, context: EngineContext) -> Simula
         SettingsError: the number of ranks is out of range, or the model's media can't be read.
     """
     common = context.common
-    if not 1 <= settings.simulated_dp_size <= _MAX_RANKS:
-        sentence = f"must be from 1 to {_MAX_RANKS}, not {settings.simulated_dp_size}"
-        raise SettingsError(f"--simulated-dp-size {sentence}")
+    if not 1 <= settings.dp_size <= _MAX_RANKS:
+        sentence = f"must be from 1 to {_MAX_RANKS}, not {settings.dp_size}"
+        raise SettingsError(f"-- --dp-size {sentence}")
     config = SimulatedConfig(
         role=context.role,
-        vocab_size=settings.simulated_vocab_size,
-        dp_size=settings.simulated_dp_size,
-        load_s=settings.simulated_load_s,
-        step_s=settings.simulated_step_s,
-        prefill_s_per_token=settings.simulated_prefill_s_per_token,
+        vocab_size=settings.vocab_size or _vocab_size(context.model_path),
+        dp_size=settings.dp_size,
+        load_s=settings.load_s,
+        step_s=settings.step_s,
+        prefill_s_per_token=settings.prefill_s_per_token,
         bootstrap_host=common.bootstrap_host,
         bootstrap_port=common.bootstrap_port,
         transfer_timeout_s=common.transfer_timeout_s,
@@ -128,6 +166,19 @@ def engine_config(settings: SimulatedSettings, context: EngineContext) -> Simula
         context_length=common.context_length or config.context_length,
         max_running_requests=common.max_running_requests or config.max_running_requests,
     )
+
+
+def _vocab_size(model_path: Path | None) -> int:
+    """Return a model's: simulated tokens must be tokens that its tokenizer turns into text."""
+    if model_path is None or not (model_path / "config.json").is_file():
+        return _VOCAB_SIZE
+    try:
+        config = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
+        return int((config.get("text_config") or config)["vocab_size"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise SettingsError(
+            f"--model-path {model_path}: config.json has no usable vocab_size; give -- --vocab-size"
+        ) from error
 
 
 def _media(context: EngineContext) -> MediaModel | None:

@@ -27,13 +27,13 @@ _KEPT_BATCHES = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedEmbedderSettings:
-    """Settings that only the simulated embedder reads."""
+    """Its arguments; see `engines.simulated.settings.read_simulated`."""
 
-    simulated_load_s: float = setting(0.0, help="simulated: time to load the model")
-    simulated_token_s: float = setting(0.0, help="simulated: time of the model per token")
-    simulated_width: int = setting(16, help="simulated: numbers of a vector")
-    simulated_max_input_tokens: int = setting(512, help="simulated: most tokens of an input")
-    simulated_vocab_size: int = setting(32000, help="simulated: vocabulary size")
+    load_s: float = setting(0.0, help="time to load the model")
+    token_s: float = setting(0.0, help="time of the model per token")
+    width: int = setting(16, help="numbers of a vector")
+    max_input_tokens: int = setting(512, help="most tokens of an input")
+    vocab_size: int = setting(32000, help="vocabulary size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +58,14 @@ def embedder_config(
     settings: SimulatedEmbedderSettings, dimensions: tuple[int, ...] = ()
 ) -> SimulatedEmbedderConfig:
     """Make the configuration of one embedder."""
-    halves = (settings.simulated_width // 4, settings.simulated_width // 2)
+    halves = (settings.width // 4, settings.width // 2)
     return SimulatedEmbedderConfig(
-        width=settings.simulated_width,
-        dimensions=dimensions or tuple(filter(None, (*halves, settings.simulated_width))),
-        max_input_tokens=settings.simulated_max_input_tokens,
-        vocab_size=settings.simulated_vocab_size,
-        load_s=settings.simulated_load_s,
-        token_s=settings.simulated_token_s,
+        width=settings.width,
+        dimensions=dimensions or tuple(filter(None, (*halves, settings.width))),
+        max_input_tokens=settings.max_input_tokens,
+        vocab_size=settings.vocab_size,
+        load_s=settings.load_s,
+        token_s=settings.token_s,
     )
 
 

@@ -123,8 +123,9 @@ class ClientTls:
         """
         self.server_name = server_name
         cert, key = folder / "tls.crt", folder / "tls.key"
-        shown = (cert, key) if cert.exists() or key.exists() else (None, None)
-        self._source = _source((flag, flag, flag), *shown, folder / "ca.crt")
+        shows = cert.exists() or key.exists()
+        shown = (cert if shows else None, key if shows else None, folder / "ca.crt")
+        self._source = _source((flag, flag, flag), *shown)
         self._shown = self._source.current()
 
     def credentials(self) -> grpc.ChannelCredentials:

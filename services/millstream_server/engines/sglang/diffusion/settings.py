@@ -13,10 +13,11 @@ from typing import Any, ClassVar, Literal, Self
 
 from millstream_server.engines.sglang import cpu as sglang_cpu
 from millstream_server.engines.sglang import managed as managed_arguments
-from millstream_server.engines.sglang.arguments import ArgumentList, importing, read_arguments
+from millstream_server.engines.sglang.arguments import importing
 from millstream_server.engines.sglang.diffusion.config import INDEX, SglangDiffuserConfig
 from millstream_server.model_files.state import expect_weights
 from millstream_server.runtime.settings import EngineArguments, SettingsError, setting
+from millstream_server.runtime.settings.arguments import ArgumentList, read_arguments
 
 # Of its command line, flags of any part's name: --<part>-path and so on.
 _ONLY_IN_FILE = (
@@ -49,7 +50,7 @@ class SglangDiffusionSettings:
         "at least three times its longest step",
     )
     engine_args: EngineArguments = setting(
-        EngineArguments(), help="sglang: its own arguments: behind --, not as a flag"
+        EngineArguments(), help="the engine's own arguments: behind --, not as a flag"
     )
 
     def checked(self, device: Literal["auto", "cpu", "cuda"]) -> Self:

@@ -9,7 +9,6 @@ from typing import ClassVar, Literal, Self
 
 from millstream_server.engines.base import Role
 from millstream_server.engines.sglang import managed as managed_arguments
-from millstream_server.engines.sglang.arguments import read_arguments
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.follower import SglangFollower
 from millstream_server.engines.sglang.nodes import NodeSettings
@@ -22,6 +21,7 @@ from millstream_server.engines.sglang.settings import (
 from millstream_server.engines.sglang.vectors.embedder import SglangEmbedder, with_ability
 from millstream_server.engines.sglang.vectors.model import read_model
 from millstream_server.runtime.settings import EngineArguments, SettingsError, group, setting
+from millstream_server.runtime.settings.arguments import read_arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
