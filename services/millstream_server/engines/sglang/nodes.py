@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from millstream_server.runtime.settings import EngineArguments, SettingsError, setting
-from millstream_server.runtime.settings.addresses import is_host_port
+from millstream_server.runtime.settings.declare import is_host_port
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,7 @@ from millstream_server.generation.media_model import read_media_model
 from millstream_server.media.families import UnusableFamilyError, load
 from millstream_server.runtime.settings import EngineArguments, SettingsError, declared, setting
 from millstream_server.runtime.settings.arguments import ArgumentList, read_arguments
-from millstream_server.runtime.settings.declare import flag
-from millstream_server.runtime.settings.values import from_text
+from millstream_server.runtime.settings.declare import flag, from_text
 from millstream_server.synthesis.request import Kind
 
 _MAX_RANKS = 64

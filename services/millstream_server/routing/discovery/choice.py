@@ -12,7 +12,7 @@ from millstream_server.routing.discovery.file import FileDiscovery
 from millstream_server.routing.discovery.merged import MergedDiscovery
 from millstream_server.routing.discovery.static import StaticDiscovery
 from millstream_server.runtime.settings import SettingsError
-from millstream_server.runtime.settings.addresses import is_port
+from millstream_server.runtime.settings.declare import is_port
 
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _KUBERNETES_NAME = re.compile(rf"(?:(?P<namespace>{_LABEL})/)?(?P<service>{_LABEL})")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from millstream_server.routing.discovery.base import Addresses, join
-from millstream_server.runtime.settings.addresses import is_port
+from millstream_server.runtime.settings.declare import is_port
 
 PORT_NAME = "grpc"
 _FAMILIES = ("IPv4", "IPv6")

@@ -22,12 +22,13 @@ from millstream_server.runtime.settings.declare import (
     SettingsError,
     declared,
     flag,
+    from_file,
+    from_text,
     removed,
     variable,
 )
 from millstream_server.runtime.settings.file import FileValue, KnownKeys, read_file
 from millstream_server.runtime.settings.show import plain, print_config, schema
-from millstream_server.runtime.settings.values import from_file, from_text
 
 T = TypeVar("T")
 _CONFIG = "config"

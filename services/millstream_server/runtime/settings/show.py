@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream_server.runtime.settings.arguments import EngineArguments
-from millstream_server.runtime.settings.declare import variable
-from millstream_server.runtime.settings.values import choices, option
+from millstream_server.runtime.settings.declare import choices, option, variable
 
 MASK = "***"
 
