@@ -219,11 +219,11 @@ def test_limits_are_shares_of_one_budget_of_memory_and_one_number_of_streams() -
     assert settings.prefix_index_blocks == 2 << 20
 
 
-def test_shares_of_small_numbers_leave_room_for_one_call() -> None:
+def test_shares_of_small_numbers_leave_room_for_calls() -> None:
     settings = ProcessorSettings(
         models=(), workers=(), max_open_streams=1, max_open_bytes=100, max_receive_bytes=60
     )
     options = settings.transport()
     counts = (options.max_streams, options.max_connections, options.max_connections_per_address)
-    assert (*counts, options.max_resets) == (1, 1, 1, 1)
+    assert (*counts, options.max_resets) == (100, 100, 100, 100)
     assert (options.max_received_bytes, options.max_unsent_bytes) == (60, 60)

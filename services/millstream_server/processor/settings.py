@@ -13,6 +13,9 @@ from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
 from millstream_server.runtime.settings import SettingsError, setting
 from millstream_server.runtime.transport.options import TransportOptions
 
+_LEAST = 100
+"""Of a share of the streams: a connection should take as many RPCs (RFC 9113, 6.5.2)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorSettings(ServiceSettings):
@@ -193,5 +196,5 @@ class ProcessorSettings(ServiceSettings):
 
 
 def _share(number: int, part: int, whole: int) -> int:
-    """Return a share of a number, 1 or more."""
-    return max(1, number * part // whole)
+    """Return a share of a number, or the least: the number itself bounds all of them anyway."""
+    return max(_LEAST, number * part // whole)
