@@ -200,9 +200,7 @@ def _text_limits(settings: ProcessorSettings) -> TextLimits:
             f"--text-threads is {settings.text_threads}: it must be {_LEAST_TEXT_THREADS} or more, "
             "since long texts must leave one thread to chats"
         )
-    return TextLimits(
-        threads=settings.text_threads,
-    )
+    return TextLimits(threads=settings.text_threads)
 
 
 def _media(settings: ProcessorSettings, router: Router, fleet: Fleet) -> ProcessorMedia:

@@ -139,14 +139,15 @@ class ProcessorSettings(ServiceSettings):
     def transport(self) -> TransportOptions:
         """Return the bounds of the port that clients reach."""
         streams, room = self.max_open_streams, self._under_way_bytes
+        resets = _share(streams, 1, 10)
         return TransportOptions(
             max_receive_bytes=self.max_receive_bytes,
             max_open_streams=streams,
             max_streams=_share(streams, 2, 5),
             max_connections=_share(streams, 4, 5),
             max_connections_per_address=_share(streams, 2, 5),
-            max_resets=_share(streams, 1, 10),
-            resets_per_s=streams / 100,
+            max_resets=resets,
+            resets_per_s=resets / 10,
             max_received_bytes=room,
             max_unsent_bytes=room,
             max_connection_age_s=self.max_connection_age_s,

@@ -57,17 +57,14 @@ class EncodingSettings:
         for name in ("decoder_processes", "max_frames"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"--{name.replace('_', '-')}: must be at least 1")
-        return HostedEncoder(
-            encoder,
-            EmbeddingStore(self.store.embedding_store_bytes),
-            PipelineOptions(limits=self._limits, decoders=self.decoder_processes),
-        )
-
-    @property
-    def _limits(self) -> MediaLimits:
-        return MediaLimits(
+        limits = MediaLimits(
             max_item_bytes=self.max_item_bytes,
             max_pixels=self.max_pixels,
             max_frames=self.max_frames,
             max_video_s=self.max_video_s,
+        )
+        return HostedEncoder(
+            encoder,
+            EmbeddingStore(self.store.embedding_store_bytes),
+            PipelineOptions(limits=limits, decoders=self.decoder_processes),
         )
