@@ -283,7 +283,7 @@ async def _called_by(
     tls = ServerTls(TlsFiles(server.cert, server.key, server.ca))
     async with (
         echoing(policy, tls) as served,
-        served.channel(ClientTls(client.ca, client.cert, client.key)) as channel,
+        served.channel(ClientTls(client.root)) as channel,
     ):
         yield channel
 

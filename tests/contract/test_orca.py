@@ -282,7 +282,7 @@ async def _guarded(policy: AuthPolicy) -> AsyncIterator[int]:
     """Serve with reports, and with keys that the callers do not have."""
     meter = LoadMeter(lambda: 0.5)
     options = ServerOptions(
-        max_receive_bytes=4096, clients=transports.clients(), auth=policy, load=meter
+        max_receive_bytes=4096, clients=transports.clients(4096), auth=policy, load=meter
     )
     server = Server((worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name,), options)
     try:

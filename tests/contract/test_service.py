@@ -199,11 +199,13 @@ async def test_operators_may_have_a_ca_of_their_own(tmp_path: Path) -> None:
         admin_client_ca_file=served.ca,
         admin_peers=("ops.example",),
     )
-    tls = ClientTls(held.ca, held.cert, held.key)
+    tls = ClientTls(held.root)
     async with (
         listening(settings),
         open_channel(f"localhost:{port}", tls, options=[]) as channel,
-        open_channel(f"localhost:{port}", ClientTls(held.ca), options=[]) as without_certificate,
+        open_channel(
+            f"localhost:{port}", ClientTls(held.of_ca()), options=[]
+        ) as without_certificate,
     ):
         stub: Any = admin_pb2_grpc.AdminServiceStub(channel)
         answer = await stub.GetServerStatus(admin_pb2.GetServerStatusRequest())

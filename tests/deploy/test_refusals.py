@@ -175,6 +175,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         decode(settings={"drian_s": 5}),
     ),
     (
+        "processor.settings.max_resets: there is no such setting any more; leave it out: it is",
+        {**decode(), "processor": {"settings": {"max_resets": 5}}},
+    ),
+    (
         "decode.pools.main.settings.max_running_requests is 1.5; it must be an integer",
         decode(settings={"max_running_requests": 1.5}),
     ),

@@ -107,7 +107,7 @@ def broken_version() -> dict[str, Any]:
     """Values that a render can't tell from good ones: two kinds of processes refuse theirs."""
     return {
         "processor": {"settings": {"max_pace_s": -1}},
-        "prefill": {"settings": {"simulated_load_s": 600}},
+        "prefill": {"engineArgs": {"load_s": 600}},
         "decode": {"settings": {"context_length": -1}},
     }
 

@@ -100,9 +100,7 @@ class Secured:
             tls_cert_file=self.front_files.cert,
             tls_key_file=self.front_files.key,
             api_keys_file=self.keys,
-            worker_tls_ca_file=self.processor_files.ca,
-            worker_tls_cert_file=self.processor_files.cert,
-            worker_tls_key_file=self.processor_files.key,
+            worker_tls_dir=self.processor_files.root,
         )
 
     @contextlib.asynccontextmanager

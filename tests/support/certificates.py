@@ -114,6 +114,13 @@ class SecretMount:
     def ca(self) -> Path:
         return self.root / "ca.crt"
 
+    def of_ca(self) -> Path:
+        """Return a folder with the CA alone, which a client has that shows no certificate."""
+        folder = self.root / "ca"
+        folder.mkdir(exist_ok=True)
+        (folder / "ca.crt").write_bytes(self.ca.read_bytes())
+        return folder
+
     def put(self, issued: Issued, ca: bytes | None = None) -> None:
         """Replace all files at once, by one rename of the `..data` link."""
         self.put_files({"tls.crt": issued.cert, "tls.key": issued.key, "ca.crt": ca or issued.ca})

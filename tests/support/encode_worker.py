@@ -62,7 +62,6 @@ class Setup:
     tower: SimulatedEncoderConfig = field(default_factory=SimulatedEncoderConfig)
     limits: MediaLimits = field(default_factory=MediaLimits)
     store_bytes: int = 1 << 20
-    cached_bytes: int | None = None
     options: EncodeOptions = field(default_factory=EncodeOptions)
     batch_patches: int = 16384
     decoders: Decoders | None = field(default_factory=Decoders)
@@ -75,7 +74,7 @@ class Setup:
         if self.decoders is not None:
             made = self.decoders
             options = replace(options, make_decoders=lambda *_: made)
-        store = EmbeddingStore(self.store_bytes, cached_bytes=self.cached_bytes)
+        store = EmbeddingStore(self.store_bytes)
         return HostedEncoder(tower, store, options)
 
     @property

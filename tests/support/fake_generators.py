@@ -33,7 +33,7 @@ from millstream_server.runtime.errors import (
     WorkerLostError,
 )
 from millstream_server.runtime.rpc.server import Server, ServerOptions
-from millstream_server.runtime.transport.settings import TransportSettings
+from millstream_server.runtime.transport.options import TransportOptions
 from tests.support.clients import tell_serving
 from tests.support.fake_processor import FakeProcessor
 
@@ -189,7 +189,10 @@ async def generators(
     """Serve both on one port, beside a Processor; yield the address."""
     server = Server(
         SERVICES,
-        options or ServerOptions(max_receive_bytes=4 << 20, clients=TransportSettings()),
+        options
+        or ServerOptions(
+            max_receive_bytes=4 << 20, clients=TransportOptions(max_receive_bytes=4 << 20)
+        ),
     )
     processor_pb2_grpc.add_ProcessorServiceServicer_to_server(FakeProcessor(), server.methods)
     diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(diffusion, server.methods)

@@ -43,7 +43,7 @@ from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.router import Router
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.telemetry.tracing import Tracing
-from millstream_server.runtime.transport.settings import TransportSettings
+from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketGate, TicketKey
 from millstream_server.worker.generation.app import make_plan
@@ -250,7 +250,7 @@ async def processor(
         app.SERVICES,
         ServerOptions(
             max_receive_bytes=4 << 20,
-            clients=TransportSettings(),
+            clients=TransportOptions(max_receive_bytes=4 << 20),
             load=core.front.meter,
             tracing=tracing,
         ),

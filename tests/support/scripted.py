@@ -14,7 +14,7 @@ from millstream.v1 import generation_pb2, processor_pb2, processor_pb2_grpc
 from millstream_server.runtime.errors import Code, StatusError
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.server import Server, ServerOptions
-from millstream_server.runtime.transport.settings import TransportSettings
+from millstream_server.runtime.transport.options import TransportOptions
 from tests.support.clients import tell_serving
 from tests.support.fake_processor import FakeProcessor
 
@@ -111,7 +111,9 @@ class Scripted(FakeProcessor):
 async def serving(script: Scripted, address: str = "127.0.0.1:0") -> AsyncIterator[str]:
     server = Server(
         ("millstream.v1.ProcessorService",),
-        ServerOptions(max_receive_bytes=4 << 20, clients=TransportSettings()),
+        ServerOptions(
+            max_receive_bytes=4 << 20, clients=TransportOptions(max_receive_bytes=4 << 20)
+        ),
     )
     processor_pb2_grpc.add_ProcessorServiceServicer_to_server(script, server.methods)
     port = await server.listen(address)

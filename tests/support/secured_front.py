@@ -11,7 +11,7 @@ from millstream_server.runtime.rpc.server import ServerOptions
 from millstream_server.runtime.security.api_keys import ApiKeys
 from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
-from millstream_server.runtime.transport.settings import TransportSettings
+from millstream_server.runtime.transport.options import TransportOptions
 from tests.support.certificates import Authority, SecretMount
 from tests.support.fake_generators import FakeDiffusion, FakeEmbedding, generators
 
@@ -47,7 +47,7 @@ async def secured_front(folder: Path, *, mutual: bool = False) -> AsyncIterator[
     key_file.write_text(f"{KEY}\n")
     options = ServerOptions(
         max_receive_bytes=4 << 20,
-        clients=TransportSettings(),
+        clients=TransportOptions(max_receive_bytes=4 << 20),
         tls=ServerTls(TlsFiles(files.cert, files.key, files.ca if mutual else None)),
         auth=AuthPolicy(keys=ApiKeys(inline=f"alice:{KEY}")),
     )

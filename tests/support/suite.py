@@ -23,12 +23,19 @@ TICKET_KEY = secrets.token_hex(32)
 _DEFAULT_FLAGS: dict[str, object] = {"metrics_listen": ""}
 
 
+def _is_older(env: Mapping[str, str]) -> bool:
+    """Return whether services are of a checkout in which simulated_x were settings of their own."""
+    services = env.get("PYTHONPATH", "").partition(":")[0]
+    known = Path(services, "../deploy/helm/millstream/files/settings.json")
+    return bool(services) and "simulated_step_s" in known.read_text(encoding="utf-8")
+
+
 @dataclass
 class ServiceProcess:
     """One service in its own process and process group, its log in a file.
 
     It has no metrics port unless ``flags`` name one; a flag of None is left out. What is called
-    engine_args goes behind `--`.
+    engine_args goes behind `--`, and so does simulated_x, as the simulated engine's `--x`.
     """
 
     module: str
@@ -67,12 +74,19 @@ class ServiceProcess:
 
     def start(self) -> ServiceProcess:
         self._terminating = False
-        arguments = ["--listen", self.address]
+        arguments, behind = (
+            ["--listen", self.address],
+            str(self.flags.get("engine_args", "")).split(),
+        )
         for name, value in (_DEFAULT_FLAGS | dict(self.flags)).items():
-            if value is not None and name != "engine_args":
-                arguments += ["--" + name.replace("_", "-"), str(value)]
-        if behind := self.flags.get("engine_args"):
-            arguments += ["--", *str(behind).split()]
+            if value is None or name == "engine_args":
+                continue
+            flag, to = name, arguments
+            if name.startswith("simulated_") and not _is_older(self.env):
+                flag, to = name.removeprefix("simulated_"), behind
+            to += ["--" + flag.replace("_", "-"), str(value)]
+        if behind:
+            arguments += ["--", *behind]
         with self.log.open("ab") as log, Path(os.devnull).open("rb") as nothing:
             self.process = forked.start(
                 self._kind,

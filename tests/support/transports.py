@@ -14,7 +14,6 @@ from millstream_server.runtime.rpc.served_call import OpenCalls
 from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.server import H2Server
-from millstream_server.runtime.transport.settings import TransportSettings
 
 TransportName = Literal["h2", "grpc"]
 TRANSPORTS: tuple[TransportName, ...] = ("h2", "grpc")
@@ -26,9 +25,9 @@ def current() -> TransportName:
     return _current
 
 
-def clients() -> TransportSettings | None:
+def clients(max_receive_bytes: int = 1 << 20) -> TransportOptions | None:
     """Return the option of a `Server` that chooses this transport."""
-    return TransportSettings() if _current == "h2" else None
+    return TransportOptions(max_receive_bytes=max_receive_bytes) if _current == "h2" else None
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from millstream_server.generation.output import CollectingSink, Finish
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.media.items import Modality
 from millstream_server.runtime.errors import KvTransferError
+from millstream_server.runtime.settings import SettingsError
 from millstream_server.transfer.ticket import Ticket
 from tests.support.media_requests import MODEL, fetched, geometry_only, item, request, tensor
 from tests.support.vision_models import make_vision_model
@@ -108,9 +109,17 @@ def test_a_models_files_say_what_it_takes(tmp_path: Path, family: str | None) ->
         model_name="m",
         common=TextEngineSettings(),
     )
-    media = engine_config(SimulatedSettings(), context).media
+    config = engine_config(SimulatedSettings(), context)
+    media = config.media
     if family is None:
         assert media is None
+        assert config.vocab_size == 32000
+        (tmp_path / "config.json").write_text('{"vocab_size": 321}')
+        assert engine_config(SimulatedSettings(), context).vocab_size == 321
+        assert engine_config(SimulatedSettings(vocab_size=5), context).vocab_size == 5
+        (tmp_path / "config.json").write_text("{}")
+        with pytest.raises(SettingsError, match="has no usable vocab_size; give -- --vocab-size"):
+            engine_config(SimulatedSettings(), context)
     else:
         assert media is not None
         assert (media.family, media.embedding_width, media.pixel_shape) == (family, 256, (1536,))

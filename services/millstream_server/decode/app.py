@@ -55,7 +55,7 @@ def media_of(settings: DecodeSettings) -> Extend:
         if source is None or path is None or pixels is None or not _encodes(settings, path):
             return plan
         hosted = settings.encoding.hosted(pixels(path))
-        serving = Serving(options=settings.encoding.options)  # nobody else may fetch pixels
+        serving = Serving()  # nobody else may fetch pixels
         return with_encoding(plan, hosted, serving, source.use_local)
 
     return extend

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from millstream_server.encoding.encoder import MediaEncoder
 from millstream_server.engines.adapter import EncoderSettings
 from millstream_server.engines.base import Role
 from millstream_server.engines.registry import AUTO, ENCODERS, EncoderName, encoder_for
 from millstream_server.runtime.settings import SettingsError, group, setting
+from millstream_server.runtime.settings.arguments import refuse_arguments
 from millstream_server.transfer.embeddings.settings import EmbeddingTransferSettings
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketKey
@@ -43,6 +44,17 @@ class EncodeSettings(ModelSettings):
     encoding: EncodingSettings = group(EncodingSettings)
     transfer: EmbeddingTransferSettings = group(EmbeddingTransferSettings)
 
+    def checked(self) -> Self:
+        """Return the settings with the engine's own arguments read; called once, by `load`.
+
+        Raises:
+            SettingsError: one is unknown or wrong, or the engine takes none.
+        """
+        if self.engine == AUTO:
+            refuse_arguments(self.common.engine_args, AUTO)
+            return self
+        return ENCODERS.checked(self)
+
 
 async def run(settings: EncodeSettings) -> int:
     """Run an encode worker; return the process's exit code.
@@ -51,7 +63,6 @@ async def run(settings: EncodeSettings) -> int:
         SettingsError: settings contradict each other.
     """
     serving = Serving(
-        options=settings.encoding.options,
         tickets=_tickets(settings.ticket_key),
         transfer=settings.transfer.embedding_transfer,
     )

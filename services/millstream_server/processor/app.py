@@ -70,6 +70,8 @@ SERVICES = (SERVICE, DIFFUSION, EMBEDDING)
 # the event loop is busy. With Python's 5 ms a burst of 64 chats waited a second for first tokens.
 _SWITCH_INTERVAL_S = 0.0005
 _LEAST_TEXT_THREADS = 2
+_MAX_MEDIA_ITEMS = 64
+"""Images and videos of one conversation: more than a model's context takes."""
 
 
 async def run(settings: ProcessorSettings) -> int:
@@ -197,11 +199,7 @@ def _text_limits(settings: ProcessorSettings) -> TextLimits:
             f"--text-threads is {settings.text_threads}: it must be {_LEAST_TEXT_THREADS} or more, "
             "since long texts must leave one thread to chats"
         )
-    return TextLimits(
-        threads=settings.text_threads,
-        max_waiting_s=settings.max_text_wait_s,
-        max_caller_waiting_s=settings.max_caller_text_wait_s,
-    )
+    return TextLimits(threads=settings.text_threads)
 
 
 def _media(
@@ -212,11 +210,10 @@ def _media(
     return ProcessorMedia(
         router,
         fleet,
-        Intake(urls, max_item_bytes=most, max_items=settings.max_media_items),
-        MediaBudget(settings.max_media_bytes),
+        Intake(urls, max_item_bytes=most, max_items=_MAX_MEDIA_ITEMS),
+        MediaBudget(settings.max_open_bytes),
         tickets=EmbeddingTickets(key) if key else None,
         shared_cache=settings.share_media_cache,
-        upload_idle_s=settings.upload_idle_s,
     )
 
 
@@ -250,8 +247,7 @@ def _plan(settings: ProcessorSettings, core: ProcessorCore) -> ServicePlan:
         max_receive_bytes=settings.max_receive_bytes,
         load=core.front.meter,
         open_work=lambda: {"streams": core.work.count},
-        ages=True,
-        clients=settings.clients,
+        clients=settings.transport(),
         without_spans=(f"{DIFFUSION}/GenerateText",),  # its requests have spans
         auth=AuthPolicy(keys=keys, peers=peers_policy(settings)),
         limits=RpcLimits(
@@ -274,16 +270,9 @@ def _limits(settings: ProcessorSettings) -> RequestLimits:
 
 
 def _worker_tls(settings: ProcessorSettings) -> ClientTls | None:
-    if settings.worker_tls_ca_file is None:
-        if settings.worker_tls_cert_file or settings.worker_tls_key_file:
-            raise SettingsError("--worker-tls-ca-file is needed to check the workers' certificates")
+    if settings.worker_tls_dir is None:
         return None
-    return ClientTls(
-        settings.worker_tls_ca_file,
-        settings.worker_tls_cert_file,
-        settings.worker_tls_key_file,
-        server_name=settings.worker_tls_name,
-    )
+    return ClientTls(settings.worker_tls_dir, server_name=settings.worker_tls_name)
 
 
 async def load_models(directories: Mapping[str, Path | None]) -> dict[str, TextModel | None]:

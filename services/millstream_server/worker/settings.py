@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from millstream_server.engines.adapter import TextEngineSettings
 from millstream_server.engines.registry import GENERATORS, Engines, GeneratorName
 from millstream_server.generation.generator import GeneratorEngine
-from millstream_server.runtime.settings import SettingsError, group, setting
+from millstream_server.runtime.settings import group, setting
 from millstream_server.transfer.embeddings.settings import (
     EmbeddingFetchSettings,
     EmbeddingTransferSettings,
 )
 from millstream_server.worker.control.plan import ControlSettings
 from millstream_server.worker.host_settings import ModelSettings
-from millstream_server.worker.kv_events.blocks import DEFAULT_BUFFER, MIN_BUFFER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings(ModelSettings):
     """Read by `python -m millstream_server.prefill` and `python -m millstream_server.decode`."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "kv_event_buffer": "leave it out: 262144 hashes of a rank are kept",
+    }
     ENGINES: ClassVar[Engines[GeneratorEngine]] = GENERATORS
 
     engine: GeneratorName = setting("sglang", help=f"one of {', '.join(GENERATORS.names)}")
@@ -39,20 +42,10 @@ class WorkerSettings(ModelSettings):
         0, help="most prompt tokens of open requests; 0: four times what the KV cache holds"
     )
 
-    kv_event_buffer: int = setting(
-        DEFAULT_BUFFER,
-        help="hashes of KV events kept per data-parallel rank, 8 bytes each: a reader that is "
-        "further behind gets the whole set anew; 1024 or more",
-    )
-
     def checked(self) -> Self:
         """Return the settings with the engine's own arguments read; called once, by `load`.
 
         Raises:
             SettingsError: one is unknown, wrong, or managed by us, or the engine takes none.
         """
-        if self.kv_event_buffer < MIN_BUFFER:
-            raise SettingsError(
-                f"MILLSTREAM_KV_EVENT_BUFFER is {self.kv_event_buffer}; give {MIN_BUFFER} or more"
-            )
         return self.ENGINES.checked(self)

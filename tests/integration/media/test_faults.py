@@ -80,14 +80,13 @@ async def expect_undisturbed(beside: Conversation) -> None:
 
 
 async def expect_free(encode: ServiceProcess) -> None:
-    """Wait until an encode worker without a cache holds nothing."""
+    """Wait until an encode worker holds nothing but its cache."""
 
     async def free() -> bool:
         held = [
-            await metric(encode, f"millstream_encode_{name}")
-            for name in ("leases", "store_bytes", "upload_bytes")
+            await metric(encode, f"millstream_encode_{name}") for name in ("leases", "upload_bytes")
         ]
-        return [*held, await open_requests(encode)] == [0, 0, 0, 0]
+        return [*held, await open_requests(encode)] == [0, 0, 0]
 
     await until(free)
 
@@ -174,7 +173,7 @@ class Fetching:
 
 @pytest.fixture
 async def fetching(suite: MediaProcesses) -> AsyncIterator[Fetching]:
-    encode = suite.add_encode(embedding_cached_bytes=0)
+    encode = suite.add_encode()
     prefill = suite.add_prefill()
     suite.add_decode(mode="disaggregated")
     suite.add_processor()
@@ -248,7 +247,7 @@ async def test_an_encode_worker_that_dies_while_prefill_fetches(
 
 
 async def test_a_processor_that_dies_leaves_no_lease_and_no_item(suite: MediaProcesses) -> None:
-    encode = suite.add_encode(embedding_cached_bytes=0, simulated_item_s=1.0)
+    encode = suite.add_encode(simulated_item_s=1.0)
     suite.add_pair()
     suite.add_processor()
     doomed = suite.add_processor("doomed", max_admitted_requests=1)

@@ -45,7 +45,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MediaProcesses]:
     suite = MediaProcesses(folder, make_vision_model(folder / "qwen", "qwen2_5_vl"))
     suite.add_encode(embedding_store_bytes=STORE_MB * MIB)
     suite.add_decode(simulated_step_s=0)
-    suite.add_processor(max_media_bytes=MEDIA_MB * MIB)
+    suite.add_processor(max_open_bytes=MEDIA_MB * MIB)
     with suite.running():
         yield suite
 

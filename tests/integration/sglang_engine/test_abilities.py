@@ -1,4 +1,4 @@
-"""What the engine settings `deterministic` and `engine_tokenizer` turn on."""
+"""What an engine's `deterministic` and `engine_tokenizer` turn on."""
 
 from __future__ import annotations
 

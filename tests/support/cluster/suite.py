@@ -19,11 +19,10 @@ MODEL = "llama"
 STEP_S = 0.02
 _SIMULATED = {
     "engine": "simulated",
-    "simulated_step_s": STEP_S,
-    "simulated_vocab_size": 440,
     "context_length": 512,
     "log_format": "text",
 }
+_ARGUMENTS = {"step_s": STEP_S, "vocab_size": 440}
 _PROBE = {"periodSeconds": 1}
 _SHORT: Mapping[str, Any] = {
     "poolDefaults": {
@@ -33,8 +32,8 @@ _SHORT: Mapping[str, Any] = {
         "probes": {"startup": _PROBE, "readiness": _PROBE, "liveness": _PROBE},
     },
     "processor": {"drain": {"limitSeconds": 20}, "settings": {"log_format": "text"}},
-    "prefill": {"settings": _SIMULATED},
-    "decode": {"settings": _SIMULATED},
+    "prefill": {"settings": _SIMULATED, "engineArgs": _ARGUMENTS},
+    "decode": {"settings": _SIMULATED, "engineArgs": _ARGUMENTS},
 }
 """Values over those of an example: the engine, and the times of a cluster in a hurry."""
 

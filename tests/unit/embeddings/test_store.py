@@ -151,28 +151,6 @@ def test_more_than_the_store(capacity: int) -> None:
     assert f"{capacity + 2} bytes; this worker's store has {capacity}" in violation.description
 
 
-def test_without_a_cache_the_last_unpin_drops() -> None:
-    store = EmbeddingStore(4 * KIB, cached_bytes=0)
-    stored = put(store, "a")
-    store.pin(stored)
-    store.pin(stored)
-    store.unpin(stored)
-    assert store.get(b"a") is stored
-    store.unpin(stored)
-    assert store.get(b"a") is None
-    assert store.used_bytes == 0
-
-
-def test_a_small_cache_keeps_the_newest() -> None:
-    store = EmbeddingStore(8 * KIB, cached_bytes=2 * KIB)
-    all_of_them = [put(store, name) for name in "abcd"]
-    for stored in all_of_them:
-        store.pin(stored)
-    for stored in all_of_them:
-        store.unpin(stored)
-    assert kept(store) == "cd"
-
-
 def test_a_dropped_one_cannot_be_pinned() -> None:
     store = EmbeddingStore(KIB)
     first = put(store, "a")

@@ -14,7 +14,7 @@ from millstream_server.media.families.placing import place
 from millstream_server.media.items import Content, EncodedItem, MediaFile, MediaInput
 from millstream_server.processor.conversation import Caller
 from millstream_server.processor.media.intake import Intake
-from millstream_server.processor.media.uploads import DEFAULT_IDLE_S, MediaBudget, Uploads
+from millstream_server.processor.media.uploads import MediaBudget, Uploads
 from millstream_server.processor.telemetry import TurnTelemetry
 from millstream_server.processor.text.messages import MediaPart
 from millstream_server.routing.plan import RoutingRequest
@@ -45,7 +45,6 @@ class ProcessorMedia:
         *,
         tickets: EmbeddingTickets | None = None,
         shared_cache: bool = False,
-        upload_idle_s: float = DEFAULT_IDLE_S,
     ) -> None:
         """Encode on ``encoders``; all conversations' bytes count in ``budget``.
 
@@ -58,11 +57,10 @@ class ProcessorMedia:
         self._router = router
         self._encoders = encoders
         self._budget = budget
-        self._upload_idle_s = upload_idle_s
 
     def uploads(self) -> Uploads:
         """Make the uploads of a new conversation; `close` frees the bytes of all its media."""
-        return Uploads(self._budget, self.intake.max_item_bytes, self._upload_idle_s)
+        return Uploads(self._budget, self.intake.max_item_bytes)
 
     def of_turn(
         self,

@@ -36,7 +36,6 @@ from millstream_server.runtime.telemetry.metrics_endpoint import MetricsEndpoint
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.server import H2Server
-from millstream_server.runtime.transport.settings import TransportSettings
 
 log = get_log(__name__)
 
@@ -57,9 +56,7 @@ class ServicePlan:
     """Returns the amount of open work by kind, for operators."""
     health_only: bool = False
     """The services' names have a health, but nothing serves them."""
-    ages: bool = False
-    """Whether connections end at a maximum age: for the Processor, not for workers."""
-    clients: TransportSettings | None = None
+    clients: TransportOptions | None = None
     """See `ServerOptions`."""
     auth: AuthPolicy = field(default_factory=AuthPolicy)
     admin_services: tuple[AdminService, ...] = ()
@@ -115,8 +112,6 @@ class Service:
             ServerOptions(
                 max_receive_bytes=plan.max_receive_bytes,
                 clients=plan.clients,
-                max_connection_age_s=settings.max_connection_age_s if plan.ages else 0.0,
-                max_connection_age_grace_s=settings.max_connection_age_grace_s,
                 tls=self._tls,
                 auth=plan.auth,
                 limits=plan.limits,

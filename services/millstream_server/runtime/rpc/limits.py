@@ -21,7 +21,7 @@ def _size(message: Message) -> int:
 class RpcLimits:
     """Limits over all open RPCs of the limited services together."""
 
-    max_open_streams: int = 10_000
+    max_open_streams: int = 10_240
     max_open_bytes: int = 512 << 20
     held_bytes: Callable[[Message], int] = _size
     """Returns what a message may hold until its RPC ends; less where something else counts it."""

@@ -23,8 +23,8 @@ from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.metrics import DRAINING, SERVING
 from millstream_server.runtime.telemetry.server_rpcs import TelemetryLayer
 from millstream_server.runtime.telemetry.tracing import Tracing
+from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.server import H2Server
-from millstream_server.runtime.transport.settings import TransportSettings
 
 log = get_log(__name__)
 
@@ -40,10 +40,8 @@ class ServerOptions:
 
     max_receive_bytes: int
     """Largest message accepted; a larger one ends its RPC with RESOURCE_EXHAUSTED."""
-    clients: TransportSettings | None = None
+    clients: TransportOptions | None = None
     """Bounds of a port that clients reach; None: the suite's own callers do, served by grpc.aio."""
-    max_connection_age_s: float = 0.0
-    max_connection_age_grace_s: float = 0.0
     tls: ServerTls | None = None
     auth: AuthPolicy = field(default_factory=AuthPolicy)
     limits: RpcLimits | None = None
@@ -97,21 +95,12 @@ class Server:
         if options.clients is not None:
             return H2Server(
                 rpcs,
-                options.clients.options(
-                    max_receive_bytes=options.max_receive_bytes,
-                    max_open_streams=(options.limits or RpcLimits()).max_open_streams,
-                    max_connection_age_s=options.max_connection_age_s,
-                    max_connection_age_grace_s=options.max_connection_age_grace_s,
-                ),
+                options.clients,
                 lambda: self.health.told,
             )
         return GrpcServer(
             RpcInterceptor(rpcs),
-            server_options(
-                max_receive_bytes=options.max_receive_bytes,
-                max_connection_age_s=options.max_connection_age_s,
-                max_connection_age_grace_s=options.max_connection_age_grace_s,
-            ),
+            server_options(max_receive_bytes=options.max_receive_bytes),
             self._transport_died,
         )
 

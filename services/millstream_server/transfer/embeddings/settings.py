@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from millstream_server.runtime.settings import setting
 
@@ -33,40 +35,35 @@ class EmbeddingTransferSettings:
 class EmbeddingStoreSettings:
     """Settings of the worker that makes embeddings."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "embedding_cached_bytes": "leave it out: embeddings are kept while the store has room",
+        "embedding_lease_s": "leave it out: an embedding may wait for 300 s",
+    }
+
     embedding_store_bytes: int = setting(
         1 << 30,
         help="memory for embeddings, cached and not yet fetched (1 GiB); shared memory, taken as "
         "it is first used",
     )
-    embedding_cached_bytes: int = setting(
-        -1,
-        help="most bytes of embeddings that are kept for other requests; 0: no cache; -1: as many "
-        "as the store holds",
-    )
-    embedding_lease_s: float = setting(
-        300.0, help="an embedding that is not fetched for so long may be dropped"
-    )
-
-    @property
-    def cached_bytes(self) -> int | None:
-        """What `EmbeddingStore` takes."""
-        return None if self.embedding_cached_bytes < 0 else self.embedding_cached_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingFetchSettings:
     """Settings of the worker that fetches embeddings."""
 
-    embedding_fetch_timeout_s: float = setting(
-        10.0, help="longest time to fetch one embedding; then its request fails and may be retried"
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "embedding_fetch_timeout_s": "leave it out: a fetch may take 10 s",
+        **dict.fromkeys(
+            ("encode_tls_ca_file", "encode_tls_cert_file", "encode_tls_key_file"),
+            "name the folder of ca.crt, tls.crt and tls.key with --encode-tls-dir",
+        ),
+    }
+
+    encode_tls_dir: Path | None = setting(
+        None,
+        help="folder with ca.crt, PEM CAs of the encode workers' certificates, and, for mTLS, "
+        "tls.crt and tls.key, which this worker shows to them; turns TLS to them on",
     )
-    encode_tls_ca_file: Path | None = setting(
-        None, help="PEM CAs of the encode workers' certificates; turns TLS to them on"
-    )
-    encode_tls_cert_file: Path | None = setting(
-        None, help="PEM certificate this worker shows to encode workers (mTLS)"
-    )
-    encode_tls_key_file: Path | None = setting(None, help="PEM private key of that certificate")
     encode_tls_name: str = setting(
         "", help="name in the encode workers' certificates, where their addresses are bare IPs"
     )

@@ -60,17 +60,12 @@ class EmbeddingStore:
     For one thread. Sizes count with what alignment takes.
     """
 
-    def __init__(self, capacity_bytes: int, *, cached_bytes: int | None = None) -> None:
-        """Hold at most ``capacity_bytes``, and of unpinned tensors at most ``cached_bytes``.
-
-        ``cached_bytes`` None: no other limit than the capacity; 0: a tensor is dropped as soon as
-        its last pin is gone.
-        """
+    def __init__(self, capacity_bytes: int) -> None:
+        """Hold at most ``capacity_bytes``; what isn't pinned goes when room is needed."""
         self.arena = Arena(capacity_bytes)
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
         self.pinned_bytes = 0
-        self._cached_bytes = capacity_bytes if cached_bytes is None else cached_bytes
         self._allocator = Allocator(capacity_bytes)
         self._entries: dict[bytes, Stored] = {}
         self._unpinned: OrderedDict[bytes, Stored] = OrderedDict()  # the oldest first
@@ -134,8 +129,6 @@ class EmbeddingStore:
         if not stored.pins:
             self._unpinned[stored.digest] = stored
             self.pinned_bytes -= aligned(stored.nbytes)
-            while self.used_bytes - self.pinned_bytes > self._cached_bytes:
-                self._drop_oldest()
 
     @contextlib.contextmanager
     def pinned(self, stored: Stored) -> Iterator[None]:

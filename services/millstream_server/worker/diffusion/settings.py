@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from millstream_server.runtime.settings import SettingsError, setting
 from millstream_server.synthesis.diffuser import Diffuser
@@ -11,11 +13,19 @@ from millstream_server.worker.diffusion.engine import DiffusionOptions, HostedDi
 from millstream_server.worker.diffusion.files import Storage
 
 _OPTIONS = DiffusionOptions()
+_STORAGE_TIMEOUT_S = 60.0
+"""To write an output: a video of 100 MB at 2 MB/s; then the storage hangs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiffusionWorkerSettings:
     """Limits, the queue, storage."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "decoder_processes": "leave it out: one input image is decoded at once",
+        "max_input_bytes": "leave it out: an input image's file may have 16 MiB",
+        "storage_timeout_s": "leave it out: an output may take 60 s to be written",
+    }
 
     requests_at_once: int = setting(
         _OPTIONS.requests_at_once,
@@ -43,12 +53,6 @@ class DiffusionWorkerSettings:
     default_height: int = setting(
         _OPTIONS.default_height, help="height of requests that name no size; 0: the model's"
     )
-    max_input_bytes: int = setting(
-        _OPTIONS.max_input_bytes, help="most bytes of an input image's file (16 MiB)"
-    )
-    decoder_processes: int = setting(
-        _OPTIONS.decoders, help="input images that are decoded at once, each in a process"
-    )
     storage_url: str = setting(
         "",
         help="where outputs are written that are delivered as URLs: any fsspec URL, such as "
@@ -57,7 +61,6 @@ class DiffusionWorkerSettings:
     storage_public_url: str = setting(
         "", help="URL under which callers find what is in --storage-url; empty: --storage-url"
     )
-    storage_timeout_s: float = setting(60.0, help="longest time to write an output to storage")
 
     def hosted(self, diffuser: Diffuser, kind: Kind) -> HostedDiffuser:
         """Make a hosted engine; nothing is loaded yet.
@@ -65,7 +68,7 @@ class DiffusionWorkerSettings:
         Raises:
             SettingsError: a number that must be at least 1 is 0, or the storage can't be used.
         """
-        for name in ("requests_at_once", "max_outputs", "decoder_processes"):
+        for name in ("requests_at_once", "max_outputs"):
             if getattr(self, name) < 1:
                 raise SettingsError(f"--{name.replace('_', '-')}: must be at least 1")
         if bool(self.default_width) != bool(self.default_height):
@@ -82,8 +85,6 @@ class DiffusionWorkerSettings:
             default_steps=self.default_steps,
             default_width=self.default_width,
             default_height=self.default_height,
-            max_input_bytes=self.max_input_bytes,
-            decoders=self.decoder_processes,
             storage=self._storage(),
         )
         return HostedDiffuser(diffuser, options)
@@ -91,4 +92,4 @@ class DiffusionWorkerSettings:
     def _storage(self) -> Storage | None:
         if not self.storage_url:
             return None
-        return Storage(self.storage_url, self.storage_public_url, self.storage_timeout_s)
+        return Storage(self.storage_url, self.storage_public_url, _STORAGE_TIMEOUT_S)

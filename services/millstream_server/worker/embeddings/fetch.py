@@ -16,7 +16,6 @@ from millstream_server.media.items import EmbeddingTicket
 from millstream_server.media.tensor import Tensor, TensorSpec
 from millstream_server.runtime.errors import EmbeddingTransferError, InvalidRequestError
 from millstream_server.runtime.security.tls import ClientTls
-from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.metrics import (
     EMBEDDING_BYTES,
@@ -194,14 +193,8 @@ def fetch_tls(settings: EmbeddingFetchSettings) -> ClientTls | None:
     Raises:
         SettingsError: a file is missing or invalid.
     """
-    if settings.encode_tls_ca_file is None:
-        if settings.encode_tls_cert_file or settings.encode_tls_key_file:
-            raise SettingsError("--encode-tls-ca-file is needed to check encode workers")
+    if settings.encode_tls_dir is None:
         return None
     return ClientTls(
-        settings.encode_tls_ca_file,
-        settings.encode_tls_cert_file,
-        settings.encode_tls_key_file,
-        server_name=settings.encode_tls_name,
-        prefix="--encode-tls-",
+        settings.encode_tls_dir, server_name=settings.encode_tls_name, flag="--encode-tls-dir"
     )

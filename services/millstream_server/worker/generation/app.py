@@ -25,7 +25,6 @@ from millstream_server.worker.generation.core import GenerationWorker
 from millstream_server.worker.generation.fetching import Fetcher
 from millstream_server.worker.generation.servicer import GenerationService
 from millstream_server.worker.host import WorkerHost, WorkerPlan
-from millstream_server.worker.kv_events.blocks import DEFAULT_BUFFER
 from millstream_server.worker.kv_events.log import KvEventLog
 from millstream_server.worker.open_requests import DEFAULT_TIMES
 from millstream_server.worker.settings import WorkerSettings
@@ -58,7 +57,6 @@ class EmbeddingSource:
         self._fetcher = EmbeddingFetcher(
             EmbeddingTickets(self._key),
             transfer=self._settings.embedding.embedding_transfer,
-            timeout_s=self._settings.embedding_fetch.embedding_fetch_timeout_s,
             tls=self._tls,
             local=self._local,
             tracing=tracing,
@@ -115,7 +113,6 @@ async def run(
         TicketGate(key) if key and role.hands_off else None,
         max_open_tokens=settings.max_open_tokens,
         options=settings.control.options(settings.model_path),
-        kv_event_buffer=settings.kv_event_buffer,
         open_fetcher=source.open if source else None,
     )
     try:
@@ -135,7 +132,6 @@ def make_plan(
     max_open_tokens: int = 0,
     options: ControlOptions | None = None,
     open_fetcher: Callable[[Tracing | None], Fetcher | None] | None = None,
-    kv_event_buffer: int = DEFAULT_BUFFER,
 ) -> WorkerPlan[GeneratorInfo]:
     """Make a worker's plan; ``max_open_tokens`` 0: four times the KV cache's size.
 
@@ -149,7 +145,7 @@ def make_plan(
 
     kv: KvEventLog | None = None
     if isinstance(engine, KvEventSource):
-        kv = KvEventLog(kv_event_buffer)
+        kv = KvEventLog()
         engine.follow_kv(kv)
     return WorkerPlan(
         engine=engine,
