@@ -6,6 +6,7 @@ import ctypes
 import faulthandler
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -105,8 +106,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep stderr as it is before pytest captures it."""
+    """Keep stderr as it is before pytest captures it, and let Ctrl-C interrupt what tests start."""
     config.stash[_stderr] = os.dup(2)
+    # A shell's background job ignores it, and so would every process that a test starts.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if _distributes(config):
         forked.announce("services", "sglang")
 
