@@ -205,7 +205,7 @@ def _diffuser(kind: Kind, folder: Path | None, *flags: str) -> Any:
 
 @pytest.mark.parametrize("kind", Kind)
 async def test_the_simulated_engine_makes_what_is_asked_for(kind: Kind) -> None:
-    flags = ("--engine", "simulated", "--simulated-step-s", "0.25", "--simulated-load-s", "0")
+    flags = ("--engine", "simulated", "--", "--step-s", "0.25", "--load-s", "0")
     engine = _diffuser(kind, None, *flags)
     assert isinstance(engine, SimulatedDiffuser)
     assert engine.config.step_s == 0.25

@@ -88,8 +88,8 @@ class SglangMemory:
 
     SGLang's scheduler ends when it has a request left as memory is released, and would run requests
     on memory that is. So it is asked first whether it is idle, and requests wait at the gate from
-    before that until everything is resumed. Memory falls only with `--memory-saver`, on a GPU;
-    otherwise SGLang empties its prefix cache, and `memory_use` shows that nothing was freed.
+    before that until everything is resumed. Memory falls only with `--enable-memory-saver`, on a
+    GPU; otherwise SGLang empties its prefix cache, and `memory_use` shows that nothing was freed.
     """
 
     def __init__(self, engine: ControlledEngine) -> None:
