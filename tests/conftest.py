@@ -16,9 +16,9 @@ import pytest
 import transformers  # noqa: F401 - else `TextModel.load` would start a process each time
 
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support import forked
-from tests.support.models import byte_level_model
-from tests.support.tiny_pipelines import TinyPipelines
+from tests.support.models.models import byte_level_model
+from tests.support.models.tiny_pipelines import TinyPipelines
+from tests.support.processes import forked
 
 ALPHABET_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}:{{ message.content }}\n{% endfor %}"

@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 
 from millstream_server.transfer.embeddings import nixl
 from millstream_server.transfer.embeddings.settings import Transfer
-from tests.support.embedding_process import Peer, started, to_hex
+from tests.support.media.embedding_process import Peer, started, to_hex
 from tests.support.waiting import until
 
 MIB = 1 << 20

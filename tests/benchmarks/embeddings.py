@@ -30,10 +30,10 @@ from typing import Any
 import grpc
 
 from millstream.v1 import embedding_pb2, embedding_pb2_grpc
-from tests.support.bare_vectors import BareProcess
-from tests.support.processes import cpu_s, rss_mb
-from tests.support.suite import ServiceProcess, stop_all
-from tests.support.verdict import folder_for, parser_of
+from tests.support.benchmarks.verdict import folder_for, parser_of
+from tests.support.engines.bare_vectors import BareProcess
+from tests.support.processes.processes import cpu_s, rss_mb
+from tests.support.processes.suite import ServiceProcess, stop_all
 from tests.support.waiting import EOF
 
 _DEMO = Path(__file__).parents[2] / "demo" / "embedder" / "model"

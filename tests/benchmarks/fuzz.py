@@ -39,10 +39,10 @@ from millstream.v1 import processor_pb2_grpc
 from tests.benchmarks.fuzzing.scripts import Script, make_script, play
 from tests.benchmarks.fuzzing.targets import Target, discover
 from tests.benchmarks.outcomes import Plan, chat
-from tests.support.ports import free_port
-from tests.support.processes import Sampler, kind_of
-from tests.support.simulated_suite import SimulatedSuite
-from tests.support.verdict import Verdict, folder_for, parser_of, progress
+from tests.support.benchmarks.verdict import Verdict, folder_for, parser_of, progress
+from tests.support.processes.ports import free_port
+from tests.support.processes.processes import Sampler, kind_of
+from tests.support.processes.simulated_suite import SimulatedSuite
 
 _AT_ONCE = 16
 _CANARY_PAUSE_S = 0.25

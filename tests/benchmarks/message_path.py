@@ -36,7 +36,7 @@ from millstream_server.processor.turn import Turn, TurnParts
 from millstream_server.routing.plan import Plan, PlannedLeg
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.rpc.call import Source
-from tests.support.models import byte_level_model
+from tests.support.models.models import byte_level_model
 
 _TOKENS = (35, 36, 37, 38)
 _DONE = generation_pb2.FINISH_REASON_LENGTH

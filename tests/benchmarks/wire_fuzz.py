@@ -36,14 +36,14 @@ from tests.benchmarks.fuzzing.frames import WireScript, make_wire_script
 from tests.benchmarks.fuzzing.seeds import seeds
 from tests.benchmarks.fuzzing.targets import discover
 from tests.benchmarks.outcomes import Plan, chat
-from tests.support.certificates import Authority, SecretMount
-from tests.support.ports import free_port
-from tests.support.processes import Sampler, kind_of
-from tests.support.scraping import scrape
-from tests.support.simulated_suite import SimulatedSuite, channels_to
-from tests.support.suite import ServiceProcess
-from tests.support.verdict import Verdict, folder_for, parser_of, progress
+from tests.support.benchmarks.verdict import Verdict, folder_for, parser_of, progress
+from tests.support.processes.ports import free_port
+from tests.support.processes.processes import Sampler, kind_of
+from tests.support.processes.simulated_suite import SimulatedSuite, channels_to
+from tests.support.processes.suite import ServiceProcess
+from tests.support.telemetry.scraping import scrape
 from tests.support.waiting import until
+from tests.support.wire.certificates import Authority, SecretMount
 
 _AT_ONCE = 24
 _CANARY_PAUSE_S = 0.1

@@ -30,7 +30,7 @@ from millstream_server.routing.router import Router
 from millstream_server.runtime.rpc.limits import LimitsLayer, RpcLimits
 from millstream_server.runtime.rpc.reflection import add_reflection
 from millstream_server.runtime.telemetry.metrics import REGISTRY
-from tests.support.chats import (
+from tests.support.processor.chats import (
     CANCEL,
     Answer,
     Conversation,
@@ -41,8 +41,7 @@ from tests.support.chats import (
     start,
     user_turn,
 )
-from tests.support.failures import Failure, refusal
-from tests.support.in_process import (
+from tests.support.processor.in_process import (
     ALPHABET,
     MODEL,
     InProcessWorker,
@@ -50,9 +49,10 @@ from tests.support.in_process import (
     make_fleet,
     worker,
 )
-from tests.support.transports import new_server
 from tests.support.waiting import until
-from tests.support.worker_streams import decode_stream
+from tests.support.wire.failures import Failure, refusal
+from tests.support.wire.transports import new_server
+from tests.support.worker.worker_streams import decode_stream
 
 SERVICE = "millstream.v1.ProcessorService"
 CANCELLED = generation_pb2.FINISH_REASON_CANCELLED

@@ -20,11 +20,11 @@ from millstream_server.runtime.security.auth import AuthPolicy, PeerIdentities
 from millstream_server.runtime.security.tls import ClientTls, ServerTls, TlsFiles
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry import log
-from tests.support import transports
-from tests.support.certificates import Authority, Issued, SecretMount
-from tests.support.echo_service import SERVICE, SHAPES, answer, call, echoing, raw_call, start
-from tests.support.failures import Failure, refusal
-from tests.support.logged import fields_of
+from tests.support.telemetry.logged import fields_of
+from tests.support.wire import transports
+from tests.support.wire.certificates import Authority, Issued, SecretMount
+from tests.support.wire.echo_service import SERVICE, SHAPES, answer, call, echoing, raw_call, start
+from tests.support.wire.failures import Failure, refusal
 
 KEY = "k-0123456789abcdef"
 OTHER_KEY = "k-fedcba9876543210"

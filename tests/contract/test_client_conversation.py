@@ -18,8 +18,8 @@ from millstream_client import (
     user,
 )
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.clients import KINDS, Kind
-from tests.support.in_process import ALPHABET, InProcessProcessor, InProcessWorker, suite
+from tests.support.clients.clients import KINDS, Kind
+from tests.support.processor.in_process import ALPHABET, InProcessProcessor, InProcessWorker, suite
 from tests.support.waiting import until
 
 LENGTH = generation_pb2.FINISH_REASON_LENGTH

@@ -37,9 +37,9 @@ from millstream_server.runtime.errors import (
 from millstream_server.runtime.errors import (
     WorkerLostError as WorkerLost,
 )
-from tests.support.clients import KINDS, Kind
-from tests.support.fake_processor import FakeProcessor
-from tests.support.scripted import Part, Scripted, broken, end, fail, hang, serving, text
+from tests.support.clients.clients import KINDS, Kind
+from tests.support.processor.fake_processor import FakeProcessor
+from tests.support.processor.scripted import Part, Scripted, broken, end, fail, hang, serving, text
 from tests.support.vendor import trap
 from tests.support.waiting import until
 

@@ -16,8 +16,8 @@ from millstream_client import (
     RequestCancelledError,
     Retry,
 )
-from tests.support.clients import KINDS, Kind
-from tests.support.fake_generators import STEPS, FakeDiffusion, FakeEmbedding, generators
+from tests.support.clients.clients import KINDS, Kind
+from tests.support.processor.fake_generators import STEPS, FakeDiffusion, FakeEmbedding, generators
 from tests.support.waiting import until
 
 both = pytest.mark.parametrize("kind", KINDS)

@@ -22,9 +22,9 @@ from millstream_client import (
     user,
 )
 from millstream_server.runtime.errors import OverloadedError as Overloaded
-from tests.support.clients import KINDS, Kind
-from tests.support.fake_processor import FakeProcessor
-from tests.support.scripted import Part, Scripted, broken, fail, hang, serving, text
+from tests.support.clients.clients import KINDS, Kind
+from tests.support.processor.fake_processor import FakeProcessor
+from tests.support.processor.scripted import Part, Scripted, broken, fail, hang, serving, text
 from tests.support.waiting import until
 
 both = pytest.mark.parametrize("kind", KINDS)

@@ -19,11 +19,10 @@ from millstream_client import Options, Tls, UnavailableError
 from millstream_client.service_config import RECOMMENDED, to_json
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.rpc.health import ACCEPTING
-from tests.support.certificates import Authority
-from tests.support.chats import chat, options
-from tests.support.clients import KINDS, Kind
-from tests.support.fake_processor import FakeProcessor
-from tests.support.in_process import (
+from tests.support.clients.clients import KINDS, Kind
+from tests.support.processor.chats import chat, options
+from tests.support.processor.fake_processor import FakeProcessor
+from tests.support.processor.in_process import (
     ALPHABET,
     MODEL,
     InProcessProcessor,
@@ -31,6 +30,7 @@ from tests.support.in_process import (
     worker,
 )
 from tests.support.waiting import until
+from tests.support.wire.certificates import Authority
 
 both = pytest.mark.parametrize("kind", KINDS)
 STEPPING = replace(ALPHABET, step_s=0.005, max_running_requests=64)

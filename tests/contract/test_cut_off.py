@@ -18,10 +18,10 @@ from millstream_server.runtime.rpc.grpc_server import GrpcServer
 from millstream_server.runtime.rpc.limits import RpcLimits
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.telemetry.counts import LoadMeter
-from tests.support import transports
-from tests.support.failures import Failure, refusal
-from tests.support.logged import fields_of
+from tests.support.telemetry.logged import fields_of
 from tests.support.waiting import EOF, until
+from tests.support.wire import transports
+from tests.support.wire.failures import Failure, refusal
 
 pytestmark = pytest.mark.both_transports
 

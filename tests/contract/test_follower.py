@@ -19,8 +19,8 @@ from millstream_server.engines.base import Role
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.worker import follower
 from millstream_server.worker.host_settings import ModelSettings
-from tests.support.ports import free_port
-from tests.support.scraping import scrape
+from tests.support.processes.ports import free_port
+from tests.support.telemetry.scraping import scrape
 
 _SERVICE = "millstream.v1.DecodeService"
 _SERVING = health_pb2.HealthCheckResponse.SERVING

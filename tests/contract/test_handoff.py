@@ -15,7 +15,7 @@ from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig
 from millstream_server.processor.admission import QueueLimits
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.chats import (
+from tests.support.processor.chats import (
     CANCEL,
     Conversation,
     chat,
@@ -25,8 +25,7 @@ from tests.support.chats import (
     start,
     user_turn,
 )
-from tests.support.failures import refusal
-from tests.support.in_process import (
+from tests.support.processor.in_process import (
     ALPHABET,
     KEY,
     MODEL,
@@ -36,7 +35,8 @@ from tests.support.in_process import (
     suite,
     worker,
 )
-from tests.support.worker_streams import decode_stream, prefill_stream
+from tests.support.wire.failures import refusal
+from tests.support.worker.worker_streams import decode_stream, prefill_stream
 
 CANCELLED = generation_pb2.FINISH_REASON_CANCELLED
 LENGTH = generation_pb2.FINISH_REASON_LENGTH

@@ -18,7 +18,7 @@ from millstream_server.runtime.telemetry.metrics_endpoint import (
     MOST_CONNECTIONS,
     MetricsEndpoint,
 )
-from tests.support.scraping import scrape
+from tests.support.telemetry.scraping import scrape
 from tests.support.waiting import until
 
 

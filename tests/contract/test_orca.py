@@ -22,9 +22,10 @@ from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.security.api_keys import ApiKeys
 from millstream_server.runtime.security.auth import AuthPolicy, PeerIdentities
 from millstream_server.runtime.telemetry.counts import LoadMeter, LoadSnapshot
-from tests.support import transports
-from tests.support.failures import refusal
-from tests.support.reporting import (
+from tests.support.waiting import until
+from tests.support.wire import transports
+from tests.support.wire.failures import refusal
+from tests.support.wire.reporting import (
     LOAD,
     Curl,
     buf_curl,
@@ -34,7 +35,6 @@ from tests.support.reporting import (
     report_in,
     served,
 )
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.both_transports
 

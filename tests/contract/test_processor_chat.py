@@ -11,7 +11,7 @@ import pytest
 
 from millstream.v1 import chat_pb2, generation_pb2, processor_pb2
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.chats import (
+from tests.support.processor.chats import (
     CANCEL,
     Conversation,
     chat,
@@ -21,9 +21,9 @@ from tests.support.chats import (
     tool_results,
     user_turn,
 )
-from tests.support.failures import refusal
-from tests.support.in_process import ALPHABET, MODEL, suite
+from tests.support.processor.in_process import ALPHABET, MODEL, suite
 from tests.support.waiting import until
+from tests.support.wire.failures import refusal
 
 STOP = generation_pb2.FINISH_REASON_STOP
 LENGTH = generation_pb2.FINISH_REASON_LENGTH

@@ -14,7 +14,8 @@ from google.protobuf.duration_pb2 import Duration
 
 from millstream.v1 import chat_pb2, processor_pb2, sampling_pb2
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.chats import (
+from tests.support.models.models import byte_level_model
+from tests.support.processor.chats import (
     CANCEL,
     Conversation,
     chat,
@@ -25,8 +26,7 @@ from tests.support.chats import (
     tool_results,
     user_turn,
 )
-from tests.support.failures import Failure, refusal
-from tests.support.in_process import (
+from tests.support.processor.in_process import (
     ALPHABET,
     CONTEXT_LENGTH,
     MODEL,
@@ -36,9 +36,9 @@ from tests.support.in_process import (
     suite,
     worker,
 )
-from tests.support.logged import fields_of
-from tests.support.models import byte_level_model
+from tests.support.telemetry.logged import fields_of
 from tests.support.waiting import EOF
+from tests.support.wire.failures import Failure, refusal
 
 STEPPING = replace(ALPHABET, step_s=0.01)
 

@@ -21,12 +21,12 @@ from millstream_server.runtime.rpc.channel import open_channel
 from millstream_server.runtime.security.tls import ClientTls
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.counts import LoadMeter
-from tests.support.certificates import Authority, SecretMount
-from tests.support.echo_service import raw_call
-from tests.support.failures import refusal
-from tests.support.older_worker import OlderWorker
-from tests.support.ports import free_port
-from tests.support.raw_http2 import connected, request_fields
+from tests.support.processes.ports import free_port
+from tests.support.wire.certificates import Authority, SecretMount
+from tests.support.wire.echo_service import raw_call
+from tests.support.wire.failures import refusal
+from tests.support.wire.raw_http2 import connected, request_fields
+from tests.support.worker.older_worker import OlderWorker
 
 NAME = "millstream.v1.WorkerService"
 PLAIN = ServiceSettings(listen="127.0.0.1:0", metrics_listen="")

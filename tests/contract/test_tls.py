@@ -24,10 +24,10 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from millstream_server.runtime.security.tls import ClientTls, ServerTls, TlsFiles
 from millstream_server.runtime.settings import SettingsError
-from tests.support.certificates import Authority, Issued, SecretMount
-from tests.support.echo_service import SERVICE, Echoing, answer, call, echoing
-from tests.support.failures import refusal
-from tests.support.logged import fields_of
+from tests.support.telemetry.logged import fields_of
+from tests.support.wire.certificates import Authority, Issued, SecretMount
+from tests.support.wire.echo_service import SERVICE, Echoing, answer, call, echoing
+from tests.support.wire.failures import refusal
 
 pytestmark = pytest.mark.both_transports
 

@@ -17,10 +17,17 @@ from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.protobuf.worker import description_to_proto
 from millstream_server.worker.host import WorkerPlan
-from tests.support.failures import refusal
-from tests.support.in_process import ALPHABET, CONTEXT_LENGTH, MODEL, VOCAB_SIZE, plan_of, worker
+from tests.support.processor.in_process import (
+    ALPHABET,
+    CONTEXT_LENGTH,
+    MODEL,
+    VOCAB_SIZE,
+    plan_of,
+    worker,
+)
 from tests.support.waiting import until
-from tests.support.worker_streams import decode_stream
+from tests.support.wire.failures import refusal
+from tests.support.worker.worker_streams import decode_stream
 
 ASK = worker_pb2.GetWorkerInfoRequest()
 

@@ -20,10 +20,10 @@ from millstream_server.kv_cache.hashing import block_hashes
 from millstream_server.protobuf.worker import description_to_proto
 from millstream_server.worker.host import WorkerPlan
 from millstream_server.worker.kv_events.log import KvEventLog
-from tests.support.failures import refusal
-from tests.support.in_process import InProcessWorker, plan_of, worker
+from tests.support.processor.in_process import InProcessWorker, plan_of, worker
 from tests.support.waiting import until
-from tests.support.worker_streams import decode_stream
+from tests.support.wire.failures import refusal
+from tests.support.worker.worker_streams import decode_stream
 
 ASK = worker_pb2.GetWorkerInfoRequest()
 RING = 65_536

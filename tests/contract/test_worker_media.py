@@ -19,9 +19,9 @@ from millstream_server.media.tensor import Tensor
 from millstream_server.transfer.embeddings.store import EmbeddingStore, Leases
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
-from tests.support.in_process import KEY, worker
-from tests.support.media_requests import MODEL, fetched, geometry_only, item, request, tensor
-from tests.support.worker_streams import decode_stream, prefill_stream
+from tests.support.media.media_requests import MODEL, fetched, geometry_only, item, request, tensor
+from tests.support.processor.in_process import KEY, worker
+from tests.support.worker.worker_streams import decode_stream, prefill_stream
 
 VOCAB_SIZE = 100
 CONFIG = SimulatedConfig(vocab_size=VOCAB_SIZE, context_length=64, media=MODEL)

@@ -19,9 +19,9 @@ from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.runtime import settings
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
 from millstream_server.worker.settings import WorkerSettings
-from tests.support import forked
-from tests.support.deploy_tools import Manifest, values_files
-from tests.support.rendered_pools import RenderedPool, pool_of, rendered_pools
+from tests.support.deploy.deploy_tools import Manifest, values_files
+from tests.support.deploy.rendered_pools import RenderedPool, pool_of, rendered_pools
+from tests.support.processes import forked
 
 Render = Callable[..., list[Manifest]]
 SETTINGS: dict[str, type[ServiceSettings]] = {

@@ -12,9 +12,9 @@ import pytest
 
 from millstream_client import NO_RETRY, AnswerStream, Client, OverloadedError, Tls, UnavailableError
 from millstream_server.runtime.lifecycle.main import CUT_OFF
-from tests.support.cluster.cluster import Cluster
-from tests.support.cluster.pod import Pod, probe
-from tests.support.cluster.suite import (
+from tests.support.deploy.cluster.cluster import Cluster
+from tests.support.deploy.cluster.pod import Pod, probe
+from tests.support.deploy.cluster.suite import (
     MODEL,
     ONE_EACH,
     STEP_S,
@@ -22,8 +22,8 @@ from tests.support.cluster.suite import (
     live_values,
     until_answered,
 )
-from tests.support.deploy_tools import NAMESPACE, RELEASE, Manifest
-from tests.support.simulated_suite import ALPHABET
+from tests.support.deploy.deploy_tools import NAMESPACE, RELEASE, Manifest
+from tests.support.processes.simulated_suite import ALPHABET
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(120)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.deploy_tools import Helm, Manifest
+from tests.support.deploy.deploy_tools import Helm, Manifest
 
 Render = Callable[..., list[Manifest]]
 HOSTILE = 'a"}, evil: {b: c}\nevil: "{{ .Release.Name }} # \''

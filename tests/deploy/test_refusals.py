@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.deploy_tools import Helm, RenderError
+from tests.support.deploy.deploy_tools import Helm, RenderError
 
 MODELS: dict[str, Any] = {"llama": {"uri": "hf://org/llama"}}
 

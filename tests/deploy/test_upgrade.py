@@ -1,6 +1,6 @@
 """A rolling upgrade of values-pd.yaml, all roles at once, while chats stream and more keep coming.
 
-`support.cluster` plays Kubernetes: Deployments roll within their bounds, the kubelet runs probes,
+`deploy.cluster` plays Kubernetes: Deployments roll within their bounds, the kubelet runs probes,
 preStop and the grace period, endpoints follow a moment later. The client library resolves the
 headless service of ready Processors through DNS.
 """
@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from millstream_client import Client, MillstreamError
-from tests.support.cluster.cluster import Cluster
-from tests.support.cluster.pod import Pod
-from tests.support.cluster.suite import MODEL, cluster, live_values, until_answered
-from tests.support.deploy_tools import Manifest
-from tests.support.simulated_suite import ALPHABET
+from tests.support.deploy.cluster.cluster import Cluster
+from tests.support.deploy.cluster.pod import Pod
+from tests.support.deploy.cluster.suite import MODEL, cluster, live_values, until_answered
+from tests.support.deploy.deploy_tools import Manifest
+from tests.support.processes.simulated_suite import ALPHABET
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(120)

@@ -17,9 +17,9 @@ import pytest
 
 from millstream.v1 import processor_pb2_grpc
 from tests.e2e.conftest import Suite
-from tests.support.chats import completion, gather, options
-from tests.support.failures import failure
+from tests.support.processor.chats import completion, gather, options
 from tests.support.waiting import until
+from tests.support.wire.failures import failure
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import Terminal, millstream, without_reader
-from tests.support.fake_processor import FakeServer
-from tests.support.in_process import worker
-from tests.support.scripted_admin import control
+from tests.support.processes.command_line import Terminal, millstream, without_reader
+from tests.support.processor.fake_processor import FakeServer
+from tests.support.processor.in_process import worker
+from tests.support.worker.scripted_admin import control
 
 
 @pytest.fixture

@@ -14,10 +14,10 @@ from millstream_server.protobuf.media import ref_from_proto
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.ticket import TicketKey
 from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
-from tests.support.encode_worker import VIDEO, Stream
-from tests.support.media_files import solid, video
-from tests.support.suite import TICKET_KEY, ServiceProcess
-from tests.support.vision_models import make_vision_model
+from tests.support.media.media_files import solid, video
+from tests.support.models.vision_models import make_vision_model
+from tests.support.processes.suite import TICKET_KEY, ServiceProcess
+from tests.support.worker.encode_worker import VIDEO, Stream
 
 PNG = solid(size=(112, 84), color="orange")
 

@@ -14,13 +14,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import decode_pb2_grpc
 from millstream_server.runtime.lifecycle.main import DRAINED, FAILED, PORT_FAILED
-from tests.support.long_streams import server_status
-from tests.support.ports import free_port
-from tests.support.processes import complaints
-from tests.support.simulated_suite import SimulatedSuite
-from tests.support.suite import ServiceProcess
+from tests.support.processes.ports import free_port
+from tests.support.processes.processes import complaints
+from tests.support.processes.simulated_suite import SimulatedSuite
+from tests.support.processes.suite import ServiceProcess
 from tests.support.waiting import until
-from tests.support.worker_streams import decode_stream
+from tests.support.wire.long_streams import server_status
+from tests.support.worker.worker_streams import decode_stream
 
 pytestmark = pytest.mark.timeout(120)
 

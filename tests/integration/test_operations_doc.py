@@ -10,7 +10,7 @@ import pytest
 from millstream_client import Options
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.runtime.rpc import channel
-from tests.support.pasted_page import ROOT, PastedPage, expect_in_order
+from tests.support.docs.pasted_page import ROOT, PastedPage, expect_in_order
 
 pytestmark = pytest.mark.timeout(240)  # a minute of commands, beside other tests
 

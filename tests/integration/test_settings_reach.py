@@ -11,12 +11,20 @@ import grpc
 import pytest
 
 from millstream.v1 import decode_pb2_grpc, processor_pb2, processor_pb2_grpc
-from tests.support.chats import CANCEL, Conversation, completion, gather, options, start, user_turn
-from tests.support.failures import Failure, failure, refusal
-from tests.support.simulated_suite import SimulatedSuite
-from tests.support.suite import ServiceProcess
+from tests.support.processes.simulated_suite import SimulatedSuite
+from tests.support.processes.suite import ServiceProcess
+from tests.support.processor.chats import (
+    CANCEL,
+    Conversation,
+    completion,
+    gather,
+    options,
+    start,
+    user_turn,
+)
 from tests.support.waiting import until
-from tests.support.worker_streams import SlotView, decode_stream
+from tests.support.wire.failures import Failure, failure, refusal
+from tests.support.worker.worker_streams import SlotView, decode_stream
 
 pytestmark = pytest.mark.timeout(90)
 

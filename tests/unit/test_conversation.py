@@ -22,7 +22,7 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.rpc.served_call import CallOverError
-from tests.support.chats import CANCEL, message, start, tool_results, user_turn
+from tests.support.processor.chats import CANCEL, message, start, tool_results, user_turn
 
 
 class Generation:

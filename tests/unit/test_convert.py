@@ -21,7 +21,7 @@ from millstream_server.protobuf import generation as convert
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.telemetry.trace_context import TraceContext
 from millstream_server.transfer.ticket import Ticket
-from tests.support.generation_messages import sampling_to_proto, start_to_proto
+from tests.support.processor.generation_messages import sampling_to_proto, start_to_proto
 
 # Floats that a 32-bit field holds exactly.
 SAMPLINGS = {

@@ -24,9 +24,9 @@ from millstream_server.worker.control.core import ControlCore
 from millstream_server.worker.control.plan import ControlSettings
 from millstream_server.worker.control.weights import Piece, Received, TensorsInCall
 from millstream_server.worker.host import WorkerHost
-from tests.support.in_process import ALPHABET, plan_of
-from tests.support.scripted_controls import ScriptedControls
+from tests.support.processor.in_process import ALPHABET, plan_of
 from tests.support.waiting import until
+from tests.support.worker.scripted_controls import ScriptedControls
 
 
 async def _allowed(settings: ControlSettings, model: Path | None, asked: Path) -> bool:

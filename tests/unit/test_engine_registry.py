@@ -32,7 +32,7 @@ from millstream_server.runtime import settings as runtime
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.synthesis.request import Kind
-from tests.support.vision_models import FamilyName, make_vision_model
+from tests.support.models.vision_models import FamilyName, make_vision_model
 
 S = TypeVar("S")
 _SERVICES = [

@@ -19,7 +19,7 @@ from millstream_server.runtime.errors import (
     ServingError,
     WorkerLostError,
 )
-from tests.support.played_worker import REQUEST, Sink, finish, linked, start
+from tests.support.processor.played_worker import REQUEST, Sink, finish, linked, start
 from tests.support.waiting import until
 
 

@@ -17,7 +17,7 @@ from millstream_server.engines.sglang.config import (
 )
 from millstream_server.runtime.settings import SettingsError, load
 from millstream_server.worker.settings import WorkerSettings
-from tests.support.engine_arguments import read_as
+from tests.support.engines.engine_arguments import read_as
 
 _LEADER = "leader.example:20000"
 _KNOWN = {

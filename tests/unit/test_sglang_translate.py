@@ -32,7 +32,7 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.runtime.telemetry.trace_context import TraceContext
 from millstream_server.transfer.ticket import Ticket
-from tests.support import media_requests
+from tests.support.media import media_requests
 
 _PRIVATE = "/srv/model at 10.0.0.7:8998"
 

@@ -19,8 +19,8 @@ from millstream_server.media.items import Modality
 from millstream_server.runtime.errors import KvTransferError
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.transfer.ticket import Ticket
-from tests.support.media_requests import MODEL, fetched, geometry_only, item, request, tensor
-from tests.support.vision_models import make_vision_model
+from tests.support.media.media_requests import MODEL, fetched, geometry_only, item, request, tensor
+from tests.support.models.vision_models import make_vision_model
 
 CONFIG = SimulatedConfig(vocab_size=100, context_length=64, media=MODEL)
 TWO = fetched(request(item("a", 2), item("b", 8)))

@@ -19,7 +19,7 @@ from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import InvalidRequestError, OverloadedError, WorkerLostError
 from millstream_server.synthesis.request import DiffusionRequest, Kind
 from millstream_server.vectors.request import RerankRequest
-from tests.support.played_channel import PlayedChannel
+from tests.support.processor.played_channel import PlayedChannel
 from tests.support.waiting import until
 
 

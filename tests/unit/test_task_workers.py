@@ -16,7 +16,7 @@ from millstream_server.runtime.errors import NoWorkerError
 from millstream_server.synthesis.diffuser import DiffuserInfo
 from millstream_server.synthesis.request import Kind
 from millstream_server.vectors.embedder import EmbedderInfo
-from tests.support.views import load, view
+from tests.support.processor.views import load, view
 
 REQUEST = RoutingRequest(model="m")
 

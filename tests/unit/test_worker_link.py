@@ -16,8 +16,9 @@ from millstream_server.links.grpc_channel import GrpcChannel
 from millstream_server.links.link import WorkerCondition, WorkerLink, WorkerStatus
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import Code, WorkerLostError
-from tests.support.played_channel import PlayedChannel
-from tests.support.played_worker import (
+from tests.support.processes.ports import free_port
+from tests.support.processor.played_channel import PlayedChannel
+from tests.support.processor.played_worker import (
     NOT_SERVING,
     SERVING,
     Health,
@@ -28,8 +29,7 @@ from tests.support.played_worker import (
     serving,
     start,
 )
-from tests.support.ports import free_port
-from tests.support.views import description
+from tests.support.processor.views import description
 from tests.support.waiting import until
 
 

@@ -17,7 +17,7 @@ from millstream_server.generation.request import GenerationRequest
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.worker.generation.session import WorkerSession
-from tests.support.logged import events
+from tests.support.telemetry.logged import events
 
 DONE = Finish(reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=1)
 

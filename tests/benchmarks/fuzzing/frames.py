@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import hpack
 
-from tests.support.raw_http2 import (
+from tests.support.wire.raw_http2 import (
     END_HEADERS,
     END_STREAM,
     PADDED,

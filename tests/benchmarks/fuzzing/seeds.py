@@ -22,10 +22,10 @@ from millstream.v1 import (
 )
 from millstream_server.protobuf import generation as convert
 from millstream_server.transfer.ticket import TicketKey
-from tests.support import chats
-from tests.support.media_files import sha256, solid
-from tests.support.simulated_suite import MODEL
-from tests.support.suite import TICKET_KEY
+from tests.support.media.media_files import sha256, solid
+from tests.support.processes.simulated_suite import MODEL
+from tests.support.processes.suite import TICKET_KEY
+from tests.support.processor import chats
 
 _TOKENS = 5
 

@@ -36,10 +36,10 @@ from tests.benchmarks.hostile.results import Result, failed, on, percentile_ms, 
 from tests.benchmarks.hostile.rows import ROWS, Row
 from tests.benchmarks.hostile.sound import Chat
 from tests.benchmarks.hostile.trial import Trial, alone, finish_attacker, start_attacker
-from tests.support import forked
-from tests.support.ports import free_port
-from tests.support.processes import rss_mb
-from tests.support.verdict import folder_for, parser_of, progress
+from tests.support.benchmarks.verdict import folder_for, parser_of, progress
+from tests.support.processes import forked
+from tests.support.processes.ports import free_port
+from tests.support.processes.processes import rss_mb
 
 _LAST_CHATS_S = 1.0
 

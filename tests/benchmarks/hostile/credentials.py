@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.certificates import Authority, Issued
+from tests.support.wire.certificates import Authority, Issued
 
 SOUND_KEY, ATTACKER_KEY = "s" * 32, "a" * 32
 NAME = "processor.example"

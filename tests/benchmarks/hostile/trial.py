@@ -23,10 +23,10 @@ from tests.benchmarks.hostile.attacks.calls import FORGED
 from tests.benchmarks.hostile.credentials import ATTACKER_KEY, SOUND_KEY, Files
 from tests.benchmarks.hostile.rows import Row
 from tests.benchmarks.hostile.sound import Chat, SoundClient, SoundOptions
-from tests.support.models import byte_level_model
-from tests.support.ports import free_port
-from tests.support.processes import cpu_s, rss_mb
-from tests.support.suite import ServiceProcess, stop_all
+from tests.support.models.models import byte_level_model
+from tests.support.processes.ports import free_port
+from tests.support.processes.processes import cpu_s, rss_mb
+from tests.support.processes.suite import ServiceProcess, stop_all
 
 TEMPLATE = "{% for message in messages %}{{ message.role }}:{{ message.content }}\n{% endfor %}"
 MOST_RSS_MB = 2_500.0

@@ -19,13 +19,13 @@ from millstream_server.runtime.errors import (
     EngineFailedError,
 )
 from millstream_server.synthesis.request import Kind
-from tests.support.diffuser_engines import (
+from tests.support.engines.diffuser_engines import (
     RunningDiffuser,
     bare_pipeline,
     engine_of,
     pixels,
 )
-from tests.support.tiny_pipelines import TinyPipelines, for_vendors
+from tests.support.models.tiny_pipelines import TinyPipelines, for_vendors
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.filterwarnings("ignore")]
 

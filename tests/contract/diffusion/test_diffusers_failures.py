@@ -22,14 +22,14 @@ from millstream_server.runtime.errors import (
     ServingError,
 )
 from millstream_server.synthesis.diffuser import Step
-from tests.support.diffuser_engines import (
+from tests.support.engines.diffuser_engines import (
     RunningDiffuser,
     bare_pipeline,
     diffusers_images,
     engine_of,
     pixels,
 )
-from tests.support.tiny_pipelines import TinyPipelines
+from tests.support.models.tiny_pipelines import TinyPipelines
 from tests.support.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.filterwarnings("ignore")]

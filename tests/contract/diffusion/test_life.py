@@ -20,7 +20,12 @@ from millstream_server.runtime.lifecycle.main import DRAINED, FAILED
 from millstream_server.synthesis.diffuser import DiffuserInfo
 from millstream_server.synthesis.request import Kind
 from millstream_server.worker.diffusion.engine import DiffusionOptions, narrowed
-from tests.support.diffusion_worker import (
+from tests.support.processes.ports import free_port
+from tests.support.telemetry.otlp_collector import collecting
+from tests.support.telemetry.scraping import scrape
+from tests.support.waiting import until
+from tests.support.wire.long_streams import NOT_SERVING, SERVING
+from tests.support.worker.diffusion_worker import (
     MODEL,
     SIZE,
     VIDEOS,
@@ -31,12 +36,7 @@ from tests.support.diffusion_worker import (
     diffusion_worker,
     streaming,
 )
-from tests.support.hosted_worker import SOON
-from tests.support.long_streams import NOT_SERVING, SERVING
-from tests.support.otlp_collector import collecting
-from tests.support.ports import free_port
-from tests.support.scraping import scrape
-from tests.support.waiting import until
+from tests.support.worker.hosted_worker import SOON
 
 
 async def described(one: Worker) -> tuple[worker_pb2.WorkerInfo, DiffuserInfo]:

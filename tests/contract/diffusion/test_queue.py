@@ -12,7 +12,9 @@ from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.synthesis.diffuser import Job
 from millstream_server.synthesis.request import Kind
-from tests.support.diffusion_worker import (
+from tests.support.media.media_files import saved
+from tests.support.waiting import until
+from tests.support.worker.diffusion_worker import (
     VIDEOS,
     Setup,
     Stream,
@@ -20,8 +22,6 @@ from tests.support.diffusion_worker import (
     opened,
     streaming,
 )
-from tests.support.media_files import saved
-from tests.support.waiting import until
 
 STEPS = 2
 PERMITS = STEPS + 1

@@ -24,8 +24,8 @@ from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.embeddings.ways import new_memory
 from millstream_server.transfer.ticket import TicketKey
 from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
-from tests.support.embedding_process import started, to_hex
-from tests.support.embeddings import (
+from tests.support.media.embedding_process import started, to_hex
+from tests.support.media.embeddings import (
     TICKETS,
     FetchOnly,
     hold,
@@ -35,8 +35,8 @@ from tests.support.embeddings import (
     sending,
     start_message,
 )
-from tests.support.failures import Failure, refusal
 from tests.support.waiting import until
+from tests.support.wire.failures import Failure, refusal
 
 MIB = 1 << 20
 OLD = EmbeddingTickets(TicketKey(bytes(range(32))), now=lambda: 1e9)

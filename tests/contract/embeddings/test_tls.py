@@ -13,8 +13,8 @@ from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.transfer.embeddings.settings import EmbeddingFetchSettings
 from millstream_server.worker.embeddings.fetch import EmbeddingFetcher, fetch_tls
-from tests.support.certificates import Authority, SecretMount
-from tests.support.embeddings import TICKETS, Sending, pattern, sending
+from tests.support.media.embeddings import TICKETS, Sending, pattern, sending
+from tests.support.wire.certificates import Authority, SecretMount
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 from millstream_server.transfer.embeddings import shared_memory
 from millstream_server.transfer.embeddings.settings import Transfer
 from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
-from tests.support.embedding_process import started
-from tests.support.embeddings import (
+from tests.support.media.embedding_process import started
+from tests.support.media.embeddings import (
     TICKETS,
     Sending,
     names_in_shared_memory,
@@ -23,7 +23,7 @@ from tests.support.embeddings import (
     sending,
     ways_taken,
 )
-from tests.support.spans import SpanLog
+from tests.support.telemetry.spans import SpanLog
 from tests.support.waiting import until
 
 MIB = 1 << 20

@@ -29,12 +29,12 @@ from millstream_server.worker.encoding.pipeline import HostedEncoder
 from millstream_server.worker.encoding.servicer import Serving, with_encoding
 from millstream_server.worker.generation.app import make_plan
 from millstream_server.worker.generation.servicer import DECODE
-from tests.support.encode_worker import MODEL, Setup, Stream
-from tests.support.failures import refusal
-from tests.support.hosted_worker import SOON, host_settings
-from tests.support.long_streams import NOT_SERVING, SERVING, HealthWatch, watched_health
-from tests.support.media_files import solid
+from tests.support.media.media_files import solid
 from tests.support.waiting import until
+from tests.support.wire.failures import refusal
+from tests.support.wire.long_streams import NOT_SERVING, SERVING, HealthWatch, watched_health
+from tests.support.worker.encode_worker import MODEL, Setup, Stream
+from tests.support.worker.hosted_worker import SOON, host_settings
 
 PNG = solid(size=(56, 56))
 

@@ -24,7 +24,7 @@ from millstream_server.runtime.errors import (
     ServingError,
     UnavailableError,
 )
-from tests.support.media_files import png_header, repeated_frame, saved, solid, video
+from tests.support.media.media_files import png_header, repeated_frame, saved, solid, video
 from tests.support.waiting import until
 
 LIMITS = MediaLimits()

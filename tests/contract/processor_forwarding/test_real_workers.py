@@ -16,8 +16,11 @@ from millstream.v1 import (
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.synthesis.request import Kind
 from millstream_server.worker.diffusion.engine import DiffusionOptions
-from tests.support import embedding_worker
-from tests.support.diffusion_worker import (
+from tests.support.processor.in_process import InProcessProcessor, processor
+from tests.support.processor.played_forwarding import batch, slots
+from tests.support.waiting import until
+from tests.support.worker import embedding_worker
+from tests.support.worker.diffusion_worker import (
     MODEL,
     VIDEOS,
     Setup,
@@ -27,9 +30,6 @@ from tests.support.diffusion_worker import (
     diffusion_worker,
     opened,
 )
-from tests.support.in_process import InProcessProcessor, processor
-from tests.support.played_forwarding import batch, slots
-from tests.support.waiting import until
 
 QUEUED = 50
 

@@ -11,8 +11,8 @@ import pytest
 
 from millstream_server.runtime.errors import Code
 from tests.contract.transport.conftest import LIMIT, UNARY, InteropServer
-from tests.support.interop_service import SERVICE, ask
-from tests.support.raw_http2 import ErrorCode, Kind, Wire, connected, data, frame, message
+from tests.support.wire.interop_service import SERVICE, ask
+from tests.support.wire.raw_http2 import ErrorCode, Kind, Wire, connected, data, frame, message
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

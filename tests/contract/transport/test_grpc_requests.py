@@ -10,8 +10,9 @@ from google.rpc import error_details_pb2, status_pb2
 
 from millstream_server.runtime.errors import Code
 from tests.contract.transport.conftest import STREAMS, UNARY, InteropServer
-from tests.support.interop_service import ECHOED, ECHOED_BIN, SERVICE, ask
-from tests.support.raw_http2 import (
+from tests.support.waiting import until
+from tests.support.wire.interop_service import ECHOED, ECHOED_BIN, SERVICE, ask
+from tests.support.wire.raw_http2 import (
     END_HEADERS,
     ErrorCode,
     Kind,
@@ -21,7 +22,6 @@ from tests.support.raw_http2 import (
     message,
     request_fields,
 )
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -12,8 +12,8 @@ import grpc
 
 from millstream_server.runtime.errors import Code, UnavailableError
 from millstream_server.runtime.rpc.call import Call
-from tests.support.raw_http2 import Kind, Setting, Wire, connected, settings, window_update
-from tests.support.transports import serving
+from tests.support.wire.raw_http2 import Kind, Setting, Wire, connected, settings, window_update
+from tests.support.wire.transports import serving
 
 _SERVICE = "test.v1.Pulled"
 _PATH = f"/{_SERVICE}/Pull"

@@ -14,10 +14,8 @@ import grpc
 import pytest
 
 from millstream.v1 import generation_pb2
-from tests.support.chats import CANCEL, Answer, Conversation, options, start
-from tests.support.failures import Failure, failure
-from tests.support.media_files import solid
-from tests.support.media_processes import (
+from tests.support.media.media_files import solid
+from tests.support.media.media_processes import (
     MediaProcesses,
     decoders_of,
     metric,
@@ -25,11 +23,13 @@ from tests.support.media_processes import (
     text_chat,
     until_connected,
 )
-from tests.support.media_suite import image, user
-from tests.support.processes import clients_of
-from tests.support.suite import ServiceProcess
-from tests.support.vision_models import make_vision_model
+from tests.support.media.media_suite import image, user
+from tests.support.models.vision_models import make_vision_model
+from tests.support.processes.processes import clients_of
+from tests.support.processes.suite import ServiceProcess
+from tests.support.processor.chats import CANCEL, Answer, Conversation, options, start
 from tests.support.waiting import until
+from tests.support.wire.failures import Failure, failure
 
 FEW = options(4, ignore_eos=True)
 BESIDE_TOKENS = 200

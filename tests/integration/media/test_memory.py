@@ -12,21 +12,21 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.support.chats import Answer, Conversation, options, start
-from tests.support.failures import Failure, failure
-from tests.support.media_files import before_end, comment, noise
-from tests.support.media_processes import (
+from tests.support.media.media_files import before_end, comment, noise
+from tests.support.media.media_processes import (
     CHUNK_BYTES,
     MediaProcesses,
     metric,
     upload,
 )
-from tests.support.media_suite import image, user
-from tests.support.processes import rss_mb
-from tests.support.simulated_suite import channels_to
-from tests.support.suite import ServiceProcess
-from tests.support.vision_models import make_vision_model
+from tests.support.media.media_suite import image, user
+from tests.support.models.vision_models import make_vision_model
+from tests.support.processes.processes import rss_mb
+from tests.support.processes.simulated_suite import channels_to
+from tests.support.processes.suite import ServiceProcess
+from tests.support.processor.chats import Answer, Conversation, options, start
 from tests.support.waiting import until
+from tests.support.wire.failures import Failure, failure
 
 CHATS = 30
 CHANNELS = 4

@@ -19,8 +19,8 @@ from millstream_server.runtime.errors import (
     InvalidRequestError,
     UnsupportedFeatureError,
 )
-from tests.support.engine_process import EngineProcess
-from tests.support.sglang_requests import (
+from tests.support.engines.engine_process import EngineProcess
+from tests.support.engines.sglang_requests import (
     aborted,
     answer,
     dies,

@@ -27,11 +27,9 @@ from millstream_server.runtime.errors import (
     WorkerPausedError,
 )
 from millstream_server.transfer.ticket import Ticket
-from tests.support.bare_sglang import NEW_TOKENS
-from tests.support.checkpoints import changed, make_adapter, save
-from tests.support.engine_process import EngineProcess
-from tests.support.ports import free_port
-from tests.support.sglang_requests import (
+from tests.support.engines.bare_sglang import NEW_TOKENS
+from tests.support.engines.engine_process import EngineProcess
+from tests.support.engines.sglang_requests import (
     LONG,
     PROMPTS,
     aborted,
@@ -42,6 +40,8 @@ from tests.support.sglang_requests import (
     result,
     until,
 )
+from tests.support.models.checkpoints import changed, make_adapter, save
+from tests.support.processes.ports import free_port
 
 pytestmark = [
     pytest.mark.sglang,

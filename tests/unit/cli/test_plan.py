@@ -29,7 +29,7 @@ from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.routing.policy import PolicyName
 from millstream_server.runtime import settings
 from millstream_server.worker.settings import WorkerSettings
-from tests.support.stand_in import write_vision_config
+from tests.support.processes.stand_in import write_vision_config
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from millstream_server.transfer.embeddings.shared_memory import (
 )
 from millstream_server.transfer.embeddings.store import EmbeddingStore, Stored
 from millstream_server.transfer.embeddings.ways import Abilities, SharedMemoryOffer, WayError
-from tests.support.embeddings import names_in_shared_memory
+from tests.support.media.embeddings import names_in_shared_memory
 
 NAME = "millstream-" + "0123456789abcdef" * 2
 SPEC = TensorSpec(ElementType.FLOAT32, (64,))

@@ -28,7 +28,7 @@ from millstream_server.runtime.errors import (
     OverloadedError,
     ServingError,
 )
-from tests.support.vision_models import FamilyName, make_vision_model, picture
+from tests.support.models.vision_models import FamilyName, make_vision_model, picture
 from tests.support.waiting import until
 
 Run = Callable[[Sequence[Prepared]], Sequence[Any]]

@@ -20,7 +20,7 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
 )
 from millstream_server.transfer.ticket import Ticket
-from tests.support.media_requests import (
+from tests.support.media.media_requests import (
     IMAGE_TOKEN,
     MODEL,
     VIDEO_TOKEN,

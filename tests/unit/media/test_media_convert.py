@@ -32,7 +32,7 @@ from millstream_server.protobuf.generation import (
 )
 from millstream_server.protobuf.worker import description_from_proto, description_to_proto
 from millstream_server.runtime.errors import InvalidRequestError
-from tests.support.generation_messages import start_to_proto
+from tests.support.processor.generation_messages import start_to_proto
 
 IMAGE = MediaInput(
     modality=Modality.IMAGE,

@@ -34,7 +34,7 @@ from millstream_server.runtime.errors import (
     ServingError,
     WorkerLostError,
 )
-from tests.support.views import description
+from tests.support.processor.views import description
 from tests.support.waiting import until
 
 MEDIA = MediaModel(modalities=frozenset({Modality.IMAGE}), family="qwen3_vl", embedding_width=8)

@@ -15,7 +15,7 @@ from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import NoWorkerError
-from tests.support.views import view
+from tests.support.processor.views import view
 
 
 class Clock:

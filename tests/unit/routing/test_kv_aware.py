@@ -14,7 +14,7 @@ from millstream_server.routing.policy import AFFINITY_SLACK, PolicyName
 from millstream_server.routing.prefix.prefixes import FULL_TOKENS, REQUEST_TOKENS, Prefixes
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import Place, WorkerView
-from tests.support import views
+from tests.support.processor import views
 
 LONG = list(range(4000))
 

@@ -22,7 +22,7 @@ from millstream_server.runtime.errors import (
     NoWorkerError,
     UnsupportedFeatureError,
 )
-from tests.support.views import view
+from tests.support.processor.views import view
 
 REQUEST = RoutingRequest(model="m")
 

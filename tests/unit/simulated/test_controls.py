@@ -26,7 +26,8 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
     WorkerPausedError,
 )
-from tests.support.simulated_engine import (
+from tests.support.waiting import until
+from tests.support.worker.simulated_engine import (
     CONFIG,
     TENSOR,
     asked,
@@ -37,7 +38,6 @@ from tests.support.simulated_engine import (
     submitted,
     without_sleeping,
 )
-from tests.support.waiting import until
 
 STEPPING = replace(CONFIG, step_s=0.001)
 

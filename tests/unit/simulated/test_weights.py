@@ -31,7 +31,7 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
 )
 from millstream_server.transfer.ticket import Ticket
-from tests.support.simulated_engine import (
+from tests.support.worker.simulated_engine import (
     CONFIG,
     TENSOR,
     asked,

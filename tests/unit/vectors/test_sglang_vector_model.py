@@ -19,7 +19,7 @@ from millstream_server.engines.sglang.config import engine_arguments
 from millstream_server.engines.sglang.vector_model import read_model, with_ability
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.settings import SettingsError
-from tests.support.engine_arguments import read_as
+from tests.support.engines.engine_arguments import read_as
 
 Write = Callable[..., Path]
 
