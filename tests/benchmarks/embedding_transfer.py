@@ -27,8 +27,8 @@ from dataclasses import asdict, dataclass
 
 from millstream_server.transfer.embeddings import nixl
 from millstream_server.transfer.embeddings.settings import Transfer
+from millstream_testing.waiting import until
 from tests.support.media.embedding_process import Peer, started, to_hex
-from tests.support.waiting import until
 
 MIB = 1 << 20
 COPIES = {Transfer.SHARED_MEMORY: 1, Transfer.NIXL: 2, Transfer.INLINE: 10}

@@ -31,6 +31,7 @@ from typing import Any
 
 import uvloop
 
+from millstream_testing.waiting import until
 from tests.benchmarks.fuzzing.connections import play_wire
 from tests.benchmarks.fuzzing.frames import WireScript, make_wire_script
 from tests.benchmarks.fuzzing.seeds import seeds
@@ -42,7 +43,6 @@ from tests.support.processes.processes import Sampler, kind_of
 from tests.support.processes.simulated_suite import SimulatedSuite, channels_to
 from tests.support.processes.suite import ServiceProcess
 from tests.support.telemetry.scraping import scrape
-from tests.support.waiting import until
 from tests.support.wire.certificates import Authority, SecretMount
 
 _AT_ONCE = 24

@@ -18,9 +18,9 @@ from millstream_server.runtime.errors import (
     ServingError,
     UnsupportedFeatureError,
 )
+from millstream_testing.in_process import worker
 from tests.support.processes.ports import free_port
 from tests.support.processes.secured_front import secured_front
-from tests.support.processor.in_process import worker
 from tests.support.worker.scripted_admin import admin, control
 
 

@@ -30,6 +30,15 @@ from millstream_server.routing.router import Router
 from millstream_server.runtime.rpc.limits import LimitsLayer, RpcLimits
 from millstream_server.runtime.rpc.reflection import add_reflection
 from millstream_server.runtime.telemetry.metrics import REGISTRY
+from millstream_testing.in_process import (
+    ALPHABET,
+    MODEL,
+    InProcessWorker,
+    make_core,
+    make_fleet,
+    worker,
+)
+from millstream_testing.waiting import until
 from tests.support.processor.chats import (
     CANCEL,
     Answer,
@@ -41,15 +50,6 @@ from tests.support.processor.chats import (
     start,
     user_turn,
 )
-from tests.support.processor.in_process import (
-    ALPHABET,
-    MODEL,
-    InProcessWorker,
-    make_core,
-    make_fleet,
-    worker,
-)
-from tests.support.waiting import until
 from tests.support.wire.failures import Failure, refusal
 from tests.support.wire.transports import new_server
 from tests.support.worker.worker_streams import decode_stream

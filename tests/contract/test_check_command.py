@@ -17,11 +17,11 @@ from millstream_server.cli.flags import KEY_VARIABLE, Destination
 from millstream_server.engines.base import Role
 from millstream_server.processor.app import SERVICE
 from millstream_server.processor.text.tokenizer import TextModel
+from millstream_testing.in_process import ALPHABET, MODEL, processor, worker
 from tests.support.media.media_suite import media_suite
 from tests.support.models.vision_models import make_vision_model
 from tests.support.processes.ports import free_port
 from tests.support.processes.secured_front import KEY, secured_front
-from tests.support.processor.in_process import ALPHABET, MODEL, processor, worker
 from tests.support.worker import embedding_worker
 from tests.support.worker.diffusion_worker import MODEL as PICTURES
 from tests.support.worker.diffusion_worker import VIDEOS, diffusion_worker

@@ -11,9 +11,9 @@ import pytest
 
 from millstream_server.cli.flags import KEY_VARIABLE
 from millstream_server.cli.main import main
+from millstream_testing.fake_processor import FakeServer
 from tests.support.processes.command_line import millstream
 from tests.support.processes.secured_front import KEY, NAME, SecuredFront, secured_front
-from tests.support.processor.fake_processor import FakeServer
 from tests.support.wire.certificates import Authority, SecretMount
 
 _COMMANDS = {

@@ -26,9 +26,9 @@ from millstream_client import (
 )
 from millstream_client.request import Attempts
 from millstream_server.runtime.errors import OverloadedError as Overloaded
+from millstream_testing.waiting import until
 from tests.support.clients.clients import KINDS, Kind
 from tests.support.processor.scripted import Scripted, fail, hang, serving, text
-from tests.support.waiting import until
 from tests.support.wire.transports import new_server
 
 both = pytest.mark.parametrize("kind", KINDS)

@@ -17,9 +17,9 @@ import pytest
 
 from millstream.v1 import processor_pb2
 from millstream_client import RequestCancelledError, SyncClient, background
+from millstream_testing.waiting import until
 from tests.support.clients.clients import Kind
 from tests.support.processor.scripted import Part, Scripted, hang, serving, text
-from tests.support.waiting import until
 
 SOON_S = 10.0
 MANY = 500

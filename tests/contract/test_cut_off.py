@@ -18,8 +18,8 @@ from millstream_server.runtime.rpc.grpc_server import GrpcServer
 from millstream_server.runtime.rpc.limits import RpcLimits
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.telemetry.counts import LoadMeter
+from millstream_testing.waiting import EOF, until
 from tests.support.telemetry.logged import fields_of
-from tests.support.waiting import EOF, until
 from tests.support.wire import transports
 from tests.support.wire.failures import Failure, refusal
 

@@ -13,16 +13,16 @@ import pytest
 from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.processor.chats import Conversation, completion, gather, options, start
-from tests.support.processor.in_process import (
+from millstream_testing.in_process import (
     ALPHABET,
     MODEL,
     InProcessProcessor,
     processor,
     worker,
 )
+from millstream_testing.waiting import until
+from tests.support.processor.chats import Conversation, completion, gather, options, start
 from tests.support.processor.starts import Starts, kept_starts
-from tests.support.waiting import until
 
 ALONE = (Role.AGGREGATED,)
 PAIR = (Role.PREFILL, Role.DECODE)

@@ -19,8 +19,8 @@ from millstream_server.generation.request import (
 )
 from millstream_server.generation.sampling import Sampling
 from millstream_server.runtime.errors import EngineFailedError, ServingError
+from millstream_testing.waiting import until
 from tests.support.engines.engines import ENGINES, EngineFactory
-from tests.support.waiting import until
 
 # One loop for all: an engine stays on the loop it was started on.
 pytestmark = pytest.mark.asyncio(loop_scope="module")

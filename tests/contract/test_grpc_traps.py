@@ -29,9 +29,9 @@ from millstream_server.runtime.rpc.limits import RpcLimits
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.telemetry.counts import LoadMeter
 from millstream_server.runtime.transport.options import TransportOptions
+from millstream_testing.waiting import until
 from tests.support.processes.ports import free_port
 from tests.support.vendor import trap
-from tests.support.waiting import until
 from tests.support.wire.failures import refusal
 
 SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name

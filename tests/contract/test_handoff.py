@@ -15,6 +15,16 @@ from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig
 from millstream_server.processor.admission import QueueLimits
 from millstream_server.processor.text.tokenizer import TextModel
+from millstream_testing.in_process import (
+    ALPHABET,
+    KEY,
+    MODEL,
+    InProcessProcessor,
+    InProcessWorker,
+    processor,
+    suite,
+    worker,
+)
 from tests.support.processor.chats import (
     CANCEL,
     Conversation,
@@ -24,16 +34,6 @@ from tests.support.processor.chats import (
     options,
     start,
     user_turn,
-)
-from tests.support.processor.in_process import (
-    ALPHABET,
-    KEY,
-    MODEL,
-    InProcessProcessor,
-    InProcessWorker,
-    processor,
-    suite,
-    worker,
 )
 from tests.support.wire.failures import refusal
 from tests.support.worker.worker_streams import decode_stream, prefill_stream

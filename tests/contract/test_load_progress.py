@@ -19,9 +19,9 @@ from millstream_server.runtime.errors import EngineFailedError, ServingError
 from millstream_server.runtime.lifecycle.main import FAILED
 from millstream_server.worker import app
 from millstream_server.worker.loading import ModelLoading
-from tests.support.processor.in_process import ALPHABET, InProcessWorker, plan_of, worker
+from millstream_testing.in_process import ALPHABET, InProcessWorker, plan_of, worker
+from millstream_testing.waiting import EOF, until
 from tests.support.telemetry.logged import events
-from tests.support.waiting import EOF, until
 from tests.support.wire.failures import refusal
 from tests.support.worker.hosted_worker import SOON, host_settings
 

@@ -26,8 +26,8 @@ from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.metrics import PACING_INTERVAL
 from millstream_server.runtime.telemetry.metrics_endpoint import MetricsEndpoint
 from millstream_server.worker.engine_metrics import EngineMetrics, record_canary
+from millstream_testing.in_process import ALPHABET, MODEL, suite, worker
 from tests.support.processor.chats import chat, options
-from tests.support.processor.in_process import ALPHABET, MODEL, suite, worker
 from tests.support.telemetry.scraping import OPENMETRICS, documented, scrape, scrape_now
 from tests.support.vendor import trap
 from tests.support.worker.worker_streams import decode_stream

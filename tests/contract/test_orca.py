@@ -22,7 +22,7 @@ from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.security.api_keys import ApiKeys
 from millstream_server.runtime.security.auth import AuthPolicy, PeerIdentities
 from millstream_server.runtime.telemetry.counts import LoadMeter, LoadSnapshot
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 from tests.support.wire import transports
 from tests.support.wire.failures import refusal
 from tests.support.wire.reporting import (

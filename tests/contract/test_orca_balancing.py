@@ -12,7 +12,7 @@ import pytest
 
 from millstream_server.runtime.rpc import orca
 from millstream_server.runtime.telemetry.counts import LoadSnapshot
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 from tests.support.wire.reporting import call_named, channel_to, served
 
 

@@ -21,6 +21,9 @@ from millstream.v1 import chat_pb2, generation_pb2, media_pb2, processor_pb2, wo
 from millstream_server.media.items import MediaFile, Modality
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.security.auth import ANONYMOUS
+from millstream_testing import in_process
+from millstream_testing.in_process import ALPHABET, MAX_ITEM_BYTES, MODEL
+from millstream_testing.waiting import until
 from tests.support.media import media_files
 from tests.support.media.media_suite import (
     CONTEXT_LENGTH,
@@ -35,10 +38,7 @@ from tests.support.media.media_suite import (
     video,
 )
 from tests.support.models.vision_models import make_vision_model
-from tests.support.processor import in_process
 from tests.support.processor.chats import CANCEL, Conversation, gather, options, start, user_turn
-from tests.support.processor.in_process import ALPHABET, MAX_ITEM_BYTES, MODEL
-from tests.support.waiting import until
 from tests.support.wire.failures import failure
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

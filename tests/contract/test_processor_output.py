@@ -18,8 +18,7 @@ from millstream.v1 import (
     worker_pb2,
 )
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.processor.chats import Conversation, chat, completion, gather, options, start
-from tests.support.processor.in_process import (
+from millstream_testing.in_process import (
     ALPHABET,
     CONTEXT_LENGTH,
     MODEL,
@@ -28,6 +27,7 @@ from tests.support.processor.in_process import (
     suite,
     worker,
 )
+from tests.support.processor.chats import Conversation, chat, completion, gather, options, start
 from tests.support.wire.failures import refusal
 
 STOP = generation_pb2.FINISH_REASON_STOP

@@ -15,9 +15,9 @@ from grpc_reflection.v1alpha import reflection_pb2
 from millstream_server.engines.base import Role
 from millstream_server.processor.app import SERVICES
 from millstream_server.processor.text.tokenizer import TextModel
+from millstream_testing.in_process import ALPHABET, MODEL, processor, suite, worker
+from millstream_testing.waiting import until
 from tests.support.processor.chats import Conversation, chat, completion, options, start, user_turn
-from tests.support.processor.in_process import ALPHABET, MODEL, processor, suite, worker
-from tests.support.waiting import until
 from tests.support.wire.failures import refusal
 
 NOWHERE = "127.0.0.1:1"

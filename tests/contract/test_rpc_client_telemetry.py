@@ -16,6 +16,7 @@ from millstream_server.links.channel import CallError, Rpc
 from millstream_server.links.grpc_channel import GrpcChannel
 from millstream_server.runtime.errors import Code
 from millstream_server.runtime.telemetry.tracing import PROPAGATOR
+from millstream_testing.waiting import until
 from tests.support.telemetry.spans import (
     INCOMING,
     SPAN_ID,
@@ -29,7 +30,6 @@ from tests.support.telemetry.spans import (
     parent_of,
     trace_of,
 )
-from tests.support.waiting import until
 from tests.support.wire.rpc_kinds import SERVICE, Kinds, serving
 
 

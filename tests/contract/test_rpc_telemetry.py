@@ -23,6 +23,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from millstream_server.runtime.rpc.grpc_server import RpcInterceptor
 from millstream_server.runtime.telemetry.server_rpcs import TelemetryLayer
+from millstream_testing.waiting import EOF, until
 from tests.support.telemetry.spans import (
     INCOMING,
     SPAN_ID,
@@ -36,7 +37,6 @@ from tests.support.telemetry.spans import (
     trace_of,
 )
 from tests.support.vendor import STOCK, trap
-from tests.support.waiting import EOF, until
 from tests.support.wire.rpc_kinds import SERVICE, Kinds, serving
 
 pytestmark = pytest.mark.both_transports

@@ -13,8 +13,8 @@ from millstream_server.runtime.lifecycle.admin import Channelz
 from millstream_server.runtime.rpc import health, orca, reflection
 from millstream_server.runtime.telemetry.counts import LoadSnapshot
 from millstream_server.runtime.telemetry.server_rpcs import TelemetryLayer
+from millstream_testing.waiting import EOF, until
 from tests.support.telemetry.spans import Samples, SpanLog
-from tests.support.waiting import EOF, until
 from tests.support.wire.rpc_kinds import SERVICE, Kinds, serving
 
 pytestmark = pytest.mark.both_transports

@@ -20,6 +20,8 @@ from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext, incoming
 from millstream_server.runtime.telemetry.tracing import trace_id
 from millstream_server.transfer.ticket import TicketKey
+from millstream_testing.in_process import ALPHABET, MODEL
+from millstream_testing.waiting import until
 from tests.support.processor.chats import (
     CANCEL,
     Conversation,
@@ -30,7 +32,6 @@ from tests.support.processor.chats import (
     start,
     user_turn,
 )
-from tests.support.processor.in_process import ALPHABET, MODEL
 from tests.support.processor.traced_suite import traced_suite, traced_worker
 from tests.support.telemetry.logged import events
 from tests.support.telemetry.spans import (
@@ -45,7 +46,6 @@ from tests.support.telemetry.spans import (
     parent_of,
     trace_of,
 )
-from tests.support.waiting import until
 from tests.support.wire.failures import refusal
 
 PAIR = (Role.PREFILL, Role.DECODE)

@@ -23,8 +23,8 @@ from millstream_server.runtime.errors import (
     ServingError,
     UnsupportedFeatureError,
 )
+from millstream_testing.waiting import until
 from tests.support.telemetry.logged import events
-from tests.support.waiting import until
 from tests.support.wire.certificates import Authority
 
 FIELD = "messages[0].content[1].url"

@@ -31,10 +31,10 @@ from millstream_server.runtime.telemetry.tracing import ambient
 from millstream_server.worker import app
 from millstream_server.worker.host import WorkerHost, WorkerPlan
 from millstream_server.worker.host_settings import HostSettings
+from millstream_testing.waiting import until
 from tests.support.processes.ports import free_port
 from tests.support.telemetry.otlp_collector import collecting
 from tests.support.telemetry.scraping import scrape
-from tests.support.waiting import until
 from tests.support.wire.certificates import Authority, SecretMount
 from tests.support.wire.failures import refusal
 from tests.support.wire.long_streams import (

@@ -17,7 +17,7 @@ from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.protobuf.worker import description_to_proto
 from millstream_server.worker.host import WorkerPlan
-from tests.support.processor.in_process import (
+from millstream_testing.in_process import (
     ALPHABET,
     CONTEXT_LENGTH,
     MODEL,
@@ -25,7 +25,7 @@ from tests.support.processor.in_process import (
     plan_of,
     worker,
 )
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 from tests.support.wire.failures import refusal
 from tests.support.worker.worker_streams import decode_stream
 

@@ -20,8 +20,8 @@ from millstream_server.kv_cache.hashing import block_hashes
 from millstream_server.protobuf.worker import description_to_proto
 from millstream_server.worker.host import WorkerPlan
 from millstream_server.worker.kv_events.log import KvEventLog
-from tests.support.processor.in_process import InProcessWorker, plan_of, worker
-from tests.support.waiting import until
+from millstream_testing.in_process import InProcessWorker, plan_of, worker
+from millstream_testing.waiting import until
 from tests.support.wire.failures import refusal
 from tests.support.worker.worker_streams import decode_stream
 

@@ -19,8 +19,8 @@ from millstream_server.media.tensor import Tensor
 from millstream_server.transfer.embeddings.store import EmbeddingStore, Leases
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
+from millstream_testing.in_process import KEY, worker
 from tests.support.media.media_requests import MODEL, fetched, geometry_only, item, request, tensor
-from tests.support.processor.in_process import KEY, worker
 from tests.support.worker.worker_streams import decode_stream, prefill_stream
 
 VOCAB_SIZE = 100

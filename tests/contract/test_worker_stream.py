@@ -21,8 +21,8 @@ from millstream.v1 import (
 )
 from millstream_server.engines.base import Role
 from millstream_server.transfer.ticket import Ticket, TicketKey
-from tests.support.processor.in_process import ALPHABET, CONTEXT_LENGTH, KEY, VOCAB_SIZE, worker
-from tests.support.waiting import until
+from millstream_testing.in_process import ALPHABET, CONTEXT_LENGTH, KEY, VOCAB_SIZE, worker
+from millstream_testing.waiting import until
 from tests.support.wire.failures import refusal
 from tests.support.worker.worker_streams import SlotView, Stream, decode_stream
 

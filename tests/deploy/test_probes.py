@@ -12,6 +12,7 @@ import pytest
 
 from millstream_client import NO_RETRY, AnswerStream, Client, OverloadedError, Tls, UnavailableError
 from millstream_server.runtime.lifecycle.main import CUT_OFF
+from millstream_testing.waiting import until
 from tests.support.deploy.cluster.cluster import Cluster
 from tests.support.deploy.cluster.pod import Pod, probe
 from tests.support.deploy.cluster.suite import (
@@ -24,7 +25,6 @@ from tests.support.deploy.cluster.suite import (
 )
 from tests.support.deploy.deploy_tools import NAMESPACE, RELEASE, Manifest
 from tests.support.processes.simulated_suite import ALPHABET
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
 

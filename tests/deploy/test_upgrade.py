@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from millstream_client import Client, MillstreamError
+from millstream_testing.waiting import until
 from tests.support.deploy.cluster.cluster import Cluster
 from tests.support.deploy.cluster.pod import Pod
 from tests.support.deploy.cluster.suite import MODEL, cluster, live_values, until_answered
 from tests.support.deploy.deploy_tools import Manifest
 from tests.support.processes.simulated_suite import ALPHABET
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from millstream.v1 import processor_pb2_grpc
+from millstream_testing.waiting import until
 from tests.e2e.conftest import Suite
 from tests.support.processor.chats import completion, gather, options
-from tests.support.waiting import until
 from tests.support.wire.failures import failure
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]

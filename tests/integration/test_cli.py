@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from millstream_testing.fake_processor import FakeServer
+from millstream_testing.in_process import worker
 from tests.support.processes.command_line import Terminal, millstream, without_reader
-from tests.support.processor.fake_processor import FakeServer
-from tests.support.processor.in_process import worker
 from tests.support.worker.scripted_admin import control
 
 

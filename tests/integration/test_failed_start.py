@@ -14,11 +14,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import decode_pb2_grpc
 from millstream_server.runtime.lifecycle.main import DRAINED, FAILED, PORT_FAILED
+from millstream_testing.waiting import until
 from tests.support.processes.ports import free_port
 from tests.support.processes.processes import complaints
 from tests.support.processes.simulated_suite import SimulatedSuite
 from tests.support.processes.suite import ServiceProcess
-from tests.support.waiting import until
 from tests.support.wire.long_streams import server_status
 from tests.support.worker.worker_streams import decode_stream
 

@@ -23,6 +23,7 @@ from millstream.v1 import (
     worker_pb2_grpc,
 )
 from millstream_server.transfer.ticket import TicketKey
+from millstream_testing.waiting import until
 from tests.support.media.media_files import sha256, solid
 from tests.support.media.media_suite import image, user
 from tests.support.models.vision_models import make_vision_model
@@ -31,7 +32,6 @@ from tests.support.processes.simulated_suite import MODEL, SimulatedSuite
 from tests.support.processes.suite import ServiceProcess
 from tests.support.processor.chats import Conversation, completion, gather, options, start
 from tests.support.telemetry.scraping import documented, scrape
-from tests.support.waiting import until
 from tests.support.worker.diffusion_worker import Stream as DiffusionStream
 from tests.support.worker.worker_streams import decode_stream
 

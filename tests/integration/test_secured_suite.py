@@ -15,11 +15,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from millstream.v1 import admin_pb2, admin_pb2_grpc, worker_pb2, worker_pb2_grpc
 from millstream_client import NO_RETRY, Client, PermissionDeniedError, Tls, UnauthenticatedError
 from millstream_client.errors import MillstreamError
+from millstream_testing.waiting import until
 from tests.support.processes.ports import free_port
 from tests.support.processes.processes import complaints
 from tests.support.processes.simulated_suite import ALPHABET, SimulatedSuite
 from tests.support.processes.suite import ServiceProcess
-from tests.support.waiting import until
 from tests.support.wire.certificates import Authority, Issued, SecretMount
 from tests.support.wire.failures import Failure, refusal
 from tests.support.wire.long_streams import server_status

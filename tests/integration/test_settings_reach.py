@@ -11,6 +11,7 @@ import grpc
 import pytest
 
 from millstream.v1 import decode_pb2_grpc, processor_pb2, processor_pb2_grpc
+from millstream_testing.waiting import until
 from tests.support.processes.simulated_suite import SimulatedSuite
 from tests.support.processes.suite import ServiceProcess
 from tests.support.processor.chats import (
@@ -22,7 +23,6 @@ from tests.support.processor.chats import (
     start,
     user_turn,
 )
-from tests.support.waiting import until
 from tests.support.wire.failures import Failure, failure, refusal
 from tests.support.worker.worker_streams import SlotView, decode_stream
 

@@ -26,13 +26,13 @@ from millstream_client import NO_RETRY, Client, UnavailableError
 from millstream_client.streams import AnswerStream
 from millstream_server.runtime.lifecycle.main import CUT_OFF, DRAINED
 from millstream_server.transfer.ticket import TicketKey
+from millstream_testing.waiting import until
 from tests.support.processes.ports import free_port
 from tests.support.processes.processes import complaints
 from tests.support.processes.simulated_suite import ALPHABET, SimulatedSuite
 from tests.support.processes.suite import TICKET_KEY, ServiceProcess
 from tests.support.processor.chats import options, start
 from tests.support.telemetry.scraping import scrape
-from tests.support.waiting import until
 from tests.support.wire.long_streams import (
     NOT_SERVING,
     SERVING,

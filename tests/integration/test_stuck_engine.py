@@ -25,17 +25,17 @@ from millstream_server.runtime.lifecycle.main import FAILED
 from millstream_server.runtime.telemetry.metrics import DRAINING
 from millstream_server.worker.generation import app
 from millstream_server.worker.generation.servicer import DECODE as SERVED
-from tests.support.processes.ports import free_port
-from tests.support.processor.in_process import (
+from millstream_testing.in_process import (
     CONTEXT_LENGTH,
     MODEL,
     VOCAB_SIZE,
     InProcessProcessor,
     processor,
 )
+from millstream_testing.waiting import until
+from tests.support.processes.ports import free_port
 from tests.support.telemetry.logged import events
 from tests.support.telemetry.scraping import scrape
-from tests.support.waiting import until
 from tests.support.wire.long_streams import NOT_SERVING, SERVING, HealthWatch, watched_health
 
 pytestmark = pytest.mark.timeout(60)

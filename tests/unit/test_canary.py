@@ -29,7 +29,7 @@ from millstream_server.worker.canary import Canary, CanaryTimes, EngineWatch, Ex
 from millstream_server.worker.generation import app
 from millstream_server.worker.generation.servicer import DECODE
 from millstream_server.worker.settings import WorkerSettings
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 
 TIMES = CanaryTimes(interval_s=0.1, deadline_s=0.3, retry_s=0.05)
 LIMIT_S = TIMES.interval_s + TIMES.deadline_s

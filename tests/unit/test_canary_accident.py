@@ -22,9 +22,9 @@ from millstream_server.runtime.telemetry.metrics import DRAINING
 from millstream_server.worker.canary import Canary
 from millstream_server.worker.generation import app
 from millstream_server.worker.generation.servicer import DECODE as SERVED
+from millstream_testing.waiting import until
 from tests.support.processes.ports import free_port
 from tests.support.telemetry.logged import events
-from tests.support.waiting import until
 from tests.support.wire.long_streams import SERVING, watched_health
 
 DECODE = "millstream.v1.DecodeService"

@@ -24,8 +24,8 @@ from millstream_server.worker.control.core import ControlCore
 from millstream_server.worker.control.plan import ControlSettings
 from millstream_server.worker.control.weights import Piece, Received, TensorsInCall
 from millstream_server.worker.host import WorkerHost
-from tests.support.processor.in_process import ALPHABET, plan_of
-from tests.support.waiting import until
+from millstream_testing.in_process import ALPHABET, plan_of
+from millstream_testing.waiting import until
 from tests.support.worker.scripted_controls import ScriptedControls
 
 

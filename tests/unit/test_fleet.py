@@ -20,8 +20,8 @@ from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import NoWorkerError, WorkerLostError
 from millstream_server.synthesis.request import DiffusionRequest, Kind
 from millstream_server.vectors.request import RerankRequest
+from millstream_testing.waiting import until
 from tests.support.processor.played_worker import REQUEST, PlayedWorker, Sink, finish, serving
-from tests.support.waiting import until
 
 ROUTED = RoutingRequest(model="m")
 

@@ -19,8 +19,8 @@ from millstream_server.runtime.errors import (
     ServingError,
     WorkerLostError,
 )
+from millstream_testing.waiting import until
 from tests.support.processor.played_worker import REQUEST, Sink, finish, linked, start
-from tests.support.waiting import until
 
 
 def _columns(*ids: int, **more: Any) -> generation_pb2.TokenLogprobs:

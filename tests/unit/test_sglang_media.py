@@ -30,9 +30,9 @@ from millstream_server.generation.request import GenerationRequest
 from millstream_server.media.items import Content, Geometry, MediaInput, Modality, cache_key
 from millstream_server.media.tensor import ElementType, Tensor, TensorSpec
 from millstream_server.runtime.errors import InternalError, InvalidRequestError
+from millstream_testing.waiting import until
 from tests.support.media.media_requests import WIDTH, fetched, geometry_only, item, request
 from tests.support.models.vision_models import FamilyName, make_vision_model
-from tests.support.waiting import until
 
 IMAGES = fetched(request(item("a", 2), item("b", 8)))
 BOTH = fetched(

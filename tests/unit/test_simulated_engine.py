@@ -28,7 +28,7 @@ from millstream_server.runtime.errors import (
     KvTransferError,
 )
 from millstream_server.transfer.ticket import Ticket
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 
 SMALL = SimulatedConfig(vocab_size=100, context_length=64, block_size=4, total_blocks=16)
 

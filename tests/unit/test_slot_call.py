@@ -19,8 +19,8 @@ from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import InvalidRequestError, OverloadedError, WorkerLostError
 from millstream_server.synthesis.request import DiffusionRequest, Kind
 from millstream_server.vectors.request import RerankRequest
+from millstream_testing.waiting import until
 from tests.support.processor.played_channel import PlayedChannel
-from tests.support.waiting import until
 
 
 def _stream(cancelled: list[int] | None = None) -> Any:

@@ -17,7 +17,7 @@ from millstream_server.runtime.errors import EngineFailedError, ServingError
 from millstream_server.runtime.telemetry.counts import RequestCounts
 from millstream_server.runtime.telemetry.metrics import STREAM_REQUESTS_OPEN
 from millstream_server.worker.generation.core import GenerationWorker
-from tests.support.processor.in_process import hosted
+from millstream_testing.in_process import hosted
 
 START = GenerationRequest(request_id="r", prompt=Prompt([1]), sampling=Sampling(max_new_tokens=4))
 DONE = Finish(reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=4)

@@ -33,10 +33,10 @@ from millstream_server.runtime.telemetry.trace_context import TraceContext
 from millstream_server.worker.generation.core import GenerationWorker
 from millstream_server.worker.generation.session import WorkerSession
 from millstream_server.worker.host import WorkerHost
+from millstream_testing.in_process import hosted
+from millstream_testing.waiting import until
 from tests.support.media.media_requests import MODEL, WIDTH, geometry_only, item, request, tensor
-from tests.support.processor.in_process import hosted
 from tests.support.telemetry.logged import events
-from tests.support.waiting import until
 
 ASKED = request(item("a", 2), item("b", 8))
 

@@ -16,6 +16,7 @@ from millstream_server.links.grpc_channel import GrpcChannel
 from millstream_server.links.link import WorkerCondition, WorkerLink, WorkerStatus
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import Code, WorkerLostError
+from millstream_testing.waiting import until
 from tests.support.processes.ports import free_port
 from tests.support.processor.played_channel import PlayedChannel
 from tests.support.processor.played_worker import (
@@ -30,7 +31,6 @@ from tests.support.processor.played_worker import (
     start,
 )
 from tests.support.processor.views import description
-from tests.support.waiting import until
 
 
 async def test_a_load_that_is_no_longer_reported_is_forgotten_and_asked_for_again(

@@ -15,10 +15,10 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from millstream.v1 import errors_pb2
+from millstream_testing.waiting import EOF
 from tests.benchmarks.fuzzing.messages import MessageMaker, mutate
 from tests.benchmarks.fuzzing.seeds import seeds
 from tests.benchmarks.fuzzing.targets import Target
-from tests.support.waiting import EOF
 
 _GUARD_S = 10.0
 _FORBIDDEN = frozenset(

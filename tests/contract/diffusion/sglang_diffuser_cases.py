@@ -30,9 +30,9 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.synthesis.diffuser import Step
 from millstream_server.synthesis.request import Kind
+from millstream_testing.waiting import until
 from tests.support.engines.diffuser_engines import RunningDiffuser, sglang_engine
 from tests.support.models.tiny_pipelines import TinyPipelines
-from tests.support.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 

@@ -22,6 +22,7 @@ from millstream_server.runtime.errors import (
     ServingError,
 )
 from millstream_server.synthesis.diffuser import Step
+from millstream_testing.waiting import until
 from tests.support.engines.diffuser_engines import (
     RunningDiffuser,
     bare_pipeline,
@@ -30,7 +31,6 @@ from tests.support.engines.diffuser_engines import (
     pixels,
 )
 from tests.support.models.tiny_pipelines import TinyPipelines
-from tests.support.waiting import until
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.filterwarnings("ignore")]
 

@@ -20,10 +20,10 @@ from millstream_server.runtime.lifecycle.main import DRAINED, FAILED
 from millstream_server.synthesis.diffuser import DiffuserInfo
 from millstream_server.synthesis.request import Kind
 from millstream_server.worker.diffusion.engine import DiffusionOptions, narrowed
+from millstream_testing.waiting import until
 from tests.support.processes.ports import free_port
 from tests.support.telemetry.otlp_collector import collecting
 from tests.support.telemetry.scraping import scrape
-from tests.support.waiting import until
 from tests.support.wire.long_streams import NOT_SERVING, SERVING
 from tests.support.worker.diffusion_worker import (
     MODEL,

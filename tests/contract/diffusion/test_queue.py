@@ -12,8 +12,8 @@ from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.synthesis.diffuser import Job
 from millstream_server.synthesis.request import Kind
+from millstream_testing.waiting import until
 from tests.support.media.media_files import saved
-from tests.support.waiting import until
 from tests.support.worker.diffusion_worker import (
     VIDEOS,
     Setup,

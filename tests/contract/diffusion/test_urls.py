@@ -12,8 +12,8 @@ from millstream.v1 import diffusion_pb2
 from millstream_server.engines.simulated.diffuser import pixels_of
 from millstream_server.worker.diffusion.engine import DiffusionOptions
 from millstream_server.worker.diffusion.files import Storage
+from millstream_testing.waiting import until
 from tests.contract.diffusion.test_images import job_like
-from tests.support.waiting import until
 from tests.support.worker.diffusion_worker import Setup, streaming
 from tests.unit.diffusion.test_storage import found, made
 

@@ -24,6 +24,7 @@ from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.transfer.embeddings.ways import new_memory
 from millstream_server.transfer.ticket import TicketKey
 from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
+from millstream_testing.waiting import until
 from tests.support.media.embedding_process import started, to_hex
 from tests.support.media.embeddings import (
     TICKETS,
@@ -35,7 +36,6 @@ from tests.support.media.embeddings import (
     sending,
     start_message,
 )
-from tests.support.waiting import until
 from tests.support.wire.failures import Failure, refusal
 
 MIB = 1 << 20

@@ -15,8 +15,8 @@ from millstream_server.transfer.embeddings.nixl import NixlReceiver
 from millstream_server.transfer.embeddings.settings import Transfer
 from millstream_server.transfer.embeddings.ways import NixlOffer, WayError
 from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
+from millstream_testing.waiting import until
 from tests.support.media.embeddings import TICKETS, Sending, new_since, pattern, sending, ways_taken
-from tests.support.waiting import until
 
 MIB = 1 << 20
 

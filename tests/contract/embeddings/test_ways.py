@@ -13,6 +13,7 @@ import pytest
 from millstream_server.transfer.embeddings import shared_memory
 from millstream_server.transfer.embeddings.settings import Transfer
 from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
+from millstream_testing.waiting import until
 from tests.support.media.embedding_process import started
 from tests.support.media.embeddings import (
     TICKETS,
@@ -24,7 +25,6 @@ from tests.support.media.embeddings import (
     ways_taken,
 )
 from tests.support.telemetry.spans import SpanLog
-from tests.support.waiting import until
 
 MIB = 1 << 20
 SIZES = (64, MIB // 2, 2 * MIB + 2, 33 * MIB)

@@ -29,8 +29,8 @@ from millstream_server.worker.encoding.pipeline import HostedEncoder
 from millstream_server.worker.encoding.servicer import Serving, with_encoding
 from millstream_server.worker.generation.app import make_plan
 from millstream_server.worker.generation.servicer import DECODE
+from millstream_testing.waiting import until
 from tests.support.media.media_files import solid
-from tests.support.waiting import until
 from tests.support.wire.failures import refusal
 from tests.support.wire.long_streams import NOT_SERVING, SERVING, HealthWatch, watched_health
 from tests.support.worker.encode_worker import MODEL, Setup, Stream

@@ -11,8 +11,8 @@ import pytest
 from millstream_server.encoding.encoder import Prepared
 from millstream_server.engines.simulated.encoder import SimulatedEncoderConfig
 from millstream_server.runtime.errors import InvalidRequestError, ServingError
+from millstream_testing.waiting import until
 from tests.support.media.media_files import solid
-from tests.support.waiting import until
 from tests.support.worker.encode_worker import (
     Encoder,
     Setup,

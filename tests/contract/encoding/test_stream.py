@@ -14,8 +14,8 @@ from millstream_server.engines.simulated.encoder import SimulatedEncoderConfig
 from millstream_server.media.items import MediaLimits
 from millstream_server.worker.encoding.core import EncodeOptions
 from millstream_server.worker.encoding.upload import MAX_CHUNK_BYTES
+from millstream_testing.waiting import until
 from tests.support.media.media_files import png_header, solid, video
-from tests.support.waiting import until
 from tests.support.wire.failures import failure
 from tests.support.worker.encode_worker import (
     VIDEO,

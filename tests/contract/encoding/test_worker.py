@@ -28,11 +28,11 @@ from millstream_server.runtime.lifecycle.main import DRAINED, FAILED
 from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
 from millstream_server.worker.encoding.core import EncodeOptions
+from millstream_testing.waiting import until
 from tests.support.media.media_files import solid
 from tests.support.processes.ports import free_port
 from tests.support.telemetry.otlp_collector import collecting
 from tests.support.telemetry.scraping import scrape
-from tests.support.waiting import until
 from tests.support.wire.failures import refusal
 from tests.support.wire.long_streams import NOT_SERVING, SERVING
 from tests.support.worker.encode_worker import (

@@ -15,10 +15,10 @@ from millstream.v1 import engine_control_pb2_grpc, tensor_pb2
 from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.worker import app
+from millstream_testing.in_process import ALPHABET, plan_of
+from millstream_testing.waiting import until
 from tests.support.processes.ports import free_port
-from tests.support.processor.in_process import ALPHABET, plan_of
 from tests.support.telemetry.logged import events
-from tests.support.waiting import until
 from tests.support.wire.certificates import Authority, SecretMount
 from tests.support.wire.failures import refusal
 from tests.support.worker.controlled_worker import controlled_worker, from_disk, pb, start_of

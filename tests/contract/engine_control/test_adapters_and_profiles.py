@@ -8,7 +8,7 @@ import grpc
 
 from millstream.v1 import worker_pb2
 from millstream_server.runtime.errors import InternalError, InvalidWeightsError
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 from tests.support.wire.failures import refusal
 from tests.support.worker.controlled_worker import controlled_worker, pb
 

@@ -11,8 +11,8 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from millstream_server.runtime.errors import EngineBusyError, InternalError
+from millstream_testing.waiting import until
 from tests.support.telemetry.logged import events
-from tests.support.waiting import until
 from tests.support.wire.failures import failure, refusal
 from tests.support.wire.long_streams import NOT_SERVING, SERVING
 from tests.support.worker.controlled_worker import (

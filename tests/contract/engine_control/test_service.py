@@ -12,8 +12,8 @@ from google.protobuf.duration_pb2 import Duration
 from millstream.v1 import worker_pb2
 from millstream_server.control.operations import NO_CONTROLS
 from millstream_server.runtime.errors import EngineBusyError, UnsupportedFeatureError
+from millstream_testing.waiting import until
 from tests.support.telemetry.logged import events
-from tests.support.waiting import until
 from tests.support.wire.failures import failure, refusal
 from tests.support.wire.long_streams import NOT_SERVING, SERVING
 from tests.support.worker.controlled_worker import (

@@ -11,8 +11,8 @@ import grpc
 import pytest
 
 from millstream_server.runtime.lifecycle.main import CUT_OFF, DRAINED
+from millstream_testing.waiting import until
 from tests.support.telemetry.logged import events
-from tests.support.waiting import until
 from tests.support.wire.failures import failure, refusal
 from tests.support.worker.controlled_worker import (
     APPLYING,

@@ -16,15 +16,15 @@ from safetensors.numpy import save_file
 
 from millstream_server.engines.simulated.state import version_shift
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.processor.chats import completion, gather, options
-from tests.support.processor.in_process import (
+from millstream_testing.in_process import (
     ALPHABET,
     MODEL,
     VOCAB_SIZE,
     InProcessProcessor,
     processor,
 )
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.processor.chats import completion, gather, options
 from tests.support.wire.failures import refusal
 from tests.support.worker.controlled_worker import (
     DONE,

@@ -16,7 +16,7 @@ from millstream_server.control.operations import (
     NamedTensor,
 )
 from millstream_server.runtime.errors import EngineFailedError, InvalidWeightsError
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 from tests.support.wire.failures import Failure, refusal
 from tests.support.wire.long_streams import NOT_SERVING, SERVING
 from tests.support.worker.controlled_worker import (

@@ -14,9 +14,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import embedding_pb2, processor_pb2, worker_pb2
 from millstream_server.processor.text.tokenizer import TextModel
+from millstream_testing.in_process import MODEL, InProcessProcessor, processor, worker
+from millstream_testing.waiting import until
 from tests.support.models.models import byte_level_model
 from tests.support.processor.chats import chat, completion, start
-from tests.support.processor.in_process import MODEL, InProcessProcessor, processor, worker
 from tests.support.processor.played_forwarding import (
     RANKING,
     PlayedDiffuser,
@@ -26,7 +27,6 @@ from tests.support.processor.played_forwarding import (
     played,
     slots,
 )
-from tests.support.waiting import until
 from tests.support.wire.failures import Failure, refusal
 
 

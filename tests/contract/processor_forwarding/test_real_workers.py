@@ -16,9 +16,9 @@ from millstream.v1 import (
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.synthesis.request import Kind
 from millstream_server.worker.diffusion.engine import DiffusionOptions
-from tests.support.processor.in_process import InProcessProcessor, processor
+from millstream_testing.in_process import InProcessProcessor, processor
+from millstream_testing.waiting import until
 from tests.support.processor.played_forwarding import batch, slots
-from tests.support.waiting import until
 from tests.support.worker import embedding_worker
 from tests.support.worker.diffusion_worker import (
     MODEL,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.telemetry.metrics import REQUEST_DURATION
-from tests.support.processor.in_process import processor
+from millstream_testing.in_process import processor
+from millstream_testing.waiting import until
 from tests.support.processor.played_forwarding import (
     PlayedDiffuser,
     PlayedEmbedder,
@@ -23,7 +24,6 @@ from tests.support.telemetry.spans import (
     parent_of,
     trace_of,
 )
-from tests.support.waiting import until
 
 
 def _count(operation: str, model: str, error: str) -> float:

@@ -11,6 +11,7 @@ import pytest
 from millstream.v1 import diffusion_pb2, generation_pb2, processor_pb2, sampling_pb2, worker_pb2
 from millstream_server.generation.validation import REFUSED_IN_DIFFUSION
 from millstream_server.processor.text.tokenizer import TextModel
+from millstream_testing.in_process import MODEL, processor, suite, worker
 from tests.support.processor.chats import (
     CANCEL,
     Conversation,
@@ -20,7 +21,6 @@ from tests.support.processor.chats import (
     options,
     start,
 )
-from tests.support.processor.in_process import MODEL, processor, suite, worker
 from tests.support.processor.starts import kept_starts
 from tests.support.wire.failures import refusal
 from tests.support.worker.text_diffusion import DLLM, STEPPING, serving

@@ -22,7 +22,7 @@ from millstream_server.runtime.transport import connection as ending
 from millstream_server.runtime.transport import server as transport
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.server import H2Server
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 from tests.support.wire.certificates import Authority, SecretMount
 from tests.support.wire.listening import trusting
 from tests.support.wire.raw_http2 import (

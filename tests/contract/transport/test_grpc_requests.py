@@ -9,8 +9,8 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from millstream_server.runtime.errors import Code
+from millstream_testing.waiting import until
 from tests.contract.transport.conftest import STREAMS, UNARY, InteropServer
-from tests.support.waiting import until
 from tests.support.wire.interop_service import ECHOED, ECHOED_BIN, SERVICE, ask
 from tests.support.wire.raw_http2 import (
     END_HEADERS,

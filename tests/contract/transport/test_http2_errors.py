@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from millstream_testing.waiting import until
 from tests.contract.transport.case import CHAT, UNARY, Case, Scope, hang, open_stream
 from tests.contract.transport.frame_cases import FRAME_CASES
 from tests.contract.transport.stream_cases import STREAM_CASES
-from tests.support.waiting import until
 from tests.support.wire.raw_http2 import (
     PREFACE,
     ErrorCode,

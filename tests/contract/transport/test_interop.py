@@ -14,7 +14,7 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 from tests.support.wire.interop_service import (
     ECHOED,
     ECHOED_BIN,

@@ -17,8 +17,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream_server.runtime.transport.sockets import listen_on
+from millstream_testing.waiting import until
 from tests.support.telemetry.logged import fields_of
-from tests.support.waiting import until
 from tests.support.wire.listening import (
     OPTIONS,
     PREFACE,

@@ -23,7 +23,7 @@ from millstream_server.runtime.rpc.call import key_of_address
 from millstream_server.runtime.security import tls_files as tls_module
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_server.runtime.transport.listener import Listener
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 from tests.support.wire.certificates import Authority, SecretMount
 from tests.support.wire.listening import (
     OPTIONS,

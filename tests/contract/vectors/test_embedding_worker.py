@@ -17,10 +17,10 @@ from millstream_server.protobuf.worker import description_from_proto
 from millstream_server.runtime.lifecycle.main import DRAINED, FAILED
 from millstream_server.vectors.embedder import EmbedderInfo
 from millstream_server.worker.vectors.servicer import VectorSettings
+from millstream_testing.waiting import until
 from tests.support.processes.ports import free_port
 from tests.support.telemetry.otlp_collector import collecting
 from tests.support.telemetry.scraping import scrape
-from tests.support.waiting import until
 from tests.support.wire.failures import refusal
 from tests.support.wire.long_streams import NOT_SERVING, SERVING
 from tests.support.worker.embedding_worker import (

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from millstream_server.engines.simulated.vectors import SimulatedEmbedderConfig, logit
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 from tests.support.wire.failures import refusal
 from tests.support.worker.embedding_worker import MODEL, embedding_worker
 

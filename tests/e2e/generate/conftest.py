@@ -13,12 +13,12 @@ import pytest
 
 from millstream.v1 import diffusion_pb2_grpc
 from millstream_client import NO_RETRY, Client
+from millstream_testing.waiting import until
 from tests.support.engines.bare_pictures import PROMPT, BarePipeline
 from tests.support.processes.ports import free_port
 from tests.support.processes.suite import ServiceProcess, running
 from tests.support.telemetry.otlp_collector import Collector, Received, collecting
 from tests.support.telemetry.scraping import scrape
-from tests.support.waiting import until
 from tests.support.worker.diffusion_worker import Stream
 
 DEMO = Path(__file__).parents[3] / "demo"

@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from millstream.v1 import generation_pb2
+from millstream_testing.waiting import until
 from tests.support.media.media_files import solid
 from tests.support.media.media_processes import (
     MediaProcesses,
@@ -28,7 +29,6 @@ from tests.support.models.vision_models import make_vision_model
 from tests.support.processes.processes import clients_of
 from tests.support.processes.suite import ServiceProcess
 from tests.support.processor.chats import CANCEL, Answer, Conversation, options, start
-from tests.support.waiting import until
 from tests.support.wire.failures import Failure, failure
 
 FEW = options(4, ignore_eos=True)

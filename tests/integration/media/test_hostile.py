@@ -15,6 +15,7 @@ from PIL import Image
 
 from millstream.v1 import chat_pb2, media_pb2
 from millstream_server.processor.media.uploads import DEFAULT_IDLE_S
+from millstream_testing.waiting import until
 from tests.support.media.media_files import png_header, repeated_frame, solid, video
 from tests.support.media.media_processes import MediaProcesses, decoders_of, metric, upload
 from tests.support.media.media_suite import chunk, image, user
@@ -23,7 +24,6 @@ from tests.support.media.paces import paced_chat
 from tests.support.models.vision_models import make_vision_model
 from tests.support.processes.processes import rss_mb
 from tests.support.processor.chats import Conversation, options, start
-from tests.support.waiting import until
 from tests.support.wire.failures import Failure, failure
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT

@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from millstream_testing.waiting import until
 from tests.support.media.media_files import before_end, comment, noise
 from tests.support.media.media_processes import (
     CHUNK_BYTES,
@@ -25,7 +26,6 @@ from tests.support.processes.processes import rss_mb
 from tests.support.processes.simulated_suite import channels_to
 from tests.support.processes.suite import ServiceProcess
 from tests.support.processor.chats import Answer, Conversation, options, start
-from tests.support.waiting import until
 from tests.support.wire.failures import Failure, failure
 
 CHATS = 30

@@ -10,11 +10,11 @@ import signal
 import psutil
 import pytest
 
+from millstream_testing.waiting import until
 from tests.support.engines.diffuser_engines import SGLANG_VARIABLE
 from tests.support.models.tiny_pipelines import TinyPipelines
 from tests.support.processes import forked
 from tests.support.processes.fork_server import PRELOAD_VARIABLE
-from tests.support.waiting import until
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 

@@ -35,6 +35,7 @@ from millstream_server.runtime.errors import (
     ServingError,
 )
 from millstream_server.vectors.embedder import Embedder, EmbedderInfo
+from millstream_testing.waiting import until
 from tests.support.models.vector_models import (
     DIMENSIONS,
     LONGEST,
@@ -43,7 +44,6 @@ from tests.support.models.vector_models import (
     Kind,
     by_transformers,
 )
-from tests.support.waiting import until
 
 SIMULATED = ("simulated", "simulated_ranker")
 SGLANG: tuple[Kind, ...] = ("qwen3", "bert", "xlmr", "xlmr_ranker", "bert_ranker")

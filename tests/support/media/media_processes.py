@@ -11,13 +11,13 @@ from typing import Any
 import grpc
 
 from millstream.v1 import processor_pb2, processor_pb2_grpc, worker_pb2, worker_pb2_grpc
+from millstream_testing.waiting import until
 from tests.support.media.embeddings import names_in_shared_memory
 from tests.support.media.media_suite import chunk
 from tests.support.processes.ports import free_port
 from tests.support.processes.suite import ServiceProcess, running
 from tests.support.processor.chats import Conversation, options, start
 from tests.support.telemetry.scraping import scrape
-from tests.support.waiting import until
 
 MODEL = "tiny"
 CONTEXT_LENGTH = 8192

@@ -24,8 +24,8 @@ from millstream_server.worker.encoding.pipeline import HostedEncoder, PipelineOp
 from millstream_server.worker.encoding.servicer import Serving, make_plan, with_encoding
 from millstream_server.worker.host import WorkerHost, WorkerPlan
 from millstream_server.worker.servicer import SERVICE as WORKER
-from tests.support.processor import in_process
-from tests.support.processor.in_process import KEY, MODEL, InProcessProcessor, InProcessWorker
+from millstream_testing import in_process
+from millstream_testing.in_process import KEY, MODEL, InProcessProcessor, InProcessWorker
 
 VOCAB_SIZE = 1024
 CONTEXT_LENGTH = 8192

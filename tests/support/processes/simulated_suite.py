@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.v1 import processor_pb2, processor_pb2_grpc
+from millstream_testing.waiting import until
 from tests.conftest import ALPHABET_TEMPLATE
 from tests.support.benchmarks.verdict import Verdict
 from tests.support.models.models import byte_level_model
@@ -17,7 +18,6 @@ from tests.support.models.vision_models import VOCAB_SIZE
 from tests.support.processes.ports import free_port
 from tests.support.processes.processes import Footprint, complaints
 from tests.support.processes.suite import ServiceProcess, running
-from tests.support.waiting import until
 from tests.support.wire.long_streams import load_of
 
 MODEL = "tiny"

@@ -15,7 +15,7 @@ from millstream.v1 import (
     usage_pb2,
 )
 from millstream_client import writing
-from tests.support.waiting import EOF
+from millstream_testing.waiting import EOF
 
 
 def message(

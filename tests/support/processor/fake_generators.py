@@ -34,8 +34,8 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.transport.options import TransportOptions
+from millstream_testing.fake_processor import FakeProcessor
 from tests.support.clients.clients import tell_serving
-from tests.support.processor.fake_processor import FakeProcessor
 
 STEPS = 3
 

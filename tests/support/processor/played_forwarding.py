@@ -21,7 +21,7 @@ from millstream.v1 import (
 )
 from millstream_server.runtime.errors import FieldViolation, InvalidRequestError
 from millstream_server.runtime.rpc.status import to_trailers
-from tests.support.waiting import EOF, until
+from millstream_testing.waiting import EOF, until
 from tests.support.worker.older_worker import OlderWorker
 
 Image = diffusion_pb2.GenerateImageResponse

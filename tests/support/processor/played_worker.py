@@ -25,7 +25,7 @@ from millstream_server.links.grpc_channel import GrpcChannel
 from millstream_server.links.link import WorkerLink
 from millstream_server.links.slot_stream import OpenRequest
 from millstream_server.runtime.errors import ServingError
-from tests.support.waiting import EOF, until
+from millstream_testing.waiting import EOF, until
 from tests.support.worker.older_worker import OlderWorker
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

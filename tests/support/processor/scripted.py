@@ -15,8 +15,8 @@ from millstream_server.runtime.errors import Code, StatusError
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.transport.options import TransportOptions
+from millstream_testing.fake_processor import FakeProcessor
 from tests.support.clients.clients import tell_serving
-from tests.support.processor.fake_processor import FakeProcessor
 
 Part = Callable[[Call], Awaitable[str | None]]
 """One thing a turn does: answers with text, or fails."""

@@ -24,9 +24,9 @@ from millstream_server.runtime.telemetry.server_rpcs import TelemetryLayer
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.worker.host import WorkerHost
 from millstream_server.worker.servicer import LONG_STREAMS
-from tests.support.processor.in_process import ALPHABET, MODEL, hosted, make_core, make_fleet
+from millstream_testing.in_process import ALPHABET, MODEL, hosted, make_core, make_fleet
+from millstream_testing.waiting import until
 from tests.support.telemetry.spans import SpanLog
-from tests.support.waiting import until
 from tests.support.wire.transports import new_server
 
 

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from millstream_server.runtime.telemetry.metrics import REGISTRY
 from millstream_server.runtime.telemetry.tracing import Tracing
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 SPAN_ID = "b7ad6b7169203331"

@@ -11,7 +11,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from millstream_server.runtime.rpc.status import DOMAIN
-from tests.support.waiting import EOF
+from millstream_testing.waiting import EOF
 
 
 @dataclass(frozen=True)

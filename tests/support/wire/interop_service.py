@@ -20,7 +20,7 @@ import grpc
 
 from millstream_server.runtime.errors import Code, StatusError
 from millstream_server.runtime.rpc.call import Call
-from tests.support.waiting import EOF
+from millstream_testing.waiting import EOF
 
 SERVICE = "test.v1.Interop"
 KINDS = {

@@ -17,7 +17,7 @@ from google.rpc import status_pb2
 from grpc_status import rpc_status
 
 from millstream_server.runtime.errors import Code, StatusError, UnavailableError
-from tests.support.waiting import EOF
+from millstream_testing.waiting import EOF
 from tests.support.wire.transports import new_server
 
 SERVICE = "test.v1.Kinds"

@@ -16,8 +16,8 @@ from millstream_server.control.operations import EngineControls
 from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.worker.control.plan import AllowedDirectories, ControlOptions
-from tests.support.processor.in_process import ALPHABET, plan_of
-from tests.support.waiting import EOF, until
+from millstream_testing.in_process import ALPHABET, plan_of
+from millstream_testing.waiting import EOF, until
 from tests.support.worker.hosted_worker import HostedWorker, host_settings, hosted_worker
 from tests.support.worker.scripted_controls import ScriptedControls
 from tests.support.worker.worker_streams import Stream, decode_stream

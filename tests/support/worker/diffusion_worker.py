@@ -21,7 +21,7 @@ from millstream_server.synthesis.diffuser import Job, Step
 from millstream_server.synthesis.request import Kind
 from millstream_server.worker.diffusion.engine import DiffusionOptions, HostedDiffuser
 from millstream_server.worker.diffusion.servicer import make_plan
-from tests.support.waiting import EOF, until
+from millstream_testing.waiting import EOF, until
 from tests.support.worker.hosted_worker import HostedWorker, host_settings, hosted_worker
 
 MODEL = "tiny-pictures"

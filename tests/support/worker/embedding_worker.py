@@ -18,7 +18,7 @@ from millstream_server.engines.simulated.vectors import (
     vector,
 )
 from millstream_server.worker.vectors.servicer import VectorSettings, make_plan
-from tests.support.waiting import EOF, until
+from millstream_testing.waiting import EOF, until
 from tests.support.worker.hosted_worker import HostedWorker, host_settings, hosted_worker
 
 MODEL = "tiny-embedder"

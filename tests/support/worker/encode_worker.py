@@ -23,7 +23,7 @@ from millstream_server.transfer.ticket import TicketKey
 from millstream_server.worker.encoding.core import EncodeOptions
 from millstream_server.worker.encoding.pipeline import HostedEncoder, PipelineOptions
 from millstream_server.worker.encoding.servicer import Serving, make_plan
-from tests.support.waiting import EOF, until
+from millstream_testing.waiting import EOF, until
 from tests.support.worker.hosted_worker import HostedWorker, host_settings, hosted_worker
 
 MODEL = "tiny-vision"

@@ -15,8 +15,8 @@ from millstream_server.runtime.telemetry.metrics import DRAINING
 from millstream_server.worker import app
 from millstream_server.worker.host import WorkerPlan
 from millstream_server.worker.host_settings import HostSettings
+from millstream_testing.waiting import until
 from tests.support.processes.ports import free_port
-from tests.support.waiting import until
 from tests.support.wire.long_streams import SERVING, HealthWatch, server_status, watched_health
 
 SOON = [("grpc.initial_reconnect_backoff_ms", 20)]  # the port may not be open at the first attempt

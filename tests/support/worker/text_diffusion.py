@@ -10,14 +10,14 @@ from typing import Any
 from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.processor.in_process import (
+from millstream_testing.in_process import (
     ALPHABET,
     MODEL,
     InProcessWorker,
     processor,
     worker,
 )
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 
 DLLM = replace(ALPHABET, role=Role.DIFFUSION)
 STEPPING = replace(DLLM, step_s=0.005)

@@ -22,8 +22,8 @@ from millstream.v1 import (
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.protobuf import generation as convert
 from millstream_server.transfer.ticket import Ticket
+from millstream_testing.waiting import EOF
 from tests.support.processor.generation_messages import start_to_proto
-from tests.support.waiting import EOF
 
 
 class SlotView:

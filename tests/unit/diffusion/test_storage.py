@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from millstream_server.runtime.errors import StorageError
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.worker.diffusion.files import Storage
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 
 DATA = bytes(range(256)) * (3 << 12)  # 3 MiB: several writes
 

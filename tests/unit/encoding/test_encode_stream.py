@@ -28,7 +28,7 @@ from millstream_server.runtime.errors import (
     WorkerLostError,
 )
 from millstream_server.runtime.telemetry.trace_context import TraceContext
-from tests.support.waiting import EOF, until
+from millstream_testing.waiting import EOF, until
 
 
 class PlayedEncoder(encode_pb2_grpc.EncodeServiceServicer):

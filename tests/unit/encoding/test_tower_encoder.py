@@ -28,8 +28,8 @@ from millstream_server.runtime.errors import (
     OverloadedError,
     ServingError,
 )
+from millstream_testing.waiting import until
 from tests.support.models.vision_models import FamilyName, make_vision_model, picture
-from tests.support.waiting import until
 
 Run = Callable[[Sequence[Prepared]], Sequence[Any]]
 

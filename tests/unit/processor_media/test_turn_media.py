@@ -34,8 +34,8 @@ from millstream_server.runtime.errors import (
     ServingError,
     WorkerLostError,
 )
+from millstream_testing.waiting import until
 from tests.support.processor.views import description
-from tests.support.waiting import until
 
 MEDIA = MediaModel(modalities=frozenset({Modality.IMAGE}), family="qwen3_vl", embedding_width=8)
 ENCODER = EncoderInfo(

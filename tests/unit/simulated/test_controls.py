@@ -26,7 +26,7 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
     WorkerPausedError,
 )
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 from tests.support.worker.simulated_engine import (
     CONFIG,
     TENSOR,

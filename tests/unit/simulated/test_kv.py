@@ -9,8 +9,8 @@ import pytest
 from millstream_server.generation.output import CollectingSink
 from millstream_server.kv_cache.events import BlocksRemoved
 from millstream_server.kv_cache.hashing import block_hashes
+from millstream_testing.waiting import until
 from tests.support.media.media_requests import MODEL, fetched, item, request
-from tests.support.waiting import until
 from tests.support.worker.simulated_engine import (
     CONFIG,
     asked,

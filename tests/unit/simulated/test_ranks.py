@@ -12,7 +12,7 @@ from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.generation.output import CollectingSink
 from millstream_server.runtime.errors import EngineFailedError, InvalidRequestError, KvTransferError
 from millstream_server.transfer.ticket import Ticket
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 from tests.support.worker.simulated_engine import CONFIG, asked, finished, running, stored
 
 TWO = replace(CONFIG, dp_size=2)

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from millstream_server.runtime.transport.intake import TURN_S, Intake, Work, WorkShare
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 
 
 class Taker:

@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from millstream_testing.waiting import until
 from tests.support.deploy.cluster.container import Container, Objects
 from tests.support.deploy.cluster.dns import DnsServer
 from tests.support.deploy.cluster.pod import Pod
 from tests.support.deploy.deploy_tools import Manifest, objects
 from tests.support.deploy.kube_rules import selects
-from tests.support.waiting import until
 from tests.support.wire.certificates import Authority
 
 PROPAGATION_S = 0.3

@@ -52,16 +52,17 @@ from millstream_server.worker.generation.servicer import DECODE, PREFILL
 from millstream_server.worker.generation.servicer import DIFFUSION as TEXT_DIFFUSION
 from millstream_server.worker.host import WorkerHost, WorkerPlan
 from millstream_server.worker.servicer import SERVICE as WORKER
-from tests.support.waiting import until
+from millstream_testing import alphabet
+from millstream_testing.waiting import until
 
 MODEL = "tiny"
-VOCAB_SIZE = 440
+VOCAB_SIZE = alphabet.VOCAB_SIZE
 CONTEXT_LENGTH = 512
 KEY = TicketKey(bytes(range(32)))
 MAX_ITEM_BYTES = 4 << 20
 
 ALPHABET = SimulatedConfig(vocab_size=VOCAB_SIZE, context_length=CONTEXT_LENGTH)
-"""For the tokenizer of `conftest.text_model`."""
+"""For the tokenizer of `alphabet_model`."""
 
 
 @dataclass

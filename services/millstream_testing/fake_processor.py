@@ -29,7 +29,6 @@ from google.protobuf import duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
-from grpc_status import rpc_status
 
 from millstream.v1 import (
     chat_pb2,
@@ -152,7 +151,7 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
         self, chunk: media_pb2.MediaChunk, conversation: _Conversation, context: Any
     ) -> None:
         if chunk.total_bytes > self.most_upload_bytes:
-            await context.abort_with_status(rpc_status.to_status(_too_large(chunk)))
+            await _abort(context, _too_large(chunk))
         if chunk.upload_id not in conversation.uploads:
             assert 1 <= len(chunk.upload_id.encode()) <= 128
             assert chunk.total_bytes
@@ -297,7 +296,13 @@ def _finished(
 async def _fail_if_asked(question: str, context: Any) -> None:
     status = _FAILURES.get(question)
     if status is not None:
-        await context.abort_with_status(rpc_status.to_status(status()))
+        await _abort(context, status())
+
+
+async def _abort(context: Any, status: status_pb2.Status) -> None:
+    (code,) = (each for each in grpc.StatusCode if each.value[0] == status.code)
+    details = ("grpc-status-details-bin", status.SerializeToString())
+    await context.abort(code, status.message, (details,))
 
 
 def _failure(code: int, message: str, reason: str, **metadata: str) -> status_pb2.Status:
