@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from millstream_server.decode.app import DecodeSettings
-from millstream_server.diffusion.app import MediaDiffusionSettings
-from millstream_server.diffusion.launch import KindSettings
-from millstream_server.diffusion.text import TextDiffusionSettings
-from millstream_server.embedding.app import EmbeddingSettings
-from millstream_server.encode.app import EncodeSettings
+from millstream_server.diffusion.worker.app import MediaDiffusionSettings
+from millstream_server.diffusion.worker.launch import KindSettings
+from millstream_server.diffusion.worker.text import TextDiffusionSettings
+from millstream_server.embedding.worker.app import EmbeddingSettings
+from millstream_server.encode.worker.app import EncodeSettings
+from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.runtime.settings.declare import removed
 from millstream_server.runtime.settings.show import schema
-from millstream_server.worker.settings import WorkerSettings
 
 FILES = Path(__file__).parent / "millstream" / "files"
 ROLES: dict[str, tuple[type[Any], ...]] = {

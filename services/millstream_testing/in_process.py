@@ -19,9 +19,15 @@ from millstream.v1 import (
     processor_pb2_grpc,
     worker_pb2_grpc,
 )
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
+from millstream_server.encode.transfer.ticket import EmbeddingTickets
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.generation.generator import GeneratorEngine, GeneratorInfo
+from millstream_server.generation.ticket import TicketGate, TicketKey
+from millstream_server.generation.worker.app import make_plan
+from millstream_server.generation.worker.fetching import Fetcher
+from millstream_server.generation.worker.servicer import DECODE, PREFILL
+from millstream_server.generation.worker.servicer import DIFFUSION as TEXT_DIFFUSION
 from millstream_server.links.fleet import Fleet
 from millstream_server.processor import app
 from millstream_server.processor.core import ProcessorCore
@@ -41,15 +47,9 @@ from millstream_server.routing.discovery.sources import StaticDiscovery
 from millstream_server.routing.kv_aware import make_policy
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.router import Router
-from millstream_server.runtime.rpc.server import Server, ServerOptions
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.runtime.transport.options import TransportOptions
-from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
-from millstream_server.transfer.ticket import TicketGate, TicketKey
-from millstream_server.worker.generation.app import make_plan
-from millstream_server.worker.generation.fetching import Fetcher
-from millstream_server.worker.generation.servicer import DECODE, PREFILL
-from millstream_server.worker.generation.servicer import DIFFUSION as TEXT_DIFFUSION
 from millstream_server.worker.host import WorkerHost, WorkerPlan
 from millstream_server.worker.servicer import SERVICE as WORKER
 from millstream_testing import alphabet

@@ -25,8 +25,8 @@ import statistics
 import sys
 from dataclasses import asdict, dataclass
 
-from millstream_server.transfer.embeddings import nixl
-from millstream_server.transfer.embeddings.settings import Transfer
+from millstream_server.encode.transfer import nixl
+from millstream_server.encode.transfer.settings import Transfer
 from millstream_testing.waiting import until
 from tests.support.media.embedding_process import Peer, started, to_hex
 

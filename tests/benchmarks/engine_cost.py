@@ -34,7 +34,7 @@ from typing import Any
 
 import uvloop
 
-from millstream_server.engines.base import EngineInfo
+from millstream_server.control.engine import EngineInfo
 from millstream_server.engines.sglang.engine import SglangEngine, SglangEngineConfig
 from millstream_server.engines.sglang.lifetime import SglangLifetime
 from millstream_server.engines.sglang.loads import RankProgress

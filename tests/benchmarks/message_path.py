@@ -20,7 +20,7 @@ from typing import Any, cast
 import uvloop
 
 from millstream.v1 import decode_pb2, generation_pb2, processor_pb2, sampling_pb2, usage_pb2
-from millstream_server.engines.base import Role, Task, WorkerDescription
+from millstream_server.control.engine import Role, Task, WorkerDescription
 from millstream_server.generation.output import OutputSink
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import Sampling

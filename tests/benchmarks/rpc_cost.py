@@ -29,11 +29,11 @@ import uvloop
 from google.protobuf.wrappers_pb2 import StringValue
 
 from millstream.v1 import worker_pb2
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
+from millstream_server.runtime.rpc.auth import AuthPolicy
 from millstream_server.runtime.rpc.limits import RpcLimits
-from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.security.api_keys import ApiKeys
-from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.telemetry.counts import LoadMeter
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.server import H2Server

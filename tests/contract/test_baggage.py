@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.telemetry.trace_context import TraceContext
 from tests.support.processor.chats import Conversation, options, start

@@ -14,7 +14,7 @@ from millstream_client import NO_RETRY, Client
 from millstream_server.cli.check.deployment import Wanted, check
 from millstream_server.cli.entry import run_plain
 from millstream_server.cli.flags import KEY_VARIABLE, Destination
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.processor.app import SERVICE
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_testing.in_process import ALPHABET, MODEL, processor, worker

@@ -13,10 +13,10 @@ import grpc
 import pytest
 
 from millstream.v1 import worker_pb2
-from millstream_server.runtime.rpc import server as module
+from millstream_server.runtime.lifecycle import server as module
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
 from millstream_server.runtime.rpc.grpc_server import GrpcServer
 from millstream_server.runtime.rpc.limits import RpcLimits
-from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.telemetry.counts import LoadMeter
 from millstream_testing.waiting import EOF, until
 from tests.support.telemetry.logged import fields_of

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_testing.in_process import (

@@ -20,13 +20,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from packaging.utils import canonicalize_name
 
 from millstream.v1 import worker_pb2, worker_pb2_grpc
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
 from millstream_server.runtime.lifecycle.service import Service, ServicePlan
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
 from millstream_server.runtime.rpc.channel import channel_options, open_channel
 from millstream_server.runtime.rpc.health import SERVICE_NAME as HEALTH
 from millstream_server.runtime.rpc.health import HealthServicer
 from millstream_server.runtime.rpc.limits import RpcLimits
-from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.telemetry.counts import LoadMeter
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_testing.waiting import until

@@ -11,7 +11,7 @@ import grpc
 import pytest
 
 from millstream.v1 import generation_pb2, processor_pb2, sampling_pb2, worker_pb2
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig
 from millstream_server.processor.admission import QueueLimits
 from millstream_server.processor.text.tokenizer import TextModel

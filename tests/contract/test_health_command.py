@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from millstream_server.cli.entry import run_plain
-from millstream_server.runtime.rpc.server import Server, ServerOptions
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_testing.in_process import worker
 from tests.support.clients.clients import tell_serving

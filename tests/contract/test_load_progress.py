@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from millstream.v1 import worker_pb2, worker_pb2_grpc
-from millstream_server.engines.base import LoadProgress, LoadStage, Role
+from millstream_server.control.engine import LoadProgress, LoadStage, Role
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.runtime.errors import EngineFailedError, ServingError

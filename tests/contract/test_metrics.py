@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from millstream_server.engines.base import EngineLoad, Role
+from millstream_server.control.engine import EngineLoad, Role
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.text.tokenizer import TextModel

@@ -17,10 +17,10 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from millstream.orca import service_pb2, service_pb2_grpc
 from millstream.v1 import worker_pb2
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
 from millstream_server.runtime.rpc import orca
-from millstream_server.runtime.rpc.server import Server, ServerOptions
+from millstream_server.runtime.rpc.auth import AuthPolicy, PeerIdentities
 from millstream_server.runtime.security.api_keys import ApiKeys
-from millstream_server.runtime.security.auth import AuthPolicy, PeerIdentities
 from millstream_server.runtime.telemetry.counts import LoadMeter, LoadSnapshot
 from millstream_testing.waiting import until
 from tests.support.wire import transports

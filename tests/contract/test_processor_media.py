@@ -20,7 +20,7 @@ import pytest_asyncio
 from millstream.v1 import chat_pb2, generation_pb2, media_pb2, processor_pb2, worker_pb2
 from millstream_server.media.items import MediaFile, Modality
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.runtime.security.auth import ANONYMOUS
+from millstream_server.runtime.rpc.auth import ANONYMOUS
 from millstream_testing import in_process
 from millstream_testing.in_process import ALPHABET, MAX_ITEM_BYTES, MODEL
 from millstream_testing.waiting import until

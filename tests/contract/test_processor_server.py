@@ -12,7 +12,7 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.processor.app import SERVICES
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_testing.in_process import ALPHABET, MODEL, processor, suite, worker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_testing.in_process import ALPHABET, MODEL, InProcessWorker, processor, worker
 from millstream_testing.waiting import until

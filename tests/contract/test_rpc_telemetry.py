@@ -22,7 +22,7 @@ from opentelemetry.instrumentation.grpc._aio_server import OpenTelemetryAioServe
 from opentelemetry.trace import SpanKind, StatusCode
 
 from millstream_server.runtime.rpc.grpc_server import RpcInterceptor
-from millstream_server.runtime.telemetry.server_rpcs import TelemetryLayer
+from millstream_server.runtime.rpc.server_telemetry import TelemetryLayer
 from millstream_testing.waiting import EOF, until
 from tests.support.telemetry.spans import (
     INCOMING,

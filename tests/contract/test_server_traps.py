@@ -11,8 +11,8 @@ from grpc_health.v1 import health_pb2_grpc
 
 from millstream_server.runtime.lifecycle.admin import Channelz
 from millstream_server.runtime.rpc import health, orca, reflection
+from millstream_server.runtime.rpc.server_telemetry import TelemetryLayer
 from millstream_server.runtime.telemetry.counts import LoadSnapshot
-from millstream_server.runtime.telemetry.server_rpcs import TelemetryLayer
 from millstream_testing.waiting import EOF, until
 from tests.support.telemetry.spans import Samples, SpanLog
 from tests.support.wire.rpc_kinds import SERVICE, Kinds, serving

@@ -21,7 +21,7 @@ from millstream_server.cli.top.rows import WorkerState, status_of
 from millstream_server.cli.top.workers import Workers
 from millstream_server.routing.discovery.sources import Addresses
 from millstream_server.runtime.errors import WorkerDrainingError
-from millstream_server.runtime.rpc.server import Server, ServerOptions
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
 from millstream_testing.fake_processor import FakeServer
 from millstream_testing.in_process import MODEL, worker
 from millstream_testing.waiting import until

@@ -13,13 +13,13 @@ import pytest
 from opentelemetry.trace import SpanKind, StatusCode
 
 from millstream.v1 import decode_pb2, decode_pb2_grpc, generation_pb2
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
+from millstream_server.generation.ticket import TicketKey
 from millstream_server.links.grpc_channel import GrpcChannel
 from millstream_server.links.link import WorkerLink
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext, incoming
 from millstream_server.runtime.telemetry.tracing import trace_id
-from millstream_server.transfer.ticket import TicketKey
 from millstream_testing.in_process import ALPHABET, MODEL
 from millstream_testing.waiting import until
 from tests.support.processor.chats import (

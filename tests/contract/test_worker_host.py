@@ -23,7 +23,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from millstream.orca import service_pb2, service_pb2_grpc
 from millstream.v1 import worker_pb2
-from millstream_server.engines.base import EngineInfo, EngineLoad, Role
+from millstream_server.control.engine import EngineInfo, EngineLoad, Role
 from millstream_server.runtime.errors import EngineFailedError, ServingError
 from millstream_server.runtime.lifecycle.main import DRAINED, FAILED
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext

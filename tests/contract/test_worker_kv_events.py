@@ -12,14 +12,14 @@ import grpc
 import pytest
 
 from millstream.v1 import kv_events_pb2, worker_pb2
-from millstream_server.engines.base import Role, WorkerDescription
+from millstream_server.control.engine import Role, WorkerDescription
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.kv_cache.events import BlocksRemoved, BlocksStored, CacheCleared, Medium
 from millstream_server.kv_cache.hashing import block_hashes
-from millstream_server.protobuf.worker import description_to_proto
 from millstream_server.worker.host import WorkerPlan
 from millstream_server.worker.kv_events.log import KvEventLog
+from millstream_server.worker_info import description_to_proto
 from millstream_testing.in_process import InProcessWorker, plan_of, worker
 from millstream_testing.waiting import until
 from tests.support.wire.failures import refusal

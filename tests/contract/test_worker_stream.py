@@ -19,8 +19,8 @@ from millstream.v1 import (
     sampling_pb2,
     worker_pb2,
 )
-from millstream_server.engines.base import Role
-from millstream_server.transfer.ticket import Ticket, TicketKey
+from millstream_server.control.engine import Role
+from millstream_server.generation.ticket import Ticket, TicketKey
 from millstream_testing.in_process import ALPHABET, CONTEXT_LENGTH, KEY, VOCAB_SIZE, worker
 from millstream_testing.waiting import until
 from tests.support.wire.failures import refusal

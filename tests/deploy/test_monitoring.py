@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.runtime import errors
 from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.telemetry import metrics

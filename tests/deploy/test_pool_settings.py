@@ -11,14 +11,14 @@ import pytest
 import yaml
 
 from millstream_server.decode.app import DecodeSettings
-from millstream_server.diffusion.app import MediaDiffusionSettings
-from millstream_server.diffusion.text import TextDiffusionSettings
-from millstream_server.embedding.app import EmbeddingSettings
-from millstream_server.encode.app import EncodeSettings
+from millstream_server.diffusion.worker.app import MediaDiffusionSettings
+from millstream_server.diffusion.worker.text import TextDiffusionSettings
+from millstream_server.embedding.worker.app import EmbeddingSettings
+from millstream_server.encode.worker.app import EncodeSettings
+from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.runtime import settings
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
-from millstream_server.worker.settings import WorkerSettings
 from tests.support.deploy.deploy_tools import Manifest, values_files
 from tests.support.deploy.rendered_pools import RenderedPool, pool_of, rendered_pools
 from tests.support.processes import forked

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream_server.transfer.ticket import Ticket, TicketKey
+from millstream_server.generation.ticket import Ticket, TicketKey
 from tests.support.models.models import make_random_model
 from tests.support.processes.ports import free_port
 from tests.support.processes.suite import TICKET_KEY, ServiceProcess, stop_all

@@ -22,7 +22,7 @@ from millstream.v1 import (
     processor_pb2_grpc,
     worker_pb2_grpc,
 )
-from millstream_server.transfer.ticket import TicketKey
+from millstream_server.generation.ticket import TicketKey
 from millstream_testing.waiting import until
 from tests.support.media.media_files import sha256, solid
 from tests.support.media.media_suite import image, user

@@ -24,8 +24,8 @@ from millstream.v1 import (
 )
 from millstream_client import NO_RETRY, Client, UnavailableError
 from millstream_client.streams import AnswerStream
+from millstream_server.generation.ticket import TicketKey
 from millstream_server.runtime.lifecycle.main import CUT_OFF, DRAINED
-from millstream_server.transfer.ticket import TicketKey
 from millstream_testing.waiting import until
 from tests.support.processes.ports import free_port
 from tests.support.processes.processes import complaints

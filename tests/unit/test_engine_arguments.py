@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from millstream_server.diffusion.app import MediaDiffusionSettings
-from millstream_server.embedding.app import EmbeddingSettings
+from millstream_server.diffusion.worker.app import MediaDiffusionSettings
+from millstream_server.embedding.worker.app import EmbeddingSettings
+from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.runtime.settings import EngineArguments, SettingsError, describe, load
 from millstream_server.runtime.settings.arguments import ArgumentList, read_arguments
-from millstream_server.worker.settings import WorkerSettings
 
 
 class _Upper(argparse.Action):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from millstream.v1 import engine_control_pb2 as pb
+from millstream_server.control.engine import Role
 from millstream_server.control.operations import MemoryTag, NamedTensor
-from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.media.tensor import ElementType, TensorSpec
 from millstream_server.protobuf.engine_control import tags_from_proto

@@ -10,9 +10,9 @@ from typing import Any, cast
 import pytest
 
 from millstream.v1 import errors_pb2, generation_pb2
+from millstream_server.generation import wire as convert
 from millstream_server.generation.output import Finish, FinishReason, LogprobColumns
 from millstream_server.generation.request import Prompt
-from millstream_server.protobuf import generation as convert
 from millstream_server.runtime.errors import (
     KvTransferError,
     NoWorkerError,

@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from millstream_server.runtime.errors import OverloadedError
-from millstream_server.runtime.ledger import Hold, Ledger, Places, Shares
+from millstream_server.runtime.rpc.ledger import Hold, Ledger, Places, Shares
 from millstream_server.runtime.telemetry import metrics
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream_server.engines.base import RankLoad
+from millstream_server.control.engine import RankLoad
 from millstream_server.worker.load_report import RankSilence
 from millstream_testing.waiting import until
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from millstream_server.control.engine import EngineInfo, Role, WorkerDescription
 from millstream_server.control.operations import LoraAdapter
-from millstream_server.engines.base import EngineInfo, Role, WorkerDescription
 from millstream_server.generation.sampling import Ability
 from millstream_server.routing.kv_aware import make_policy
 from millstream_server.routing.plan import Handoff, HandoffMode, Plan, RoutingRequest

@@ -11,6 +11,7 @@ from typing import Literal
 import pytest
 
 from millstream_server.decode.app import DecodeSettings
+from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.runtime.settings import (
     SettingsError,
@@ -21,7 +22,6 @@ from millstream_server.runtime.settings import (
     setting,
 )
 from millstream_server.runtime.transport.options import TransportOptions
-from millstream_server.worker.settings import WorkerSettings
 
 
 class Speed(enum.Enum):

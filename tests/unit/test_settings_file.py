@@ -15,10 +15,11 @@ import pytest
 import yaml
 
 from millstream_server.decode.app import DecodeSettings
-from millstream_server.diffusion.app import MediaDiffusionSettings
-from millstream_server.diffusion.text import TextDiffusionSettings
-from millstream_server.embedding.app import EmbeddingSettings
-from millstream_server.encode.app import EncodeSettings
+from millstream_server.diffusion.worker.app import MediaDiffusionSettings
+from millstream_server.diffusion.worker.text import TextDiffusionSettings
+from millstream_server.embedding.worker.app import EmbeddingSettings
+from millstream_server.encode.worker.app import EncodeSettings
+from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.runtime.settings import (
     EngineArguments,
@@ -30,7 +31,6 @@ from millstream_server.runtime.settings import (
 )
 from millstream_server.runtime.settings.declare import removed
 from millstream_server.runtime.settings.show import plain
-from millstream_server.worker.settings import WorkerSettings
 
 ALL = (ProcessorSettings, EncodeSettings, DecodeSettings, MediaDiffusionSettings, EmbeddingSettings)
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from millstream_server.control.engine import Role
 from millstream_server.control.operations import PauseMode
 from millstream_server.engines.adapter import TextEngineSettings
-from millstream_server.engines.base import Role
 from millstream_server.engines.sglang.adapter import ADAPTER, SglangSettings, check_lora
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.control.operations import SglangPause, measure

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from millstream_server.control.engine import EngineLoad, Role
 from millstream_server.engines.adapter import DllmSettings, EngineContext, TextEngineSettings
-from millstream_server.engines.base import EngineLoad, Role
 from millstream_server.engines.sglang.adapter import SglangSettings, engine_config
 from millstream_server.engines.sglang.config import (
     SglangEngineConfig,

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from millstream_server.control.engine import Role
 from millstream_server.engines.adapter import EngineContext, TextEngineSettings
-from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.adapter import SimulatedSettings, engine_config
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.generation.output import CollectingSink, Finish
 from millstream_server.generation.request import GenerationRequest, Prompt
+from millstream_server.generation.ticket import Ticket
 from millstream_server.media.items import Modality
 from millstream_server.runtime.errors import KvTransferError
 from millstream_server.runtime.settings import SettingsError
-from millstream_server.transfer.ticket import Ticket
 from tests.support.media.media_requests import MODEL, fetched, geometry_only, item, request, tensor
 from tests.support.models.vision_models import make_vision_model
 

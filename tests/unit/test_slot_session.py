@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import (
     InvalidRequestError,
     OverloadedError,
     ServingError,
 )
-from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.rpc.slot_session import (
     CancelSlot,
     Output,

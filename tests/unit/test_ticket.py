@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
+from millstream_server.generation.ticket import TICKET_LIFETIME_S, Ticket, TicketGate, TicketKey
 from millstream_server.runtime.errors import InvalidRequestError
-from millstream_server.transfer.ticket import TICKET_LIFETIME_S, Ticket, TicketGate, TicketKey
 
 SECRET = bytes(range(32))
 KEY = TicketKey(SECRET)

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from millstream.v1 import generation_pb2, processor_pb2
-from millstream_server.engines.base import Role, Task, WorkerDescription
+from millstream_server.control.engine import Role, Task, WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import (
     Finish,
@@ -26,6 +26,7 @@ from millstream_server.generation.output import (
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import MAX_SEED, Ability, Sampling
 from millstream_server.generation.telemetry import RequestSpan
+from millstream_server.generation.ticket import TicketKey
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.admission import Admission, AdmissionQueue, QueueLimits
 from millstream_server.processor.choice import Leg, Running, Workers
@@ -44,7 +45,6 @@ from millstream_server.runtime.errors import (
     WorkerLostError,
 )
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED
-from millstream_server.transfer.ticket import TicketKey
 
 
 @dataclass

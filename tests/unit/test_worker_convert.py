@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 
 from millstream.v1 import worker_pb2
+from millstream_server import worker_info as convert
+from millstream_server.control.engine import EngineLoad, RankLoad, Role, WorkerDescription
 from millstream_server.control.operations import LoraAdapter
-from millstream_server.engines.base import EngineLoad, RankLoad, Role, WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.sampling import Ability
-from millstream_server.protobuf import worker as convert
 from millstream_server.protobuf.common import CONTRACT_VERSION
 
 _INFO = GeneratorInfo(

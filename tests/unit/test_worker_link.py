@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from millstream.v1 import worker_pb2
-from millstream_server.engines.base import Role, WorkerDescription
+from millstream_server.control.engine import Role, WorkerDescription
 from millstream_server.links import link as link_module
 from millstream_server.links.channel import CallError
 from millstream_server.links.grpc_channel import GrpcChannel

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from millstream_server.encoding.encoder import MediaEncoder
-from millstream_server.engines.base import Follower, Role
+from millstream_server.control.engine import Follower, Role
+from millstream_server.diffusion.diffuser import Diffuser
+from millstream_server.diffusion.request import Kind
+from millstream_server.embedding.embedder import Embedder
+from millstream_server.encode.encoder import MediaEncoder
 from millstream_server.generation.generator import GeneratorEngine
 from millstream_server.media.families.family import Family
 from millstream_server.model_files.state import expect_weights
 from millstream_server.runtime.settings import EngineArguments, SettingsError, group, setting
 from millstream_server.runtime.settings.arguments import refuse_arguments
 from millstream_server.runtime.settings.declare import is_host_port
-from millstream_server.synthesis.diffuser import Diffuser
-from millstream_server.synthesis.request import Kind
-from millstream_server.vectors.embedder import Embedder
 
 EngineT = TypeVar("EngineT")
 Device = Literal["auto", "cuda", "cpu"]

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cast
 
+from millstream_server.control.engine import Follower, Role
 from millstream_server.engines.adapter import Adapter, EngineContext, Offer
-from millstream_server.engines.base import Follower, Role
 from millstream_server.engines.diffusers import adapter as diffusers
 from millstream_server.engines.sglang import adapter as sglang
 from millstream_server.engines.simulated import adapter as simulated

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from millstream_server.control.engine import Engine, EngineInfo, Probeable, Role, Task
 from millstream_server.control.operations import LoraAdapter
-from millstream_server.engines.base import Engine, EngineInfo, Probeable, Role, Task
 from millstream_server.generation.output import OutputSink
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.sampling import Ability

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from millstream.v1 import diffusion_pb2_grpc, embedding_pb2_grpc, processor_pb2_grpc
+from millstream_server.encode.transfer.ticket import EmbeddingTickets
+from millstream_server.generation.ticket import TicketKey
 from millstream_server.links.fleet import Fleet
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.model_files.state import expect_usable
@@ -19,6 +21,9 @@ from millstream_server.processor.diffusion.core import DiffusionCore
 from millstream_server.processor.diffusion.servicer import SERVICE as DIFFUSION
 from millstream_server.processor.diffusion.servicer import DiffusionServicer
 from millstream_server.processor.diffusion.text import TextForwarder
+from millstream_server.processor.embedding.core import VectorsCore
+from millstream_server.processor.embedding.servicer import SERVICE as EMBEDDING
+from millstream_server.processor.embedding.servicer import EmbeddingServicer
 from millstream_server.processor.front import Front
 from millstream_server.processor.media.core import ProcessorMedia
 from millstream_server.processor.media.intake import Intake
@@ -35,9 +40,6 @@ from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.model_files import UnusableModelError
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.turn import TurnParts
-from millstream_server.processor.vectors.core import VectorsCore
-from millstream_server.processor.vectors.servicer import SERVICE as EMBEDDING
-from millstream_server.processor.vectors.servicer import EmbeddingServicer
 from millstream_server.routing.discovery.sources import make_discovery
 from millstream_server.routing.kv_aware import make_policy
 from millstream_server.routing.plan import Handoff, HandoffMode
@@ -50,17 +52,15 @@ from millstream_server.runtime.lifecycle.conditions import (
     VERSIONS_DIFFER,
 )
 from millstream_server.runtime.lifecycle.main import DRAINED, Signals, until_signal
+from millstream_server.runtime.lifecycle.server import Server
 from millstream_server.runtime.lifecycle.service import Service, ServicePlan, peers_policy
+from millstream_server.runtime.rpc.auth import AuthPolicy
 from millstream_server.runtime.rpc.limits import RpcLimits
-from millstream_server.runtime.rpc.server import Server
 from millstream_server.runtime.security.api_keys import ApiKeys
-from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.security.tls import ClientTls
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.threads import DaemonThreads
-from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
-from millstream_server.transfer.ticket import TicketKey
 
 log = get_log(__name__)
 

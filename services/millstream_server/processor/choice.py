@@ -23,9 +23,9 @@ from millstream_server.processor.text.stops import StopMatcher
 from millstream_server.runtime.errors import ServingError
 
 if TYPE_CHECKING:
+    from millstream_server.generation.ticket import Ticket
     from millstream_server.processor.turn import Turn
     from millstream_server.routing.plan import PlannedLeg
-    from millstream_server.transfer.ticket import Ticket
 
 MOST_TOKENS = 16_384
 _MOST_LOGPROBS = 256

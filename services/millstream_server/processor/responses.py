@@ -13,11 +13,11 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from millstream.v1 import processor_pb2, usage_pb2
+from millstream_server.generation import wire as from_worker
 from millstream_server.generation.output import TokenLogprob
 from millstream_server.processor.choice import MOST_TOKENS, Delta
 from millstream_server.processor.output import TurnOutput
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.protobuf import generation as from_worker
 from millstream_server.runtime.errors import InvalidRequestError
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from millstream_server.runtime.errors import (
     ServingError,
     StatusError,
 )
+from millstream_server.runtime.rpc.auth import caller
 from millstream_server.runtime.rpc.call import Call, after_first_message
 from millstream_server.runtime.rpc.served_call import CallOverError
-from millstream_server.runtime.security.auth import caller
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.trace_context import incoming
 

@@ -14,7 +14,7 @@ from typing import Any
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, set_span_in_context
 
-from millstream_server.engines.base import TEXT_TASKS, Role, Task
+from millstream_server.control.engine import TEXT_TASKS, Role, Task
 from millstream_server.generation.output import Finish, FinishReason
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.sampling import given_knobs

@@ -9,7 +9,7 @@ import secrets
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import Finish, FinishReason, logprob_bytes
 from millstream_server.generation.request import GenerationRequest
@@ -21,6 +21,7 @@ from millstream_server.routing.workers import info_of
 from millstream_server.runtime.errors import Failure, ServingError, UnavailableError
 
 if TYPE_CHECKING:
+    from millstream_server.generation.ticket import Ticket, TicketKey
     from millstream_server.processor.admission import Admission
     from millstream_server.processor.conversation import Options
     from millstream_server.processor.media.core import TurnMedia
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from millstream_server.routing.plan import Plan, PlannedLeg
     from millstream_server.routing.workers import Candidate
     from millstream_server.runtime.rpc.call import Call
-    from millstream_server.transfer.ticket import Ticket, TicketKey
 
 _SEED_BITS = MAX_SEED.bit_length()
 

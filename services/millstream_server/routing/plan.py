@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.routing.workers import Candidate, WorkerView
 from millstream_server.runtime.frozen import dataclass
 from millstream_server.runtime.priority import Priority

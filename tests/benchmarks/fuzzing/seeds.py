@@ -20,8 +20,8 @@ from millstream.v1 import (
     sampling_pb2,
     worker_pb2,
 )
-from millstream_server.protobuf import generation as convert
-from millstream_server.transfer.ticket import TicketKey
+from millstream_server.generation import wire as convert
+from millstream_server.generation.ticket import TicketKey
 from tests.support.media.media_files import sha256, solid
 from tests.support.processes.simulated_suite import MODEL
 from tests.support.processes.suite import TICKET_KEY

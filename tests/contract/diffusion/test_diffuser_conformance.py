@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from millstream_server.engines.base import EngineLoad
+from millstream_server.control.engine import EngineLoad
+from millstream_server.diffusion.diffuser import Job, Step
 from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import EngineFailedError, ServingError
-from millstream_server.synthesis.diffuser import Job, Step
 from tests.support.engines.diffuser_engines import ENGINES, DiffuserFactory, RunningDiffuser
 from tests.support.models.tiny_pipelines import TinyPipelines
 

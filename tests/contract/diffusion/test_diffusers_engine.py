@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from millstream_server.diffusion.request import Kind
 from millstream_server.engines.diffusers.adapter import DiffusersConfig
 from millstream_server.engines.diffusers.engine import DiffusersEngine
 from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import (
     EngineFailedError,
 )
-from millstream_server.synthesis.request import Kind
 from tests.support.engines.diffuser_engines import (
     RunningDiffuser,
     bare_pipeline,

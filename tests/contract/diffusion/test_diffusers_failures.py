@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from millstream_server.diffusion.diffuser import Step
 from millstream_server.engines.diffusers import engine as module
 from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import (
@@ -21,7 +22,6 @@ from millstream_server.runtime.errors import (
     OverloadedError,
     ServingError,
 )
-from millstream_server.synthesis.diffuser import Step
 from millstream_testing.waiting import until
 from tests.support.engines.diffuser_engines import (
     RunningDiffuser,

@@ -9,9 +9,9 @@ from typing import Any
 from PIL import Image
 
 from millstream.v1 import diffusion_pb2
+from millstream_server.diffusion.diffuser import Job
 from millstream_server.engines.simulated.diffuser import pixels_of, steps_of
 from millstream_server.media.items import Frames, Modality
-from millstream_server.synthesis.diffuser import Job
 from millstream_testing.waiting import until
 from tests.support.media.media_files import saved, solid
 from tests.support.worker.diffusion_worker import SIZE, streaming

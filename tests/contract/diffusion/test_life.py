@@ -12,14 +12,14 @@ import grpc
 import pytest
 
 from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc, worker_pb2
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
+from millstream_server.diffusion.diffuser import DiffuserInfo
+from millstream_server.diffusion.request import Kind
+from millstream_server.diffusion.worker.engine import DiffusionOptions, narrowed
 from millstream_server.engines.simulated.diffuser import SimulatedDiffuserConfig
-from millstream_server.protobuf.worker import description_from_proto
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.lifecycle.main import DRAINED, FAILED
-from millstream_server.synthesis.diffuser import DiffuserInfo
-from millstream_server.synthesis.request import Kind
-from millstream_server.worker.diffusion.engine import DiffusionOptions, narrowed
+from millstream_server.worker_info import description_from_proto
 from millstream_testing.waiting import until
 from tests.support.processes.ports import free_port
 from tests.support.telemetry.otlp_collector import collecting

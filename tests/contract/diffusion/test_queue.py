@@ -8,10 +8,10 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 from PIL import Image
 
+from millstream_server.diffusion.diffuser import Job
+from millstream_server.diffusion.request import Kind
 from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import EngineFailedError
-from millstream_server.synthesis.diffuser import Job
-from millstream_server.synthesis.request import Kind
 from millstream_testing.waiting import until
 from tests.support.media.media_files import saved
 from tests.support.worker.diffusion_worker import (

@@ -9,8 +9,8 @@ import grpc
 import pytest
 
 from millstream.v1 import diffusion_pb2
+from millstream_server.diffusion.worker.engine import DiffusionOptions
 from millstream_server.engines.simulated.diffuser import SimulatedDiffuserConfig
-from millstream_server.worker.diffusion.engine import DiffusionOptions
 from tests.support.media.media_files import png_header, solid, video
 from tests.support.wire.failures import refusal
 from tests.support.worker.diffusion_worker import VIDEOS, Setup, Stream, diffusion_worker, streaming

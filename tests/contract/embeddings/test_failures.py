@@ -16,14 +16,14 @@ import grpc
 import pytest
 
 from millstream.v1 import encode_pb2, encode_pb2_grpc, tensor_pb2
+from millstream_server.encode.fetching.fetch import EmbeddingFetcher
+from millstream_server.encode.transfer import shared_memory
+from millstream_server.encode.transfer.settings import Transfer
+from millstream_server.encode.transfer.ticket import EmbeddingTickets
+from millstream_server.encode.transfer.ways import new_memory
+from millstream_server.generation.ticket import TicketKey
 from millstream_server.media.items import EmbeddingTicket
 from millstream_server.runtime.errors import EmbeddingTransferError, InvalidRequestError
-from millstream_server.transfer.embeddings import shared_memory
-from millstream_server.transfer.embeddings.settings import Transfer
-from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
-from millstream_server.transfer.embeddings.ways import new_memory
-from millstream_server.transfer.ticket import TicketKey
-from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
 from millstream_testing.waiting import until
 from tests.support.media.embedding_process import started, to_hex
 from tests.support.media.embeddings import (
@@ -358,5 +358,5 @@ def _record_memory(monkeypatch: pytest.MonkeyPatch) -> list[memoryview]:
         begun.append(new_memory(nbytes))
         return begun[-1]
 
-    monkeypatch.setattr("millstream_server.worker.embeddings.peer.new_memory", recorded)
+    monkeypatch.setattr("millstream_server.encode.fetching.peer.new_memory", recorded)
     return begun

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from millstream_server.encode.fetching.fetch import EmbeddingFetcher, fetch_tls
+from millstream_server.encode.transfer.settings import EmbeddingFetchSettings
 from millstream_server.runtime.errors import EmbeddingTransferError
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_server.runtime.settings import SettingsError
-from millstream_server.transfer.embeddings.settings import EmbeddingFetchSettings
-from millstream_server.worker.embeddings.fetch import EmbeddingFetcher, fetch_tls
 from tests.support.media.embeddings import TICKETS, Sending, pattern, sending
 from tests.support.wire.certificates import Authority, SecretMount
 

@@ -10,9 +10,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from millstream_server.transfer.embeddings import shared_memory
-from millstream_server.transfer.embeddings.settings import Transfer
-from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
+from millstream_server.encode.fetching.fetch import EmbeddingFetcher
+from millstream_server.encode.transfer import shared_memory
+from millstream_server.encode.transfer.settings import Transfer
 from millstream_testing.waiting import until
 from tests.support.media.embedding_process import started
 from tests.support.media.embeddings import (

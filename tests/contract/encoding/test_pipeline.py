@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millstream_server.encoding.encoder import Prepared
+from millstream_server.encode.encoder import Prepared
 from millstream_server.engines.simulated.encoder import SimulatedEncoderConfig
 from millstream_server.runtime.errors import InvalidRequestError, ServingError
 from millstream_testing.waiting import until

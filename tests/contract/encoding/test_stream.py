@@ -10,10 +10,10 @@ import grpc
 import pytest
 
 from millstream.v1 import media_pb2, tensor_pb2
+from millstream_server.encode.worker.core import EncodeOptions
+from millstream_server.encode.worker.upload import MAX_CHUNK_BYTES
 from millstream_server.engines.simulated.encoder import SimulatedEncoderConfig
 from millstream_server.media.items import MediaLimits
-from millstream_server.worker.encoding.core import EncodeOptions
-from millstream_server.worker.encoding.upload import MAX_CHUNK_BYTES
 from millstream_testing.waiting import until
 from tests.support.media.media_files import png_header, solid, video
 from tests.support.wire.failures import failure

@@ -13,6 +13,9 @@ import grpc
 import pytest
 
 from millstream.v1 import encode_pb2, encode_pb2_grpc, media_pb2, worker_pb2
+from millstream_server.encode.fetching.fetch import EmbeddingFetcher
+from millstream_server.encode.transfer.ticket import EmbeddingTickets
+from millstream_server.encode.worker.core import EncodeOptions
 from millstream_server.engines.simulated.encoder import SimulatedEncoderConfig
 from millstream_server.links.encode_stream import EncodeStream
 from millstream_server.links.grpc_channel import GrpcChannel
@@ -25,9 +28,6 @@ from millstream_server.runtime.errors import (
     WorkerLostError,
 )
 from millstream_server.runtime.lifecycle.main import DRAINED, FAILED
-from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
-from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
-from millstream_server.worker.encoding.core import EncodeOptions
 from millstream_testing.waiting import until
 from tests.support.media.media_files import solid
 from tests.support.processes.ports import free_port

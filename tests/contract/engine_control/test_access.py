@@ -12,7 +12,7 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from millstream.v1 import engine_control_pb2_grpc, tensor_pb2
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.worker import app
 from millstream_testing.in_process import ALPHABET, plan_of

@@ -13,9 +13,9 @@ from millstream.v1 import (
     embedding_pb2_grpc,
     processor_pb2,
 )
+from millstream_server.diffusion.request import Kind
+from millstream_server.diffusion.worker.engine import DiffusionOptions
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.synthesis.request import Kind
-from millstream_server.worker.diffusion.engine import DiffusionOptions
 from millstream_testing.in_process import InProcessProcessor, processor
 from millstream_testing.waiting import until
 from tests.support.processor.played_forwarding import batch, slots

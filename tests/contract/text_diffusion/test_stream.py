@@ -13,9 +13,9 @@ from millstream.v1 import (
     media_pb2,
     sampling_pb2,
 )
+from millstream_server.generation.ticket import Ticket
 from millstream_server.generation.validation import REFUSED_IN_DIFFUSION
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.transfer.ticket import Ticket
 from tests.support.wire.failures import refusal
 from tests.support.worker.text_diffusion import DLLM, STEPPING, serving
 from tests.support.worker.worker_streams import text_stream

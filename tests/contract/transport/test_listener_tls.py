@@ -18,8 +18,8 @@ import pytest
 import uvloop
 from cryptography import x509
 
-from millstream_server.runtime.ledger import Place
 from millstream_server.runtime.rpc.call import key_of_address
+from millstream_server.runtime.rpc.ledger import Place
 from millstream_server.runtime.security import tls_files as tls_module
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_server.runtime.transport.listener import Listener

@@ -11,9 +11,9 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from millstream.v1 import embedding_pb2
+from millstream_server.embedding.worker.servicer import VectorSettings
 from millstream_server.engines.simulated.vectors import SimulatedEmbedderConfig
 from millstream_server.runtime.errors import InternalError
-from millstream_server.worker.vectors.servicer import VectorSettings
 from millstream_testing.waiting import until
 from tests.support.wire.failures import failure
 from tests.support.worker.embedding_worker import (

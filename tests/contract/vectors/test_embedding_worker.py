@@ -12,11 +12,11 @@ import grpc
 import numpy as np
 
 from millstream.v1 import worker_pb2
+from millstream_server.embedding.embedder import EmbedderInfo
+from millstream_server.embedding.worker.servicer import VectorSettings
 from millstream_server.engines.simulated.vectors import SimulatedEmbedderConfig
-from millstream_server.protobuf.worker import description_from_proto
 from millstream_server.runtime.lifecycle.main import DRAINED, FAILED
-from millstream_server.vectors.embedder import EmbedderInfo
-from millstream_server.worker.vectors.servicer import VectorSettings
+from millstream_server.worker_info import description_from_proto
 from millstream_testing.waiting import until
 from tests.support.processes.ports import free_port
 from tests.support.telemetry.otlp_collector import collecting

@@ -20,12 +20,12 @@ from millstream.v1 import (
     prefill_pb2_grpc,
     tensor_pb2,
 )
+from millstream_server.encode.transfer.ticket import EmbeddingTickets
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.sampling import Sampling
+from millstream_server.generation.ticket import Ticket, TicketKey
 from millstream_server.media.items import EmbeddingTicket, EncodedItem, Modality
 from millstream_server.protobuf.media import ref_from_proto
-from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
-from millstream_server.transfer.ticket import Ticket, TicketKey
 from tests.e2e.multimodal.conftest import Suite, talking
 from tests.support.media.reference_media import Case
 from tests.support.media.vision_chats import File, Question, ask, check, photo

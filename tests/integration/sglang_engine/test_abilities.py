@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.generation.output import FinishReason
 from millstream_server.generation.sampling import Constraint, ConstraintKind
 from millstream_server.generation.validation import check_request

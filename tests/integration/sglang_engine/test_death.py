@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.runtime.errors import (
     EngineFailedError,
 )

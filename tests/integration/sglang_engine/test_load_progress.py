@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream_server.engines.base import LoadStage
+from millstream_server.control.engine import LoadStage
 from tests.support.engines.sglang_requests import child
 from tests.support.models.models import make_random_model
 

@@ -16,12 +16,12 @@ from typing import Any, get_args
 import pytest
 import pytest_asyncio
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.generation.output import CollectingSink, FinishReason
 from millstream_server.generation.request import GenerationRequest, LogprobOptions
+from millstream_server.generation.ticket import Ticket
 from millstream_server.media.items import Content, Frames, Modality
 from millstream_server.runtime.errors import InvalidRequestError
-from millstream_server.transfer.ticket import Ticket
 from tests.support.engines.engine_process import EngineProcess
 from tests.support.engines.sglang_requests import (
     LONG,

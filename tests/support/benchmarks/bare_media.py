@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.launch import EngineThread
 from millstream_server.engines.sglang.requests.media import media_arguments

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.launch import EngineThread
 from millstream_server.engines.sglang.vector_model import read_model, with_ability

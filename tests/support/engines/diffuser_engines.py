@@ -21,14 +21,14 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from millstream_server.diffusion.diffuser import Diffuser, DiffuserInfo, Job
+from millstream_server.diffusion.request import Kind
 from millstream_server.engines.diffusers.adapter import DiffusersConfig
 from millstream_server.engines.diffusers.engine import DiffusersEngine
 from millstream_server.engines.sglang.diffuser import SglangDiffuser, SglangDiffuserConfig
 from millstream_server.engines.sglang.diffusion import requests
 from millstream_server.engines.simulated.diffuser import SimulatedDiffuser, SimulatedDiffuserConfig
 from millstream_server.runtime.errors import InternalError, ServingError
-from millstream_server.synthesis.diffuser import Diffuser, DiffuserInfo, Job
-from millstream_server.synthesis.request import Kind
 from tests.support.models.tiny_pipelines import TinyPipelines, for_vendors
 
 

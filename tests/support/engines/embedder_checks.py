@@ -20,7 +20,8 @@ from typing import cast
 import numpy as np
 import pytest
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
+from millstream_server.embedding.embedder import Embedder, EmbedderInfo
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.embedder import SglangEmbedder
 from millstream_server.engines.simulated.vectors import (
@@ -34,7 +35,6 @@ from millstream_server.runtime.errors import (
     InvalidRequestError,
     ServingError,
 )
-from millstream_server.vectors.embedder import Embedder, EmbedderInfo
 from millstream_testing.waiting import until
 from tests.support.models.vector_models import (
     DIMENSIONS,

@@ -21,10 +21,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from millstream_server.encode.app import EncodeSettings
-from millstream_server.encoding.encoder import EncoderInfo, MediaEncoder
+from millstream_server.control.engine import EngineLoad, Role
+from millstream_server.encode.encoder import EncoderInfo, MediaEncoder
+from millstream_server.encode.worker.app import EncodeSettings
 from millstream_server.engines.adapter import EncoderSettings
-from millstream_server.engines.base import EngineLoad, Role
 from millstream_server.engines.registry import AUTO, ENCODERS, encoder_for
 from millstream_server.engines.sglang import tower as sglang_tower
 from millstream_server.engines.transformers.encoder import TowerEncoder

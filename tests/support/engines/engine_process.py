@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from millstream_server.engines.base import EngineLoad, Role
+from millstream_server.control.engine import EngineLoad, Role
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import CollectingSink, Finish
 from millstream_server.generation.request import GenerationRequest, Prompt

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millstream.v1 import media_pb2, worker_pb2
-from millstream_server.engines.base import EngineLoad, RankLoad, Role, WorkerDescription
+from millstream_server.control.engine import EngineLoad, RankLoad, Role, WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import Finish, FinishReason, TokenLogprob
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import Ability, Constraint, ConstraintKind, Sampling
+from millstream_server.generation.ticket import Ticket
 from millstream_server.kv_cache.events import (
     BlocksRemoved,
     BlocksStored,
@@ -24,9 +25,8 @@ from millstream_server.kv_cache.events import (
 from millstream_server.media.items import MediaInput
 from millstream_server.media.tensor import Tensor
 from millstream_server.protobuf.media import item_from_proto, item_to_proto
-from millstream_server.protobuf.worker import description_from_proto, description_to_proto
 from millstream_server.runtime.telemetry.trace_context import TraceContext
-from millstream_server.transfer.ticket import Ticket
+from millstream_server.worker_info import description_from_proto, description_to_proto
 
 LINE_LIMIT = 64 * 2**20
 """Bytes of a line."""

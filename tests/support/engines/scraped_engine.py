@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.sglang.engine import SglangEngine, SglangEngineConfig
 from millstream_server.generation.generator import GeneratorEngine
 from millstream_server.generation.output import CollectingSink

@@ -18,10 +18,10 @@ from millstream_server.generation.request import (
     new_engine_id,
 )
 from millstream_server.generation.sampling import Sampling
+from millstream_server.generation.ticket import Ticket
 from millstream_server.runtime.errors import (
     EngineFailedError,
 )
-from millstream_server.transfer.ticket import Ticket
 from tests.support.engines.bare_sglang import NEW_TOKENS
 from tests.support.engines.engine_process import EngineProcess
 from tests.support.processes import forked

@@ -20,11 +20,11 @@ from typing import Any, Literal
 import uvloop
 
 from millstream.v1 import media_pb2
+from millstream_server.encode.fetching.fetch import EmbeddingFetcher
+from millstream_server.encode.transfer.settings import Transfer
 from millstream_server.media.items import EmbeddingTicket
 from millstream_server.protobuf.media import ticket_from_proto, ticket_to_proto
 from millstream_server.runtime.errors import ServingError
-from millstream_server.transfer.embeddings.settings import Transfer
-from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
 from tests.support.media.embeddings import TICKETS, Held, hold, sending, ways_taken
 
 Do = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]

@@ -14,21 +14,21 @@ from typing import Any
 import grpc
 
 from millstream.v1 import encode_pb2, encode_pb2_grpc
+from millstream_server.encode.fetching.serve import EmbeddingServer
+from millstream_server.encode.transfer import shared_memory
+from millstream_server.encode.transfer.ends import Sender
+from millstream_server.encode.transfer.settings import Transfer
+from millstream_server.encode.transfer.shared_memory import FOLDER
+from millstream_server.encode.transfer.store import EmbeddingStore, Leases
+from millstream_server.encode.transfer.ticket import EmbeddingTickets
+from millstream_server.generation.ticket import TicketKey
 from millstream_server.media.items import Content, EmbeddingTicket, EncodedItem, Geometry, Modality
 from millstream_server.media.tensor import ElementType, Tensor, TensorSpec
 from millstream_server.protobuf.media import ticket_to_proto
-from millstream_server.runtime.rpc.server import Server, ServerOptions
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
 from millstream_server.runtime.security.tls import ServerTls
 from millstream_server.runtime.telemetry.metrics import EMBEDDING_TRANSFERS
 from millstream_server.runtime.telemetry.tracing import Tracing
-from millstream_server.transfer.embeddings import shared_memory
-from millstream_server.transfer.embeddings.ends import Sender
-from millstream_server.transfer.embeddings.settings import Transfer
-from millstream_server.transfer.embeddings.shared_memory import FOLDER
-from millstream_server.transfer.embeddings.store import EmbeddingStore, Leases
-from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
-from millstream_server.transfer.ticket import TicketKey
-from millstream_server.worker.embeddings.serve import EmbeddingServer
 
 SERVICE = "millstream.v1.EncodeService"
 TICKETS = EmbeddingTickets(TicketKey(bytes(range(32))))

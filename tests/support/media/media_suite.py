@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from millstream.v1 import chat_pb2, media_pb2, processor_pb2
-from millstream_server.encoding.encoder import EncoderInfo
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
+from millstream_server.encode.encoder import EncoderInfo
+from millstream_server.encode.fetching.fetch import EmbeddingFetcher
+from millstream_server.encode.transfer.store import EmbeddingStore
+from millstream_server.encode.transfer.ticket import EmbeddingTickets
+from millstream_server.encode.worker.pipeline import HostedEncoder, PipelineOptions
+from millstream_server.encode.worker.servicer import Serving, make_plan, with_encoding
 from millstream_server.engines.simulated.encoder import SimulatedEncoder, SimulatedEncoderConfig
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.generation.generator import GeneratorInfo, read_media_model
 from millstream_server.media.items import MediaLimits
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.runtime.rpc.server import Server, ServerOptions
-from millstream_server.transfer.embeddings.store import EmbeddingStore
-from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
-from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
-from millstream_server.worker.encoding.pipeline import HostedEncoder, PipelineOptions
-from millstream_server.worker.encoding.servicer import Serving, make_plan, with_encoding
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
 from millstream_server.worker.host import WorkerHost, WorkerPlan
 from millstream_server.worker.servicer import SERVICE as WORKER
 from millstream_testing import in_process

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from millstream_server.runtime.rpc.server import ServerOptions
+from millstream_server.runtime.lifecycle.server import ServerOptions
+from millstream_server.runtime.rpc.auth import AuthPolicy
 from millstream_server.runtime.security.api_keys import ApiKeys
-from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_server.runtime.transport.options import TransportOptions
 from tests.support.processor.fake_generators import FakeDiffusion, FakeEmbedding, generators

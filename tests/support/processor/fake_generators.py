@@ -32,7 +32,7 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
     WorkerLostError,
 )
-from millstream_server.runtime.rpc.server import Server, ServerOptions
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_testing.fake_processor import FakeProcessor
 from tests.support.clients.clients import tell_serving

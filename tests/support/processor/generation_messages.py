@@ -5,7 +5,7 @@ from __future__ import annotations
 from millstream.v1 import generation_pb2, sampling_pb2
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.sampling import Sampling
-from millstream_server.protobuf.generation import write_sampling, write_start
+from millstream_server.generation.wire import write_sampling, write_start
 
 
 def start_to_proto(slot: int, request: GenerationRequest) -> generation_pb2.StartGeneration:

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from millstream_server.engines.base import EngineLoad, RankLoad
+from millstream_server.control.engine import EngineLoad, RankLoad
 from millstream_server.engines.simulated.prefix_cache import HeldBlocks, PrefixCache
 from millstream_server.kv_cache.events import KvEvent
 from millstream_server.routing.kv_aware import make_policy

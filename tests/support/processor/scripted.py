@@ -12,8 +12,8 @@ import grpc
 
 from millstream.v1 import generation_pb2, processor_pb2, processor_pb2_grpc
 from millstream_server.runtime.errors import Code, StatusError
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
 from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_testing.fake_processor import FakeProcessor
 from tests.support.clients.clients import tell_serving

@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Iterator
 from unittest import mock
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.generation.output import OutputSink
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.worker.generation.core import GenerationWorker
+from millstream_server.generation.worker.core import GenerationWorker
 
 Starts = list[tuple[Role, GenerationRequest]]
 

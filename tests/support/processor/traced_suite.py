@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from millstream.v1 import processor_pb2_grpc
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.processor.core import ProcessorCore
@@ -20,7 +20,7 @@ from millstream_server.processor.telemetry import FrontTelemetry
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.lifecycle.conditions import HealthConditions
 from millstream_server.runtime.rpc.reflection import methods_of
-from millstream_server.runtime.telemetry.server_rpcs import TelemetryLayer
+from millstream_server.runtime.rpc.server_telemetry import TelemetryLayer
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.worker.host import WorkerHost
 from millstream_server.worker.servicer import LONG_STREAMS

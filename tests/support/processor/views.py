@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from millstream_server.engines.base import EngineLoad, Role, WorkerDescription
+from millstream_server.control.engine import EngineLoad, Role, WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.routing.workers import WorkerView
 

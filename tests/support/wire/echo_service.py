@@ -1,6 +1,6 @@
 """A service that answers with its caller's name, in every shape an RPC has.
 
-The server is put together as `runtime.rpc.server` does it, but from the parts alone, on the
+The server is put together as `runtime.lifecycle.server` does it, but from the parts alone, on the
 transport of the test.
 """
 
@@ -14,11 +14,11 @@ import grpc
 from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2_grpc
 
+from millstream_server.runtime.rpc.auth import AuthPolicy, caller
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.channel import channel_options, open_channel
 from millstream_server.runtime.rpc.health import SERVICE_NAME, HealthServicer
 from millstream_server.runtime.rpc.reflection import add_reflection
-from millstream_server.runtime.security.auth import AuthPolicy, caller
 from millstream_server.runtime.security.tls import ClientTls, ServerTls
 from tests.support.wire.transports import new_server
 

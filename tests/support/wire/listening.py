@@ -10,8 +10,8 @@ from typing import Any
 
 from grpc_health.v1 import health_pb2_grpc
 
-from millstream_server.runtime.ledger import Place
 from millstream_server.runtime.rpc.health import Health, HealthServicer
+from millstream_server.runtime.rpc.ledger import Place
 from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.security.tls import ServerTls
 from millstream_server.runtime.transport.listener import Listener

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 
 from millstream.v1 import decode_pb2_grpc, engine_control_pb2, engine_control_pb2_grpc
+from millstream_server.control.engine import Role
 from millstream_server.control.operations import EngineControls
-from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.worker.control.plan import AllowedDirectories, ControlOptions
 from millstream_testing.in_process import ALPHABET, plan_of

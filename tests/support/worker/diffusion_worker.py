@@ -12,15 +12,15 @@ from typing import Any
 import grpc
 
 from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc, errors_pb2
+from millstream_server.diffusion.diffuser import Job, Step
+from millstream_server.diffusion.request import Kind
+from millstream_server.diffusion.worker.engine import DiffusionOptions, HostedDiffuser
+from millstream_server.diffusion.worker.servicer import make_plan
 from millstream_server.engines.simulated.diffuser import (
     SimulatedDiffuser,
     SimulatedDiffuserConfig,
 )
 from millstream_server.media.items import Frames
-from millstream_server.synthesis.diffuser import Job, Step
-from millstream_server.synthesis.request import Kind
-from millstream_server.worker.diffusion.engine import DiffusionOptions, HostedDiffuser
-from millstream_server.worker.diffusion.servicer import make_plan
 from millstream_testing.waiting import EOF, until
 from tests.support.worker.hosted_worker import HostedWorker, host_settings, hosted_worker
 

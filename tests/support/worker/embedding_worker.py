@@ -12,12 +12,12 @@ import grpc
 import numpy as np
 
 from millstream.v1 import embedding_pb2, embedding_pb2_grpc, errors_pb2
+from millstream_server.embedding.worker.servicer import VectorSettings, make_plan
 from millstream_server.engines.simulated.vectors import (
     SimulatedEmbedder,
     SimulatedEmbedderConfig,
     vector,
 )
-from millstream_server.worker.vectors.servicer import VectorSettings, make_plan
 from millstream_testing.waiting import EOF, until
 from tests.support.worker.hosted_worker import HostedWorker, host_settings, hosted_worker
 

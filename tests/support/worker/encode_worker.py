@@ -14,15 +14,15 @@ import grpc
 from PIL import Image
 
 from millstream.v1 import encode_pb2, encode_pb2_grpc, media_pb2
+from millstream_server.encode.transfer.store import EmbeddingStore
+from millstream_server.encode.transfer.ticket import EmbeddingTickets
+from millstream_server.encode.worker.core import EncodeOptions
+from millstream_server.encode.worker.pipeline import HostedEncoder, PipelineOptions
+from millstream_server.encode.worker.servicer import Serving, make_plan
 from millstream_server.engines.simulated.encoder import SimulatedEncoder, SimulatedEncoderConfig
+from millstream_server.generation.ticket import TicketKey
 from millstream_server.media.items import Frames, MediaLimits, Modality
 from millstream_server.runtime.errors import InvalidRequestError
-from millstream_server.transfer.embeddings.store import EmbeddingStore
-from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
-from millstream_server.transfer.ticket import TicketKey
-from millstream_server.worker.encoding.core import EncodeOptions
-from millstream_server.worker.encoding.pipeline import HostedEncoder, PipelineOptions
-from millstream_server.worker.encoding.servicer import Serving, make_plan
 from millstream_testing.waiting import EOF, until
 from tests.support.worker.hosted_worker import HostedWorker, host_settings, hosted_worker
 

@@ -14,9 +14,9 @@ from google.protobuf.message import Message
 from millstream.v1 import admin_pb2, admin_pb2_grpc, engine_control_pb2, engine_control_pb2_grpc
 from millstream_server.cli.entry import run_plain
 from millstream_server.runtime.errors import ServingError
-from millstream_server.runtime.rpc.server import Server, ServerOptions
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
+from millstream_server.runtime.rpc.auth import AuthPolicy
 from millstream_server.runtime.security.api_keys import ApiKeys
-from millstream_server.runtime.security.auth import AuthPolicy
 
 ENGINE = engine_control_pb2.DESCRIPTOR.services_by_name["EngineControlService"]
 ADMIN = admin_pb2.DESCRIPTOR.services_by_name["AdminService"]

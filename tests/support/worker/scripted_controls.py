@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Collection
 from pathlib import Path
 
+from millstream_server.control.engine import Engine
 from millstream_server.control.operations import (
     EngineControls,
     LoraAdapter,
@@ -17,7 +18,6 @@ from millstream_server.control.operations import (
     TensorWeights,
     WeightSource,
 )
-from millstream_server.engines.base import Engine
 
 USE = MemoryUse(1000, 50)
 LESS = MemoryUse(400, 5)

@@ -19,9 +19,9 @@ from millstream.v1 import (
     prefill_pb2,
     sampling_pb2,
 )
+from millstream_server.generation import wire as convert
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.protobuf import generation as convert
-from millstream_server.transfer.ticket import Ticket
+from millstream_server.generation.ticket import Ticket
 from millstream_testing.waiting import EOF
 from tests.support.processor.generation_messages import start_to_proto
 

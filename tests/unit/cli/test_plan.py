@@ -25,10 +25,10 @@ from millstream_server.cli.suite.plan import (
 )
 from millstream_server.cli.up import up_options
 from millstream_server.decode.app import DecodeMode, DecodeSettings
+from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.routing.policy import PolicyName
 from millstream_server.runtime import settings
-from millstream_server.worker.settings import WorkerSettings
 from tests.support.processes.stand_in import write_vision_config
 
 

@@ -13,9 +13,9 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
+from millstream_server.diffusion.worker.files import Storage
 from millstream_server.runtime.errors import StorageError
 from millstream_server.runtime.settings import SettingsError
-from millstream_server.worker.diffusion.files import Storage
 from millstream_testing.waiting import until
 
 DATA = bytes(range(256)) * (3 << 12)  # 3 MiB: several writes

@@ -7,10 +7,10 @@ import random
 
 import pytest
 
+from millstream_server.encode.transfer.arena import Allocator, aligned
+from millstream_server.encode.transfer.store import EmbeddingStore, Stored
 from millstream_server.media.tensor import ElementType, Tensor, TensorSpec
 from millstream_server.runtime.errors import InvalidRequestError, OverloadedError
-from millstream_server.transfer.embeddings.arena import Allocator, aligned
-from millstream_server.transfer.embeddings.store import EmbeddingStore, Stored
 
 KIB = 1 << 10
 

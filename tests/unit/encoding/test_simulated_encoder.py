@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from millstream_server.encoding.encoder import Prepared
+from millstream_server.encode.encoder import Prepared
 from millstream_server.engines.adapter import EncoderSettings, EngineContext
 from millstream_server.engines.simulated.adapter import ADAPTER
 from millstream_server.engines.simulated.encoder import SimulatedEncoder, SimulatedEncoderConfig

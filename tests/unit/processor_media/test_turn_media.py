@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from millstream_server.encoding.encoder import EncoderInfo
-from millstream_server.engines.base import Role, Task, WorkerDescription
+from millstream_server.control.engine import Role, Task, WorkerDescription
+from millstream_server.encode.encoder import EncoderInfo
 from millstream_server.generation.generator import MediaModel
 from millstream_server.generation.telemetry import RequestSpan
 from millstream_server.media.items import Content, EncodedItem, Geometry, MediaFile, Modality

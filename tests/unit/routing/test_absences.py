@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.routing.candidates import Absences
 from millstream_server.routing.kv_aware import make_policy
 from millstream_server.routing.model_workers import workers_of

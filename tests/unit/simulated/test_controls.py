@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from millstream_server.control.engine import LoadStage, Role
 from millstream_server.control.operations import (
     MemoryTag,
     PauseMode,
     ProfileActivity,
     TensorWeights,
 )
-from millstream_server.engines.base import LoadStage, Role
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.generation.output import CollectingSink
 from millstream_server.kv_cache.events import CacheCleared

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from millstream_server.embedding.worker.batcher import Batcher, BatchLimits
 from millstream_server.runtime.errors import EngineFailedError, InternalError, OverloadedError
-from millstream_server.worker.vectors.batcher import Batcher, BatchLimits
 from millstream_testing.waiting import until
 
 BAD = 13

@@ -6,7 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from millstream_server.encoding.encoder import MediaEncoder
+from millstream_server.control.engine import Follower, Role
+from millstream_server.diffusion.diffuser import Diffuser
+from millstream_server.embedding.embedder import Embedder
+from millstream_server.encode.encoder import MediaEncoder
 from millstream_server.engines.adapter import (
     Adapter,
     DiffuserEngineSettings,
@@ -18,7 +21,6 @@ from millstream_server.engines.adapter import (
     VectorEngineSettings,
     model_folder,
 )
-from millstream_server.engines.base import Follower, Role
 from millstream_server.engines.sglang import arguments, dllm
 from millstream_server.engines.sglang.config import LORA_MODULES, MAX_LORA_RANK, SglangEngineConfig
 from millstream_server.engines.sglang.diffusion.config import INDEX, SglangDiffuserConfig
@@ -28,8 +30,6 @@ from millstream_server.generation.generator import GeneratorEngine
 from millstream_server.media.families.family import Family
 from millstream_server.runtime.settings import EngineArguments, SettingsError, setting
 from millstream_server.runtime.settings.arguments import read_arguments
-from millstream_server.synthesis.diffuser import Diffuser
-from millstream_server.vectors.embedder import Embedder
 
 # By name, as it is a fact of SGLang: whose towers it can load without their language model.
 _TOWERS = frozenset({"qwen2_5_vl", "qwen3_vl"})

@@ -11,7 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from millstream_server.encoding.encoder import MediaEncoder
+from millstream_server.control.engine import Role
+from millstream_server.diffusion.diffuser import Diffuser
+from millstream_server.diffusion.request import Kind
+from millstream_server.embedding.embedder import Embedder
+from millstream_server.encode.encoder import MediaEncoder
 from millstream_server.engines.adapter import (
     Adapter,
     EncoderSettings,
@@ -20,16 +24,12 @@ from millstream_server.engines.adapter import (
     ServedEngineSettings,
     TextEngineSettings,
 )
-from millstream_server.engines.base import Role
 from millstream_server.engines.transformers.adapter import family_of
 from millstream_server.generation.generator import GeneratorEngine, MediaModel, read_media_model
 from millstream_server.media.families import UnusableFamilyError
 from millstream_server.runtime.settings import EngineArguments, SettingsError, declared, setting
 from millstream_server.runtime.settings.arguments import ArgumentList, read_arguments
 from millstream_server.runtime.settings.declare import flag, from_text
-from millstream_server.synthesis.diffuser import Diffuser
-from millstream_server.synthesis.request import Kind
-from millstream_server.vectors.embedder import Embedder
 
 _MAX_RANKS = 64
 _VOCAB_SIZE = 32000

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.simulated import state
 from millstream_server.engines.simulated.adapter import SimulatedConfig
 from millstream_server.engines.simulated.prefix_cache import HeldBlocks

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from millstream_server.encode.transfer.ticket import EmbeddingTickets
 from millstream_server.generation.request import Prompt
 from millstream_server.generation.telemetry import RequestSpan
 from millstream_server.media.families.family import Family
@@ -27,7 +28,6 @@ from millstream_server.runtime.errors import (
     RequestCancelledError,
     UnavailableError,
 )
-from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 
 _ATTEMPTS = 3
 """Workers that an item is sent to, when each is lost or shuts down."""

@@ -18,15 +18,15 @@ from millstream_server.runtime.lifecycle.admin import (
     AdminService,
     Subject,
 )
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
+from millstream_server.runtime.rpc.auth import AuthPolicy, PeerIdentities
 from millstream_server.runtime.rpc.channel import is_loopback
 from millstream_server.runtime.rpc.grpc_server import RpcInterceptor
 from millstream_server.runtime.rpc.health import ACCEPTING, SERVICE_NAME, HealthServicer
 from millstream_server.runtime.rpc.limits import RpcLimits
-from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.security.api_keys import ApiKeys
-from millstream_server.runtime.security.auth import AuthPolicy, PeerIdentities
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.counts import LoadMeter

@@ -8,8 +8,8 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from millstream_server.runtime.ledger import Ledger
 from millstream_server.runtime.rpc.call import Call, Visit, service_of
+from millstream_server.runtime.rpc.ledger import Ledger
 from millstream_server.runtime.telemetry import metrics
 
 

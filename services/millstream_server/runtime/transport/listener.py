@@ -16,9 +16,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from millstream_server.runtime.ledger import Place, Places
-from millstream_server.runtime.lifecycle.memory import trim_in_background
+from millstream_server.runtime.memory import trim_in_background
 from millstream_server.runtime.rpc.call import key_of_address
+from millstream_server.runtime.rpc.ledger import Place, Places
 from millstream_server.runtime.security.tls import H2, ServerTls
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.transport.options import TransportOptions

@@ -17,8 +17,8 @@ from millstream.v1 import engine_control_pb2 as pb
 from millstream.v1 import engine_control_pb2_grpc
 from millstream_server.protobuf import engine_control as convert
 from millstream_server.runtime.errors import ServingError
+from millstream_server.runtime.rpc.auth import CallerIdentity, CallerKind, caller
 from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.security.auth import CallerIdentity, CallerKind, caller
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.worker.control import messages
 from millstream_server.worker.control.core import ControlCore

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from millstream_server.control.engine import Role
 from millstream_server.control.operations import (
     EngineControls,
     MemoryTag,
@@ -16,7 +17,6 @@ from millstream_server.control.operations import (
     PauseMode,
     ProfileActivity,
 )
-from millstream_server.engines.base import Role
 from millstream_server.engines.sglang.control.adapters import SglangAdapters
 from millstream_server.engines.sglang.control.checkpoint import Checkpoint, read_checkpoint
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
