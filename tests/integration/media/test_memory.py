@@ -30,9 +30,10 @@ from tests.support.wire.failures import Failure, failure
 
 CHATS = 30
 CHANNELS = 4
-SIZE = (1900, 1750)
-TOKENS = 68 * 63
+SIZE = (1680, 1540)
+TOKENS = 60 * 55
 MEDIA_MB = 64
+"""One file may have an eighth of it."""
 STORE_MB = 16
 MIB = 1 << 20
 KEPT_MB = 80
