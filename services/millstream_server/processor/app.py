@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from millstream.v1 import diffusion_pb2_grpc, embedding_pb2_grpc, processor_pb2_grpc
 from millstream_server.encode.transfer.ticket import EmbeddingTickets
 from millstream_server.generation.ticket import TicketKey
 from millstream_server.links.fleet import Fleet
@@ -33,7 +32,7 @@ from millstream_server.processor.models import Models
 from millstream_server.processor.pacing import Pacer
 from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.requests import RequestLimits
-from millstream_server.processor.servicer import ProcessorServicer
+from millstream_server.processor.servicer import ProcessorServicer, add_servicers
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.processor.telemetry import FrontTelemetry
 from millstream_server.processor.text.fair_queue import TextLimits
@@ -128,17 +127,13 @@ async def run(settings: ProcessorSettings) -> int:
 def add_services(server: Server, core: ProcessorCore, workers: Fleet) -> None:
     """Add all services of a Processor to ``server``."""
     front = core.front
-    processor_pb2_grpc.add_ProcessorServiceServicer_to_server(
-        ProcessorServicer(core), server.methods
-    )
-    diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(
+    add_servicers(
+        server.methods,
+        ProcessorServicer(core),
         DiffusionServicer(
             front, DiffusionCore(front, workers), TextForwarder(front, workers, workers.unread)
         ),
-        server.methods,
-    )
-    embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(
-        EmbeddingServicer(front, VectorsCore(front, core.prompts, workers)), server.methods
+        EmbeddingServicer(front, VectorsCore(front, core.prompts, workers)),
     )
 
 
