@@ -7,8 +7,8 @@
 
 The methods are those that each process names by reflection. Two sources run beside each other:
 Hypothesis, which shrinks what fails, and seeded chance. Both make messages from descriptors and
-damage sound ones: bits, lengths, order, pieces of others; the client then closes, cancels, or lets
-its deadline pass. A canary, a sound chat, runs beside them and must always be answered right.
+damage normal ones: bits, lengths, order, pieces of others; the client then closes, cancels, or lets
+its deadline pass. A canary, a normal chat, runs beside them and must always be answered right.
 
 Wanted: no status INTERNAL, UNKNOWN, DATA_LOSS or UNAVAILABLE, nor CANCELLED without the client; an
 end for every call; every process alive at the end, without open work, with the files and threads

@@ -222,9 +222,9 @@ async def test_the_wire_fuzzer_sees_a_planted_fault() -> None:
 
 
 def test_a_seed_repeats_a_connection() -> None:
-    sound = {"/a/B": [b"x" * 100, b""], "/a/C": [b"y"]}
-    made = [make_wire_script(random.Random(i), sound) for i in range(50)]
-    assert made == [make_wire_script(random.Random(i), sound) for i in range(50)]
+    normal = {"/a/B": [b"x" * 100, b""], "/a/C": [b"y"]}
+    made = [make_wire_script(random.Random(i), normal) for i in range(50)]
+    assert made == [make_wire_script(random.Random(i), normal) for i in range(50)]
     assert len({script.writes for script in made}) > 40
 
 

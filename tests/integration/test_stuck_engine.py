@@ -139,11 +139,11 @@ async def _chat(client: Client) -> str:
 async def test_new_chats_go_round_a_stuck_worker_until_it_has_recovered(
     monkeypatch: pytest.MonkeyPatch, text_model: TextModel
 ) -> None:
-    async with suite(monkeypatch, text_model, 2) as (front, client, (stuck, sound)):
+    async with suite(monkeypatch, text_model, 2) as (front, client, (stuck, normal)):
         chats = [client.chat("hi", max_new_tokens=LONG, ignore_eos=True) for _ in range(4)]
         for chat in chats:
             await anext(chat)
-        assert await stuck.running() == await sound.running() == 2
+        assert await stuck.running() == await normal.running() == 2
         await stuck.wedge()
         await _connected(front, 1)
         began = time.monotonic()
@@ -151,7 +151,7 @@ async def test_new_chats_go_round_a_stuck_worker_until_it_has_recovered(
             assert await _chat(client) == "ABC"
         assert time.monotonic() - began < 20 * QUICK_S
         assert await stuck.running() <= 2 + 1, "its own two, and a canary"
-        assert sound.health.told == [SERVING]
+        assert normal.health.told == [SERVING]
 
         stuck.engine.unwedge()
         await stuck.health.until(SERVING, NOTICED_WITHIN_S)

@@ -210,7 +210,7 @@ def test_one_caller_gets_half_and_others_still_find_room() -> None:
     with contextlib.ExitStack() as stack:
         assert _take_all(shares, ["greedy"], stack) == {"greedy": 500}
         assert _take_all(shares, ["second"], stack) == {"second": 250}
-        with shares.share("sound"):
+        with shares.share("normal"):
             assert shares.used == 751
     assert shares.used == 0
     assert not shares._held

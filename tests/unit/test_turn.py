@@ -544,7 +544,9 @@ async def test_a_burst_is_made_of_turns_that_have_sent_nothing(text_model: TextM
 async def test_unread_output_ends_its_request_and_no_other(text_model: TextModel) -> None:
     unread = UnreadOutput(200_000)
     parts = _parts(unread)
-    greedy, sound = (_started(text_model, ALONE, parts=parts, name=n) for n in ("greedy", "sound"))
+    greedy, normal = (
+        _started(text_model, ALONE, parts=parts, name=n) for n in ("greedy", "normal")
+    )
     greedy.client.reads = False
     entry = TokenLogprob(35, -0.5, tuple((token, -1.0) for token in range(20)))
     sink = greedy.workers.sinks["decode"][0]
@@ -562,15 +564,15 @@ async def test_unread_output_ends_its_request_and_no_other(text_model: TextModel
         emit()
     assert unread.used == 0
     emit()
-    sound.workers.sinks["decode"][0].emit([35])
+    normal.workers.sinks["decode"][0].emit([35])
     await _turns()
-    assert sound.client.texts == ["A"]
+    assert normal.client.texts == ["A"]
     assert unread.used == 0, "what still comes is dropped"
     assert greedy.workers.cancels == ["decode"]
     with pytest.raises(OverloadedError, match="too much output waits"):
         greedy.output.next()
     assert greedy.turn.choices[0].held_bytes == 0
-    for it in (greedy, sound):
+    for it in (greedy, normal):
         it.turn.close()
 
 

@@ -86,7 +86,7 @@ class TurnOutput:
         else:
             self._call.ready()
 
-    def urge(self) -> None:
+    def send_now(self) -> None:
         """Ask the call to be written at once: an end, an error, or the rest of a message."""
         self.scheduled = True
         self._call.ready()

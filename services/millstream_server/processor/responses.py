@@ -157,7 +157,7 @@ class Messages(TurnOutput):
         made = self._of(deltas, turn, complete=complete)
         if isinstance(made, tuple):  # nearly always
             if turn.error or any(choice.has_more for choice in self._choices):
-                self.urge()
+                self.send_now()
             return made[0]
         self._parts_left = made
         return self._next_part()
@@ -168,7 +168,7 @@ class Messages(TurnOutput):
         if message is None or self.over:
             self._parts_left = None  # it knows this object
         else:
-            self.urge()
+            self.send_now()
         return message
 
     def _take(self, turn: Turn) -> list[Delta]:

@@ -164,7 +164,7 @@ class Turn:
         """
         if self.error is None and not self.complete:
             self.error = error
-            self.output.urge()
+            self.output.send_now()
             self.cancel()
 
     # ---- from the workers
@@ -179,7 +179,7 @@ class Turn:
         if leg.error is None:
             if choice.ticket is not None and not (self._closed or self.error):
                 self._go_on(choice, leg)
-            self.output.urge()
+            self.output.send_now()
         elif choice.needs_legs:
             self.fail(leg.error)
         if leg is choice and all(choice.over for choice in self.choices):

@@ -1,4 +1,4 @@
-"""Sound requests of the services we know, to be damaged. Others are made from descriptors alone."""
+"""Normal requests of services that we know, to be damaged; others come from descriptors alone."""
 
 from __future__ import annotations
 
@@ -162,6 +162,6 @@ _SEEDS: Mapping[str, Callable[[], list[Message]]] = {
 
 
 def seeds(method: str) -> list[bytes]:
-    """Make sound messages for a method, by its full proto name, in the order of a sound call."""
+    """Make normal messages for a method, by its full proto name, in the order of a normal call."""
     make = _SEEDS.get(method)
     return [message.SerializeToString() for message in make()] if make else []

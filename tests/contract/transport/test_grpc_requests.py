@@ -29,7 +29,7 @@ BIDI, GATHER = f"/{SERVICE}/Bidi", f"/{SERVICE}/ClientStream"
 
 
 def _request(wire: Wire, *more: tuple[str, str | bytes], **changed: str | None) -> Rpc:
-    """Send a sound message with other headers."""
+    """Send a normal message with other headers."""
     rpc = wire.rpc(fields=[*request_fields(UNARY, **changed), *more])
     rpc.send(ask(1), end=True)
     return rpc

@@ -1,4 +1,4 @@
-"""Callers that read slowly, or not at all: sound ones lose nothing, others only what is needed."""
+"""Callers that read slowly, or not at all: normal ones lose nothing, others only what is needed."""
 
 from __future__ import annotations
 

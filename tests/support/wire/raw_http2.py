@@ -1,4 +1,4 @@
-"""An HTTP/2 client for tests that sends whatever it is told to, sound or broken.
+"""An HTTP/2 client for tests that sends whatever it is told to, normal or broken.
 
 Frames are made by hand (`frame` and its relatives), header blocks by hpack. A `Wire` is one
 connection: it keeps every frame that comes, acknowledges SETTINGS and answers PINGs, and does

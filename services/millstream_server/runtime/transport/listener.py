@@ -30,7 +30,7 @@ log = get_log(__name__)
 _SHUTDOWN_S = 2.0
 """Longest wait for a caller's part in the end of TLS."""
 _PATIENCE_S = 0.25
-"""A handshake may be ended for another one after this: a sound one takes two round trips. With it
+"""A handshake may be ended for another one after this: a normal one takes two round trips. With it
 a caller that begins handshakes and says nothing has to begin 4,000 a second to hold others up."""
 _FULL_PAUSE_S = 0.01
 """Between looks for room while all handshakes have begun within that time."""
@@ -56,7 +56,7 @@ _OF_ONE_CONNECTION = frozenset(
         errno.ENETUNREACH,
     }
 )
-"""Errors of the connection that was to be accepted, accept(2); the next may be sound."""
+"""Errors of the connection that was to be accepted, accept(2); the next may be normal."""
 _HTTP_2 = b"PRI"
 """How every connection of HTTP/2 begins; no method of HTTP/1.1 is called that."""
 

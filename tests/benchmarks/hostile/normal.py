@@ -1,12 +1,12 @@
-"""A sound client: every half second a chat on its connection and one on a new connection.
+"""A normal client: every half second a chat on its connection and one on a new connection.
 
 It waits for none of them. 256 chats at once come first. Every second of the later ones has a
 prompt that is long enough for the text threads; the others are rendered on the event loop.
 
-python -m tests.benchmarks.hostile.sound '{"address": "127.0.0.1:50051"}'
+python -m tests.benchmarks.hostile.normal '{"address": "127.0.0.1:50051"}'
 
 It prints a line of JSON for each chat and ends when its stdin is closed, after its last chat. As
-the module is used elsewhere, `SoundClient` is the other end.
+the module is used elsewhere, `NormalClient` is the other end.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LONG = "What is Millstream? " * 75
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoundOptions:
+class NormalOptions:
     """Whom it calls, and how it shows who it is."""
 
     address: str
@@ -62,10 +62,10 @@ class Chat:
 
 
 @dataclass
-class SoundClient:
-    """A sound client's process, and the chats that have ended."""
+class NormalClient:
+    """A normal client's process, and the chats that have ended."""
 
-    options: SoundOptions
+    options: NormalOptions
     chats: list[Chat] = field(default_factory=list)
     _process: subprocess.Popen[str] = field(init=False)
     _reader: threading.Thread = field(init=False)
@@ -102,7 +102,7 @@ class SoundClient:
 # ---- inside the process --------------------------------------------------------------------------
 
 
-def _channel(options: SoundOptions) -> grpc.aio.Channel:
+def _channel(options: NormalOptions) -> grpc.aio.Channel:
     arguments: list[tuple[str, Any]] = [
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),
@@ -143,7 +143,7 @@ async def _chat(channel: grpc.aio.Channel, key: str | None, prompt: str) -> tupl
     return ("OK", "") if tokens == _TOKENS else ("SHORT", f"{tokens} tokens, not {_TOKENS}")
 
 
-async def _one(options: SoundOptions, channel: grpc.aio.Channel | None, prompt: str) -> None:
+async def _one(options: NormalOptions, channel: grpc.aio.Channel | None, prompt: str) -> None:
     began = time.monotonic()
     if channel is not None:
         code, details = await _chat(channel, options.key, prompt)
@@ -154,7 +154,7 @@ async def _one(options: SoundOptions, channel: grpc.aio.Channel | None, prompt: 
     print(json.dumps(asdict(chat)), flush=True)  # noqa: T201
 
 
-async def _serve(options: SoundOptions) -> None:
+async def _serve(options: NormalOptions) -> None:
     closed = asyncio.ensure_future(asyncio.to_thread(sys.stdin.read))
     # What is idle has served before: else memory that any load takes would count as the attack's.
     async with _channel(options) as first:
@@ -172,4 +172,4 @@ async def _serve(options: SoundOptions) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(SoundOptions(**json.loads(sys.argv[1]))))
+    uvloop.run(_serve(NormalOptions(**json.loads(sys.argv[1]))))
