@@ -37,7 +37,7 @@ from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.uploads import MediaBudget
 from millstream_server.processor.media.urls import UrlFetcher
 from millstream_server.processor.models import Models
-from millstream_server.processor.pacing import Pacer
+from millstream_server.processor.output import Pacer
 from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.telemetry import FrontTelemetry
 from millstream_server.processor.text.fair_queue import TextLimits

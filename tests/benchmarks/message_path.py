@@ -27,8 +27,7 @@ from millstream_server.generation.sampling import Sampling
 from millstream_server.links.generation_stream import GenerationStream
 from millstream_server.links.slot_stream import Connection, OpenRequest
 from millstream_server.processor.conversation import Options
-from millstream_server.processor.output import TurnOutput
-from millstream_server.processor.pacing import Pacer
+from millstream_server.processor.output import Pacer, TurnOutput
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.telemetry import FrontTelemetry
 from millstream_server.processor.text.tokenizer import TextModel

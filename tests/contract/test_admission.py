@@ -22,7 +22,7 @@ from millstream.v1 import (
 )
 from millstream_server.processor.admission import AdmissionQueue, QueueLimits
 from millstream_server.processor.core import ProcessorCore
-from millstream_server.processor.pacing import Pacer
+from millstream_server.processor.output import Pacer
 from millstream_server.processor.requests import RequestLimits
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.text.tokenizer import TextModel

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 
 from millstream_server.control.engine import EngineLoad, Role
 from millstream_server.engines.simulated.engine import SimulatedEngine
-from millstream_server.processor.pacing import Pacer
+from millstream_server.processor.output import Pacer
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.settings import SettingsError

@@ -25,15 +25,14 @@ from millstream_server.generation.output import (
 )
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import MAX_SEED, Ability, Sampling
-from millstream_server.generation.telemetry import RequestSpan
 from millstream_server.generation.ticket import TicketKey
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.admission import Admission, AdmissionQueue, QueueLimits
 from millstream_server.processor.choice import Leg, Running, Workers
 from millstream_server.processor.conversation import Options
-from millstream_server.processor.pacing import Pacer
+from millstream_server.processor.output import Pacer
 from millstream_server.processor.responses import Messages
-from millstream_server.processor.telemetry import FrontTelemetry, TurnTelemetry
+from millstream_server.processor.telemetry import FrontTelemetry, RequestSpan, TurnTelemetry
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.turn import Turn, TurnParts
 from millstream_server.routing.plan import Plan, PlannedLeg

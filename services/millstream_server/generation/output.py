@@ -6,7 +6,7 @@ import asyncio
 import enum
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Protocol, overload
+from typing import Any, Protocol, overload
 
 from millstream_server.runtime.errors import ServingError
 from millstream_server.runtime.frozen import dataclass
@@ -230,3 +230,13 @@ class LogprobColumns(Sequence[TokenLogprob]):
         return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def usage_attributes(finish: Finish) -> dict[str, Any]:
+    """Return the token counts as span attributes."""
+    return {
+        "gen_ai.usage.input_tokens": finish.prompt_tokens,
+        "gen_ai.usage.output_tokens": finish.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": finish.cached_tokens,
+        "gen_ai.response.finish_reasons": (finish.reason.value,),
+    }

@@ -17,7 +17,7 @@ from millstream_server.generation.output import (
     output_bytes,
 )
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.generation.telemetry import NO_SPAN, RequestSpan
+from millstream_server.processor.telemetry import NO_SPAN, RequestSpan
 from millstream_server.processor.text.detokenizer import detokenizer
 from millstream_server.processor.text.stops import StopMatcher
 from millstream_server.runtime.errors import ServingError

@@ -14,11 +14,10 @@ from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 from millstream_server.control.engine import TEXT_TASKS, EngineInfo, Task
-from millstream_server.generation.telemetry import NO_SPAN, RequestSpan
 from millstream_server.processor.admission import Admission, AdmissionQueue
 from millstream_server.processor.models import Models
 from millstream_server.processor.requests import DEFAULT_LIMITS, RequestLimits
-from millstream_server.processor.telemetry import FrontTelemetry
+from millstream_server.processor.telemetry import NO_SPAN, FrontTelemetry, RequestSpan
 from millstream_server.processor.waiting import Positions, Tell
 from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.router import Router

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from millstream_server.processor.admission import Admission
     from millstream_server.processor.conversation import Options
     from millstream_server.processor.media.core import TurnMedia
-    from millstream_server.processor.output import TurnOutput
-    from millstream_server.processor.pacing import Pacer
+    from millstream_server.processor.output import Pacer, TurnOutput
     from millstream_server.processor.text.tokenizer import TextModel
     from millstream_server.routing.plan import Plan, PlannedLeg
     from millstream_server.routing.workers import Candidate

@@ -14,7 +14,7 @@ from millstream_server.control.engine import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.processor.core import ProcessorCore
-from millstream_server.processor.pacing import Pacer
+from millstream_server.processor.output import Pacer
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.telemetry import FrontTelemetry
 from millstream_server.processor.text.tokenizer import TextModel

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from millstream_server.control.engine import Role
 from millstream_server.generation.generator import Generator, GeneratorInfo
-from millstream_server.generation.output import Finish, OutputSink
+from millstream_server.generation.output import Finish, OutputSink, usage_attributes
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.generation.telemetry import usage_attributes
 from millstream_server.generation.ticket import Ticket, TicketGate
 from millstream_server.generation.validation import check_request
 from millstream_server.generation.worker.fetching import Fetcher, FetchThenSubmit

@@ -20,7 +20,6 @@ from millstream_server.generation.output import (
     output_bytes,
 )
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.generation.telemetry import NO_SPAN, RequestSpan
 from millstream_server.generation.validation import check_request
 from millstream_server.links.unread import UnreadOutput, overflow
 from millstream_server.processor.admission import Admission
@@ -28,7 +27,7 @@ from millstream_server.processor.choice import Workers
 from millstream_server.processor.front import Front, FrontRequest
 from millstream_server.processor.models import ServedModel
 from millstream_server.processor.requests import most_tokens, too_large
-from millstream_server.processor.telemetry import TurnTelemetry, Usage
+from millstream_server.processor.telemetry import NO_SPAN, RequestSpan, TurnTelemetry, Usage
 from millstream_server.routing.plan import RoutingRequest
 from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import (

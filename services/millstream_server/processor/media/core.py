@@ -9,14 +9,13 @@ from typing import Protocol
 
 from millstream_server.encode.transfer.ticket import EmbeddingTickets
 from millstream_server.generation.request import Prompt
-from millstream_server.generation.telemetry import RequestSpan
 from millstream_server.media.families.family import Family
 from millstream_server.media.families.placing import place
 from millstream_server.media.items import Content, EncodedItem, MediaFile, MediaInput
 from millstream_server.processor.conversation import Caller
 from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.uploads import MediaBudget, Uploads
-from millstream_server.processor.telemetry import TurnTelemetry
+from millstream_server.processor.telemetry import RequestSpan, TurnTelemetry
 from millstream_server.processor.text.messages import MediaPart
 from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.router import Router
