@@ -89,7 +89,8 @@ async def gone(*processes: int) -> None:
 async def test_start_table_and_drain(tmp_path: Path) -> None:
     weights = tmp_path / "decode-1.weights.json"  # noted in an earlier run
     weights.write_text("{}")
-    async with running(tmp_path, {"processor": ["--load-s", "0.8"]}) as up:
+    slow = {"processor": ["--load-s", "2.5"], "prefill-1": ["--load-s", "2"]}  # a phase is seen
+    async with running(tmp_path, slow) as up:
         await up.expect("Ctrl-C stops the suite")
         assert not weights.exists()
         assert "prefill-1: loading the model" in up.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import threading
 from collections.abc import Iterator
@@ -85,7 +86,9 @@ def made(folder: Path, timeout_s: float = 20, **faults: Any) -> Storage:
 
 
 def found(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    while True:
+        with contextlib.suppress(FileNotFoundError):  # a folder was removed meanwhile
+            return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
 @pytest.fixture
