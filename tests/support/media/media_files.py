@@ -94,7 +94,7 @@ def _own_priority() -> Iterator[None]:
         os.sched_setscheduler(0, policy, priority)
 
 
-def normal() -> bytes:
+def sound() -> bytes:
     """Return a Matroska file without a video."""
     buffer = io.BytesIO()
     with av.open(buffer, "w", format="matroska") as output:

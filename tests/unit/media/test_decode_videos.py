@@ -13,7 +13,7 @@ from millstream_server.media.decoding.sampling import FrameSampling, sample
 from millstream_server.media.decoding.wire import DecodingRequest, Refusal, Reply
 from millstream_server.media.items import MediaLimits, Modality
 from millstream_server.media.sniff import check_media
-from tests.support.media.media_files import VIDEO_STEP, normal, video
+from tests.support.media.media_files import VIDEO_STEP, sound, video
 
 LIMITS = MediaLimits()
 DAMAGED = "is truncated or damaged: it can't be decoded as"
@@ -138,7 +138,7 @@ def test_a_damaged_file_is_refused() -> None:
 
 
 def test_sound_alone_is_refused() -> None:
-    assert _refusal(normal()) == "has no video stream"
+    assert _refusal(sound()) == "has no video stream"
 
 
 def test_other_codecs_are_refused() -> None:
