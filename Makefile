@@ -85,7 +85,7 @@ lint: setup ## ruff, the layers, buf lint and buf breaking
 	@ruff format --check .
 	@lint-imports
 	@buf lint
-	@$(BIN)/python -m tests.support.breaking
+	@$(BIN)/python -m tests.support.docs.breaking
 
 types: setup ## mypy --strict
 	@mypy

@@ -16,9 +16,9 @@ import pytest
 import transformers  # noqa: F401 - else `TextModel.load` would start a process each time
 
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support import forked
-from tests.support.models import byte_level_model
-from tests.support.tiny_pipelines import TinyPipelines
+from millstream_testing.alphabet import alphabet_model
+from tests.support.models.tiny_pipelines import TinyPipelines
+from tests.support.processes import forked
 
 ALPHABET_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}:{{ message.content }}\n{% endfor %}"
@@ -52,12 +52,7 @@ def text_model(tmp_path_factory: pytest.TempPathFactory) -> TextModel:
     Its ids 3 to 96 are the ASCII characters from "!" to "~" in their order, a rendered conversation
     ends with "@", and the simulated engine counts on from there: "ABCDEFG…", one letter a token.
     """
-    return TextModel.load(
-        byte_level_model(
-            tmp_path_factory.mktemp("alphabet"),
-            tokenizer_config={"chat_template": ALPHABET_TEMPLATE},
-        )
-    )
+    return TextModel.load(alphabet_model(tmp_path_factory.mktemp("alphabet")))
 
 
 @pytest.fixture(scope="session")

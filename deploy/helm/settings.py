@@ -1,6 +1,7 @@
-"""Writes millstream/files/settings.json: the settings that each role's service has, with types.
+"""Writes the chart's lists of settings by role: files/settings.json, and files/removed.json.
 
-With it the chart refuses a misspelt setting when it is rendered, and not when a pod starts.
+The first has those of the role's service, with types; the second those that it once had, and what
+to write instead. So the chart refuses a wrong one when it is rendered, not when a pod starts.
 `--check` only compares.
 """
 
@@ -8,20 +9,22 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from millstream_server.decode.app import DecodeSettings
-from millstream_server.diffusion.app import MediaDiffusionSettings
-from millstream_server.diffusion.launch import KindSettings
-from millstream_server.diffusion.text import TextDiffusionSettings
-from millstream_server.embedding.app import EmbeddingSettings
-from millstream_server.encode.app import EncodeSettings
+from millstream_server.diffusion.worker.app import MediaDiffusionSettings
+from millstream_server.diffusion.worker.launch import KindSettings
+from millstream_server.diffusion.worker.text import TextDiffusionSettings
+from millstream_server.embedding.worker.app import EmbeddingSettings
+from millstream_server.encode.worker.app import EncodeSettings
+from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.processor.settings import ProcessorSettings
+from millstream_server.runtime.settings.declare import removed
 from millstream_server.runtime.settings.show import schema
-from millstream_server.worker.settings import WorkerSettings
 
-FILE = Path(__file__).parent / "millstream" / "files" / "settings.json"
+FILES = Path(__file__).parent / "millstream" / "files"
 ROLES: dict[str, tuple[type[Any], ...]] = {
     "processor": (ProcessorSettings,),
     "encode": (EncodeSettings,),
@@ -53,27 +56,32 @@ def _kind(described: dict[str, Any]) -> Any:
     return kind if isinstance(kind, str) else kind[0]
 
 
-def text() -> str:
-    """Return what the file should hold: a line per setting, for diffs."""
-    known = {
-        role: {name: kind for cls in classes for name, kind in settings_of(cls).items()}
-        for role, classes in ROLES.items()
+def texts() -> dict[Path, str]:
+    """Return what the files should hold."""
+    return {
+        FILES / "settings.json": _text(settings_of),
+        FILES / "removed.json": _text(removed),
     }
+
+
+def _text(of: Callable[[type[Any]], Mapping[str, Any]]) -> str:
+    """Write what ``of`` returns for each role: a line per setting, for diffs."""
     roles = []
-    for role, kinds in known.items():
-        lines = [f"    {json.dumps(name)}: {json.dumps(kinds[name])}" for name in sorted(kinds)]
+    for role, classes in ROLES.items():
+        found = {name: value for cls in classes for name, value in of(cls).items()}
+        lines = [f"    {json.dumps(name)}: {json.dumps(found[name])}" for name in sorted(found)]
         roles.append(f"  {json.dumps(role)}: {{\n" + ",\n".join(lines) + "\n  }")
     return "{\n" + ",\n".join(roles) + "\n}\n"
 
 
 def main() -> int:
     """Write, or check; returns the exit code."""
-    if "--check" not in sys.argv:
-        FILE.parent.mkdir(exist_ok=True)
-        FILE.write_text(text(), encoding="utf-8")
-    elif FILE.read_text(encoding="utf-8") != text():
-        sys.stderr.write(f"{FILE} isn't of the services' settings: run `make chart`\n")
-        return 1
+    for file, text in texts().items():
+        if "--check" not in sys.argv:
+            file.write_text(text, encoding="utf-8")
+        elif file.read_text(encoding="utf-8") != text:
+            sys.stderr.write(f"{file} isn't of the services' settings: run `make chart`\n")
+            return 1
     return 0
 
 

@@ -27,10 +27,10 @@ import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import decode_pb2_grpc, processor_pb2_grpc, worker_pb2, worker_pb2_grpc
-from tests.support.chats import Conversation, completion, options, start
-from tests.support.simulated_suite import SimulatedSuite, aggregated
-from tests.support.verdict import Verdict, folder_for, parser_of, progress
-from tests.support.worker_streams import decode_stream
+from tests.support.benchmarks.verdict import Verdict, folder_for, parser_of, progress
+from tests.support.processes.simulated_suite import SimulatedSuite, aggregated
+from tests.support.processor.chats import Conversation, completion, options, start
+from tests.support.worker.worker_streams import decode_stream
 
 _AT_ONCE = 64
 _CHANNELS = 4

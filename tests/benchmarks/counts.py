@@ -35,11 +35,11 @@ from pathlib import Path
 from typing import Any
 
 from millstream.v1 import chat_pb2, processor_pb2, processor_pb2_grpc, sampling_pb2
-from tests.support.checkouts import environment_of
-from tests.support.models import VOCAB_SIZE, make_random_model
-from tests.support.ports import free_port
-from tests.support.suite import ServiceProcess, running
-from tests.support.verdict import folder_for, parser_of, progress
+from tests.support.benchmarks.checkouts import environment_of
+from tests.support.benchmarks.verdict import folder_for, parser_of, progress
+from tests.support.models.models import VOCAB_SIZE, make_random_model
+from tests.support.processes.ports import free_port
+from tests.support.processes.suite import ServiceProcess, running
 
 _HERE = Path(__file__).resolve().parents[2]
 _MOST_CLASS_LINES = 200
@@ -87,7 +87,7 @@ def _settings(checkout: Path) -> dict[str, int]:
 
 @dataclass
 class Counted:
-    """A service of a checkout, run by `tests.support.counted`."""
+    """A service of a checkout, run by `tests.support.benchmarks.counted`."""
 
     checkout: Path
     folder: Path
@@ -109,7 +109,7 @@ class Counted:
         log = self.folder / f"{self.role}.log"
         flags = {**loopback, **self.flags}
         # A service that is forked has no module of its own to run it.
-        self.process = ServiceProcess("tests.support.counted", flags, log, env=env)
+        self.process = ServiceProcess("tests.support.benchmarks.counted", flags, log, env=env)
         self.process.interpreter = True
 
     @property

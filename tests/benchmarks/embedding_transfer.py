@@ -25,10 +25,10 @@ import statistics
 import sys
 from dataclasses import asdict, dataclass
 
-from millstream_server.transfer.embeddings import nixl
-from millstream_server.transfer.embeddings.settings import Transfer
-from tests.support.embedding_process import Peer, started, to_hex
-from tests.support.waiting import until
+from millstream_server.encode.transfer import nixl
+from millstream_server.encode.transfer.settings import Transfer
+from millstream_testing.waiting import until
+from tests.support.media.embedding_process import Peer, started, to_hex
 
 MIB = 1 << 20
 COPIES = {Transfer.SHARED_MEMORY: 1, Transfer.NIXL: 2, Transfer.INLINE: 10}

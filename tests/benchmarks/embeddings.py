@@ -30,11 +30,11 @@ from typing import Any
 import grpc
 
 from millstream.v1 import embedding_pb2, embedding_pb2_grpc
-from tests.support.bare_vectors import BareProcess
-from tests.support.processes import cpu_s, rss_mb
-from tests.support.suite import ServiceProcess, stop_all
-from tests.support.verdict import folder_for, parser_of
-from tests.support.waiting import EOF
+from millstream_testing.waiting import EOF
+from tests.support.benchmarks.verdict import folder_for, parser_of
+from tests.support.engines.bare_vectors import BareProcess
+from tests.support.processes.processes import cpu_s, rss_mb
+from tests.support.processes.suite import ServiceProcess, stop_all
 
 _DEMO = Path(__file__).parents[2] / "demo" / "embedder" / "model"
 _CASES = ((64, 64, 4), (64, 64, 1), (1, 8, 32), (1, 8, 1))

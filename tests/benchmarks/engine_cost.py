@@ -34,7 +34,7 @@ from typing import Any
 
 import uvloop
 
-from millstream_server.engines.base import EngineInfo
+from millstream_server.control.engine import EngineInfo
 from millstream_server.engines.sglang.engine import SglangEngine, SglangEngineConfig
 from millstream_server.engines.sglang.lifetime import SglangLifetime
 from millstream_server.engines.sglang.loads import RankProgress
@@ -48,10 +48,10 @@ from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import ServingError
-from tests.support.models import make_random_model
-from tests.support.ports import free_port
-from tests.support.processes import cpu_s
-from tests.support.suite import ServiceProcess, running
+from tests.support.models.models import make_random_model
+from tests.support.processes.ports import free_port
+from tests.support.processes.processes import cpu_s
+from tests.support.processes.suite import ServiceProcess, running
 
 _PROMPT_TOKENS = 8
 _POOL_TOKENS = 65_536

@@ -7,8 +7,8 @@
 
 The methods are those that each process names by reflection. Two sources run beside each other:
 Hypothesis, which shrinks what fails, and seeded chance. Both make messages from descriptors and
-damage sound ones: bits, lengths, order, pieces of others; the client then closes, cancels, or lets
-its deadline pass. A canary, a sound chat, runs beside them and must always be answered right.
+damage normal ones: bits, lengths, order, pieces of others; the client then closes, cancels, or lets
+its deadline pass. A canary, a normal chat, runs beside them and must always be answered right.
 
 Wanted: no status INTERNAL, UNKNOWN, DATA_LOSS or UNAVAILABLE, nor CANCELLED without the client; an
 end for every call; every process alive at the end, without open work, with the files and threads
@@ -39,10 +39,10 @@ from millstream.v1 import processor_pb2_grpc
 from tests.benchmarks.fuzzing.scripts import Script, make_script, play
 from tests.benchmarks.fuzzing.targets import Target, discover
 from tests.benchmarks.outcomes import Plan, chat
-from tests.support.ports import free_port
-from tests.support.processes import Sampler, kind_of
-from tests.support.simulated_suite import SimulatedSuite
-from tests.support.verdict import Verdict, folder_for, parser_of, progress
+from tests.support.benchmarks.verdict import Verdict, folder_for, parser_of, progress
+from tests.support.processes.ports import free_port
+from tests.support.processes.processes import Sampler, kind_of
+from tests.support.processes.simulated_suite import SimulatedSuite
 
 _AT_ONCE = 16
 _CANARY_PAUSE_S = 0.25

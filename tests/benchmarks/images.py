@@ -33,11 +33,11 @@ from pathlib import Path
 from PIL import Image
 
 from millstream_client import Client
-from tests.support.bare_pictures import PROMPT, BarePipeline, pixels_digest
-from tests.support.ports import free_port
-from tests.support.processes import cpu_s, rss_mb
-from tests.support.suite import ServiceProcess, running
-from tests.support.verdict import folder_for, parser_of
+from tests.support.benchmarks.verdict import folder_for, parser_of
+from tests.support.engines.bare_pictures import PROMPT, BarePipeline, pixels_digest
+from tests.support.processes.ports import free_port
+from tests.support.processes.processes import cpu_s, rss_mb
+from tests.support.processes.suite import ServiceProcess, running
 
 _DEMO = Path(__file__).parents[2] / "demo" / "drawing" / "model"
 

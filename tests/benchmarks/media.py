@@ -44,14 +44,14 @@ import numpy as np
 from PIL import Image
 
 from millstream.v1 import chat_pb2
-from tests.support.chats import Conversation, options, start
-from tests.support.media_files import saved
-from tests.support.media_processes import MediaProcesses, decoders_of, metric
-from tests.support.media_suite import image, user
-from tests.support.processes import cpu_s
-from tests.support.simulated_suite import channels_to
-from tests.support.verdict import folder_for, parser_of
-from tests.support.vision_models import FAMILIES, make_vision_model
+from tests.support.benchmarks.verdict import folder_for, parser_of
+from tests.support.media.media_files import saved
+from tests.support.media.media_processes import MediaProcesses, decoders_of, metric
+from tests.support.media.media_suite import image, user
+from tests.support.models.vision_models import FAMILIES, make_vision_model
+from tests.support.processes.processes import cpu_s
+from tests.support.processes.simulated_suite import channels_to
+from tests.support.processor.chats import Conversation, options, start
 
 _AT_ONCE = 16
 _CACHED_FILES = 8
@@ -194,7 +194,14 @@ async def measure(arguments: argparse.Namespace, suite: MediaProcesses) -> list[
 def bare(arguments: argparse.Namespace, model: Path) -> float:
     """Return the median TTFT of an engine that is called without any service, in ms."""
     size = [str(number) for number in arguments.size]
-    run = [sys.executable, "-m", "tests.support.bare_media", str(model), *size, str(_BARE_TIMES)]
+    run = [
+        sys.executable,
+        "-m",
+        "tests.support.benchmarks.bare_media",
+        str(model),
+        *size,
+        str(_BARE_TIMES),
+    ]
     done = subprocess.run(run, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
     took_s: list[float] = json.loads(done.stdout)["ttft_s"]
     return 1000 * statistics.median(took_s[_BARE_TIMES // 4 :])

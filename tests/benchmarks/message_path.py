@@ -20,15 +20,14 @@ from typing import Any, cast
 import uvloop
 
 from millstream.v1 import decode_pb2, generation_pb2, processor_pb2, sampling_pb2, usage_pb2
-from millstream_server.engines.base import Role, Task, WorkerDescription
+from millstream_server.control.engine import Role, Task, WorkerDescription
 from millstream_server.generation.output import OutputSink
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import Sampling
 from millstream_server.links.generation_stream import GenerationStream
 from millstream_server.links.slot_stream import Connection, OpenRequest
 from millstream_server.processor.conversation import Options
-from millstream_server.processor.output import TurnOutput
-from millstream_server.processor.pacing import Pacer
+from millstream_server.processor.output import Pacer, TurnOutput
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.telemetry import FrontTelemetry
 from millstream_server.processor.text.tokenizer import TextModel
@@ -36,7 +35,7 @@ from millstream_server.processor.turn import Turn, TurnParts
 from millstream_server.routing.plan import Plan, PlannedLeg
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.rpc.call import Source
-from tests.support.models import byte_level_model
+from tests.support.models.models import byte_level_model
 
 _TOKENS = (35, 36, 37, 38)
 _DONE = generation_pb2.FINISH_REASON_LENGTH

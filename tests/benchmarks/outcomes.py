@@ -11,9 +11,9 @@ from typing import Any
 import grpc
 
 from millstream.v1 import generation_pb2
-from tests.support.chats import CANCEL, Conversation, options, start
-from tests.support.failures import failure
-from tests.support.simulated_suite import ALPHABET, MODEL
+from tests.support.processes.simulated_suite import ALPHABET, MODEL
+from tests.support.processor.chats import CANCEL, Conversation, options, start
+from tests.support.wire.failures import failure
 
 MAX_TOKENS = len(ALPHABET)
 HIDDEN = "HIDDEN"

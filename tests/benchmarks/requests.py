@@ -6,7 +6,7 @@
 
 The services have simulated engines and the settings of `millstream up`: metrics, admin port, a log
 line for each request. Both topologies: a Processor with one aggregated worker, or with a prefill
-and a decode worker. The client is plain gRPC (tests/support/chat_load.py), one process;
+and a decode worker. The client is plain gRPC (tests/support/benchmarks/chat_load.py), one process;
 each chat is one message and a half-close. Services are started afresh for each figure. Cases:
 
     chats        64 chats at once, each that ends followed by the next; 2 tokens, engine unbounded
@@ -37,13 +37,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.support.chat_load import ChatLoad, Loaded
-from tests.support.checkouts import environment_of, spread
-from tests.support.models import VOCAB_SIZE, make_random_model
-from tests.support.ports import free_port
-from tests.support.processes import cpu_s, rss_mb
-from tests.support.suite import ServiceProcess, running
-from tests.support.verdict import folder_for, parser_of, progress
+from tests.support.benchmarks.chat_load import ChatLoad, Loaded
+from tests.support.benchmarks.checkouts import environment_of, spread
+from tests.support.benchmarks.verdict import folder_for, parser_of, progress
+from tests.support.models.models import VOCAB_SIZE, make_random_model
+from tests.support.processes.ports import free_port
+from tests.support.processes.processes import cpu_s, rss_mb
+from tests.support.processes.suite import ServiceProcess, running
 
 _AGGREGATED, _DISAGGREGATED = "aggregated", "disaggregated"
 _WARM_UP = 0.2
@@ -201,7 +201,9 @@ class Run:
     def _suite(self, model: Path, topology: str, case: str, checkout: Path | None) -> Suite:
         if case == _BARE:
             bare = ServiceProcess(
-                "tests.support.bare_stream", {"metrics_listen": None}, self.folder / "bare.log"
+                "tests.support.benchmarks.bare_stream",
+                {"metrics_listen": None},
+                self.folder / "bare.log",
             )
             return Suite({_BARE: bare})
         start = _Starter(self.folder, model, _CASES[case].step_ms, checkout)

@@ -29,12 +29,12 @@ import uvloop
 
 from millstream.v1 import generation_pb2, processor_pb2_grpc
 from millstream_client import Client, MillstreamError, service_config
+from millstream_testing.waiting import until
 from tests.benchmarks.outcomes import Outcome, Plan, Tally, chat
-from tests.support.processes import clients_of
-from tests.support.simulated_suite import ALPHABET, MODEL, SimulatedSuite, aggregated
-from tests.support.suite import ServiceProcess
-from tests.support.verdict import Verdict, folder_for, parser_of, progress
-from tests.support.waiting import until
+from tests.support.benchmarks.verdict import Verdict, folder_for, parser_of, progress
+from tests.support.processes.processes import clients_of
+from tests.support.processes.simulated_suite import ALPHABET, MODEL, SimulatedSuite, aggregated
+from tests.support.processes.suite import ServiceProcess
 
 _GUARD_S = 60.0
 _SHOWN = 20

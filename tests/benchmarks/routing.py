@@ -1,6 +1,6 @@
 """How well policies route by cached prefixes, and what a decision takes.
 
-The first table is a simulation in virtual time (`tests.support.routing_simulation`): hit
+The first table is a simulation in virtual time (`tests.support.processor.routing_simulation`): hit
 rates and times to the first token are the same on any machine. The oracle knows every cache and
 every queue; it takes the place of the least cost, the same cost as kv_aware estimates. The second
 table is measured here: one `Router.plan` with kv_aware, without the hashing of its prompt, which
@@ -28,9 +28,9 @@ from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.prefix.prefixes import Prefixes
 from millstream_server.routing.router import Router
-from tests.support.routing_simulation import ORACLE, simulate
-from tests.support.routing_traffic import BLOCK_SIZE, Traffic
-from tests.support.views import view
+from tests.support.processor.routing_simulation import ORACLE, simulate
+from tests.support.processor.routing_traffic import BLOCK_SIZE, Traffic
+from tests.support.processor.views import view
 
 _RATE = 3.0
 """Requests per second and worker: the prompts take some two thirds of a worker's time if nothing is

@@ -29,15 +29,14 @@ import uvloop
 from google.protobuf.wrappers_pb2 import StringValue
 
 from millstream.v1 import worker_pb2
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
+from millstream_server.runtime.rpc.auth import AuthPolicy
 from millstream_server.runtime.rpc.limits import RpcLimits
-from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.security.api_keys import ApiKeys
-from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.telemetry.counts import LoadMeter
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.server import H2Server
-from millstream_server.runtime.transport.settings import TransportSettings
 
 SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 """One that reflection can describe; its method is ours."""
@@ -91,7 +90,7 @@ async def _bare_h2() -> tuple[Any, int]:
     return server, port
 
 
-async def _ours(clients: TransportSettings | None) -> tuple[Any, int]:
+async def _ours(clients: TransportOptions | None) -> tuple[Any, int]:
     options = ServerOptions(
         max_receive_bytes=1 << 20,
         clients=clients,
@@ -108,7 +107,7 @@ _SERVERS: dict[str, Callable[[], Awaitable[tuple[Any, int]]]] = {
     "bare_grpc": _bare_grpc,
     "bare_h2": _bare_h2,
     "grpc": functools.partial(_ours, None),
-    "h2": functools.partial(_ours, TransportSettings()),
+    "h2": functools.partial(_ours, TransportOptions(max_receive_bytes=1 << 20)),
 }
 
 

@@ -31,12 +31,12 @@ from typing import Any
 import uvloop
 
 from tests.benchmarks.outcomes import HIDDEN, MAX_TOKENS, Outcome, Plan, Tally, chat
-from tests.support.ports import free_port
-from tests.support.processes import Sampler
-from tests.support.scraping import scrape_now
-from tests.support.simulated_suite import SimulatedSuite, aggregated, channels_to
-from tests.support.suite import ServiceProcess
-from tests.support.verdict import Verdict, folder_for, parser_of, progress
+from tests.support.benchmarks.verdict import Verdict, folder_for, parser_of, progress
+from tests.support.processes.ports import free_port
+from tests.support.processes.processes import Sampler
+from tests.support.processes.simulated_suite import SimulatedSuite, aggregated, channels_to
+from tests.support.processes.suite import ServiceProcess
+from tests.support.telemetry.scraping import scrape_now
 
 _WORKERS = 3
 _CHATS_PER_CHANNEL = 100

@@ -49,10 +49,10 @@ from tests.benchmarks.token_cost import (
     stubs_for,
     tokens_each,
 )
-from tests.support.checkouts import environment_of, spread
-from tests.support.models import make_random_model
-from tests.support.processes import cpu_s, rss_mb
-from tests.support.suite import ServiceProcess, running
+from tests.support.benchmarks.checkouts import environment_of, spread
+from tests.support.models.models import make_random_model
+from tests.support.processes.processes import cpu_s, rss_mb
+from tests.support.processes.suite import ServiceProcess, running
 
 _TTFT_CALLS = 200
 _EACH = (10, 64)

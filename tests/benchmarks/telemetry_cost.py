@@ -38,11 +38,11 @@ from typing import Any
 import uvloop
 
 from tests.benchmarks.token_cost import Spent, chat, services, spend, stubs_for, tokens_each
-from tests.support.checkouts import environment_of, spread
-from tests.support.models import make_random_model
-from tests.support.ports import free_port
-from tests.support.suite import ServiceProcess, running
-from tests.support.verdict import Verdict, folder_for, parser_of, progress
+from tests.support.benchmarks.checkouts import environment_of, spread
+from tests.support.benchmarks.verdict import Verdict, folder_for, parser_of, progress
+from tests.support.models.models import make_random_model
+from tests.support.processes.ports import free_port
+from tests.support.processes.suite import ServiceProcess, running
 
 _OFF, _METRICS, _TRACING, _CHECKOUT = "off", "metrics", "tracing", "checkout"
 _SCRAPE_S = 5.0

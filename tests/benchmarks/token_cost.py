@@ -14,8 +14,8 @@ from typing import Any
 import grpc
 
 from millstream.v1 import chat_pb2, processor_pb2, processor_pb2_grpc, sampling_pb2
-from tests.support.processes import cpu_s
-from tests.support.suite import ServiceProcess
+from tests.support.processes.processes import cpu_s
+from tests.support.processes.suite import ServiceProcess
 
 VOCAB_SIZE = 1024
 """Of the model that make_random_model makes."""

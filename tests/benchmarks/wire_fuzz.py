@@ -4,11 +4,11 @@
     python -m tests.benchmarks.wire_fuzz --seconds 60 --seed 7 --tls
     python -m tests.benchmarks.wire_fuzz --replay failures.jsonl   # connections that a run printed
 
-Each connection carries some sound RPCs, cut into frames; then bits are flipped, frames dropped,
+Each connection carries some normal RPCs, cut into frames; then bits are flipped, frames dropped,
 doubled, swapped, cut short, given other heads, or frames and bytes put between. They come from
-other addresses than the sound chats that run beside them, for bounds count by caller.
+other addresses than the normal chats that run beside them, for bounds count by caller.
 
-Wanted: every sound chat answered right; no status INTERNAL, UNKNOWN, DATA_LOSS or UNAVAILABLE, no
+Wanted: every normal chat answered right; no status INTERNAL, UNKNOWN, DATA_LOSS or UNAVAILABLE, no
 INTERNAL_ERROR; nothing from the server that isn't HTTP/2; both processes alive at the end, without
 open RPCs or work, with the files and threads they had before, their memory flat, and no complaint
 in their logs. A failing connection is printed as one line of JSON, its bytes in hex, for --replay.
@@ -31,19 +31,19 @@ from typing import Any
 
 import uvloop
 
+from millstream_testing.waiting import until
 from tests.benchmarks.fuzzing.connections import play_wire
 from tests.benchmarks.fuzzing.frames import WireScript, make_wire_script
 from tests.benchmarks.fuzzing.seeds import seeds
 from tests.benchmarks.fuzzing.targets import discover
 from tests.benchmarks.outcomes import Plan, chat
-from tests.support.certificates import Authority, SecretMount
-from tests.support.ports import free_port
-from tests.support.processes import Sampler, kind_of
-from tests.support.scraping import scrape
-from tests.support.simulated_suite import SimulatedSuite, channels_to
-from tests.support.suite import ServiceProcess
-from tests.support.verdict import Verdict, folder_for, parser_of, progress
-from tests.support.waiting import until
+from tests.support.benchmarks.verdict import Verdict, folder_for, parser_of, progress
+from tests.support.processes.ports import free_port
+from tests.support.processes.processes import Sampler, kind_of
+from tests.support.processes.simulated_suite import SimulatedSuite, channels_to
+from tests.support.processes.suite import ServiceProcess
+from tests.support.telemetry.scraping import scrape
+from tests.support.wire.certificates import Authority, SecretMount
 
 _AT_ONCE = 24
 _CANARY_PAUSE_S = 0.1
@@ -101,13 +101,13 @@ class WireFuzz:
         return problem
 
     async def _by_chance(
-        self, numbers: Iterator[int], sound: Mapping[str, Sequence[bytes]]
+        self, numbers: Iterator[int], normal: Mapping[str, Sequence[bytes]]
     ) -> None:
         for number in numbers:
             if self._over():
                 return
             chance = random.Random(f"{self.arguments.seed}/{number}")
-            await self._play(make_wire_script(chance, sound), number)
+            await self._play(make_wire_script(chance, normal), number)
 
     async def _canary(self) -> None:
         """Chat as clients do, beside it all, on one connection."""
@@ -125,7 +125,7 @@ class WireFuzz:
         """Fuzz, calm down, check."""
         suite, verdict = self.suite, self.verdict
         await suite.until_connected()
-        sound = await asyncio.to_thread(self._sound)
+        normal = await asyncio.to_thread(self._sound)
         before = suite.footprints()
         sampler = Sampler(
             {n: lambda s=s: s.pid for n, s in suite.services.items()}  # type: ignore[misc]
@@ -137,7 +137,7 @@ class WireFuzz:
             else:
                 self.ends_at = time.monotonic() + self.arguments.seconds
                 numbers = itertools.count()
-                players = [self._by_chance(numbers, sound) for _ in range(_AT_ONCE)]
+                players = [self._by_chance(numbers, normal) for _ in range(_AT_ONCE)]
                 await asyncio.gather(self._canary(), *players)
         await self._check(before)
         self._judge_memory(sampler)

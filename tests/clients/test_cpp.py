@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.client_builds import ROOT, built, need, run
-from tests.support.client_checks import ExampleChecks
+from tests.support.clients.client_builds import ROOT, built, need, run
+from tests.support.clients.client_checks import ExampleChecks
 
 _EXAMPLE = Path(__file__).with_name("cpp")
 _DESCRIPTORS = ROOT / "generated" / "descriptors" / "millstream.binpb"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.client_builds import ROOT, built, need, run
-from tests.support.client_checks import ExampleChecks
+from tests.support.clients.client_builds import ROOT, built, need, run
+from tests.support.clients.client_checks import ExampleChecks
 
 _MODULE = ROOT / "generated" / "go"
 _EXAMPLE = Path(__file__).with_name("go")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support import transports
+from tests.support.wire import transports
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

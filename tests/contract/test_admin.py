@@ -24,8 +24,8 @@ from millstream_server.runtime.rpc.grpc_server import RpcInterceptor
 from millstream_server.runtime.rpc.health import HealthServicer
 from millstream_server.runtime.rpc.reflection import V1, V1ALPHA, add_reflection
 from millstream_server.runtime.settings import setting
-from tests.support.failures import refusal
-from tests.support.logged import fields_of
+from tests.support.telemetry.logged import fields_of
+from tests.support.wire.failures import refusal
 
 PUBLIC = "millstream.v1.DecodeService"
 LOGGER = "millstream_server.runtime"

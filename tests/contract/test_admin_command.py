@@ -16,8 +16,8 @@ from millstream_server.cli.admin.commands import COMMANDS
 from millstream_server.runtime.errors import (
     OperationConflictError,
 )
-from tests.support.ports import free_port
-from tests.support.scripted_admin import ADMIN, DONE, ENGINE, admin, control
+from tests.support.processes.ports import free_port
+from tests.support.worker.scripted_admin import ADMIN, DONE, ENGINE, admin, control
 
 DRAINING = {"stage": "OPERATION_STAGE_DRAINING", "openRequests": 3, "elapsed": "0.5s"}
 LORA = {"name": "sql", "path": "/adapters/sql", "rank": 8}

@@ -18,10 +18,10 @@ from millstream_server.runtime.errors import (
     ServingError,
     UnsupportedFeatureError,
 )
-from tests.support.in_process import worker
-from tests.support.ports import free_port
-from tests.support.scripted_admin import admin, control
-from tests.support.secured_front import secured_front
+from millstream_testing.in_process import worker
+from tests.support.processes.ports import free_port
+from tests.support.processes.secured_front import secured_front
+from tests.support.worker.scripted_admin import admin, control
 
 
 @pytest.mark.parametrize(

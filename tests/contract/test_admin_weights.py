@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 from millstream.v1 import engine_control_pb2
 from millstream_server.cli.admin.requests import CHUNK_BYTES
 from millstream_server.runtime.errors import InvalidWeightsError
-from tests.support.scripted_admin import DONE, Script, admin, control
+from tests.support.worker.scripted_admin import DONE, Script, admin, control
 
 
 def _safetensors(path: Path, **tensors: tuple[str, list[int], bytes]) -> Path:

@@ -22,7 +22,7 @@ from millstream.v1 import (
 )
 from millstream_server.processor.admission import AdmissionQueue, QueueLimits
 from millstream_server.processor.core import ProcessorCore
-from millstream_server.processor.pacing import Pacer
+from millstream_server.processor.output import Pacer
 from millstream_server.processor.requests import RequestLimits
 from millstream_server.processor.servicer import ProcessorServicer
 from millstream_server.processor.text.tokenizer import TextModel
@@ -30,7 +30,16 @@ from millstream_server.routing.router import Router
 from millstream_server.runtime.rpc.limits import LimitsLayer, RpcLimits
 from millstream_server.runtime.rpc.reflection import add_reflection
 from millstream_server.runtime.telemetry.metrics import REGISTRY
-from tests.support.chats import (
+from millstream_testing.in_process import (
+    ALPHABET,
+    MODEL,
+    InProcessWorker,
+    make_core,
+    make_fleet,
+    worker,
+)
+from millstream_testing.waiting import until
+from tests.support.processor.chats import (
     CANCEL,
     Answer,
     Conversation,
@@ -41,18 +50,9 @@ from tests.support.chats import (
     start,
     user_turn,
 )
-from tests.support.failures import Failure, refusal
-from tests.support.in_process import (
-    ALPHABET,
-    MODEL,
-    InProcessWorker,
-    make_core,
-    make_fleet,
-    worker,
-)
-from tests.support.transports import new_server
-from tests.support.waiting import until
-from tests.support.worker_streams import decode_stream
+from tests.support.wire.failures import Failure, refusal
+from tests.support.wire.transports import new_server
+from tests.support.worker.worker_streams import decode_stream
 
 SERVICE = "millstream.v1.ProcessorService"
 CANCELLED = generation_pb2.FINISH_REASON_CANCELLED

@@ -15,16 +15,16 @@ import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from millstream_server.runtime.rpc.auth import AuthPolicy, PeerIdentities
 from millstream_server.runtime.security.api_keys import ApiKeys
-from millstream_server.runtime.security.auth import AuthPolicy, PeerIdentities
 from millstream_server.runtime.security.tls import ClientTls, ServerTls, TlsFiles
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry import log
-from tests.support import transports
-from tests.support.certificates import Authority, Issued, SecretMount
-from tests.support.echo_service import SERVICE, SHAPES, answer, call, echoing, raw_call, start
-from tests.support.failures import Failure, refusal
-from tests.support.logged import fields_of
+from tests.support.telemetry.logged import fields_of
+from tests.support.wire import transports
+from tests.support.wire.certificates import Authority, Issued, SecretMount
+from tests.support.wire.echo_service import SERVICE, SHAPES, answer, call, echoing, raw_call, start
+from tests.support.wire.failures import Failure, refusal
 
 KEY = "k-0123456789abcdef"
 OTHER_KEY = "k-fedcba9876543210"
@@ -283,7 +283,7 @@ async def _called_by(
     tls = ServerTls(TlsFiles(server.cert, server.key, server.ca))
     async with (
         echoing(policy, tls) as served,
-        served.channel(ClientTls(client.ca, client.cert, client.key)) as channel,
+        served.channel(ClientTls(client.root)) as channel,
     ):
         yield channel
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.telemetry.trace_context import TraceContext
-from tests.support.chats import Conversation, options, start
-from tests.support.spans import INCOMING, SpanLog, trace_of
-from tests.support.starts import kept_starts
-from tests.support.traced_suite import traced_suite
+from tests.support.processor.chats import Conversation, options, start
+from tests.support.processor.starts import kept_starts
+from tests.support.processor.traced_suite import traced_suite
+from tests.support.telemetry.spans import INCOMING, SpanLog, trace_of
 
 PAIR = (Role.PREFILL, Role.DECODE)
 RPC = "millstream.v1.ProcessorService/Chat"

@@ -12,9 +12,9 @@ import pytest
 
 from millstream_server.runtime.errors import Code, OverloadedError, StatusError
 from millstream_server.runtime.rpc.call import Call
-from tests.support.failures import refusal
-from tests.support.transports import current, new_server
-from tests.support.waiting import EOF, until
+from millstream_testing.waiting import EOF, until
+from tests.support.wire.failures import refusal
+from tests.support.wire.transports import current, new_server
 
 pytestmark = pytest.mark.both_transports
 

@@ -21,11 +21,11 @@ from millstream_server.runtime.rpc.channel import (
     server_options,
 )
 from millstream_server.runtime.rpc.grpc_server import GrpcServer, RpcInterceptor
-from tests.support.echo_service import SERVICE, Echoing, answer, call, echoing
-from tests.support.failures import failure, refusal
-from tests.support.transports import new_server
+from millstream_testing.waiting import until
 from tests.support.vendor import trap
-from tests.support.waiting import until
+from tests.support.wire.echo_service import SERVICE, Echoing, answer, call, echoing
+from tests.support.wire.failures import failure, refusal
+from tests.support.wire.transports import new_server
 
 _LIMIT = 1 << 20
 _BIDI = f"/{SERVICE}/Bidi"

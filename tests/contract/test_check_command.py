@@ -14,17 +14,17 @@ from millstream_client import NO_RETRY, Client
 from millstream_server.cli.check.deployment import Wanted, check
 from millstream_server.cli.entry import run_plain
 from millstream_server.cli.flags import KEY_VARIABLE, Destination
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.processor.app import SERVICE
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support import embedding_worker
-from tests.support.diffusion_worker import MODEL as PICTURES
-from tests.support.diffusion_worker import VIDEOS, diffusion_worker
-from tests.support.in_process import ALPHABET, MODEL, processor, worker
-from tests.support.media_suite import media_suite
-from tests.support.ports import free_port
-from tests.support.secured_front import KEY, secured_front
-from tests.support.vision_models import make_vision_model
+from millstream_testing.in_process import ALPHABET, MODEL, processor, worker
+from tests.support.media.media_suite import media_suite
+from tests.support.models.vision_models import make_vision_model
+from tests.support.processes.ports import free_port
+from tests.support.processes.secured_front import KEY, secured_front
+from tests.support.worker import embedding_worker
+from tests.support.worker.diffusion_worker import MODEL as PICTURES
+from tests.support.worker.diffusion_worker import VIDEOS, diffusion_worker
 
 PREFILL = replace(ALPHABET, role=Role.PREFILL)
 DECODE = replace(ALPHABET, role=Role.DECODE)

@@ -11,10 +11,10 @@ import pytest
 
 from millstream_server.cli.flags import KEY_VARIABLE
 from millstream_server.cli.main import main
-from tests.support.certificates import Authority, SecretMount
-from tests.support.command_line import millstream
-from tests.support.fake_processor import FakeServer
-from tests.support.secured_front import KEY, NAME, SecuredFront, secured_front
+from millstream_testing.fake_processor import FakeServer
+from tests.support.processes.command_line import millstream
+from tests.support.processes.secured_front import KEY, NAME, SecuredFront, secured_front
+from tests.support.wire.certificates import Authority, SecretMount
 
 _COMMANDS = {
     "chat": ("--once", "hi"),

@@ -26,10 +26,10 @@ from millstream_client import (
 )
 from millstream_client.request import Attempts
 from millstream_server.runtime.errors import OverloadedError as Overloaded
-from tests.support.clients import KINDS, Kind
-from tests.support.scripted import Scripted, fail, hang, serving, text
-from tests.support.transports import new_server
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.clients.clients import KINDS, Kind
+from tests.support.processor.scripted import Scripted, fail, hang, serving, text
+from tests.support.wire.transports import new_server
 
 both = pytest.mark.parametrize("kind", KINDS)
 LONG_S = 9.0

@@ -18,9 +18,9 @@ from millstream_client import (
     user,
 )
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.clients import KINDS, Kind
-from tests.support.in_process import ALPHABET, InProcessProcessor, InProcessWorker, suite
-from tests.support.waiting import until
+from millstream_testing.in_process import ALPHABET, InProcessProcessor, InProcessWorker, suite
+from millstream_testing.waiting import until
+from tests.support.clients.clients import KINDS, Kind
 
 LENGTH = generation_pb2.FINISH_REASON_LENGTH
 CANCELLED = generation_pb2.FINISH_REASON_CANCELLED

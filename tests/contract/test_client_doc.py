@@ -13,9 +13,9 @@ import pytest
 
 from millstream_client.service_config import RECOMMENDED
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.fake_generators import FakeDiffusion, FakeEmbedding, generators
-from tests.support.fake_processor import FakeServer
-from tests.support.in_process import suite
+from millstream_testing.fake_processor import FakeServer
+from millstream_testing.in_process import suite
+from tests.support.processor.fake_generators import FakeDiffusion, FakeEmbedding, generators
 
 _PAGE = Path(__file__).parents[2] / "docs" / "client.md"
 _SNIPPETS = re.findall(r"^```python\n(.*?)^```", _PAGE.read_text(), re.MULTILINE | re.DOTALL)

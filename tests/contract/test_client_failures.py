@@ -37,11 +37,11 @@ from millstream_server.runtime.errors import (
 from millstream_server.runtime.errors import (
     WorkerLostError as WorkerLost,
 )
-from tests.support.clients import KINDS, Kind
-from tests.support.fake_processor import FakeProcessor
-from tests.support.scripted import Part, Scripted, broken, end, fail, hang, serving, text
+from millstream_testing.fake_processor import FakeProcessor
+from millstream_testing.waiting import until
+from tests.support.clients.clients import KINDS, Kind
+from tests.support.processor.scripted import Part, Scripted, broken, end, fail, hang, serving, text
 from tests.support.vendor import trap
-from tests.support.waiting import until
 
 both = pytest.mark.parametrize("kind", KINDS)
 QUICK = Retry(attempts=3, first_pause_s=0.01, wait_s=5.0)

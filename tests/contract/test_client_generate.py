@@ -16,9 +16,9 @@ from millstream_client import (
     RequestCancelledError,
     Retry,
 )
-from tests.support.clients import KINDS, Kind
-from tests.support.fake_generators import STEPS, FakeDiffusion, FakeEmbedding, generators
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.clients.clients import KINDS, Kind
+from tests.support.processor.fake_generators import STEPS, FakeDiffusion, FakeEmbedding, generators
 
 both = pytest.mark.parametrize("kind", KINDS)
 QUICK = Retry(attempts=3, first_pause_s=0.01, wait_s=5.0)

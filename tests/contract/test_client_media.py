@@ -28,12 +28,12 @@ from millstream_client import (
     user,
 )
 from millstream_client.writing import INLINE_BYTES, Upload
-from tests.support import media_files
-from tests.support.clients import KINDS, Kind
-from tests.support.fake_processor import FakeProcessor, FakeServer
-from tests.support.media_suite import media_suite
-from tests.support.vision_models import make_vision_model
-from tests.support.waiting import until
+from millstream_testing.fake_processor import FakeProcessor, FakeServer
+from millstream_testing.waiting import until
+from tests.support.clients.clients import KINDS, Kind
+from tests.support.media import media_files
+from tests.support.media.media_suite import media_suite
+from tests.support.models.vision_models import make_vision_model
 
 MIB = 1 << 20
 SMALL = b"small picture"

@@ -22,10 +22,10 @@ from millstream_client import (
     user,
 )
 from millstream_server.runtime.errors import OverloadedError as Overloaded
-from tests.support.clients import KINDS, Kind
-from tests.support.fake_processor import FakeProcessor
-from tests.support.scripted import Part, Scripted, broken, fail, hang, serving, text
-from tests.support.waiting import until
+from millstream_testing.fake_processor import FakeProcessor
+from millstream_testing.waiting import until
+from tests.support.clients.clients import KINDS, Kind
+from tests.support.processor.scripted import Part, Scripted, broken, fail, hang, serving, text
 
 both = pytest.mark.parametrize("kind", KINDS)
 LONG_S = 9.0

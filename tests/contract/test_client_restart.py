@@ -19,18 +19,18 @@ from millstream_client import Options, Tls, UnavailableError
 from millstream_client.service_config import RECOMMENDED, to_json
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.rpc.health import ACCEPTING
-from tests.support.certificates import Authority
-from tests.support.chats import chat, options
-from tests.support.clients import KINDS, Kind
-from tests.support.fake_processor import FakeProcessor
-from tests.support.in_process import (
+from millstream_testing.fake_processor import FakeProcessor
+from millstream_testing.in_process import (
     ALPHABET,
     MODEL,
     InProcessProcessor,
     processor,
     worker,
 )
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.clients.clients import KINDS, Kind
+from tests.support.processor.chats import chat, options
+from tests.support.wire.certificates import Authority
 
 both = pytest.mark.parametrize("kind", KINDS)
 STEPPING = replace(ALPHABET, step_s=0.005, max_running_requests=64)

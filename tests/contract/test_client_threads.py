@@ -17,9 +17,9 @@ import pytest
 
 from millstream.v1 import processor_pb2
 from millstream_client import RequestCancelledError, SyncClient, background
-from tests.support.clients import Kind
-from tests.support.scripted import Part, Scripted, hang, serving, text
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.clients.clients import Kind
+from tests.support.processor.scripted import Part, Scripted, hang, serving, text
 
 SOON_S = 10.0
 MANY = 500

@@ -13,15 +13,15 @@ import grpc
 import pytest
 
 from millstream.v1 import worker_pb2
-from millstream_server.runtime.rpc import server as module
+from millstream_server.runtime.lifecycle import server as module
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
 from millstream_server.runtime.rpc.grpc_server import GrpcServer
 from millstream_server.runtime.rpc.limits import RpcLimits
-from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.telemetry.counts import LoadMeter
-from tests.support import transports
-from tests.support.failures import Failure, refusal
-from tests.support.logged import fields_of
-from tests.support.waiting import EOF, until
+from millstream_testing.waiting import EOF, until
+from tests.support.telemetry.logged import fields_of
+from tests.support.wire import transports
+from tests.support.wire.failures import Failure, refusal
 
 pytestmark = pytest.mark.both_transports
 

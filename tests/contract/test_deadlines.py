@@ -10,19 +10,19 @@ from dataclasses import replace
 
 import pytest
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.chats import Conversation, completion, gather, options, start
-from tests.support.in_process import (
+from millstream_testing.in_process import (
     ALPHABET,
     MODEL,
     InProcessProcessor,
     processor,
     worker,
 )
-from tests.support.starts import Starts, kept_starts
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.processor.chats import Conversation, completion, gather, options, start
+from tests.support.processor.starts import Starts, kept_starts
 
 ALONE = (Role.AGGREGATED,)
 PAIR = (Role.PREFILL, Role.DECODE)

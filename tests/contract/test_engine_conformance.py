@@ -1,4 +1,4 @@
-"""What every engine adapter must do; one suite over all of `tests.support.engines`."""
+"""What every engine adapter must do; one suite over all of `tests.support.engines.engines`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from millstream_server.generation.request import (
 )
 from millstream_server.generation.sampling import Sampling
 from millstream_server.runtime.errors import EngineFailedError, ServingError
-from tests.support.engines import ENGINES, EngineFactory
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.engines.engines import ENGINES, EngineFactory
 
 # One loop for all: an engine stays on the loop it was started on.
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -15,12 +15,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import decode_pb2_grpc, worker_pb2, worker_pb2_grpc
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.worker import follower
 from millstream_server.worker.host_settings import ModelSettings
-from tests.support.ports import free_port
-from tests.support.scraping import scrape
+from tests.support.processes.ports import free_port
+from tests.support.telemetry.scraping import scrape
 
 _SERVICE = "millstream.v1.DecodeService"
 _SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -9,6 +9,7 @@ import functools
 import gc
 import re
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
@@ -19,19 +20,19 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from packaging.utils import canonicalize_name
 
 from millstream.v1 import worker_pb2, worker_pb2_grpc
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
 from millstream_server.runtime.lifecycle.service import Service, ServicePlan
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
 from millstream_server.runtime.rpc.channel import channel_options, open_channel
 from millstream_server.runtime.rpc.health import SERVICE_NAME as HEALTH
 from millstream_server.runtime.rpc.health import HealthServicer
 from millstream_server.runtime.rpc.limits import RpcLimits
-from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.telemetry.counts import LoadMeter
-from millstream_server.runtime.transport.settings import TransportSettings
-from tests.support.failures import refusal
-from tests.support.ports import free_port
+from millstream_server.runtime.transport.options import TransportOptions
+from millstream_testing.waiting import until
+from tests.support.processes.ports import free_port
 from tests.support.vendor import trap
-from tests.support.waiting import until
+from tests.support.wire.failures import refusal
 
 SERVICE = worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name
 """One that reflection can describe; its methods are ours."""
@@ -93,15 +94,18 @@ def stock(most: int = 1, **arguments: Any) -> Any:
 
 
 STREAMS = 500
-MANY_RESETS = TransportSettings(max_resets=10 * STREAMS)
 
 
-def ours(most: int = 1, clients: TransportSettings | None = MANY_RESETS) -> Server:
+def ours(most: int = 1, *, on_grpc: bool = False) -> Server:
+    clients = TransportOptions(
+        max_receive_bytes=BIG, max_open_streams=most, max_resets=10 * STREAMS, resets_per_s=STREAMS
+    )
     limits = RpcLimits(max_open_streams=most)
-    return Server((SERVICE,), ServerOptions(max_receive_bytes=BIG, limits=limits, clients=clients))
+    options = ServerOptions(max_receive_bytes=BIG, limits=limits)
+    return Server((SERVICE,), options if on_grpc else replace(options, clients=clients))
 
 
-ours_on_grpc = functools.partial(ours, clients=None)
+ours_on_grpc = functools.partial(ours, on_grpc=True)
 OURS = pytest.mark.parametrize(
     "make", [pytest.param(ours, id="h2"), pytest.param(ours_on_grpc, id="grpc")]
 )

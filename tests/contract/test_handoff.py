@@ -11,23 +11,12 @@ import grpc
 import pytest
 
 from millstream.v1 import generation_pb2, processor_pb2, sampling_pb2, worker_pb2
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.simulated import transfer
 from millstream_server.engines.simulated.engine import SimulatedConfig
 from millstream_server.processor.admission import QueueLimits
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.chats import (
-    CANCEL,
-    Conversation,
-    chat,
-    completion,
-    gather,
-    options,
-    start,
-    user_turn,
-)
-from tests.support.failures import refusal
-from tests.support.in_process import (
+from millstream_testing.in_process import (
     ALPHABET,
     KEY,
     MODEL,
@@ -37,8 +26,19 @@ from tests.support.in_process import (
     suite,
     worker,
 )
-from tests.support.waiting import until
-from tests.support.worker_streams import decode_stream, prefill_stream
+from millstream_testing.waiting import until
+from tests.support.processor.chats import (
+    CANCEL,
+    Conversation,
+    chat,
+    completion,
+    gather,
+    options,
+    start,
+    user_turn,
+)
+from tests.support.wire.failures import refusal
+from tests.support.worker.worker_streams import decode_stream, prefill_stream
 
 CANCELLED = generation_pb2.FINISH_REASON_CANCELLED
 LENGTH = generation_pb2.FINISH_REASON_LENGTH

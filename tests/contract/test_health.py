@@ -17,10 +17,10 @@ from grpc_health.v1._async import HealthServicer as StockServicer
 
 from millstream_server.runtime.rpc import health
 from millstream_server.runtime.rpc.health import ACCEPTING, LIVENESS, MAX_LISTED, HealthServicer
-from tests.support.failures import refusal
-from tests.support.transports import new_server
+from millstream_testing.waiting import EOF, until
 from tests.support.vendor import trap
-from tests.support.waiting import EOF, until
+from tests.support.wire.failures import refusal
+from tests.support.wire.transports import new_server
 
 NAME = "millstream.v1.DecodeService"
 OTHER = "millstream.v1.WorkerService"

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from millstream_server.cli.entry import run_plain
-from millstream_server.runtime.rpc.server import Server, ServerOptions
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
-from tests.support.certificates import Authority, SecretMount
-from tests.support.clients import tell_serving
-from tests.support.in_process import worker
-from tests.support.ports import free_port
+from millstream_testing.in_process import worker
+from tests.support.clients.clients import tell_serving
+from tests.support.processes.ports import free_port
+from tests.support.wire.certificates import Authority, SecretMount
 
 DECODE = "millstream.v1.DecodeService"
 

@@ -34,10 +34,10 @@ from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.prefix.prefixes import Prefixes
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import WorkerView
-from tests.support.in_process import MODEL, worker
-from tests.support.logged import events as logged
-from tests.support.views import description
-from tests.support.waiting import until
+from millstream_testing.in_process import MODEL, worker
+from millstream_testing.waiting import until
+from tests.support.processor.views import description
+from tests.support.telemetry.logged import events as logged
 
 PROMPT = list(range(10, 50))
 

@@ -12,18 +12,18 @@ import grpc
 import pytest
 
 from millstream.v1 import worker_pb2, worker_pb2_grpc
-from millstream_server.engines.base import LoadProgress, LoadStage, Role
+from millstream_server.control.engine import LoadProgress, LoadStage, Role
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.runtime.errors import EngineFailedError, ServingError
 from millstream_server.runtime.lifecycle.main import FAILED
 from millstream_server.worker import app
 from millstream_server.worker.loading import ModelLoading
-from tests.support.failures import refusal
-from tests.support.hosted_worker import SOON, host_settings
-from tests.support.in_process import ALPHABET, InProcessWorker, plan_of, worker
-from tests.support.logged import events
-from tests.support.waiting import EOF, until
+from millstream_testing.in_process import ALPHABET, InProcessWorker, plan_of, worker
+from millstream_testing.waiting import EOF, until
+from tests.support.telemetry.logged import events
+from tests.support.wire.failures import refusal
+from tests.support.worker.hosted_worker import SOON, host_settings
 
 WEIGHTS = LoadProgress(stage=LoadStage.LOADING_WEIGHTS, files_total=2, bytes_total=90)
 STARTING, LOADING, PREPARING, WARMING_UP, READY = range(1, 6)

@@ -17,20 +17,20 @@ from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from millstream_server.engines.base import EngineLoad, Role
+from millstream_server.control.engine import EngineLoad, Role
 from millstream_server.engines.simulated.engine import SimulatedEngine
-from millstream_server.processor.pacing import Pacer
+from millstream_server.processor.output import Pacer
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.metrics import PACING_INTERVAL
 from millstream_server.runtime.telemetry.metrics_endpoint import MetricsEndpoint
 from millstream_server.worker.engine_metrics import EngineMetrics, record_canary
-from tests.support.chats import chat, options
-from tests.support.in_process import ALPHABET, MODEL, suite, worker
-from tests.support.scraping import OPENMETRICS, documented, scrape, scrape_now
+from millstream_testing.in_process import ALPHABET, MODEL, suite, worker
+from tests.support.processor.chats import chat, options
+from tests.support.telemetry.scraping import OPENMETRICS, documented, scrape, scrape_now
 from tests.support.vendor import trap
-from tests.support.worker_streams import decode_stream
+from tests.support.worker.worker_streams import decode_stream
 
 LIMIT_S = 3.0  # for a scrape that asks an engine in vain
 

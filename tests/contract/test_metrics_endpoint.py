@@ -18,8 +18,8 @@ from millstream_server.runtime.telemetry.metrics_endpoint import (
     MOST_CONNECTIONS,
     MetricsEndpoint,
 )
-from tests.support.scraping import scrape
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.telemetry.scraping import scrape
 
 
 class Waiting:

@@ -17,14 +17,15 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from millstream.orca import service_pb2, service_pb2_grpc
 from millstream.v1 import worker_pb2
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
 from millstream_server.runtime.rpc import orca
-from millstream_server.runtime.rpc.server import Server, ServerOptions
+from millstream_server.runtime.rpc.auth import AuthPolicy, PeerIdentities
 from millstream_server.runtime.security.api_keys import ApiKeys
-from millstream_server.runtime.security.auth import AuthPolicy, PeerIdentities
 from millstream_server.runtime.telemetry.counts import LoadMeter, LoadSnapshot
-from tests.support import transports
-from tests.support.failures import refusal
-from tests.support.reporting import (
+from millstream_testing.waiting import until
+from tests.support.wire import transports
+from tests.support.wire.failures import refusal
+from tests.support.wire.reporting import (
     LOAD,
     Curl,
     buf_curl,
@@ -34,7 +35,6 @@ from tests.support.reporting import (
     report_in,
     served,
 )
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.both_transports
 
@@ -282,7 +282,7 @@ async def _guarded(policy: AuthPolicy) -> AsyncIterator[int]:
     """Serve with reports, and with keys that the callers do not have."""
     meter = LoadMeter(lambda: 0.5)
     options = ServerOptions(
-        max_receive_bytes=4096, clients=transports.clients(), auth=policy, load=meter
+        max_receive_bytes=4096, clients=transports.clients(4096), auth=policy, load=meter
     )
     server = Server((worker_pb2.DESCRIPTOR.services_by_name["WorkerService"].full_name,), options)
     try:

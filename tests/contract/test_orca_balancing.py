@@ -12,8 +12,8 @@ import pytest
 
 from millstream_server.runtime.rpc import orca
 from millstream_server.runtime.telemetry.counts import LoadSnapshot
-from tests.support.reporting import call_named, channel_to, served
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.wire.reporting import call_named, channel_to, served
 
 
 def _weighted(**policy: Any) -> dict[str, Any]:

@@ -11,7 +11,9 @@ import pytest
 
 from millstream.v1 import chat_pb2, generation_pb2, processor_pb2
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.chats import (
+from millstream_testing.in_process import ALPHABET, MODEL, suite
+from millstream_testing.waiting import until
+from tests.support.processor.chats import (
     CANCEL,
     Conversation,
     chat,
@@ -21,9 +23,7 @@ from tests.support.chats import (
     tool_results,
     user_turn,
 )
-from tests.support.failures import refusal
-from tests.support.in_process import ALPHABET, MODEL, suite
-from tests.support.waiting import until
+from tests.support.wire.failures import refusal
 
 STOP = generation_pb2.FINISH_REASON_STOP
 LENGTH = generation_pb2.FINISH_REASON_LENGTH

@@ -20,12 +20,12 @@ import pytest_asyncio
 from millstream.v1 import chat_pb2, generation_pb2, media_pb2, processor_pb2, worker_pb2
 from millstream_server.media.items import MediaFile, Modality
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.runtime.security.auth import ANONYMOUS
-from tests.support import in_process, media_files
-from tests.support.chats import CANCEL, Conversation, gather, options, start, user_turn
-from tests.support.failures import failure
-from tests.support.in_process import ALPHABET, MAX_ITEM_BYTES, MODEL
-from tests.support.media_suite import (
+from millstream_server.runtime.rpc.auth import ANONYMOUS
+from millstream_testing import in_process
+from millstream_testing.in_process import ALPHABET, MAX_ITEM_BYTES, MODEL
+from millstream_testing.waiting import until
+from tests.support.media import media_files
+from tests.support.media.media_suite import (
     CONTEXT_LENGTH,
     VOCAB_SIZE,
     MediaSuite,
@@ -37,8 +37,9 @@ from tests.support.media_suite import (
     user,
     video,
 )
-from tests.support.vision_models import make_vision_model
-from tests.support.waiting import until
+from tests.support.models.vision_models import make_vision_model
+from tests.support.processor.chats import CANCEL, Conversation, gather, options, start, user_turn
+from tests.support.wire.failures import failure
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

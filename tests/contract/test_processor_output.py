@@ -18,9 +18,7 @@ from millstream.v1 import (
     worker_pb2,
 )
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.chats import Conversation, chat, completion, gather, options, start
-from tests.support.failures import refusal
-from tests.support.in_process import (
+from millstream_testing.in_process import (
     ALPHABET,
     CONTEXT_LENGTH,
     MODEL,
@@ -29,6 +27,8 @@ from tests.support.in_process import (
     suite,
     worker,
 )
+from tests.support.processor.chats import Conversation, chat, completion, gather, options, start
+from tests.support.wire.failures import refusal
 
 STOP = generation_pb2.FINISH_REASON_STOP
 LENGTH = generation_pb2.FINISH_REASON_LENGTH

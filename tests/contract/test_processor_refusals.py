@@ -14,7 +14,19 @@ from google.protobuf.duration_pb2 import Duration
 
 from millstream.v1 import chat_pb2, processor_pb2, sampling_pb2
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.chats import (
+from millstream_testing.in_process import (
+    ALPHABET,
+    CONTEXT_LENGTH,
+    MODEL,
+    VOCAB_SIZE,
+    InProcessProcessor,
+    processor,
+    suite,
+    worker,
+)
+from millstream_testing.waiting import EOF
+from tests.support.models.models import byte_level_model
+from tests.support.processor.chats import (
     CANCEL,
     Conversation,
     chat,
@@ -25,20 +37,8 @@ from tests.support.chats import (
     tool_results,
     user_turn,
 )
-from tests.support.failures import Failure, refusal
-from tests.support.in_process import (
-    ALPHABET,
-    CONTEXT_LENGTH,
-    MODEL,
-    VOCAB_SIZE,
-    InProcessProcessor,
-    processor,
-    suite,
-    worker,
-)
-from tests.support.logged import fields_of
-from tests.support.models import byte_level_model
-from tests.support.waiting import EOF
+from tests.support.telemetry.logged import fields_of
+from tests.support.wire.failures import Failure, refusal
 
 STEPPING = replace(ALPHABET, step_s=0.01)
 

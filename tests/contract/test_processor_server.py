@@ -12,13 +12,13 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.processor.app import SERVICES
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.chats import Conversation, chat, completion, options, start, user_turn
-from tests.support.failures import refusal
-from tests.support.in_process import ALPHABET, MODEL, processor, suite, worker
-from tests.support.waiting import until
+from millstream_testing.in_process import ALPHABET, MODEL, processor, suite, worker
+from millstream_testing.waiting import until
+from tests.support.processor.chats import Conversation, chat, completion, options, start, user_turn
+from tests.support.wire.failures import refusal
 
 NOWHERE = "127.0.0.1:1"
 SERVING = health_pb2.HealthCheckResponse.SERVING

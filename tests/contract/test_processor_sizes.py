@@ -8,8 +8,8 @@ import pytest
 from millstream.v1 import chat_pb2, processor_pb2
 from millstream_server.processor.convert import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.failures import refusal
-from tests.support.in_process import suite
+from millstream_testing.in_process import suite
+from tests.support.wire.failures import refusal
 
 EMPTY = chat_pb2.ChatMessage()
 CROWDED = chat_pb2.ChatMessage(content=[chat_pb2.ContentPart()] * (MAX_PARTS + 1))

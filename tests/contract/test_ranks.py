@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.chats import Conversation, chat, options, start, user_turn
-from tests.support.in_process import ALPHABET, MODEL, InProcessWorker, processor, worker
-from tests.support.waiting import until
+from millstream_testing.in_process import ALPHABET, MODEL, InProcessWorker, processor, worker
+from millstream_testing.waiting import until
+from tests.support.processor.chats import Conversation, chat, options, start, user_turn
 
 RANKS = replace(ALPHABET, dp_size=2, block_size=4)
 

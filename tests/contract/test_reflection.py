@@ -27,10 +27,10 @@ from millstream_server.runtime.rpc.grpc_server import RpcInterceptor
 from millstream_server.runtime.rpc.health import SERVICE_NAME as HEALTH
 from millstream_server.runtime.rpc.health import HealthServicer
 from millstream_server.runtime.rpc.reflection import V1, V1ALPHA, Reflection, add_reflection
-from tests.support.failures import refusal
-from tests.support.transports import new_server
+from millstream_testing.waiting import EOF
 from tests.support.vendor import trap
-from tests.support.waiting import EOF
+from tests.support.wire.failures import refusal
+from tests.support.wire.transports import new_server
 
 MODULES = (processor_pb2, decode_pb2, worker_pb2)
 SERVICES = tuple(

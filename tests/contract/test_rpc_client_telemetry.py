@@ -16,8 +16,8 @@ from millstream_server.links.channel import CallError, Rpc
 from millstream_server.links.grpc_channel import GrpcChannel
 from millstream_server.runtime.errors import Code
 from millstream_server.runtime.telemetry.tracing import PROPAGATOR
-from tests.support.rpc_kinds import SERVICE, Kinds, serving
-from tests.support.spans import (
+from millstream_testing.waiting import until
+from tests.support.telemetry.spans import (
     INCOMING,
     SPAN_ID,
     TRACE_ID,
@@ -30,7 +30,7 @@ from tests.support.spans import (
     parent_of,
     trace_of,
 )
-from tests.support.waiting import until
+from tests.support.wire.rpc_kinds import SERVICE, Kinds, serving
 
 
 class Plain:

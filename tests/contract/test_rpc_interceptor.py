@@ -15,20 +15,20 @@ import grpc
 import pytest
 
 from millstream_server.runtime.errors import NoWorkerError, OverloadedError
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
+from millstream_server.runtime.rpc.auth import AuthPolicy
 from millstream_server.runtime.rpc.call import Call, Layer, Outcome, Visit
-from millstream_server.runtime.rpc.server import Server, ServerOptions
+from millstream_server.runtime.rpc.server_telemetry import TelemetryLayer
 from millstream_server.runtime.rpc.serving import Method
 from millstream_server.runtime.security.api_keys import ApiKeys
-from millstream_server.runtime.security.auth import AuthPolicy
-from millstream_server.runtime.telemetry.server_rpcs import TelemetryLayer
-from tests.support import transports
-from tests.support.failures import refusal
-from tests.support.logged import fields_of
-from tests.support.rpc_kinds import SERVICE as KINDS
-from tests.support.rpc_kinds import Kinds
-from tests.support.rpc_kinds import serving as serving_kinds
-from tests.support.spans import SpanLog, attributes
-from tests.support.transports import new_server
+from tests.support.telemetry.logged import fields_of
+from tests.support.telemetry.spans import SpanLog, attributes
+from tests.support.wire import transports
+from tests.support.wire.failures import refusal
+from tests.support.wire.rpc_kinds import SERVICE as KINDS
+from tests.support.wire.rpc_kinds import Kinds
+from tests.support.wire.rpc_kinds import serving as serving_kinds
+from tests.support.wire.transports import new_server
 
 pytestmark = pytest.mark.both_transports
 

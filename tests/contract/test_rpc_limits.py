@@ -17,9 +17,9 @@ from millstream_server.runtime.rpc.health import HealthServicer
 from millstream_server.runtime.rpc.limits import LimitsLayer, RpcLimits
 from millstream_server.runtime.rpc.reflection import V1ALPHA, add_reflection
 from millstream_server.runtime.telemetry.metrics import REGISTRY
-from tests.support.failures import refusal
-from tests.support.transports import new_server
-from tests.support.waiting import EOF, until
+from millstream_testing.waiting import EOF, until
+from tests.support.wire.failures import refusal
+from tests.support.wire.transports import new_server
 
 SERVICE = "test.v1.Holding"
 KINDS = {

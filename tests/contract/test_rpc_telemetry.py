@@ -22,9 +22,9 @@ from opentelemetry.instrumentation.grpc._aio_server import OpenTelemetryAioServe
 from opentelemetry.trace import SpanKind, StatusCode
 
 from millstream_server.runtime.rpc.grpc_server import RpcInterceptor
-from millstream_server.runtime.telemetry.server_rpcs import TelemetryLayer
-from tests.support.rpc_kinds import SERVICE, Kinds, serving
-from tests.support.spans import (
+from millstream_server.runtime.rpc.server_telemetry import TelemetryLayer
+from millstream_testing.waiting import EOF, until
+from tests.support.telemetry.spans import (
     INCOMING,
     SPAN_ID,
     TRACE_ID,
@@ -37,7 +37,7 @@ from tests.support.spans import (
     trace_of,
 )
 from tests.support.vendor import STOCK, trap
-from tests.support.waiting import EOF, until
+from tests.support.wire.rpc_kinds import SERVICE, Kinds, serving
 
 pytestmark = pytest.mark.both_transports
 

@@ -11,11 +11,11 @@ from grpc_health.v1 import health_pb2_grpc
 
 from millstream_server.runtime.lifecycle.admin import Channelz
 from millstream_server.runtime.rpc import health, orca, reflection
+from millstream_server.runtime.rpc.server_telemetry import TelemetryLayer
 from millstream_server.runtime.telemetry.counts import LoadSnapshot
-from millstream_server.runtime.telemetry.server_rpcs import TelemetryLayer
-from tests.support.rpc_kinds import SERVICE, Kinds, serving
-from tests.support.spans import Samples, SpanLog
-from tests.support.waiting import EOF, until
+from millstream_testing.waiting import EOF, until
+from tests.support.telemetry.spans import Samples, SpanLog
+from tests.support.wire.rpc_kinds import SERVICE, Kinds, serving
 
 pytestmark = pytest.mark.both_transports
 

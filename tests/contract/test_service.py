@@ -21,12 +21,12 @@ from millstream_server.runtime.rpc.channel import open_channel
 from millstream_server.runtime.security.tls import ClientTls
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.counts import LoadMeter
-from tests.support.certificates import Authority, SecretMount
-from tests.support.echo_service import raw_call
-from tests.support.failures import refusal
-from tests.support.older_worker import OlderWorker
-from tests.support.ports import free_port
-from tests.support.raw_http2 import connected, request_fields
+from tests.support.processes.ports import free_port
+from tests.support.wire.certificates import Authority, SecretMount
+from tests.support.wire.echo_service import raw_call
+from tests.support.wire.failures import refusal
+from tests.support.wire.raw_http2 import connected, request_fields
+from tests.support.worker.older_worker import OlderWorker
 
 NAME = "millstream.v1.WorkerService"
 PLAIN = ServiceSettings(listen="127.0.0.1:0", metrics_listen="")
@@ -108,9 +108,9 @@ async def _survives_a_path_that_isnt_text(address: str) -> None:
         fields = [(k, v) for k, v in request_fields("") if k != ":path"]
         refused = wire.rpc(fields=[*fields[:2], (":path", b"/\xff"), *fields[2:]], end=True)
         assert await refused.code() == grpc.StatusCode.INVALID_ARGUMENT.value[0]
-        sound = wire.rpc("/grpc.health.v1.Health/Check")
-        sound.send(b"", end=True)
-        assert await sound.code() == 0
+        normal = wire.rpc("/grpc.health.v1.Health/Check")
+        normal.send(b"", end=True)
+        assert await normal.code() == 0
 
 
 async def test_who_calls_the_wrong_service_gets_the_right_names() -> None:
@@ -199,11 +199,13 @@ async def test_operators_may_have_a_ca_of_their_own(tmp_path: Path) -> None:
         admin_client_ca_file=served.ca,
         admin_peers=("ops.example",),
     )
-    tls = ClientTls(held.ca, held.cert, held.key)
+    tls = ClientTls(held.root)
     async with (
         listening(settings),
         open_channel(f"localhost:{port}", tls, options=[]) as channel,
-        open_channel(f"localhost:{port}", ClientTls(held.ca), options=[]) as without_certificate,
+        open_channel(
+            f"localhost:{port}", ClientTls(held.of_ca()), options=[]
+        ) as without_certificate,
     ):
         stub: Any = admin_pb2_grpc.AdminServiceStub(channel)
         answer = await stub.GetServerStatus(admin_pb2.GetServerStatusRequest())

@@ -24,10 +24,10 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from millstream_server.runtime.security.tls import ClientTls, ServerTls, TlsFiles
 from millstream_server.runtime.settings import SettingsError
-from tests.support.certificates import Authority, Issued, SecretMount
-from tests.support.echo_service import SERVICE, Echoing, answer, call, echoing
-from tests.support.failures import refusal
-from tests.support.logged import fields_of
+from tests.support.telemetry.logged import fields_of
+from tests.support.wire.certificates import Authority, Issued, SecretMount
+from tests.support.wire.echo_service import SERVICE, Echoing, answer, call, echoing
+from tests.support.wire.failures import refusal
 
 pytestmark = pytest.mark.both_transports
 
@@ -65,7 +65,7 @@ def _server(mount: SecretMount, *, mutual: bool = False) -> ServerTls:
 
 
 def _client(mount: SecretMount, *, shows: bool = True) -> ClientTls:
-    return ClientTls(mount.ca, *((mount.cert, mount.key) if shows else ()))
+    return ClientTls(mount.root if shows else mount.of_ca())
 
 
 async def _shown(served: Echoing) -> int:
@@ -131,7 +131,7 @@ async def test_a_server_is_known_by_the_name_asked_for(
         async with served.channel(_client(client_mount)) as channel:
             failed = await refusal(call(channel, "Unary"))
             assert failed.code is grpc.StatusCode.UNAVAILABLE
-        named = ClientTls(client_mount.ca, server_name="worker.example")
+        named = ClientTls(client_mount.of_ca(), server_name="worker.example")
         async with served.channel(named) as channel:
             assert await answer(call(channel, "Unary")) == "hi anonymous anonymous"
 
@@ -241,7 +241,7 @@ async def test_a_broken_set_leaves_the_good_one_and_one_warning(
 ) -> None:
     good, new = authority.issue(_NAME), authority.issue(_NAME)
     mount = _mount(tmp_path, good)
-    client = ClientTls(mount.ca, mount.cert, mount.key)
+    client = ClientTls(mount.root)
     async with echoing(tls=_server(mount, mutual=True)) as served:
         named, files = _half_written(good, new)[state]
         mount.put_files(files)
@@ -283,7 +283,7 @@ def test_a_client_keeps_what_is_good_and_tells_what_changed(
     broken = authority.issue("processor.example")
     client_mount.put_files({"tls.crt": broken.cert, "tls.key": b"", "ca.crt": broken.ca})
     assert not tls.changed()
-    assert any("--worker-tls-key-file" in str(fields_of(r)) for r in caplog.records)
+    assert any("--worker-tls-dir" in str(fields_of(r)) for r in caplog.records)
     client_mount.put(authority.issue("processor.example", days=5))
     assert tls.changed()
     assert tls.changed(), "until it is used"
@@ -354,8 +354,14 @@ def test_a_foreign_key_an_encrypted_key_and_an_old_certificate_stop_the_start(
     assert "expired on" in sentence
 
 
-def test_a_clients_certificate_needs_its_key(client_mount: SecretMount) -> None:
-    sentence = _refused(lambda: ClientTls(client_mount.ca, client_mount.cert))
-    assert "--worker-tls-key-file" in sentence
-    sentence = _refused(lambda: ClientTls(client_mount.root / "none"))
-    assert sentence.startswith("--worker-tls-ca-file: can't read")
+def test_a_clients_certificate_needs_its_key(
+    client_mount: SecretMount, authority: Authority
+) -> None:
+    for name in ("tls.key", "tls.crt"):
+        client_mount.put(authority.issue("processor.example"))
+        (client_mount.root / name).unlink()
+        sentence = _refused(lambda: ClientTls(client_mount.root))
+        assert sentence.startswith(f"--worker-tls-dir: can't read {client_mount.root / name}")
+    folder = client_mount.root / "none"
+    sentence = _refused(lambda: ClientTls(folder))
+    assert sentence.startswith(f"--worker-tls-dir: can't read {folder / 'ca.crt'}")

@@ -21,14 +21,14 @@ from millstream_server.cli.top.rows import WorkerState, status_of
 from millstream_server.cli.top.workers import Workers
 from millstream_server.routing.discovery.sources import Addresses
 from millstream_server.runtime.errors import WorkerDrainingError
-from millstream_server.runtime.rpc.server import Server, ServerOptions
-from tests.support.clients import tell_serving
-from tests.support.command_line import Terminal
-from tests.support.fake_processor import FakeServer
-from tests.support.in_process import MODEL, worker
-from tests.support.ports import free_port
-from tests.support.scripted_admin import control
-from tests.support.waiting import until
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
+from millstream_testing.fake_processor import FakeServer
+from millstream_testing.in_process import MODEL, worker
+from millstream_testing.waiting import until
+from tests.support.clients.clients import tell_serving
+from tests.support.processes.command_line import Terminal
+from tests.support.processes.ports import free_port
+from tests.support.worker.scripted_admin import control
 
 SERVICE = "millstream.v1.WorkerService"
 

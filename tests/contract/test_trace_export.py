@@ -11,7 +11,7 @@ from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExport
 
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.tracing import Tracing
-from tests.support.otlp_collector import collecting
+from tests.support.telemetry.otlp_collector import collecting
 
 
 async def test_spans_arrive_at_the_collector_before_the_process_ends() -> None:

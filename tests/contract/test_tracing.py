@@ -13,14 +13,16 @@ import pytest
 from opentelemetry.trace import SpanKind, StatusCode
 
 from millstream.v1 import decode_pb2, decode_pb2_grpc, generation_pb2
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
+from millstream_server.generation.ticket import TicketKey
 from millstream_server.links.grpc_channel import GrpcChannel
 from millstream_server.links.link import WorkerLink
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext, incoming
 from millstream_server.runtime.telemetry.tracing import trace_id
-from millstream_server.transfer.ticket import TicketKey
-from tests.support.chats import (
+from millstream_testing.in_process import ALPHABET, MODEL
+from millstream_testing.waiting import until
+from tests.support.processor.chats import (
     CANCEL,
     Conversation,
     chat,
@@ -30,10 +32,9 @@ from tests.support.chats import (
     start,
     user_turn,
 )
-from tests.support.failures import refusal
-from tests.support.in_process import ALPHABET, MODEL
-from tests.support.logged import events
-from tests.support.spans import (
+from tests.support.processor.traced_suite import traced_suite, traced_worker
+from tests.support.telemetry.logged import events
+from tests.support.telemetry.spans import (
     INCOMING,
     SPAN_ID,
     TRACE_ID,
@@ -45,8 +46,7 @@ from tests.support.spans import (
     parent_of,
     trace_of,
 )
-from tests.support.traced_suite import traced_suite, traced_worker
-from tests.support.waiting import until
+from tests.support.wire.failures import refusal
 
 PAIR = (Role.PREFILL, Role.DECODE)
 RPC = "millstream.v1.ProcessorService/Chat"

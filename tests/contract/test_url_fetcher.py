@@ -23,9 +23,9 @@ from millstream_server.runtime.errors import (
     ServingError,
     UnsupportedFeatureError,
 )
-from tests.support.certificates import Authority
-from tests.support.logged import events
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.telemetry.logged import events
+from tests.support.wire.certificates import Authority
 
 FIELD = "messages[0].content[1].url"
 NOT_ALLOWED = "names a host that this server doesn't fetch from"

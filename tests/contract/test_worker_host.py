@@ -23,7 +23,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from millstream.orca import service_pb2, service_pb2_grpc
 from millstream.v1 import worker_pb2
-from millstream_server.engines.base import EngineInfo, EngineLoad, Role
+from millstream_server.control.engine import EngineInfo, EngineLoad, Role
 from millstream_server.runtime.errors import EngineFailedError, ServingError
 from millstream_server.runtime.lifecycle.main import DRAINED, FAILED
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
@@ -31,17 +31,17 @@ from millstream_server.runtime.telemetry.tracing import ambient
 from millstream_server.worker import app
 from millstream_server.worker.host import WorkerHost, WorkerPlan
 from millstream_server.worker.host_settings import HostSettings
-from tests.support.certificates import Authority, SecretMount
-from tests.support.failures import refusal
-from tests.support.hosted_worker import HostedWorker, host_settings, hosted_worker
-from tests.support.long_streams import (
+from millstream_testing.waiting import until
+from tests.support.processes.ports import free_port
+from tests.support.telemetry.otlp_collector import collecting
+from tests.support.telemetry.scraping import scrape
+from tests.support.wire.certificates import Authority, SecretMount
+from tests.support.wire.failures import refusal
+from tests.support.wire.long_streams import (
     NOT_SERVING,
     SERVING,
 )
-from tests.support.otlp_collector import collecting
-from tests.support.ports import free_port
-from tests.support.scraping import scrape
-from tests.support.waiting import until
+from tests.support.worker.hosted_worker import HostedWorker, host_settings, hosted_worker
 
 SERVICE = "millstream.test.EmbeddingService"
 MODEL = "tiny-embedder"

@@ -12,15 +12,22 @@ from google.protobuf.duration_pb2 import Duration
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import worker_pb2
-from millstream_server.engines.base import EngineLoad, RankLoad, Role, WorkerDescription
+from millstream_server.control.engine import EngineLoad, RankLoad, Role, WorkerDescription
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.generation.generator import GeneratorInfo
-from millstream_server.protobuf.worker import description_to_proto
 from millstream_server.worker.host import WorkerPlan
-from tests.support.failures import refusal
-from tests.support.in_process import ALPHABET, CONTEXT_LENGTH, MODEL, VOCAB_SIZE, plan_of, worker
-from tests.support.waiting import until
-from tests.support.worker_streams import decode_stream
+from millstream_server.worker_info import description_to_proto
+from millstream_testing.in_process import (
+    ALPHABET,
+    CONTEXT_LENGTH,
+    MODEL,
+    VOCAB_SIZE,
+    plan_of,
+    worker,
+)
+from millstream_testing.waiting import until
+from tests.support.wire.failures import refusal
+from tests.support.worker.worker_streams import decode_stream
 
 ASK = worker_pb2.GetWorkerInfoRequest()
 

@@ -12,18 +12,18 @@ import grpc
 import pytest
 
 from millstream.v1 import kv_events_pb2, worker_pb2
-from millstream_server.engines.base import Role, WorkerDescription
+from millstream_server.control.engine import Role, WorkerDescription
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.kv_cache.events import BlocksRemoved, BlocksStored, CacheCleared, Medium
 from millstream_server.kv_cache.hashing import block_hashes
-from millstream_server.protobuf.worker import description_to_proto
 from millstream_server.worker.host import WorkerPlan
 from millstream_server.worker.kv_events.log import KvEventLog
-from tests.support.failures import refusal
-from tests.support.in_process import InProcessWorker, plan_of, worker
-from tests.support.waiting import until
-from tests.support.worker_streams import decode_stream
+from millstream_server.worker_info import description_to_proto
+from millstream_testing.in_process import InProcessWorker, plan_of, worker
+from millstream_testing.waiting import until
+from tests.support.wire.failures import refusal
+from tests.support.worker.worker_streams import decode_stream
 
 ASK = worker_pb2.GetWorkerInfoRequest()
 RING = 65_536

@@ -10,18 +10,18 @@ import grpc
 import pytest
 
 from millstream.v1 import generation_pb2
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
+from millstream_server.encode.fetching.fetch import EmbeddingFetcher
+from millstream_server.encode.transfer.store import EmbeddingStore, Leases
+from millstream_server.encode.transfer.ticket import EmbeddingTickets
 from millstream_server.engines.simulated.engine import SimulatedConfig
 from millstream_server.engines.simulated.state import of_digests, of_tensors
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.media.items import EncodedItem, MediaInput, Modality
 from millstream_server.media.tensor import Tensor
-from millstream_server.transfer.embeddings.store import EmbeddingStore, Leases
-from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
-from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
-from tests.support.in_process import KEY, worker
-from tests.support.media_requests import MODEL, fetched, geometry_only, item, request, tensor
-from tests.support.worker_streams import decode_stream, prefill_stream
+from millstream_testing.in_process import KEY, worker
+from tests.support.media.media_requests import MODEL, fetched, geometry_only, item, request, tensor
+from tests.support.worker.worker_streams import decode_stream, prefill_stream
 
 VOCAB_SIZE = 100
 CONFIG = SimulatedConfig(vocab_size=VOCAB_SIZE, context_length=64, media=MODEL)

@@ -19,12 +19,12 @@ from millstream.v1 import (
     sampling_pb2,
     worker_pb2,
 )
-from millstream_server.engines.base import Role
-from millstream_server.transfer.ticket import EngineData, Ticket, TicketKey
-from tests.support.failures import refusal
-from tests.support.in_process import ALPHABET, CONTEXT_LENGTH, KEY, VOCAB_SIZE, worker
-from tests.support.waiting import until
-from tests.support.worker_streams import SlotView, Stream, decode_stream
+from millstream_server.control.engine import Role
+from millstream_server.generation.ticket import EngineData, Ticket, TicketKey
+from millstream_testing.in_process import ALPHABET, CONTEXT_LENGTH, KEY, VOCAB_SIZE, worker
+from millstream_testing.waiting import until
+from tests.support.wire.failures import refusal
+from tests.support.worker.worker_streams import SlotView, Stream, decode_stream
 
 STOP = generation_pb2.FINISH_REASON_STOP
 LENGTH = generation_pb2.FINISH_REASON_LENGTH

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.deploy_tools import KUBERNETES, Helm, Manifest, tool
-from tests.support.kube_schemas import kube_schemas
+from tests.support.deploy.deploy_tools import KUBERNETES, Helm, Manifest, tool
+from tests.support.deploy.kube_schemas import kube_schemas
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.alert_cases import LONG, SHORT, Case
-from tests.support.deploy_tools import NAMESPACE, RELEASE, Manifest, objects
+from tests.support.deploy.deploy_tools import NAMESPACE, RELEASE, Manifest, objects
 
 _ON = {
     "models": {"m": {"uri": "hf://org/m"}},

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.deploy_tools import (
+from tests.support.deploy.deploy_tools import (
     APIS,
     CHART,
     NAMESPACE,
@@ -20,7 +20,7 @@ from tests.support.deploy_tools import (
     merged,
     objects,
 )
-from tests.support.promql import analyse
+from tests.support.deploy.promql import analyse
 
 Render = Callable[..., list[Manifest]]
 KEDA = {"autoscaling": {"kind": "keda"}}

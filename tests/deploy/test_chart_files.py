@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.deploy_tools import CHART, ROOT
+from tests.support.deploy.deploy_tools import CHART, ROOT
 
 
 @pytest.mark.parametrize("script", ["readme", "settings"])

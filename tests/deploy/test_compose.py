@@ -16,9 +16,9 @@ import pytest
 import yaml
 
 from millstream_client import Client
-from tests.support.deploy_tools import ROOT, tool
-from tests.support.ports import free_port
-from tests.support.suite import TICKET_KEY
+from tests.support.deploy.deploy_tools import ROOT, tool
+from tests.support.processes.ports import free_port
+from tests.support.processes.suite import TICKET_KEY
 
 COMPOSE = ROOT / "deploy" / "compose"
 FILES = ("compose.yaml", "compose.cpu.yaml")

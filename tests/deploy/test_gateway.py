@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from millstream.v1 import processor_pb2
-from tests.support.deploy_tools import Helm, Manifest, RenderError, merged, objects
+from tests.support.deploy.deploy_tools import Helm, Manifest, RenderError, merged, objects
 
 Render = Callable[..., list[Manifest]]
 ON: dict[str, Any] = {

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.deploy_tools import Manifest, values_files
+from tests.support.deploy.deploy_tools import Manifest, values_files
 
 GOLDEN = Path(__file__).parent / "golden"
 _LONG = 2000

@@ -15,9 +15,9 @@ from pathlib import Path
 import pip
 import pytest
 
-from tests.support.deploy_tools import ROOT, Manifest, tool
-from tests.support.fake_wheels import make_wheel
-from tests.support.kube_rules import workloads
+from tests.support.deploy.deploy_tools import ROOT, Manifest, tool
+from tests.support.deploy.kube_rules import workloads
+from tests.support.models.fake_wheels import make_wheel
 
 IMAGES = ROOT / "deploy" / "images"
 DOCKERFILE = (IMAGES / "Dockerfile").read_text(encoding="utf-8")

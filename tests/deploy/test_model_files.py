@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.deploy_tools import Manifest, objects
-from tests.support.rendered_pools import RenderedPool, pool_of
+from tests.support.deploy.deploy_tools import Manifest, objects
+from tests.support.deploy.rendered_pools import RenderedPool, pool_of
 
 Render = Callable[..., list[Manifest]]
 

@@ -13,12 +13,20 @@ from typing import Any
 import pytest
 import yaml
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.runtime import errors
 from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.telemetry import metrics
-from tests.support.deploy_tools import CHART, NAMESPACE, RELEASE, ROOT, Manifest, objects, tool
-from tests.support.promql import Expression, analyse, emitted
+from tests.support.deploy.deploy_tools import (
+    CHART,
+    NAMESPACE,
+    RELEASE,
+    ROOT,
+    Manifest,
+    objects,
+    tool,
+)
+from tests.support.deploy.promql import Expression, analyse, emitted
 
 Render = Callable[..., list[Manifest]]
 DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))

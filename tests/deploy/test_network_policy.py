@@ -8,8 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.deploy_tools import NAMESPACE, Helm, Manifest, RenderError, merged, objects
-from tests.support.network_policies import End, allowed
+from tests.support.deploy.deploy_tools import (
+    NAMESPACE,
+    Helm,
+    Manifest,
+    RenderError,
+    merged,
+    objects,
+)
+from tests.support.deploy.network_policies import End, allowed
 
 Render = Callable[..., list[Manifest]]
 GRPC, METRICS, BOOTSTRAP, RANDOM, HTTPS, DNS, SSH = 50051, 9464, 8998, 49500, 443, 53, 22

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from millstream_server.cli.main import make_parser
-from tests.support.deploy_tools import CHART, Helm
+from tests.support.deploy.deploy_tools import CHART, Helm
 
 PLAIN: tuple[str, ...] = ()
 SECURED = (

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.deploy_tools import Manifest, objects, values_files
-from tests.support.kube_rules import selects, workloads
-from tests.support.rendered_pools import RenderedPool, pool_of, rendered_pools
+from tests.support.deploy.deploy_tools import Manifest, objects, values_files
+from tests.support.deploy.kube_rules import selects, workloads
+from tests.support.deploy.rendered_pools import RenderedPool, pool_of, rendered_pools
 
 Render = Callable[..., list[Manifest]]
 

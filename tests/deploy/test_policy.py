@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.deploy_tools import CHART, Manifest, tool, values_files
-from tests.support.kube_rules import workloads
+from tests.support.deploy.deploy_tools import CHART, Manifest, tool, values_files
+from tests.support.deploy.kube_rules import workloads
 
 POLICY = CHART.parent / "policy.yaml"
 

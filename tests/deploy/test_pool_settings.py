@@ -11,17 +11,17 @@ import pytest
 import yaml
 
 from millstream_server.decode.app import DecodeSettings
-from millstream_server.diffusion.app import MediaDiffusionSettings
-from millstream_server.diffusion.text import TextDiffusionSettings
-from millstream_server.embedding.app import EmbeddingSettings
-from millstream_server.encode.app import EncodeSettings
+from millstream_server.diffusion.worker.app import MediaDiffusionSettings
+from millstream_server.diffusion.worker.text import TextDiffusionSettings
+from millstream_server.embedding.worker.app import EmbeddingSettings
+from millstream_server.encode.worker.app import EncodeSettings
+from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.runtime import settings
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
-from millstream_server.worker.settings import WorkerSettings
-from tests.support import forked
-from tests.support.deploy_tools import Manifest, values_files
-from tests.support.rendered_pools import RenderedPool, pool_of, rendered_pools
+from tests.support.deploy.deploy_tools import Manifest, values_files
+from tests.support.deploy.rendered_pools import RenderedPool, pool_of, rendered_pools
+from tests.support.processes import forked
 
 Render = Callable[..., list[Manifest]]
 SETTINGS: dict[str, type[ServiceSettings]] = {
@@ -79,7 +79,8 @@ def test_sglang_knows_the_engines_arguments(render: Render, tmp_path: Path) -> N
     arguments: dict[str, Any] = {}
     for name in values_files():
         for pool in rendered_pools(render(name)):
-            if pool.role in ("prefill", "decode", "embedding"):
+            simulated = pool.config.get("engine") == "simulated"
+            if pool.role in ("prefill", "decode", "embedding") and not simulated:
                 arguments |= pool.config.get("engine_args", {})
     assert "tp_size" in arguments
     file = tmp_path / "config.yaml"

@@ -12,9 +12,10 @@ import pytest
 
 from millstream_client import NO_RETRY, AnswerStream, Client, OverloadedError, Tls, UnavailableError
 from millstream_server.runtime.lifecycle.main import CUT_OFF
-from tests.support.cluster.cluster import Cluster
-from tests.support.cluster.pod import Pod, probe
-from tests.support.cluster.suite import (
+from millstream_testing.waiting import until
+from tests.support.deploy.cluster.cluster import Cluster
+from tests.support.deploy.cluster.pod import Pod, probe
+from tests.support.deploy.cluster.suite import (
     MODEL,
     ONE_EACH,
     STEP_S,
@@ -22,9 +23,8 @@ from tests.support.cluster.suite import (
     live_values,
     until_answered,
 )
-from tests.support.deploy_tools import NAMESPACE, RELEASE, Manifest
-from tests.support.simulated_suite import ALPHABET
-from tests.support.waiting import until
+from tests.support.deploy.deploy_tools import NAMESPACE, RELEASE, Manifest
+from tests.support.processes.simulated_suite import ALPHABET
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -67,7 +67,7 @@ async def the_pod(made: Cluster, component: str) -> Pod:
 async def test_a_worker_that_loads_is_alive_and_gets_nothing(
     render: Render, tmp_path: Path
 ) -> None:
-    values = live_values(decode({"simulated_load_s": 3}))
+    values = live_values(decode({}, engineArgs={"load_s": 3}))
     async with cluster(tmp_path) as (made, _):
         made.apply(only(render(values=values), "decode"))
         pod = await the_pod(made, "decode")
@@ -84,7 +84,7 @@ async def test_a_stuck_worker_is_unready_and_later_starts_anew(
 ) -> None:
     # A step takes longer than the canary may: that is how an engine that hangs looks.
     times = {"canary_interval_s": 3, "canary_timeout_s": 0.5, "stuck_limit_s": 4}
-    values = live_values(decode({"simulated_step_s": 30, **times}))
+    values = live_values(decode(times, engineArgs={"step_s": 30}))
     async with cluster(tmp_path) as (made, _):
         made.apply(only(render(values=values), "decode"))
         pod = await the_pod(made, "decode")

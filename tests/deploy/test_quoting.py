@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.deploy_tools import Helm, Manifest
+from tests.support.deploy.deploy_tools import Helm, Manifest
 
 Render = Callable[..., list[Manifest]]
 HOSTILE = 'a"}, evil: {b: c}\nevil: "{{ .Release.Name }} # \''
@@ -58,7 +58,7 @@ def test_models_with_similar_names_have_volumes_of_their_own(render: Render) -> 
     "values",
     [
         {"decode": {"priorityClassName": HOSTILE, "runtimeClassName": HOSTILE}},
-        {"decode": {"settings": {"dtype": HOSTILE}}},
+        {"decode": {"settings": {"profile_dir": HOSTILE}}},
         {"decode": {"engineArgs": {"lora_paths": [HOSTILE], "kv_cache_dtype": HOSTILE}}},
         {"decode": {"env": [{"name": "A", "value": HOSTILE}], "podAnnotations": {"a": HOSTILE}}},
         {"serviceAccount": {"create": False, "name": HOSTILE, "processorName": HOSTILE}},

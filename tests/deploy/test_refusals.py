@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.deploy_tools import Helm, RenderError
+from tests.support.deploy.deploy_tools import Helm, RenderError
 
 MODELS: dict[str, Any] = {"llama": {"uri": "hf://org/llama"}}
 
@@ -173,6 +173,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (
         "decode.pools.main.settings.drian_s: decode has no such setting; services/millstream_ser",
         decode(settings={"drian_s": 5}),
+    ),
+    (
+        "processor.settings.max_resets: there is no such setting any more; leave it out: it is",
+        {**decode(), "processor": {"settings": {"max_resets": 5}}},
     ),
     (
         "decode.pools.main.settings.max_running_requests is 1.5; it must be an integer",

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.deploy_tools import (
+from tests.support.deploy.deploy_tools import (
     CHART,
     KUBERNETES,
     Helm,
@@ -17,7 +17,7 @@ from tests.support.deploy_tools import (
     RenderError,
     values_files,
 )
-from tests.support.kube_rules import broken_rules
+from tests.support.deploy.kube_rules import broken_rules
 
 VALUES = values_files()
 Render = Callable[..., list[Manifest]]

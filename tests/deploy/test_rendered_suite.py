@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster.suite import ONE_EACH, cluster, live_values
-from tests.support.deploy_tools import Manifest, objects
+from tests.support.deploy.cluster.suite import ONE_EACH, cluster, live_values
+from tests.support.deploy.deploy_tools import Manifest, objects
 
 pytestmark = pytest.mark.timeout(120)
 SECURED: dict[str, Any] = {

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from millstream_server.transfer.ticket import TicketKey
-from tests.support.deploy_tools import CHART, NAMESPACE, RELEASE, Helm, Manifest, objects
-from tests.support.rendered_pools import rendered_pools
+from millstream_server.generation.ticket import TicketKey
+from tests.support.deploy.deploy_tools import CHART, NAMESPACE, RELEASE, Helm, Manifest, objects
+from tests.support.deploy.rendered_pools import rendered_pools
 
 KEYS = {"security": {"apiKeys": {"enabled": True}}}
 

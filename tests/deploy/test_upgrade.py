@@ -1,6 +1,6 @@
 """A rolling upgrade of values-pd.yaml, all roles at once, while chats stream and more keep coming.
 
-`support.cluster` plays Kubernetes: Deployments roll within their bounds, the kubelet runs probes,
+`deploy.cluster` plays Kubernetes: Deployments roll within their bounds, the kubelet runs probes,
 preStop and the grace period, endpoints follow a moment later. The client library resolves the
 headless service of ready Processors through DNS.
 """
@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from millstream_client import Client, MillstreamError
-from tests.support.cluster.cluster import Cluster
-from tests.support.cluster.pod import Pod
-from tests.support.cluster.suite import MODEL, cluster, live_values, until_answered
-from tests.support.deploy_tools import Manifest
-from tests.support.simulated_suite import ALPHABET
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.deploy.cluster.cluster import Cluster
+from tests.support.deploy.cluster.pod import Pod
+from tests.support.deploy.cluster.suite import MODEL, cluster, live_values, until_answered
+from tests.support.deploy.deploy_tools import Manifest
+from tests.support.processes.simulated_suite import ALPHABET
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -107,7 +107,7 @@ def broken_version() -> dict[str, Any]:
     """Values that a render can't tell from good ones: two kinds of processes refuse theirs."""
     return {
         "processor": {"settings": {"max_pace_s": -1}},
-        "prefill": {"settings": {"simulated_load_s": 600}},
+        "prefill": {"engineArgs": {"load_s": 600}},
         "decode": {"settings": {"context_length": -1}},
     }
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from millstream_server.transfer.ticket import Ticket, TicketKey
-from tests.support.models import make_random_model
-from tests.support.ports import free_port
-from tests.support.suite import TICKET_KEY, ServiceProcess, stop_all
+from millstream_server.generation.ticket import Ticket, TicketKey
+from tests.support.models.models import make_random_model
+from tests.support.processes.ports import free_port
+from tests.support.processes.suite import TICKET_KEY, ServiceProcess, stop_all
 
 # A prompt of some 1,900 tokens takes a second of prefill then: time enough to cancel in.
 _SLOW_PREFILL = "--chunked-prefill-size 16 --disable-radix-cache"

@@ -10,7 +10,7 @@ import pytest
 
 from millstream.v1 import chat_pb2, generation_pb2, processor_pb2_grpc, sampling_pb2
 from tests.e2e.conftest import Suite
-from tests.support.chats import (
+from tests.support.processor.chats import (
     Answer,
     Conversation,
     chat,
@@ -21,7 +21,7 @@ from tests.support.chats import (
     start,
     user_turn,
 )
-from tests.support.failures import refusal
+from tests.support.wire.failures import refusal
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 

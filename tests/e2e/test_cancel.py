@@ -21,9 +21,17 @@ from millstream.v1 import (
     processor_pb2_grpc,
 )
 from tests.e2e.conftest import Suite
-from tests.support.chats import CANCEL, Conversation, completion, gather, message, options, start
-from tests.support.long_streams import LoadWatch, load_of
-from tests.support.worker_streams import Stream, decode_stream, prefill_stream
+from tests.support.processor.chats import (
+    CANCEL,
+    Conversation,
+    completion,
+    gather,
+    message,
+    options,
+    start,
+)
+from tests.support.wire.long_streams import LoadWatch, load_of
+from tests.support.worker.worker_streams import Stream, decode_stream, prefill_stream
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 

@@ -12,10 +12,10 @@ import pytest
 
 from millstream.v1 import decode_pb2_grpc, prefill_pb2_grpc, processor_pb2_grpc
 from tests.e2e.conftest import Suite
-from tests.support import forked
-from tests.support.bare_sglang import NEW_TOKENS
-from tests.support.chats import completion, gather, options
-from tests.support.worker_streams import decode_stream, prefill_stream
+from tests.support.engines.bare_sglang import NEW_TOKENS
+from tests.support.processes import forked
+from tests.support.processor.chats import completion, gather, options
+from tests.support.worker.worker_streams import decode_stream, prefill_stream
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
@@ -29,7 +29,7 @@ _SLOTS = range(len(PROMPTS))
 def expected(model: Path) -> list[list[int]]:
     """What `sgl.Engine` alone answers, one prompt after the other."""
     done = forked.run(
-        "sglang", "tests.support.bare_sglang", "generate", str(model), json.dumps(PROMPTS)
+        "sglang", "tests.support.engines.bare_sglang", "generate", str(model), json.dumps(PROMPTS)
     )
     assert done.returncode == 0, done.stderr[-4000:]
     outputs = json.loads(done.stdout)

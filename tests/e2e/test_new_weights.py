@@ -18,11 +18,11 @@ from millstream.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
-from tests.support import forked
-from tests.support.checkpoints import changed, make_adapter, save
-from tests.support.ports import free_port
-from tests.support.suite import ServiceProcess, stop_all
-from tests.support.worker_streams import decode_stream
+from tests.support.models.checkpoints import changed, make_adapter, save
+from tests.support.processes import forked
+from tests.support.processes.ports import free_port
+from tests.support.processes.suite import ServiceProcess, stop_all
+from tests.support.worker.worker_streams import decode_stream
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
@@ -50,7 +50,7 @@ def expected(checkpoints: dict[str, Path]) -> dict[str, list[list[int]]]:
     """What transformers answers to each prompt with each checkpoint."""
     paths = map(str, checkpoints.values())
     arguments = (str(_NEW_TOKENS), json.dumps(_PROMPTS), *paths)
-    done = forked.run("sglang", "tests.support.reference_llama", *arguments)
+    done = forked.run("sglang", "tests.support.engines.reference_llama", *arguments)
     assert done.returncode == 0, done.stderr[-4000:]
     return dict(zip(checkpoints, json.loads(done.stdout), strict=True))
 

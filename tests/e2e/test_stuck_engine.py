@@ -23,8 +23,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import worker_pb2, worker_pb2_grpc
 from millstream_client import NO_RETRY, Client, UnavailableError
-from tests.support.long_streams import NOT_SERVING, SERVING, watched_health
-from tests.support.suite import ServiceProcess, running
+from tests.support.processes.suite import ServiceProcess, running
+from tests.support.wire.long_streams import NOT_SERVING, SERVING, watched_health
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 

@@ -10,12 +10,12 @@ import grpc
 import pytest
 
 from millstream.v1 import processor_pb2_grpc
-from tests.support.chats import Conversation, options, start
-from tests.support.otlp_collector import Collector, Received, collecting
-from tests.support.ports import free_port
-from tests.support.spans import INCOMING, SPAN_ID, TRACE_ID
-from tests.support.suite import ServiceProcess, running
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.processes.ports import free_port
+from tests.support.processes.suite import ServiceProcess, running
+from tests.support.processor.chats import Conversation, options, start
+from tests.support.telemetry.otlp_collector import Collector, Received, collecting
+from tests.support.telemetry.spans import INCOMING, SPAN_ID, TRACE_ID
 
 pytestmark = pytest.mark.sglang
 

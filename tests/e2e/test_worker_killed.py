@@ -16,10 +16,10 @@ import psutil
 import pytest
 
 from millstream.v1 import processor_pb2_grpc
+from millstream_testing.waiting import until
 from tests.e2e.conftest import Suite
-from tests.support.chats import completion, gather, options
-from tests.support.failures import failure
-from tests.support.waiting import until
+from tests.support.processor.chats import completion, gather, options
+from tests.support.wire.failures import failure
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 

@@ -15,11 +15,11 @@ import pytest
 
 from millstream.v1 import processor_pb2_grpc
 from millstream_client.service_config import RECOMMENDED
-from tests.support.chats import completion, gather, options
-from tests.support.long_streams import load_of
-from tests.support.simulated_suite import SimulatedSuite
-from tests.support.suite import ServiceProcess
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.processes.simulated_suite import SimulatedSuite
+from tests.support.processes.suite import ServiceProcess
+from tests.support.processor.chats import completion, gather, options
+from tests.support.wire.long_streams import load_of
 
 KEY = "k" * 32
 KEYED = (("authorization", f"Bearer {KEY}"),)

@@ -6,7 +6,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from tests.support import forked
+from tests.support.processes import forked
 
 HERE = Path(__file__).resolve().parents[2]
 ASKED_FOR = {

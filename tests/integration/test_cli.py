@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import Terminal, millstream, without_reader
-from tests.support.fake_processor import FakeServer
-from tests.support.in_process import worker
-from tests.support.scripted_admin import control
+from millstream_testing.fake_processor import FakeServer
+from millstream_testing.in_process import worker
+from tests.support.processes.command_line import Terminal, millstream, without_reader
+from tests.support.worker.scripted_admin import control
 
 
 @pytest.fixture

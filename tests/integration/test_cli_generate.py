@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import Outcome, millstream
-from tests.support.fake_generators import FakeDiffusion, FakeEmbedding, generators
+from tests.support.processes.command_line import Outcome, millstream
+from tests.support.processor.fake_generators import FakeDiffusion, FakeEmbedding, generators
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import media_files
-from tests.support.command_line import MILLSTREAM, millstream
-from tests.support.models import make_random_model
-from tests.support.vision_models import make_vision_model
+from tests.support.media import media_files
+from tests.support.models.models import make_random_model
+from tests.support.models.vision_models import make_vision_model
+from tests.support.processes.command_line import MILLSTREAM, millstream
 
 _WAIT_S = 60.0
 

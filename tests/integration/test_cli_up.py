@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-import tests.support.stand_in
+import tests.support.processes.stand_in
 from millstream_server.cli.suite.running import NoSuiteError, find_suite
-from tests.support.command_line import Terminal, until
+from tests.support.processes.command_line import Terminal, until
 
-_UP = (sys.executable, tests.support.stand_in.__file__, "up")
+_UP = (sys.executable, tests.support.processes.stand_in.__file__, "up")
 _WAIT_S = 20.0
 
 
@@ -89,7 +89,8 @@ async def gone(*processes: int) -> None:
 async def test_start_table_and_drain(tmp_path: Path) -> None:
     weights = tmp_path / "decode-1.weights.json"  # noted in an earlier run
     weights.write_text("{}")
-    async with running(tmp_path, {"processor": ["--load-s", "0.8"]}) as up:
+    slow = {"processor": ["--load-s", "2.5"], "prefill-1": ["--load-s", "2"]}  # a phase is seen
+    async with running(tmp_path, slow) as up:
         await up.expect("Ctrl-C stops the suite")
         assert not weights.exists()
         assert "prefill-1: loading the model" in up.text
@@ -227,7 +228,7 @@ async def test_two_suites_take_different_ports(tmp_path: Path) -> None:
 
 async def test_on_a_terminal_ctrl_c_reaches_up_and_not_its_children(tmp_path: Path) -> None:
     arguments = ["up", str(tmp_path), '{"processor": ["--load-s", "1.0"]}']
-    async with Terminal(arguments, "tests.support.stand_in") as terminal:
+    async with Terminal(arguments, "tests.support.processes.stand_in") as terminal:
         await terminal.expect("loading the model")
         await terminal.expect("Ctrl-C stops the suite")
         terminal.type("\x03")

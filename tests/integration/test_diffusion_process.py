@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 
 from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc, worker_pb2, worker_pb2_grpc
+from millstream_server.diffusion.request import Kind
 from millstream_server.engines.simulated.diffuser import pixels_of
-from millstream_server.synthesis.request import Kind
 from tests.contract.diffusion.test_images import job_like
-from tests.support.diffusion_worker import Stream
-from tests.support.suite import ServiceProcess
+from tests.support.processes.suite import ServiceProcess
+from tests.support.worker.diffusion_worker import Stream
 
 
 def _process(folder: Path, **flags: object) -> ServiceProcess:

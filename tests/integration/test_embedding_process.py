@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from millstream.v1 import embedding_pb2, embedding_pb2_grpc, worker_pb2, worker_pb2_grpc
-from tests.support.bare_vectors import BareProcess
-from tests.support.embedding_worker import Stream, expected
-from tests.support.ports import free_port
-from tests.support.scraping import scrape
-from tests.support.suite import ServiceProcess
-from tests.support.vector_models import DIMENSIONS, Kind, make_vector_model
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.engines.bare_vectors import BareProcess
+from tests.support.models.vector_models import DIMENSIONS, Kind, make_vector_model
+from tests.support.processes.ports import free_port
+from tests.support.processes.suite import ServiceProcess
+from tests.support.telemetry.scraping import scrape
+from tests.support.worker.embedding_worker import Stream, expected
 
 INPUTS = [[5, 6, 7, 8], [9, 10, 11], [4], list(range(20, 120)), [8, 7, 6, 5]]
 _SGLANG = [pytest.mark.sglang, pytest.mark.timeout(240)]

@@ -9,15 +9,15 @@ import grpc
 import pytest
 
 from millstream.v1 import worker_pb2, worker_pb2_grpc
+from millstream_server.encode.fetching.fetch import EmbeddingFetcher
+from millstream_server.encode.transfer.ticket import EmbeddingTickets
+from millstream_server.generation.ticket import TicketKey
 from millstream_server.media.items import Modality
 from millstream_server.protobuf.media import ref_from_proto
-from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
-from millstream_server.transfer.ticket import TicketKey
-from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
-from tests.support.encode_worker import VIDEO, Stream
-from tests.support.media_files import solid, video
-from tests.support.suite import TICKET_KEY, ServiceProcess
-from tests.support.vision_models import make_vision_model
+from tests.support.media.media_files import solid, video
+from tests.support.models.vision_models import make_vision_model
+from tests.support.processes.suite import TICKET_KEY, ServiceProcess
+from tests.support.worker.encode_worker import VIDEO, Stream
 
 PNG = solid(size=(112, 84), color="orange")
 

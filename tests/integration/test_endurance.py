@@ -31,9 +31,9 @@ from tests.benchmarks.fuzzing.frames import WireScript, make_wire_script
 from tests.benchmarks.fuzzing.messages import MessageMaker, mutate
 from tests.benchmarks.fuzzing.scripts import Outcome, Script, make_script, play
 from tests.benchmarks.fuzzing.targets import Target
-from tests.support import forked
-from tests.support.processes import Footprint, Sampler, complaints
-from tests.support.raw_http2 import (
+from tests.support.processes import forked
+from tests.support.processes.processes import Footprint, Sampler, complaints
+from tests.support.wire.raw_http2 import (
     END_HEADERS,
     PREFACE,
     Kind,
@@ -43,8 +43,8 @@ from tests.support.raw_http2 import (
     request_fields,
     settings,
 )
-from tests.support.rpc_kinds import SERVICE, Kinds
-from tests.support.transports import serving
+from tests.support.wire.rpc_kinds import SERVICE, Kinds
+from tests.support.wire.transports import serving
 
 CHAT = processor_pb2.DESCRIPTOR.services_by_name["ProcessorService"].methods_by_name["Chat"]
 DECODE = decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].methods_by_name["Decode"]
@@ -222,9 +222,9 @@ async def test_the_wire_fuzzer_sees_a_planted_fault() -> None:
 
 
 def test_a_seed_repeats_a_connection() -> None:
-    sound = {"/a/B": [b"x" * 100, b""], "/a/C": [b"y"]}
-    made = [make_wire_script(random.Random(i), sound) for i in range(50)]
-    assert made == [make_wire_script(random.Random(i), sound) for i in range(50)]
+    normal = {"/a/B": [b"x" * 100, b""], "/a/C": [b"y"]}
+    made = [make_wire_script(random.Random(i), normal) for i in range(50)]
+    assert made == [make_wire_script(random.Random(i), normal) for i in range(50)]
     assert len({script.writes for script in made}) > 40
 
 

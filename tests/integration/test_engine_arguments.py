@@ -8,9 +8,9 @@ import grpc
 import pytest
 
 from millstream.v1 import worker_pb2, worker_pb2_grpc
-from tests.support import forked
-from tests.support.models import make_random_model
-from tests.support.suite import ServiceProcess
+from tests.support.models.models import make_random_model
+from tests.support.processes import forked
+from tests.support.processes.suite import ServiceProcess
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(240)]
 

@@ -14,13 +14,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import decode_pb2_grpc
 from millstream_server.runtime.lifecycle.main import DRAINED, FAILED, PORT_FAILED
-from tests.support.long_streams import server_status
-from tests.support.ports import free_port
-from tests.support.processes import complaints
-from tests.support.simulated_suite import SimulatedSuite
-from tests.support.suite import ServiceProcess
-from tests.support.waiting import until
-from tests.support.worker_streams import decode_stream
+from millstream_testing.waiting import until
+from tests.support.processes.ports import free_port
+from tests.support.processes.processes import complaints
+from tests.support.processes.simulated_suite import SimulatedSuite
+from tests.support.processes.suite import ServiceProcess
+from tests.support.wire.long_streams import server_status
+from tests.support.worker.worker_streams import decode_stream
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -39,7 +39,7 @@ async def _refused_to_start(service: ServiceProcess) -> tuple[int, str]:
     ("module", "flags", "sentence"),
     [
         ("decode", {"drain_s": "soon"}, "--drain-s"),
-        ("decode", {"engine": "sglang", "model_path": None}, "--model-path"),
+        ("decode", {"engine": "sglang", "simulated_vocab_size": None}, "--model-path"),
         ("decode", {"mode": "both"}, "--mode"),
         ("decode", {"tls_cert_file": "/nowhere/tls.crt"}, "--tls-cert-file and --tls-key-file"),
         ("prefill", {"allowed_peers": "a.example"}, "--allowed-peers: set --tls-client-ca-file"),
@@ -51,7 +51,11 @@ async def _refused_to_start(service: ServiceProcess) -> tuple[int, str]:
         ),
         ("processor", {"models": "tiny="}, "--models: 'tiny=' is neither NAME=DIR nor NAME"),
         ("processor", {"models": "tiny=/nowhere"}, "--models: "),
-        ("processor", {"worker_tls_cert_file": "/nowhere"}, "--worker-tls-ca-file is needed"),
+        (
+            "processor",
+            {"worker_tls_dir": "/nowhere"},
+            "--worker-tls-dir: can't read /nowhere/ca.crt",
+        ),
         ("processor", {"api_keys_file": "/nowhere"}, "--api-keys-file: can't read /nowhere"),
     ],
 )

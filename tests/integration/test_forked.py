@@ -1,4 +1,4 @@
-"""`support.forked`: what it forks is a process as any other, and none is left behind."""
+"""`processes.forked`: what it forks is a process as any other, and none is left behind."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.support import forked
+from tests.support.processes import forked
 
 _FOREVER = ("http.server", ["0", "--bind", "127.0.0.1"])
 

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from tests.support.deploy_tools import tool
-from tests.support.pasted_page import ROOT, PastedPage, expect_in_order
+from tests.support.deploy.deploy_tools import tool
+from tests.support.docs.pasted_page import ROOT, PastedPage, expect_in_order
 
 pytestmark = pytest.mark.timeout(240)  # half a minute of commands, beside other tests
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pip
 import pytest
 
-from tests.support.fake_wheels import make_wheel
+from tests.support.models.fake_wheels import make_wheel
 
 INSTALL = Path(__file__).parents[2] / "requirements" / "install.py"
 PROJECT = """\

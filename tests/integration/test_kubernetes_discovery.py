@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from millstream_client import NO_RETRY, Client
-from tests.support.fake_kubernetes import SERVICE, FakeApiServer, endpoint, endpoint_slice
-from tests.support.processes import complaints
-from tests.support.simulated_suite import ALPHABET, MODEL, SimulatedSuite
-from tests.support.suite import ServiceProcess
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.processes.processes import complaints
+from tests.support.processes.simulated_suite import ALPHABET, MODEL, SimulatedSuite
+from tests.support.processes.suite import ServiceProcess
+from tests.support.processor.fake_kubernetes import SERVICE, FakeApiServer, endpoint, endpoint_slice
 
 _CHATS = 8
 _TOKENS = 20

@@ -22,18 +22,18 @@ from millstream.v1 import (
     processor_pb2_grpc,
     worker_pb2_grpc,
 )
-from millstream_server.transfer.ticket import TicketKey
-from tests.support.chats import Conversation, completion, gather, options, start
-from tests.support.diffusion_worker import Stream as DiffusionStream
-from tests.support.media_files import sha256, solid
-from tests.support.media_suite import image, user
-from tests.support.ports import free_port
-from tests.support.scraping import documented, scrape
-from tests.support.simulated_suite import MODEL, SimulatedSuite
-from tests.support.suite import ServiceProcess
-from tests.support.vision_models import make_vision_model
-from tests.support.waiting import until
-from tests.support.worker_streams import decode_stream
+from millstream_server.generation.ticket import TicketKey
+from millstream_testing.waiting import until
+from tests.support.media.media_files import sha256, solid
+from tests.support.media.media_suite import image, user
+from tests.support.models.vision_models import make_vision_model
+from tests.support.processes.ports import free_port
+from tests.support.processes.simulated_suite import MODEL, SimulatedSuite
+from tests.support.processes.suite import ServiceProcess
+from tests.support.processor.chats import Conversation, completion, gather, options, start
+from tests.support.telemetry.scraping import documented, scrape
+from tests.support.worker.diffusion_worker import Stream as DiffusionStream
+from tests.support.worker.worker_streams import decode_stream
 
 FORGED = TicketKey(bytes(32)).mint("127.0.0.1", 1)
 MAX_STREAMS = 8

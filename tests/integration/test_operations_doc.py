@@ -8,14 +8,15 @@ import shutil
 import pytest
 
 from millstream_client import Options
-from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
+from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.runtime.rpc import channel
-from tests.support.pasted_page import ROOT, PastedPage, expect_in_order
+from tests.support.docs.pasted_page import ROOT, PastedPage, expect_in_order
 
 pytestmark = pytest.mark.timeout(240)  # a minute of commands, beside other tests
 
 _CALLER = "b7ad6b7169203331"
 
+_PROCESSOR = ProcessorSettings(models=(), workers=())
 _PAGE = PastedPage(
     "operations.md",
     {
@@ -217,8 +218,8 @@ def test_probes_ask_for_names_that_servers_have() -> None:
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        ("a client's connection", f"{ServiceSettings().max_connection_age_s / 60:g} min"),
-        ("its open streams", f"{ServiceSettings().max_connection_age_grace_s / 60:g} min"),
+        ("a client's connection", f"{_PROCESSOR.max_connection_age_s / 60:g} min"),
+        ("its open streams", f"{_PROCESSOR.transport().max_connection_age_grace_s / 60:g} min"),
         (
             "Processor → worker",
             f"every {channel.KEEPALIVE_S:g} s, dead after {channel.KEEPALIVE_TIMEOUT_S:g} s",

@@ -15,14 +15,14 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from millstream.v1 import admin_pb2, admin_pb2_grpc, worker_pb2, worker_pb2_grpc
 from millstream_client import NO_RETRY, Client, PermissionDeniedError, Tls, UnauthenticatedError
 from millstream_client.errors import MillstreamError
-from tests.support.certificates import Authority, Issued, SecretMount
-from tests.support.failures import Failure, refusal
-from tests.support.long_streams import server_status
-from tests.support.ports import free_port
-from tests.support.processes import complaints
-from tests.support.simulated_suite import ALPHABET, SimulatedSuite
-from tests.support.suite import ServiceProcess
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.processes.ports import free_port
+from tests.support.processes.processes import complaints
+from tests.support.processes.simulated_suite import ALPHABET, SimulatedSuite
+from tests.support.processes.suite import ServiceProcess
+from tests.support.wire.certificates import Authority, Issued, SecretMount
+from tests.support.wire.failures import Failure, refusal
+from tests.support.wire.long_streams import server_status
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -100,9 +100,7 @@ class Secured:
             tls_cert_file=self.front_files.cert,
             tls_key_file=self.front_files.key,
             api_keys_file=self.keys,
-            worker_tls_ca_file=self.processor_files.ca,
-            worker_tls_cert_file=self.processor_files.cert,
-            worker_tls_key_file=self.processor_files.key,
+            worker_tls_dir=self.processor_files.root,
         )
 
     @contextlib.asynccontextmanager

@@ -24,23 +24,23 @@ from millstream.v1 import (
 )
 from millstream_client import NO_RETRY, Client, UnavailableError
 from millstream_client.streams import AnswerStream
+from millstream_server.generation.ticket import TicketKey
 from millstream_server.runtime.lifecycle.main import CUT_OFF, DRAINED
-from millstream_server.transfer.ticket import TicketKey
-from tests.support.chats import options, start
-from tests.support.long_streams import (
+from millstream_testing.waiting import until
+from tests.support.processes.ports import free_port
+from tests.support.processes.processes import complaints
+from tests.support.processes.simulated_suite import ALPHABET, SimulatedSuite
+from tests.support.processes.suite import TICKET_KEY, ServiceProcess
+from tests.support.processor.chats import options, start
+from tests.support.telemetry.scraping import scrape
+from tests.support.wire.long_streams import (
     NOT_SERVING,
     SERVING,
     server_status,
     standing_streams,
     watched_health,
 )
-from tests.support.ports import free_port
-from tests.support.processes import complaints
-from tests.support.scraping import scrape
-from tests.support.simulated_suite import ALPHABET, SimulatedSuite
-from tests.support.suite import TICKET_KEY, ServiceProcess
-from tests.support.waiting import until
-from tests.support.worker_streams import Stream, decode_stream, prefill_stream
+from tests.support.worker.worker_streams import Stream, decode_stream, prefill_stream
 
 pytestmark = pytest.mark.timeout(120)
 

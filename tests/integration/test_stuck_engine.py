@@ -16,27 +16,27 @@ import grpc
 import pytest
 
 from millstream_client import NO_RETRY, Client, UnavailableError
+from millstream_server.control.engine import Role
 from millstream_server.decode.app import DecodeSettings
-from millstream_server.engines.base import Role
 from millstream_server.engines.registry import GENERATORS
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
+from millstream_server.generation.worker import app
+from millstream_server.generation.worker.servicer import DECODE as SERVED
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.lifecycle.main import FAILED
 from millstream_server.runtime.telemetry.metrics import DRAINING
-from millstream_server.worker.generation import app
-from millstream_server.worker.generation.servicer import DECODE as SERVED
-from tests.support.in_process import (
+from millstream_testing.in_process import (
     CONTEXT_LENGTH,
     MODEL,
     VOCAB_SIZE,
     InProcessProcessor,
     processor,
 )
-from tests.support.logged import events
-from tests.support.long_streams import NOT_SERVING, SERVING, HealthWatch, watched_health
-from tests.support.ports import free_port
-from tests.support.scraping import scrape
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.processes.ports import free_port
+from tests.support.telemetry.logged import events
+from tests.support.telemetry.scraping import scrape
+from tests.support.wire.long_streams import NOT_SERVING, SERVING, HealthWatch, watched_health
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -139,11 +139,11 @@ async def _chat(client: Client) -> str:
 async def test_new_chats_go_round_a_stuck_worker_until_it_has_recovered(
     monkeypatch: pytest.MonkeyPatch, text_model: TextModel
 ) -> None:
-    async with suite(monkeypatch, text_model, 2) as (front, client, (stuck, sound)):
+    async with suite(monkeypatch, text_model, 2) as (front, client, (stuck, normal)):
         chats = [client.chat("hi", max_new_tokens=LONG, ignore_eos=True) for _ in range(4)]
         for chat in chats:
             await anext(chat)
-        assert await stuck.running() == await sound.running() == 2
+        assert await stuck.running() == await normal.running() == 2
         await stuck.wedge()
         await _connected(front, 1)
         began = time.monotonic()
@@ -151,7 +151,7 @@ async def test_new_chats_go_round_a_stuck_worker_until_it_has_recovered(
             assert await _chat(client) == "ABC"
         assert time.monotonic() - began < 20 * QUICK_S
         assert await stuck.running() <= 2 + 1, "its own two, and a canary"
-        assert sound.health.told == [SERVING]
+        assert normal.health.told == [SERVING]
 
         stuck.engine.unwedge()
         await stuck.health.until(SERVING, NOTICED_WITHIN_S)

@@ -21,13 +21,13 @@ from millstream.v1 import (
     worker_pb2_grpc,
 )
 from millstream_client import Client
+from millstream_testing.waiting import until
 from tests.conftest import ALPHABET_TEMPLATE
-from tests.support.chats import Answer, Conversation, chat, options, start
-from tests.support.failures import Failure, failure
-from tests.support.models import byte_level_model
-from tests.support.ports import free_port
-from tests.support.suite import ServiceProcess, running
-from tests.support.waiting import until
+from tests.support.models.models import byte_level_model
+from tests.support.processes.ports import free_port
+from tests.support.processes.suite import ServiceProcess, running
+from tests.support.processor.chats import Answer, Conversation, chat, options, start
+from tests.support.wire.failures import Failure, failure
 
 CHATS = 40
 TOKENS = 250

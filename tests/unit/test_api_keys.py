@@ -11,7 +11,7 @@ import pytest
 
 from millstream_server.runtime.security.api_keys import ApiKeys
 from millstream_server.runtime.settings import SettingsError
-from tests.support.logged import fields_of
+from tests.support.telemetry.logged import fields_of
 
 KEY = "k-0123456789abcdef"
 

@@ -14,22 +14,22 @@ from typing import Any
 
 import pytest
 
+from millstream_server.control.engine import Probeable, Role
 from millstream_server.decode.app import DecodeSettings
-from millstream_server.engines.base import Probeable, Role
 from millstream_server.engines.sglang.loads import RankProgress
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.generation.output import CollectingSink
 from millstream_server.generation.request import GenerationRequest, Prompt, new_engine_id
 from millstream_server.generation.sampling import Sampling
+from millstream_server.generation.ticket import Ticket
+from millstream_server.generation.worker import app
+from millstream_server.generation.worker.servicer import DECODE
+from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.runtime.errors import EngineFailedError, ServingError
 from millstream_server.runtime.lifecycle.conditions import HealthConditions
-from millstream_server.transfer.ticket import Ticket
 from millstream_server.worker import canary as canary_module
 from millstream_server.worker.canary import Canary, CanaryTimes, EngineWatch, ExpectedSilence
-from millstream_server.worker.generation import app
-from millstream_server.worker.generation.servicer import DECODE
-from millstream_server.worker.settings import WorkerSettings
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 
 TIMES = CanaryTimes(interval_s=0.1, deadline_s=0.3, retry_s=0.05)
 LIMIT_S = TIMES.interval_s + TIMES.deadline_s

@@ -13,19 +13,19 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 
+from millstream_server.control.engine import Role
 from millstream_server.decode.app import DecodeSettings
-from millstream_server.engines.base import Role
 from millstream_server.engines.registry import GENERATORS
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
+from millstream_server.generation.worker import app
+from millstream_server.generation.worker.servicer import DECODE as SERVED
 from millstream_server.runtime.lifecycle.main import FAILED
 from millstream_server.runtime.telemetry.metrics import DRAINING
 from millstream_server.worker.canary import Canary
-from millstream_server.worker.generation import app
-from millstream_server.worker.generation.servicer import DECODE as SERVED
-from tests.support.logged import events
-from tests.support.long_streams import SERVING, watched_health
-from tests.support.ports import free_port
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.processes.ports import free_port
+from tests.support.telemetry.logged import events
+from tests.support.wire.long_streams import SERVING, watched_health
 
 DECODE = "millstream.v1.DecodeService"
 STOPS = {"reason": "its canary failed, so a hang would not be detected"}

@@ -12,7 +12,7 @@ from millstream_server.generation.output import Finish, FinishReason
 from millstream_server.processor.choice import Choice, Delta
 from millstream_server.processor.conversation import Options
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.models import byte_level_model, sample_texts
+from tests.support.models.models import byte_level_model, sample_texts
 
 
 @pytest.fixture(scope="module")

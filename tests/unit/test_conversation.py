@@ -14,15 +14,15 @@ from millstream_server.processor.convert import begin, take_request
 from millstream_server.processor.media.uploads import MediaBudget, Uploads
 from millstream_server.processor.servicer import _read
 from millstream_server.processor.text.messages import ChatRole
+from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import (
     Failure,
     InternalError,
     InvalidRequestError,
     UnavailableError,
 )
-from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.rpc.served_call import CallOverError
-from tests.support.chats import CANCEL, message, start, tool_results, user_turn
+from tests.support.processor.chats import CANCEL, message, start, tool_results, user_turn
 
 
 class Generation:

@@ -11,17 +11,17 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from millstream.v1 import generation_pb2, processor_pb2, sampling_pb2
+from millstream_server.generation import wire as convert
 from millstream_server.generation.output import Finish, FinishReason, TokenLogprob
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import Constraint, ConstraintKind, Sampling
+from millstream_server.generation.ticket import Ticket
 from millstream_server.processor import convert as from_client
 from millstream_server.processor.requests import sampling_of
 from millstream_server.processor.text.model_files import GenerationDefaults
-from millstream_server.protobuf import generation as convert
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.telemetry.trace_context import TraceContext
-from millstream_server.transfer.ticket import Ticket
-from tests.support.generation_messages import sampling_to_proto, start_to_proto
+from tests.support.processor.generation_messages import sampling_to_proto, start_to_proto
 
 # Floats that a 32-bit field holds exactly.
 SAMPLINGS = {

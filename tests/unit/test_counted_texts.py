@@ -8,7 +8,7 @@ from millstream_server.generation.output import OutputSink
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.diffusion.text import CountedTexts
 from millstream_server.runtime.errors import OverloadedError, ServingError
-from tests.support.played_worker import Sink
+from tests.support.processor.played_worker import Sink
 
 
 class Runner:

@@ -193,7 +193,7 @@ def test_every_name_in_the_pages_exists() -> None:
         ("UnsupportedFeatureError.of", "UnsupportedFeatureError.off"),
         ("ChatRequest.start", "ChatRequest.begin"),
         ("ProcessorService.Chat", "ProcessorService.Chatter"),
-        ("runtime/rpc/server.py", "runtime/rpc/waiter.py"),
+        ("runtime/rpc/limits.py", "runtime/rpc/waiter.py"),
         ("server.py", "waiter.py"),
         ("docs/{metrics,install}.md", "docs/{metrics,gone}.md"),
         ("engines/*/adapter.py", "engines/*/waiter.py"),

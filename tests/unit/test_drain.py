@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from millstream_server.runtime.lifecycle.drain import OpenWork
+from millstream_server.runtime.drain import OpenWork
 
 
 async def test_work_that_begins_as_the_last_one_ends_is_waited_for_too() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from millstream_server.diffusion.app import MediaDiffusionSettings
-from millstream_server.embedding.app import EmbeddingSettings
-from millstream_server.engines.sglang.arguments import ArgumentList, read_arguments
+from millstream_server.diffusion.worker.app import MediaDiffusionSettings
+from millstream_server.embedding.worker.app import EmbeddingSettings
+from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.runtime.settings import EngineArguments, SettingsError, describe, load
-from millstream_server.worker.settings import WorkerSettings
+from millstream_server.runtime.settings.arguments import ArgumentList, read_arguments
 
 
 class _Upper(argparse.Action):
@@ -159,9 +159,6 @@ def test_an_engine_that_is_not_there_is_named() -> None:
 @pytest.mark.parametrize(
     ("cls", "engine"),
     [
-        (WorkerSettings, "simulated"),
-        (EmbeddingSettings, "simulated"),
-        (MediaDiffusionSettings, "simulated"),
         (MediaDiffusionSettings, "diffusers"),
     ],
 )
@@ -175,3 +172,22 @@ def test_an_engine_that_takes_none_refuses_them(
     assert sentence in capsys.readouterr().err
     settings: object = load(cls, ["--engine", engine], {}, prog="p", description="d")
     assert describe(settings)["engine_args"] == {}
+
+
+@pytest.mark.parametrize("cls", [WorkerSettings, EmbeddingSettings, MediaDiffusionSettings])
+def test_a_simulated_engine_has_arguments_of_its_own(
+    capsys: pytest.CaptureFixture[str], cls: type[Any]
+) -> None:
+    def said(*arguments: str) -> str:
+        argv = ["--engine", "simulated", "--", *arguments]
+        with pytest.raises(SystemExit) as stopped:
+            load(cls, argv, {}, prog="p", description="d")
+        assert stopped.value.code == 2
+        return capsys.readouterr().err
+
+    settings: object = load(
+        cls, ["--engine", "simulated", "--", "--load-s", "1.5"], {}, prog="p", description="d"
+    )
+    assert describe(settings)["engine_args"] == {"load_s": 1.5}
+    assert "--load-s: 'soon' is not a number, 0 or more" in said("--load-s", "soon")
+    assert "there is no --tp-size" in said("--tp-size", "2")

@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 
 from millstream.v1 import engine_control_pb2 as pb
+from millstream_server.control.engine import Role
 from millstream_server.control.operations import MemoryTag, NamedTensor
-from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.media.tensor import ElementType, TensorSpec
 from millstream_server.protobuf.engine_control import tags_from_proto
 from millstream_server.runtime.errors import DeadlinePassedError, InvalidRequestError
 from millstream_server.runtime.lifecycle.conditions import HealthConditions
 from millstream_server.runtime.settings.load import load
-from millstream_server.worker.control import messages, weights
+from millstream_server.worker.control import weights, wire
 from millstream_server.worker.control.core import ControlCore
 from millstream_server.worker.control.plan import ControlSettings
 from millstream_server.worker.control.weights import Piece, Received, TensorsInCall
 from millstream_server.worker.host import WorkerHost
-from tests.support.in_process import ALPHABET, plan_of
-from tests.support.scripted_controls import ScriptedControls
-from tests.support.waiting import until
+from millstream_testing.in_process import ALPHABET, plan_of
+from millstream_testing.waiting import until
+from tests.support.worker.scripted_controls import ScriptedControls
 
 
 async def _allowed(settings: ControlSettings, model: Path | None, asked: Path) -> bool:
@@ -116,4 +116,4 @@ def test_a_list_of_a_million_tags_is_neither_read_nor_logged() -> None:
     request = pb.ReleaseMemoryRequest(tags=[pb.MEMORY_TAG_WEIGHTS] * 1_000_000)
     with pytest.raises(InvalidRequestError, match="1000000 values; 64 are allowed"):
         tags_from_proto(request.tags)
-    assert messages.shown(request) == {"tags": ",".join(["MEMORY_TAG_WEIGHTS"] * 16)}
+    assert wire.shown(request) == {"tags": ",".join(["MEMORY_TAG_WEIGHTS"] * 16)}

@@ -13,13 +13,14 @@ from unittest import mock
 
 import pytest
 
+from millstream_server.control.engine import Role
 from millstream_server.decode.app import DecodeSettings
-from millstream_server.diffusion.app import MediaDiffusionSettings
-from millstream_server.diffusion.text import TextDiffusionSettings
-from millstream_server.embedding.app import EmbeddingSettings
-from millstream_server.encode.app import EncodeSettings
+from millstream_server.diffusion.request import Kind
+from millstream_server.diffusion.worker.app import MediaDiffusionSettings
+from millstream_server.diffusion.worker.text import TextDiffusionSettings
+from millstream_server.embedding.worker.app import EmbeddingSettings
+from millstream_server.encode.worker.app import EncodeSettings
 from millstream_server.engines import registry
-from millstream_server.engines.base import Role
 from millstream_server.engines.diffusers.engine import DiffusersEngine
 from millstream_server.engines.registry import DIFFUSERS, EMBEDDERS, ENCODERS, GENERATORS
 from millstream_server.engines.sglang.diffuser import SglangDiffuser
@@ -31,8 +32,7 @@ from millstream_server.engines.transformers.tower import NoTower, TowerConfig, T
 from millstream_server.runtime import settings as runtime
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.settings import SettingsError
-from millstream_server.synthesis.request import Kind
-from tests.support.vision_models import FamilyName, make_vision_model
+from tests.support.models.vision_models import FamilyName, make_vision_model
 
 S = TypeVar("S")
 _SERVICES = [
@@ -110,7 +110,7 @@ def test_making_an_engine_imports_no_other() -> None:
     program = """
 import sys
 from millstream_server.engines.registry import GENERATORS
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.decode.app import DecodeSettings
 made = GENERATORS.make(DecodeSettings(engine="simulated"), Role.AGGREGATED)
 assert type(made).__name__ == "SimulatedEngine"
@@ -205,7 +205,7 @@ def _diffuser(kind: Kind, folder: Path | None, *flags: str) -> Any:
 
 @pytest.mark.parametrize("kind", Kind)
 async def test_the_simulated_engine_makes_what_is_asked_for(kind: Kind) -> None:
-    flags = ("--engine", "simulated", "--simulated-step-s", "0.25", "--simulated-load-s", "0")
+    flags = ("--engine", "simulated", "--", "--step-s", "0.25", "--load-s", "0")
     engine = _diffuser(kind, None, *flags)
     assert isinstance(engine, SimulatedDiffuser)
     assert engine.config.step_s == 0.25

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from millstream_server.control.engine import Role
 from millstream_server.control.operations import LoraAdapter
-from millstream_server.engines.base import Role
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import Ability, Constraint, ConstraintKind, Sampling
+from millstream_server.generation.ticket import EngineData, KvTransfer, Ticket
 from millstream_server.generation.validation import (
     MAX_CONSTRAINT_BYTES,
     MAX_CONSTRAINT_DEPTH,
@@ -27,7 +28,6 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.json_bounds import MAX_JSON_DEPTH, MAX_SUBSCHEMAS
-from millstream_server.transfer.ticket import EngineData, KvTransfer, Ticket
 
 _INFO = GeneratorInfo(
     engine="simulated",

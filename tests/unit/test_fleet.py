@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
+from millstream_server.diffusion.request import DiffusionRequest, Kind
+from millstream_server.embedding.request import RerankRequest
 from millstream_server.generation.output import Finish
 from millstream_server.links.fleet import Fleet
 from millstream_server.routing.discovery import sources
@@ -18,10 +20,8 @@ from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.router import Router
 from millstream_server.runtime.errors import NoWorkerError, WorkerLostError
-from millstream_server.synthesis.request import DiffusionRequest, Kind
-from millstream_server.vectors.request import RerankRequest
-from tests.support.played_worker import REQUEST, PlayedWorker, Sink, finish, serving
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.processor.played_worker import REQUEST, PlayedWorker, Sink, finish, serving
 
 ROUTED = RoutingRequest(model="m")
 

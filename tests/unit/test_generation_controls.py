@@ -16,10 +16,10 @@ from millstream_server.links import generation_stream
 from millstream_server.links.generation_stream import GenerationStream
 from millstream_server.links.slot_stream import Connection
 from millstream_server.routing.workers import WorkerView
-from tests.support.played_channel import PlayedChannel
-from tests.support.played_worker import REQUEST, Sink
-from tests.support.views import description
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.processor.played_channel import PlayedChannel
+from tests.support.processor.played_worker import REQUEST, Sink
+from tests.support.processor.views import description
 
 BROKEN = replace(REQUEST, prompt=Prompt(cast("Any", ["x"])))
 

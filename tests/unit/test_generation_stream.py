@@ -10,17 +10,17 @@ from typing import Any, cast
 import pytest
 
 from millstream.v1 import errors_pb2, generation_pb2
+from millstream_server.generation import wire as convert
 from millstream_server.generation.output import Finish, FinishReason, LogprobColumns
 from millstream_server.generation.request import Prompt
-from millstream_server.protobuf import generation as convert
 from millstream_server.runtime.errors import (
     KvTransferError,
     NoWorkerError,
     ServingError,
     WorkerLostError,
 )
-from tests.support.played_worker import REQUEST, Sink, finish, linked, start
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.processor.played_worker import REQUEST, Sink, finish, linked, start
 
 
 def _columns(*ids: int, **more: Any) -> generation_pb2.TokenLogprobs:

@@ -13,7 +13,7 @@ from millstream_server.runtime.lifecycle.conditions import (
     STUCK,
     HealthConditions,
 )
-from millstream_server.runtime.rpc.server import Server, ServerOptions
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
 
 SERVICE = decode_pb2.DESCRIPTOR.services_by_name["DecodeService"].full_name
 

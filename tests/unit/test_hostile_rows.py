@@ -11,17 +11,17 @@ import pytest
 from tests.benchmarks.hostile import wire
 from tests.benchmarks.hostile.attacker import Attack, Order
 from tests.benchmarks.hostile.attacks import ATTACKS, methods
+from tests.benchmarks.hostile.normal import Chat
 from tests.benchmarks.hostile.results import Result
 from tests.benchmarks.hostile.rows import ROWS, Row
-from tests.benchmarks.hostile.sound import Chat
 
 IDLE_P99_MS = (80.0, 90.0)
 REPORT = {"broken": [], "connections": 1, "calls": 1, "answers": {}, "sent_bytes": 1}
-SOUND = [Chat(0.0, 0.1, "OK", "", new=new) for new in (False, True)]
+NORMAL = [Chat(0.0, 0.1, "OK", "", new=new) for new in (False, True)]
 
 
 def _result() -> Result:
-    chats = SOUND
+    chats = NORMAL
     return Result(
         Row(name="r", attack="a", memory_mb=50.0),
         *(1.0, chats, chats, 100.0, 120.0, 0.1, 0.1, REPORT),
@@ -37,10 +37,10 @@ def test_a_row_that_keeps_all_limits_holds() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"during": [*SOUND, Chat(0.0, 0.1, "UNAVAILABLE", "gone")]}, "sound chats failed"),
-        ({"during": [*SOUND, Chat(0.0, 0.7, "OK", "")]}, "p99 700 ms, above 500"),
+        ({"during": [*NORMAL, Chat(0.0, 0.1, "UNAVAILABLE", "gone")]}, "normal chats failed"),
+        ({"during": [*NORMAL, Chat(0.0, 0.7, "OK", "")]}, "p99 700 ms, above 500"),
         (
-            {"during": [*SOUND, Chat(0.0, 0.7, "OK", "", new=True)]},
+            {"during": [*NORMAL, Chat(0.0, 0.7, "OK", "", new=True)]},
             "p99 on new connections 700 ms, above 500",
         ),
         ({"peak_mb": 151.0}, "memory 100 -> 151 MB"),
@@ -55,7 +55,7 @@ def test_a_row_that_keeps_all_limits_holds() -> None:
     ],
 )
 def test_a_point_that_does_not_hold_is_told(change: dict[str, object], sentence: str) -> None:
-    alone = SOUND  # 5 times this is the limit of p99
+    alone = NORMAL  # 5 times this is the limit of p99
     (told,) = dataclasses.replace(_result(), alone=alone, **change).broken(IDLE_P99_MS)  # type: ignore[arg-type]
     assert sentence in told
 

@@ -30,7 +30,7 @@ def _loaded_by(module: str) -> set[str]:
         "millstream_server.processor.app",
         "millstream_server.worker.app",
         "millstream_server.cli.main",
-        "millstream_server.embedding.app",
+        "millstream_server.embedding.worker.app",
     ],
 )
 def test_a_process_without_an_engine_loads_no_library_that_it_may_not_need(module: str) -> None:

@@ -20,10 +20,8 @@ from millstream_server.kv_cache.events import (
     Medium,
 )
 from millstream_server.protobuf.kv_events import kv_message_from_proto, kv_message_to_proto
-from millstream_server.runtime.settings import SettingsError
 from millstream_server.worker.kv_events.blocks import MAX_EVENTS, MESSAGE_HASHES
 from millstream_server.worker.kv_events.log import KvEventLog, LogReader, RankLog
-from millstream_server.worker.settings import WorkerSettings
 
 OPERATIONS = 10_000
 RING = 2000
@@ -323,12 +321,6 @@ def test_a_position_is_taken_up_only_if_the_log_has_what_follows(
     assert message is not None
     assert isinstance(message.content, KvChanges) is goes_on
     assert message.sequence == 3
-
-
-def test_a_ring_that_is_too_small_is_refused() -> None:
-    wanted = "MILLSTREAM_KV_EVENT_BUFFER is 1023; give 1024 or more"
-    with pytest.raises(SettingsError, match=wanted):
-        WorkerSettings(kv_event_buffer=1023).checked()
 
 
 def _all_of(reader: LogReader) -> Iterator[KvMessage]:

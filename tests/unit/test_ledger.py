@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from millstream_server.runtime.errors import OverloadedError
-from millstream_server.runtime.ledger import Hold, Ledger, Places, Shares
+from millstream_server.runtime.rpc.ledger import Hold, Ledger, Places, Shares
 from millstream_server.runtime.telemetry import metrics
 
 
@@ -210,7 +210,7 @@ def test_one_caller_gets_half_and_others_still_find_room() -> None:
     with contextlib.ExitStack() as stack:
         assert _take_all(shares, ["greedy"], stack) == {"greedy": 500}
         assert _take_all(shares, ["second"], stack) == {"second": 250}
-        with shares.share("sound"):
+        with shares.share("normal"):
             assert shares.used == 751
     assert shares.used == 0
     assert not shares._held

@@ -13,7 +13,7 @@ from millstream_server.processor.telemetry import ABANDONED
 from millstream_server.runtime import errors
 from millstream_server.runtime.errors import SERVER_FAULTS
 from millstream_server.runtime.telemetry.metrics import REGISTRY
-from tests.support.scraping import (
+from tests.support.telemetry.scraping import (
     DOCUMENT,
     MADE_AT_SCRAPES,
     Documented,

@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from millstream_server.embedding.app import EmbeddingSettings
+from millstream_server.control.engine import Role
+from millstream_server.embedding.worker.app import EmbeddingSettings
 from millstream_server.engines.adapter import NodeSettings
-from millstream_server.engines.base import Role
 from millstream_server.engines.sglang.adapter import check_parts
 from millstream_server.engines.sglang.config import (
     SglangEngineConfig,
     engine_arguments,
     engine_environment,
 )
+from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.runtime.settings import SettingsError, load
-from millstream_server.worker.settings import WorkerSettings
-from tests.support.engine_arguments import read_as
+from tests.support.engines.engine_arguments import read_as
 
 _LEADER = "leader.example:20000"
 _KNOWN = {

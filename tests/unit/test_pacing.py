@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from millstream_server.processor.pacing import Pacer
+from millstream_server.processor.output import Pacer
 
 FULL, IDLE = (1.0, 0.0), (0.1, 0.0)
 

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from millstream_server.runtime.security.certificate_names import CertificateName, names_in
 from millstream_server.runtime.transport.sockets import peer_name
-from tests.support.certificates import Authority, Issued
+from tests.support.wire.certificates import Authority, Issued
 
 
 def _der(issued: Issued) -> bytes:

@@ -19,7 +19,7 @@ from millstream_server.routing.policy import (
 )
 from millstream_server.routing.prefix.prefixes import Prefixes
 from millstream_server.routing.workers import WorkerView
-from tests.support.views import load
+from tests.support.processor.views import load
 
 NEW = RoutingRequest(model="m")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from millstream_server.engines.base import RankLoad
+from millstream_server.control.engine import RankLoad
 from millstream_server.worker.load_report import RankSilence
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 
 IDLE = RankLoad(running_requests=0, queued_requests=0, used_blocks=0, total_blocks=8)
 BUSY = RankLoad(running_requests=1, queued_requests=0, used_blocks=1, total_blocks=8)

@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from millstream_server.control.engine import EngineInfo, Role, WorkerDescription
 from millstream_server.control.operations import LoraAdapter
-from millstream_server.engines.base import EngineInfo, Role, WorkerDescription
 from millstream_server.generation.sampling import Ability
+from millstream_server.generation.ticket import KvTransfer
 from millstream_server.routing.kv_aware import make_policy
 from millstream_server.routing.pairs import shared_transfer
 from millstream_server.routing.plan import Handoff, HandoffMode, Plan, RoutingRequest
@@ -17,8 +18,7 @@ from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import NoWorkerError
-from millstream_server.transfer.ticket import KvTransfer
-from tests.support.views import view
+from tests.support.processor.views import view
 
 REQUEST = RoutingRequest(model="m")
 

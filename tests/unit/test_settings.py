@@ -11,6 +11,7 @@ from typing import Literal
 import pytest
 
 from millstream_server.decode.app import DecodeSettings
+from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.runtime.settings import (
     SettingsError,
@@ -20,7 +21,7 @@ from millstream_server.runtime.settings import (
     load,
     setting,
 )
-from millstream_server.worker.settings import WorkerSettings
+from millstream_server.runtime.transport.options import TransportOptions
 
 
 class Speed(enum.Enum):
@@ -203,3 +204,26 @@ def test_half_a_model_is_named(entry: str) -> None:
 def test_a_model_may_have_no_directory() -> None:
     settings = ProcessorSettings(models=("chat=/d", "drawing"), workers=())
     assert settings.model_directories() == {"chat": Path("/d"), "drawing": None}
+
+
+def test_limits_are_shares_of_one_budget_of_memory_and_one_number_of_streams() -> None:
+    settings = ProcessorSettings(models=(), workers=())
+    assert settings.transport() == TransportOptions(
+        max_receive_bytes=4 << 20,
+        max_connection_age_s=1800.0,
+        max_connection_age_grace_s=3600.0,
+    )
+    assert settings.max_media_item_bytes == 64 << 20
+    assert settings.max_queued_tokens == 32 << 20
+    assert settings.max_request_tokens == 4 << 20
+    assert settings.prefix_index_blocks == 2 << 20
+
+
+def test_shares_of_small_numbers_leave_room_for_calls() -> None:
+    settings = ProcessorSettings(
+        models=(), workers=(), max_open_streams=1, max_open_bytes=100, max_receive_bytes=60
+    )
+    options = settings.transport()
+    counts = (options.max_streams, options.max_connections, options.max_connections_per_address)
+    assert (*counts, options.max_resets) == (100, 100, 100, 100)
+    assert (options.max_received_bytes, options.max_unsent_bytes) == (60, 60)

@@ -15,9 +15,11 @@ import pytest
 import yaml
 
 from millstream_server.decode.app import DecodeSettings
-from millstream_server.diffusion.app import MediaDiffusionSettings
-from millstream_server.embedding.app import EmbeddingSettings
-from millstream_server.encode.app import EncodeSettings
+from millstream_server.diffusion.worker.app import MediaDiffusionSettings
+from millstream_server.diffusion.worker.text import TextDiffusionSettings
+from millstream_server.embedding.worker.app import EmbeddingSettings
+from millstream_server.encode.worker.app import EncodeSettings
+from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.runtime.settings import (
     EngineArguments,
@@ -27,6 +29,7 @@ from millstream_server.runtime.settings import (
     schema,
     setting,
 )
+from millstream_server.runtime.settings.declare import removed
 from millstream_server.runtime.settings.show import plain
 
 ALL = (ProcessorSettings, EncodeSettings, DecodeSettings, MediaDiffusionSettings, EmbeddingSettings)
@@ -40,7 +43,6 @@ class Speed(enum.Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     count: int = setting(3, help="how many")
-    kept: int = setting(-1, help="how many are kept; -1: all")
     drain_s: float = setting(60.0, help="how long")
     loud: bool = setting(default=False, help="shout")
     speed: Speed = setting(Speed.FAST, help="how fast")
@@ -105,7 +107,7 @@ def test_every_kind_of_value(file: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "tls:\n  # cert_file: /a\n", "kept: -1\n"])
+@pytest.mark.parametrize("text", ["", "# nothing\n", "tls:\n  # cert_file: /a\n"])
 def test_defaults(file: Path, text: str) -> None:
     assert read(file, text) == Settings()
 
@@ -319,6 +321,34 @@ class Unchecked(DecodeSettings):
 
 
 # ---- settings that have gone
+
+
+ROLES = (*ALL, TextDiffusionSettings, WorkerSettings)
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [
+        pytest.param(cls, name, id=f"{cls.__name__}-{name}")
+        for cls in ROLES
+        for name in removed(cls)
+    ],
+)
+def test_each_setting_that_has_gone_is_refused_as_flag_variable_and_key(
+    cls: type[Any], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert name not in {f.name for f in declared(cls)}
+    file = tmp_path / "settings.yaml"
+    file.write_text(f"{name}: 1\n")
+    for argv, env in (
+        ([f"--{name.replace('_', '-')}", "1"], {}),
+        ([], {f"MILLSTREAM_{name.upper()}": "1"}),
+        (["--config", str(file)], {}),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            load(cls, argv, env, prog="p", description="d")
+        assert ended.value.code == 2
+        assert removed(cls)[name] in capsys.readouterr().err
 
 
 def test_a_setting_that_has_gone_is_refused_by_name_wherever_it_is(

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from millstream_server.decode.app import DecodeSettings
-from millstream_server.diffusion.app import MediaDiffusionSettings
-from millstream_server.diffusion.text import TextDiffusionSettings
-from millstream_server.embedding.app import EmbeddingSettings
-from millstream_server.encode.app import EncodeSettings
+from millstream_server.diffusion.worker.app import MediaDiffusionSettings
+from millstream_server.diffusion.worker.text import TextDiffusionSettings
+from millstream_server.embedding.worker.app import EmbeddingSettings
+from millstream_server.encode.worker.app import EncodeSettings
+from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
 from millstream_server.runtime.settings import EngineArguments, declared
 from millstream_server.worker.host_settings import HostSettings
-from millstream_server.worker.settings import WorkerSettings
 
 _ROOT = Path(__file__).parents[2]
 _SERVICES = "services/millstream_server"

@@ -14,8 +14,8 @@ from millstream_server.engines.sglang.config import LORA_MODULES
 from millstream_server.engines.sglang.control.adapters import AdapterLimits, check_adapter
 from millstream_server.engines.sglang.control.checkpoint import Checkpoint, read_checkpoint
 from millstream_server.runtime.errors import InvalidWeightsError
-from tests.support.checkpoints import make_adapter
-from tests.support.models import make_random_model
+from tests.support.models.checkpoints import make_adapter
+from tests.support.models.models import make_random_model
 
 _LIMITS = AdapterLimits(max_rank=8, modules=LORA_MODULES)
 

@@ -16,8 +16,8 @@ from millstream_server.engines.sglang.control.checkpoint import (
     read_through,
 )
 from millstream_server.runtime.errors import InvalidWeightsError
-from tests.support.checkpoints import changed, save
-from tests.support.models import make_random_model
+from tests.support.models.checkpoints import changed, save
+from tests.support.models.models import make_random_model
 
 _Q = "model.layers.0.self_attn.q_proj.weight"
 

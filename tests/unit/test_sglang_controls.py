@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from millstream_server.control.engine import Role
 from millstream_server.control.operations import PauseMode
 from millstream_server.engines.adapter import TextEngineSettings
-from millstream_server.engines.base import Role
 from millstream_server.engines.sglang.adapter import ADAPTER, SglangSettings, check_lora
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.control.operations import SglangPause, measure
@@ -74,17 +74,17 @@ def _read(**values: object) -> EngineArguments:
 
 
 def _check(values: dict[str, Any], arguments: dict[str, object]) -> None:
-    common = dict(values)
-    own = {name: common.pop(name) for name in values if name == "lora_target_modules"}
-    check_lora(SglangSettings(**own), TextEngineSettings(**common), _read(**arguments))
+    check_lora(TextEngineSettings(**values), _read(**arguments))
 
 
 @pytest.mark.parametrize(
     ("values", "arguments", "why"),
     [
         ({"max_loras_per_batch": -1}, {}, "is -1"),
-        ({"max_loras_per_batch": 1, "max_lora_rank": 0}, {}, "--max-lora-rank is 0"),
-        ({"max_loras_per_batch": 1, "lora_target_modules": ()}, {}, "is empty"),
+        ({"max_loras_per_batch": 1}, {"max_lora_rank": 0}, "--max-lora-rank is 0"),
+        ({"max_loras_per_batch": 1}, {"lora_target_modules": set()}, "name the layers"),
+        ({"max_loras_per_batch": 1}, {"lora_target_modules": {"all"}}, "name the layers"),
+        ({}, {"max_lora_rank": 64}, "need --max-loras-per-batch"),
         ({"max_loras_per_batch": 1}, {"dp_size": 2}, "--dp-size 2"),
     ],
 )
@@ -101,7 +101,8 @@ def test_settings_that_work() -> None:
 
 
 def test_a_cpu_has_no_memory_to_save() -> None:
-    offer, common = ADAPTER.generator, TextEngineSettings(device="cpu", memory_saver=True)
+    given = EngineArguments(flags=("--enable-memory-saver",))
+    offer, common = ADAPTER.generator, TextEngineSettings(device="cpu", engine_args=given)
     assert offer is not None
-    with pytest.raises(SettingsError, match="--memory-saver"):
+    with pytest.raises(SettingsError, match="--enable-memory-saver"):
         offer.checked("sglang", SglangSettings(), common)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from millstream_server.diffusion.request import Kind
 from millstream_server.engines.adapter import DiffuserEngineSettings, EngineContext
 from millstream_server.engines.sglang.adapter import SglangDiffusionSettings, diffuser_config
 from millstream_server.engines.sglang.diffusion.config import (
@@ -17,8 +18,7 @@ from millstream_server.engines.sglang.diffusion.config import (
 from millstream_server.engines.sglang.diffusion.facts import read_geometry
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.settings import SettingsError
-from millstream_server.synthesis.request import Kind
-from tests.support.engine_arguments import read_as
+from tests.support.engines.engine_arguments import read_as
 
 
 def _folder(root: Path, kind: str = "ZImagePipeline", **parts: dict[str, Any]) -> Path:

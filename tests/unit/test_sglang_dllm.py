@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from millstream_server.control.engine import EngineLoad, Role
 from millstream_server.engines.adapter import DllmSettings, EngineContext, TextEngineSettings
-from millstream_server.engines.base import EngineLoad, Role
 from millstream_server.engines.sglang.adapter import SglangSettings, engine_config
 from millstream_server.engines.sglang.config import (
     SglangEngineConfig,
@@ -24,7 +24,7 @@ from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.settings import SettingsError
-from tests.support.engine_arguments import read_as
+from tests.support.engines.engine_arguments import read_as
 
 _SERVER_ARGS = {
     "device", "disable_cuda_graph", "disaggregation_mode", "dllm_algorithm", "dllm_fdfo", "dtype",

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from millstream_server.engines.base import RankLoad
+from millstream_server.control.engine import RankLoad
 from millstream_server.engines.sglang.engine import SglangEngine, SglangEngineConfig
 from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.engines.sglang.loads import KvBlocks

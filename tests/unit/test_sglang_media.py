@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.sglang.config import (
     SglangEngineConfig,
     engine_arguments,
@@ -30,9 +30,9 @@ from millstream_server.generation.request import GenerationRequest
 from millstream_server.media.items import Content, Geometry, MediaInput, Modality, cache_key
 from millstream_server.media.tensor import ElementType, Tensor, TensorSpec
 from millstream_server.runtime.errors import InternalError, InvalidRequestError
-from tests.support.media_requests import WIDTH, fetched, geometry_only, item, request
-from tests.support.vision_models import FamilyName, make_vision_model
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.media.media_requests import WIDTH, fetched, geometry_only, item, request
+from tests.support.models.vision_models import FamilyName, make_vision_model
 
 IMAGES = fetched(request(item("a", 2), item("b", 8)))
 BOTH = fetched(

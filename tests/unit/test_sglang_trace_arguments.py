@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.sglang.config import (
     SglangEngineConfig,
     engine_arguments,

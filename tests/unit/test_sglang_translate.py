@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.sglang.requests.translate import (
     Chunk,
     conclude,
@@ -21,6 +21,7 @@ from millstream_server.engines.sglang.requests.translate import (
 from millstream_server.generation.output import Finish, FinishReason, TokenLogprob
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import Constraint, ConstraintKind, Sampling
+from millstream_server.generation.ticket import Ticket
 from millstream_server.runtime.errors import (
     InternalError,
     InvalidRequestError,
@@ -31,8 +32,7 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.telemetry.trace_context import TraceContext
-from millstream_server.transfer.ticket import Ticket
-from tests.support import media_requests
+from tests.support.media import media_requests
 
 _PRIVATE = "/srv/model at 10.0.0.7:8998"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.engines.simulated.transfer import Bootstrap, Offer, fetch, way
 from millstream_server.generation.output import CollectingSink, Finish, FinishReason
@@ -22,13 +22,13 @@ from millstream_server.generation.request import (
     new_engine_id,
 )
 from millstream_server.generation.sampling import Ability, Sampling
+from millstream_server.generation.ticket import KvTransfer, Ticket
 from millstream_server.runtime.errors import (
     EngineFailedError,
     InvalidRequestError,
     KvTransferError,
 )
-from millstream_server.transfer.ticket import KvTransfer, Ticket
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 
 SMALL = SimulatedConfig(vocab_size=100, context_length=64, block_size=4, total_blocks=16)
 

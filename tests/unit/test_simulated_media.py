@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from millstream_server.control.engine import Role
 from millstream_server.engines.adapter import EngineContext, TextEngineSettings
-from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.adapter import SimulatedSettings, engine_config
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.generation.output import CollectingSink, Finish
 from millstream_server.generation.request import GenerationRequest, Prompt
+from millstream_server.generation.ticket import Ticket
 from millstream_server.media.items import Modality
 from millstream_server.runtime.errors import KvTransferError
-from millstream_server.transfer.ticket import Ticket
-from tests.support.media_requests import MODEL, fetched, geometry_only, item, request, tensor
-from tests.support.vision_models import make_vision_model
+from millstream_server.runtime.settings import SettingsError
+from tests.support.media.media_requests import MODEL, fetched, geometry_only, item, request, tensor
+from tests.support.models.vision_models import make_vision_model
 
 CONFIG = SimulatedConfig(vocab_size=100, context_length=64, media=MODEL)
 TWO = fetched(request(item("a", 2), item("b", 8)))
@@ -108,9 +109,17 @@ def test_a_models_files_say_what_it_takes(tmp_path: Path, family: str | None) ->
         model_name="m",
         common=TextEngineSettings(),
     )
-    media = engine_config(SimulatedSettings(), context).media
+    config = engine_config(SimulatedSettings(), context)
+    media = config.media
     if family is None:
         assert media is None
+        assert config.vocab_size == 32000
+        (tmp_path / "config.json").write_text('{"vocab_size": 321}')
+        assert engine_config(SimulatedSettings(), context).vocab_size == 321
+        assert engine_config(SimulatedSettings(vocab_size=5), context).vocab_size == 5
+        (tmp_path / "config.json").write_text("{}")
+        with pytest.raises(SettingsError, match="has no usable vocab_size; give -- --vocab-size"):
+            engine_config(SimulatedSettings(), context)
     else:
         assert media is not None
         assert (media.family, media.embedding_width, media.pixel_shape) == (family, 256, (1536,))

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from millstream.v1 import embedding_pb2
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
+from millstream_server.diffusion.request import DiffusionRequest, Kind
+from millstream_server.embedding.request import RerankRequest
+from millstream_server.links.embedding_stream import VectorStream
 from millstream_server.links.entry_stream import DIFFUSION, EntryStream, SlotCall
 from millstream_server.links.slot_stream import Connection
 from millstream_server.links.unread import UnreadOutput
-from millstream_server.links.vector_stream import VectorStream
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import InvalidRequestError, OverloadedError, WorkerLostError
-from millstream_server.synthesis.request import DiffusionRequest, Kind
-from millstream_server.vectors.request import RerankRequest
-from tests.support.played_channel import PlayedChannel
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.processor.played_channel import PlayedChannel
 
 
 def _stream(cancelled: list[int] | None = None) -> Any:

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import (
     InvalidRequestError,
     OverloadedError,
     ServingError,
 )
-from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.rpc.slot_session import (
     CancelSlot,
     Output,
@@ -26,7 +26,7 @@ from millstream_server.runtime.rpc.slot_session import (
 )
 from millstream_server.runtime.rpc.slots import MAX_SLOT
 from millstream_server.runtime.telemetry.trace_context import TraceContext
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 
 MIB = 1 << 20
 Content = SlotContent[str, str]

@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from millstream_server.engines.base import Role, Task, WorkerDescription
+from millstream_server.control.engine import Role, Task, WorkerDescription
+from millstream_server.diffusion.diffuser import DiffuserInfo
+from millstream_server.diffusion.request import Kind
+from millstream_server.embedding.embedder import EmbedderInfo
 from millstream_server.routing.kv_aware import make_policy
 from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import NoWorkerError
-from millstream_server.synthesis.diffuser import DiffuserInfo
-from millstream_server.synthesis.request import Kind
-from millstream_server.vectors.embedder import EmbedderInfo
-from tests.support.views import load, view
+from tests.support.processor.views import load, view
 
 REQUEST = RoutingRequest(model="m")
 

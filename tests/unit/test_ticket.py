@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import pytest
 
-from millstream_server.runtime.errors import InvalidRequestError
-from millstream_server.transfer.ticket import (
+from millstream_server.generation.ticket import (
     TICKET_LIFETIME_S,
     EngineData,
     Ticket,
     TicketGate,
     TicketKey,
 )
+from millstream_server.runtime.errors import InvalidRequestError
 
 SECRET = bytes(range(32))
 KEY = TicketKey(SECRET)

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from millstream.v1 import generation_pb2, processor_pb2
-from millstream_server.engines.base import Role, Task, WorkerDescription
+from millstream_server.control.engine import Role, Task, WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import (
     Finish,
@@ -25,14 +25,14 @@ from millstream_server.generation.output import (
 )
 from millstream_server.generation.request import GenerationRequest, LogprobOptions, Prompt
 from millstream_server.generation.sampling import MAX_SEED, Ability, Sampling
-from millstream_server.generation.telemetry import RequestSpan
+from millstream_server.generation.ticket import EngineData, KvTransfer, TicketKey
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.admission import Admission, AdmissionQueue, QueueLimits
 from millstream_server.processor.choice import Leg, Running, Workers
 from millstream_server.processor.conversation import Options
-from millstream_server.processor.pacing import Pacer
+from millstream_server.processor.output import Pacer
 from millstream_server.processor.responses import Messages
-from millstream_server.processor.telemetry import FrontTelemetry, TurnTelemetry
+from millstream_server.processor.telemetry import FrontTelemetry, RequestSpan, TurnTelemetry
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.turn import Turn, TurnParts
 from millstream_server.routing.plan import Plan, PlannedLeg
@@ -45,7 +45,6 @@ from millstream_server.runtime.errors import (
     WorkerLostError,
 )
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED
-from millstream_server.transfer.ticket import EngineData, KvTransfer, TicketKey
 
 
 @dataclass
@@ -546,7 +545,9 @@ async def test_a_burst_is_made_of_turns_that_have_sent_nothing(text_model: TextM
 async def test_unread_output_ends_its_request_and_no_other(text_model: TextModel) -> None:
     unread = UnreadOutput(200_000)
     parts = _parts(unread)
-    greedy, sound = (_started(text_model, ALONE, parts=parts, name=n) for n in ("greedy", "sound"))
+    greedy, normal = (
+        _started(text_model, ALONE, parts=parts, name=n) for n in ("greedy", "normal")
+    )
     greedy.client.reads = False
     entry = TokenLogprob(35, -0.5, tuple((token, -1.0) for token in range(20)))
     sink = greedy.workers.sinks["decode"][0]
@@ -564,15 +565,15 @@ async def test_unread_output_ends_its_request_and_no_other(text_model: TextModel
         emit()
     assert unread.used == 0
     emit()
-    sound.workers.sinks["decode"][0].emit([35])
+    normal.workers.sinks["decode"][0].emit([35])
     await _turns()
-    assert sound.client.texts == ["A"]
+    assert normal.client.texts == ["A"]
     assert unread.used == 0, "what still comes is dropped"
     assert greedy.workers.cancels == ["decode"]
     with pytest.raises(OverloadedError, match="too much output waits"):
         greedy.output.next()
     assert greedy.turn.choices[0].held_bytes == 0
-    for it in (greedy, sound):
+    for it in (greedy, normal):
         it.turn.close()
 
 

@@ -15,7 +15,7 @@ from grpc._cython import cygrpc  # type: ignore[attr-defined]
 from millstream_server.runtime.lifecycle.main import log_uncaught
 from millstream_server.runtime.rpc.grpc_server import LOGGER, plain_grpc_log
 from millstream_server.runtime.telemetry import log
-from tests.support.logged import fields_of
+from tests.support.telemetry.logged import fields_of
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ import dataclasses
 import pytest
 
 from millstream.v1 import kv_transfer_pb2, worker_pb2
+from millstream_server import worker_info as convert
+from millstream_server.control.engine import EngineLoad, RankLoad, Role, WorkerDescription
 from millstream_server.control.operations import LoraAdapter
-from millstream_server.engines.base import EngineLoad, RankLoad, Role, WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.sampling import Ability
-from millstream_server.protobuf import worker as convert
+from millstream_server.generation.ticket import KvTransfer
 from millstream_server.protobuf.common import CONTRACT_VERSION
-from millstream_server.transfer.ticket import KvTransfer
 
 _INFO = GeneratorInfo(
     engine="played",

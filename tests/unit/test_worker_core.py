@@ -7,17 +7,17 @@ from typing import Any, cast
 
 import pytest
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import Finish, FinishReason, OutputSink
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
+from millstream_server.generation.worker.core import GenerationWorker
 from millstream_server.runtime.errors import EngineFailedError, ServingError
 from millstream_server.runtime.telemetry.counts import RequestCounts
 from millstream_server.runtime.telemetry.metrics import STREAM_REQUESTS_OPEN
-from millstream_server.worker.generation.core import GenerationWorker
-from tests.support.in_process import hosted
+from millstream_testing.in_process import hosted
 
 START = GenerationRequest(request_id="r", prompt=Prompt([1]), sampling=Sampling(max_new_tokens=4))
 DONE = Finish(reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=4)

@@ -13,13 +13,15 @@ from typing import Any
 import pytest
 
 from millstream.v1 import decode_pb2, generation_pb2
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.generation.output import Finish, FinishReason, OutputSink
 from millstream_server.generation.request import GenerationRequest
+from millstream_server.generation.wire import write_start
+from millstream_server.generation.worker.core import GenerationWorker
+from millstream_server.generation.worker.session import WorkerSession
 from millstream_server.media.items import EmbeddingTicket
 from millstream_server.media.tensor import Tensor
-from millstream_server.protobuf.generation import write_start
 from millstream_server.runtime.errors import (
     DeadlinePassedError,
     EmbeddingTransferError,
@@ -30,13 +32,11 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.telemetry.trace_context import TraceContext
-from millstream_server.worker.generation.core import GenerationWorker
-from millstream_server.worker.generation.session import WorkerSession
 from millstream_server.worker.host import WorkerHost
-from tests.support.in_process import hosted
-from tests.support.logged import events
-from tests.support.media_requests import MODEL, WIDTH, geometry_only, item, request, tensor
-from tests.support.waiting import until
+from millstream_testing.in_process import hosted
+from millstream_testing.waiting import until
+from tests.support.media.media_requests import MODEL, WIDTH, geometry_only, item, request, tensor
+from tests.support.telemetry.logged import events
 
 ASKED = request(item("a", 2), item("b", 8))
 

@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 
 from millstream.v1 import worker_pb2
-from millstream_server.engines.base import Role, WorkerDescription
+from millstream_server.control.engine import Role, WorkerDescription
 from millstream_server.links import link as link_module
 from millstream_server.links.channel import CallError
 from millstream_server.links.grpc_channel import GrpcChannel
 from millstream_server.links.link import WorkerCondition, WorkerLink, WorkerStatus
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import Code, WorkerLostError
-from tests.support.played_channel import PlayedChannel
-from tests.support.played_worker import (
+from millstream_testing.waiting import until
+from tests.support.processes.ports import free_port
+from tests.support.processor.played_channel import PlayedChannel
+from tests.support.processor.played_worker import (
     NOT_SERVING,
     SERVING,
     Health,
@@ -28,9 +30,7 @@ from tests.support.played_worker import (
     serving,
     start,
 )
-from tests.support.ports import free_port
-from tests.support.views import description
-from tests.support.waiting import until
+from tests.support.processor.views import description
 
 
 async def test_a_load_that_is_no_longer_reported_is_forgotten_and_asked_for_again(

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 
 from millstream.v1 import decode_pb2, errors_pb2, generation_pb2
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest
+from millstream_server.generation.worker.session import WorkerSession
+from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import InvalidRequestError
-from millstream_server.runtime.lifecycle.drain import OpenWork
-from millstream_server.worker.generation.session import WorkerSession
-from tests.support.logged import events
+from tests.support.telemetry.logged import events
 
 DONE = Finish(reason=FinishReason.LENGTH, prompt_tokens=1, completion_tokens=1)
 
 
 class Scripted:
-    """Satisfies `worker.generation.session.RequestRunner`; keeps the sinks for the test."""
+    """Satisfies `generation.worker.session.RequestRunner`; keeps the sinks for the test."""
 
     role = Role.AGGREGATED
 

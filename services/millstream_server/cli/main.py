@@ -33,7 +33,7 @@ from millstream_server.routing.policy import PolicyName
 _UP_NOTES = """\
 Every service has its own log file. The phases of its start are shown here, and it is restarted if
 it ends. Ctrl-C lets running requests finish; a second Ctrl-C kills. Set further settings of
-services in the environment, for example MILLSTREAM_LOG_LEVEL=debug or MILLSTREAM_DTYPE=float32.
+services in the environment, for example MILLSTREAM_LOG_LEVEL=debug.
 The engine's own arguments follow --; the prefill and decode workers get them.
 --engine simulated needs no GPU stack.
 """

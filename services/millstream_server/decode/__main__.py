@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from millstream_server.decode.app import DecodeSettings, media_of
+from millstream_server.generation.worker.app import run
+from millstream_server.generation.worker.servicer import DECODE
 from millstream_server.runtime.lifecycle.main import main
-from millstream_server.worker.generation.app import run
-from millstream_server.worker.generation.servicer import DECODE
 
 if __name__ == "__main__":
     main(

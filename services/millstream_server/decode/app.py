@@ -9,14 +9,14 @@ import enum
 from dataclasses import dataclass
 from pathlib import Path
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
+from millstream_server.encode.worker.servicer import Serving, with_encoding
+from millstream_server.encode.worker.settings import EncodingSettings
 from millstream_server.engines.registry import adapter
+from millstream_server.generation.worker.app import EmbeddingSource, Extend, Plan
+from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.media import families
 from millstream_server.runtime.settings import group, setting
-from millstream_server.worker.encoding.servicer import Serving, with_encoding
-from millstream_server.worker.encoding.settings import EncodingSettings
-from millstream_server.worker.generation.app import EmbeddingSource, Extend, Plan
-from millstream_server.worker.settings import WorkerSettings
 
 
 class DecodeMode(enum.Enum):
@@ -55,7 +55,7 @@ def media_of(settings: DecodeSettings) -> Extend:
         if source is None or path is None or pixels is None or not _encodes(settings, path):
             return plan
         hosted = settings.encoding.hosted(pixels(path))
-        serving = Serving(options=settings.encoding.options)  # nobody else may fetch pixels
+        serving = Serving()  # nobody else may fetch pixels
         return with_encoding(plan, hosted, serving, source.use_local)
 
     return extend

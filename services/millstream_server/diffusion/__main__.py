@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream_server.diffusion.launch import launch
+from millstream_server.diffusion.worker.launch import launch
 
 if __name__ == "__main__":
     launch()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream_server.embedding.app import EmbeddingSettings, run
+from millstream_server.embedding.worker.app import EmbeddingSettings, run
 from millstream_server.runtime.lifecycle.main import main
 
 if __name__ == "__main__":

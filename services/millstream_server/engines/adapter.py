@@ -7,21 +7,22 @@ called, so a process loads the vendors of one engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
-from millstream_server.encoding.encoder import MediaEncoder
-from millstream_server.engines.base import Follower, Role
+from millstream_server.control.engine import Follower, Role
+from millstream_server.diffusion.diffuser import Diffuser
+from millstream_server.diffusion.request import Kind
+from millstream_server.embedding.embedder import Embedder
+from millstream_server.encode.encoder import MediaEncoder
 from millstream_server.generation.generator import GeneratorEngine
 from millstream_server.media.families.family import Family
 from millstream_server.model_files.state import expect_weights
 from millstream_server.runtime.settings import EngineArguments, SettingsError, group, setting
-from millstream_server.runtime.settings.addresses import is_host_port
-from millstream_server.synthesis.diffuser import Diffuser
-from millstream_server.synthesis.request import Kind
-from millstream_server.vectors.embedder import Embedder
+from millstream_server.runtime.settings.arguments import refuse_arguments
+from millstream_server.runtime.settings.declare import is_host_port
 
 EngineT = TypeVar("EngineT")
 Device = Literal["auto", "cuda", "cpu"]
@@ -29,6 +30,13 @@ ElementChoice = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 # ---- settings that engines share -----------------------------------------------------------------
+
+
+# Settings that went, as engines have them themselves: what to write instead.
+_OWN_ARGUMENTS = {
+    "dtype": "give SGLang's own argument: -- --dtype TYPE",
+    "engine_log_level": "give SGLang's own argument: -- --log-level LEVEL",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,14 +94,14 @@ class ServedEngineSettings(DeviceSettings):
     engine_args: EngineArguments = setting(
         EngineArguments(), help="the engine's own arguments: behind --, not as a flag"
     )
-    engine_log_level: str = setting("warning", help="log level of the engine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VectorEngineSettings(ServedEngineSettings):
     """Settings of an engine for vectors and scores."""
 
-    dtype: str = setting("auto", help="auto, bfloat16, float16 or float32")
+    REMOVED: ClassVar[Mapping[str, str]] = _OWN_ARGUMENTS
+
     max_running_requests: int = setting(
         0, help="most inputs in a batch; 0: the engine decides, 64 on a CPU"
     )
@@ -106,7 +114,16 @@ class VectorEngineSettings(ServedEngineSettings):
 class TextEngineSettings(ServedEngineSettings):
     """Settings of an engine that generates text."""
 
-    dtype: str = setting("auto", help="auto, bfloat16, float16 or float32")
+    REMOVED: ClassVar[Mapping[str, str]] = _OWN_ARGUMENTS | {
+        "deterministic": "give SGLang's own argument: -- --enable-deterministic-inference",
+        "lora_target_modules": "give SGLang's own argument: -- --lora-target-modules NAME …",
+        "max_lora_rank": "give SGLang's own argument: -- --max-lora-rank RANK",
+        "memory_saver": "give SGLang's own argument: -- --enable-memory-saver",
+        "reasoning_parser": "give SGLang's own argument: -- --reasoning-parser NAME",
+        "tool_call_parser": "give SGLang's own argument: -- --tool-call-parser NAME",
+        "transfer_backend": "give SGLang's own argument: -- --disaggregation-transfer-backend NAME",
+    }
+
     max_running_requests: int = setting(0, help="most requests at once; 0: the engine decides")
     max_total_tokens: int = setting(0, help="KV cache size in tokens; 0: what fits")
     context_length: int = setting(0, help="most tokens of prompt and completion; 0: the model's")
@@ -120,21 +137,11 @@ class TextEngineSettings(ServedEngineSettings):
     kv_events: bool = setting(
         default=True, help="tell what the prefix cache holds, for routing (WatchKvEvents)"
     )
-    tool_call_parser: str = setting(
-        "", help="announced in WorkerInfo: the parser that the model's tool calls need"
-    )
-    reasoning_parser: str = setting("", help="announced in WorkerInfo, likewise")
-    memory_saver: bool = setting(
-        default=False,
-        help="let ReleaseMemory free a GPU's memory; keeps a copy of the weights on the host; "
-        "needs the package torch-memory-saver",
-    )
     max_loras_per_batch: int = setting(
         0,
         help="LoRA adapters that requests in one batch may use; more can be loaded; 0: none, and "
         "no cost",
     )
-    max_lora_rank: int = setting(16, help="largest rank of an adapter; memory grows with it")
     topology: NodeSettings = group(NodeSettings)
 
 
@@ -154,11 +161,13 @@ class DllmSettings:
 class DiffuserEngineSettings(ServedEngineSettings):
     """Settings of an engine for images and videos."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {"engine_log_level": _OWN_ARGUMENTS["engine_log_level"]}
+
     warm_up_timeout_s: float = setting(300.0, help="longest warm-up before the start fails")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EncoderSettings(DeviceSettings):
+class EncoderSettings(ServedEngineSettings):
     """Settings of an encoder of images and videos."""
 
     dtype: ElementChoice = setting(
@@ -204,11 +213,14 @@ class Offer(Generic[EngineT]):
     """
     settings: type[Any] | None = None
     """Settings that only this engine reads; their names differ from those of other engines."""
+    removed: Mapping[str, str] = field(default_factory=dict)
+    """Settings that it once had, and what to write instead."""
     read_arguments: Callable[[Any, Any], EngineArguments] | None = None
     """Checks ``settings`` and the ability's, and reads the arguments of the engine's own; raises
-    SettingsError. None: it takes no arguments, and runs in one process."""
+    SettingsError. None: it takes none."""
     follow: Callable[[Any, EngineContext], Follower] | None = None
-    """Makes what runs a part of a model that another process serves."""
+    """Makes what runs a part of a model that another process serves; None: the engine runs in one
+    process."""
 
     def checked(self, name: str, own: Any, common: Any) -> Any:
         """Return ``common`` with the engine's own arguments read.
@@ -216,16 +228,16 @@ class Offer(Generic[EngineT]):
         Raises:
             SettingsError: one is unknown, wrong, or managed by us, or the engine takes none.
         """
-        if self.read_arguments is not None:
-            return replace(common, engine_args=self.read_arguments(own, common))
-        _refuse_arguments(common.engine_args, name)
         nodes = getattr(common, "topology", NodeSettings())
-        if nodes.nodes != 1 or nodes.node_rank:
+        if self.follow is None and (nodes.nodes != 1 or nodes.node_rank):
             raise SettingsError(
                 f"--nodes {nodes.nodes}, --node-rank {nodes.node_rank}: the {name} engine runs in "
                 "one process"
             )
-        return common
+        if self.read_arguments is None:
+            refuse_arguments(common.engine_args, name)
+            return common
+        return replace(common, engine_args=self.read_arguments(own, common))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,23 +258,6 @@ class Adapter:
     suite_flags: Callable[[str, Path], Sequence[str]] = lambda _service, _model: ()
     """Flags that `millstream up` gives a worker of a service for a model, besides `--engine`, which
     encode workers don't get; "dllm": a diffusion worker that makes text. Raises SettingsError."""
-
-
-def _refuse_arguments(given: EngineArguments, engine: str) -> None:
-    if given.given:
-        where = [
-            name
-            for name, there in (
-                ("behind --", given.flags),
-                ("in MILLSTREAM_ENGINE_ARGS", given.environment),
-                ("in engine_args of the file", given.file),
-            )
-            if there
-        ]
-        raise SettingsError(
-            f"there are an engine's own arguments {' and '.join(where)}, but the engine is "
-            f"{engine}, which takes none"
-        )
 
 
 def model_folder(path: Path | None, engine: str, what: str, marker: str) -> Path:

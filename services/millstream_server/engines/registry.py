@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cast
 
+from millstream_server.control.engine import Follower, Role
 from millstream_server.engines.adapter import Adapter, EngineContext, Offer
-from millstream_server.engines.base import Follower, Role
 from millstream_server.engines.diffusers import adapter as diffusers
 from millstream_server.engines.sglang import adapter as sglang
 from millstream_server.engines.simulated import adapter as simulated
@@ -43,8 +43,14 @@ class Engines(Generic[EngineT]):
             for name, each in self._offers.items()
             if each.settings is not None
         ]
+        removed = {name: why for o in self._offers.values() for name, why in o.removed.items()}
         self.own_settings: type[Any] = dataclasses.make_dataclass(
-            "OwnSettings", fields, frozen=True, slots=True, kw_only=True
+            "OwnSettings",
+            fields,
+            namespace={"REMOVED": removed},
+            frozen=True,
+            slots=True,
+            kw_only=True,
         )
         """A group: for each engine, by its name, the settings that only it reads."""
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from millstream_server.control.engine import Engine, EngineInfo, Probeable, Role, Task
 from millstream_server.control.operations import LoraAdapter
-from millstream_server.engines.base import Engine, EngineInfo, Probeable, Role, Task
 from millstream_server.generation.output import OutputSink
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.sampling import Ability
+from millstream_server.generation.ticket import KvTransfer
 from millstream_server.media import families
 from millstream_server.media.families.family import Family
 from millstream_server.media.items import Modality
 from millstream_server.runtime.errors import ServingError
-from millstream_server.transfer.ticket import KvTransfer
 
 _COMPLETES = frozenset({Task.COMPLETE})
 _BY_DIFFUSION = frozenset({Task.COMPLETE, Task.GENERATE_TEXT})

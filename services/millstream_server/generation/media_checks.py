@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.generation.generator import GeneratorInfo, MediaModel
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.media.items import (

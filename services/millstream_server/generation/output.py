@@ -6,11 +6,11 @@ import asyncio
 import enum
 from array import array
 from collections.abc import Iterator, Sequence
-from typing import Protocol, overload
+from typing import Any, Protocol, overload
 
+from millstream_server.generation.ticket import EngineData
 from millstream_server.runtime.errors import ServingError
 from millstream_server.runtime.frozen import dataclass
-from millstream_server.transfer.ticket import EngineData
 
 _TOKEN_BYTES = 40
 """A token in a list: an `int` and the pointer to it."""
@@ -233,3 +233,13 @@ class LogprobColumns(Sequence[TokenLogprob]):
         return isinstance(other, Sequence) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def usage_attributes(finish: Finish) -> dict[str, Any]:
+    """Return the token counts as span attributes."""
+    return {
+        "gen_ai.usage.input_tokens": finish.prompt_tokens,
+        "gen_ai.usage.output_tokens": finish.completion_tokens,
+        "gen_ai.usage.cache_read.input_tokens": finish.cached_tokens,
+        "gen_ai.response.finish_reasons": (finish.reason.value,),
+    }

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import field
 
 from millstream_server.generation.sampling import Sampling
+from millstream_server.generation.ticket import Ticket
 from millstream_server.media.items import MediaInput
 from millstream_server.runtime.frozen import dataclass
 from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
-from millstream_server.transfer.ticket import Ticket
 
 
 @dataclass(frozen=True, slots=True)

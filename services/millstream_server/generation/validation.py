@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.media_checks import (
     media_violations,
@@ -28,6 +28,7 @@ from millstream_server.generation.sampling import (
     Sampling,
     given_knobs,
 )
+from millstream_server.generation.ticket import MAX_ENGINE_DATA_BYTES, EngineData, KvTransfer
 from millstream_server.runtime.errors import (
     AdapterNotFoundError,
     FieldViolation,
@@ -35,7 +36,6 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.json_bounds import read_schema
-from millstream_server.transfer.ticket import MAX_ENGINE_DATA_BYTES, EngineData, KvTransfer
 
 MAX_CONSTRAINT_BYTES = 64 * 1024
 MAX_CONSTRAINT_DEPTH = 128

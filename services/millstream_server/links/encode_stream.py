@@ -6,11 +6,11 @@ import asyncio
 from typing import Any
 
 from millstream.v1 import encode_pb2
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
+from millstream_server.encode.wire import write_item
 from millstream_server.links.channel import rpc_of
 from millstream_server.links.slot_stream import Connection, OpenRequest, SlotStream
 from millstream_server.media.items import EncodedItem, MediaFile
-from millstream_server.protobuf.encode import write_item
 from millstream_server.protobuf.errors import error_from_proto
 from millstream_server.protobuf.media import ref_from_proto
 from millstream_server.runtime.errors import (

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from millstream.v1 import diffusion_pb2
+from millstream_server.diffusion import wire as diffusion
+from millstream_server.diffusion.request import Chunk, DiffusionRequest, Finished, Kind, Progress
 from millstream_server.links.channel import Rpc, rpc_of
 from millstream_server.links.slot_stream import Connection, OpenRequest, SlotStream
 from millstream_server.links.unread import UnreadOutput, overflow
-from millstream_server.protobuf import diffusion
 from millstream_server.runtime.errors import (
     InvalidRequestError,
     RequestCancelledError,
@@ -21,7 +22,6 @@ from millstream_server.runtime.errors import (
 from millstream_server.runtime.rpc.channel import MAX_WORKER_MESSAGE_BYTES
 from millstream_server.runtime.rpc.slot_session import EndT, EntryT, SlotContent
 from millstream_server.runtime.telemetry.counts import RequestCounts
-from millstream_server.synthesis.request import Chunk, DiffusionRequest, Finished, Kind, Progress
 
 RequestT = TypeVar("RequestT")
 

@@ -7,6 +7,14 @@ import contextlib
 import functools
 from collections.abc import Collection
 
+from millstream_server.diffusion.request import Chunk, DiffusionRequest, Finished, Progress
+from millstream_server.embedding.request import (
+    EmbedFinished,
+    EmbedRequest,
+    Ranking,
+    RerankRequest,
+    Vectors,
+)
 from millstream_server.generation.output import OutputSink
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.links.encode_stream import Encoding
@@ -22,14 +30,6 @@ from millstream_server.runtime.errors import WorkerLostError
 from millstream_server.runtime.security.tls import ClientTls
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.tracing import Tracing
-from millstream_server.synthesis.request import Chunk, DiffusionRequest, Finished, Progress
-from millstream_server.vectors.request import (
-    EmbedFinished,
-    EmbedRequest,
-    Ranking,
-    RerankRequest,
-    Vectors,
-)
 
 log = get_log(__name__)
 

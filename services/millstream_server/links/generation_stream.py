@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from millstream.v1 import decode_pb2, diffusion_pb2, generation_pb2, prefill_pb2
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
+from millstream_server.generation import wire as convert
 from millstream_server.generation.output import LogprobColumns, OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.links.channel import rpc_of
 from millstream_server.links.slot_stream import Connection, OpenRequest, SlotStream
 from millstream_server.links.unread import not_asked_for
-from millstream_server.protobuf import generation as convert
 from millstream_server.protobuf.errors import error_from_proto
 from millstream_server.routing.workers import Place
 from millstream_server.runtime.errors import AdapterNotFoundError, NoWorkerError, ServingError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from millstream.v1 import kv_events_pb2, worker_pb2
-from millstream_server.engines.base import WorkerDescription
+from millstream_server.control.engine import WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.kv_cache.events import (
     BlocksStored,

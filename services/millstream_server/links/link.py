@@ -16,25 +16,25 @@ from typing import Any
 from grpc_health.v1 import health_pb2
 
 from millstream.v1 import worker_pb2
-from millstream_server.encoding.encoder import EncoderInfo
-from millstream_server.engines.base import WorkerDescription
+from millstream_server.control.engine import WorkerDescription
+from millstream_server.diffusion.diffuser import DiffuserInfo
+from millstream_server.embedding.embedder import EmbedderInfo
+from millstream_server.encode.encoder import EncoderInfo
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.links.channel import CallError, Channel, Rpc, rpc_of
+from millstream_server.links.embedding_stream import VectorStream
 from millstream_server.links.encode_stream import EncodeStream
 from millstream_server.links.entry_stream import DIFFUSION, EntryStream
 from millstream_server.links.generation_stream import GenerationStream
 from millstream_server.links.kv_watch import KvWatch
 from millstream_server.links.slot_stream import Connection, SlotStream
 from millstream_server.links.unread import UnreadOutput
-from millstream_server.links.vector_stream import VectorStream
-from millstream_server.protobuf.worker import description_from_proto, load_from_proto
 from millstream_server.routing.prefix.prefixes import Prefixes
 from millstream_server.routing.workers import WorkerView, info_of
 from millstream_server.runtime.errors import Code
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.metrics import WORKERS_CONNECTED, WORKERS_LOST
-from millstream_server.synthesis.diffuser import DiffuserInfo
-from millstream_server.vectors.embedder import EmbedderInfo
+from millstream_server.worker_info import description_from_proto, load_from_proto
 
 log = get_log(__name__)
 

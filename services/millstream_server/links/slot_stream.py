@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar
 
-from millstream_server.engines.base import WorkerDescription
+from millstream_server.control.engine import WorkerDescription
 from millstream_server.links.channel import CallError, Channel, Rpc, Stream
 from millstream_server.routing.workers import Place, WorkerView
 from millstream_server.runtime.errors import ServingError, WorkerLostError

@@ -6,9 +6,9 @@ import asyncio
 from typing import Protocol
 
 from millstream_server.runtime.errors import OverloadedError, WorkerLostError
-from millstream_server.runtime.ledger import Holder, Ledger
-from millstream_server.runtime.lifecycle.memory import trim_in_background
+from millstream_server.runtime.memory import trim_in_background
 from millstream_server.runtime.retry_delay import jittered
+from millstream_server.runtime.rpc.ledger import Holder, Ledger
 from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)

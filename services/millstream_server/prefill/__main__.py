@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
+from millstream_server.generation.worker.app import run
+from millstream_server.generation.worker.servicer import PREFILL
+from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.runtime.lifecycle.main import main
-from millstream_server.worker.generation.app import run
-from millstream_server.worker.generation.servicer import PREFILL
-from millstream_server.worker.settings import WorkerSettings
 
 if __name__ == "__main__":
     main(

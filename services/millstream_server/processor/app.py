@@ -8,7 +8,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from millstream.v1 import diffusion_pb2_grpc, embedding_pb2_grpc, processor_pb2_grpc
+from millstream_server.encode.transfer.ticket import EmbeddingTickets
+from millstream_server.generation.ticket import TicketKey
 from millstream_server.links.fleet import Fleet
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.model_files.state import expect_usable
@@ -19,25 +20,25 @@ from millstream_server.processor.diffusion.core import DiffusionCore
 from millstream_server.processor.diffusion.servicer import SERVICE as DIFFUSION
 from millstream_server.processor.diffusion.servicer import DiffusionServicer
 from millstream_server.processor.diffusion.text import TextForwarder
+from millstream_server.processor.embedding.core import VectorsCore
+from millstream_server.processor.embedding.servicer import SERVICE as EMBEDDING
+from millstream_server.processor.embedding.servicer import EmbeddingServicer
 from millstream_server.processor.front import Front
 from millstream_server.processor.media.core import ProcessorMedia
 from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.uploads import MediaBudget
 from millstream_server.processor.media.urls import UrlFetcher
 from millstream_server.processor.models import Models
-from millstream_server.processor.pacing import Pacer
+from millstream_server.processor.output import Pacer
 from millstream_server.processor.prompts import Prompts
 from millstream_server.processor.requests import RequestLimits
-from millstream_server.processor.servicer import ProcessorServicer
+from millstream_server.processor.servicer import ProcessorServicer, add_servicers
 from millstream_server.processor.settings import ProcessorSettings
 from millstream_server.processor.telemetry import FrontTelemetry
 from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.model_files import UnusableModelError
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.processor.turn import TurnParts
-from millstream_server.processor.vectors.core import VectorsCore
-from millstream_server.processor.vectors.servicer import SERVICE as EMBEDDING
-from millstream_server.processor.vectors.servicer import EmbeddingServicer
 from millstream_server.routing.discovery.sources import make_discovery
 from millstream_server.routing.kv_aware import make_policy
 from millstream_server.routing.plan import Handoff, HandoffMode
@@ -50,17 +51,15 @@ from millstream_server.runtime.lifecycle.conditions import (
     VERSIONS_DIFFER,
 )
 from millstream_server.runtime.lifecycle.main import DRAINED, Signals, until_signal
+from millstream_server.runtime.lifecycle.server import Server
 from millstream_server.runtime.lifecycle.service import Service, ServicePlan, peers_policy
+from millstream_server.runtime.rpc.auth import AuthPolicy
 from millstream_server.runtime.rpc.limits import RpcLimits
-from millstream_server.runtime.rpc.server import Server
 from millstream_server.runtime.security.api_keys import ApiKeys
-from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.security.tls import ClientTls
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.threads import DaemonThreads
-from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
-from millstream_server.transfer.ticket import TicketKey
 
 log = get_log(__name__)
 
@@ -70,6 +69,8 @@ SERVICES = (SERVICE, DIFFUSION, EMBEDDING)
 # the event loop is busy. With Python's 5 ms a burst of 64 chats waited a second for first tokens.
 _SWITCH_INTERVAL_S = 0.0005
 _LEAST_TEXT_THREADS = 2
+_MAX_MEDIA_ITEMS = 64
+"""Images and videos of one conversation: more than a model's context takes."""
 
 
 async def run(settings: ProcessorSettings) -> int:
@@ -126,17 +127,13 @@ async def run(settings: ProcessorSettings) -> int:
 def add_services(server: Server, core: ProcessorCore, workers: Fleet) -> None:
     """Add all services of a Processor to ``server``."""
     front = core.front
-    processor_pb2_grpc.add_ProcessorServiceServicer_to_server(
-        ProcessorServicer(core), server.methods
-    )
-    diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(
+    add_servicers(
+        server.methods,
+        ProcessorServicer(core),
         DiffusionServicer(
             front, DiffusionCore(front, workers), TextForwarder(front, workers, workers.unread)
         ),
-        server.methods,
-    )
-    embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(
-        EmbeddingServicer(front, VectorsCore(front, core.prompts, workers)), server.methods
+        EmbeddingServicer(front, VectorsCore(front, core.prompts, workers)),
     )
 
 
@@ -197,11 +194,7 @@ def _text_limits(settings: ProcessorSettings) -> TextLimits:
             f"--text-threads is {settings.text_threads}: it must be {_LEAST_TEXT_THREADS} or more, "
             "since long texts must leave one thread to chats"
         )
-    return TextLimits(
-        threads=settings.text_threads,
-        max_waiting_s=settings.max_text_wait_s,
-        max_caller_waiting_s=settings.max_caller_text_wait_s,
-    )
+    return TextLimits(threads=settings.text_threads)
 
 
 def _media(
@@ -212,11 +205,10 @@ def _media(
     return ProcessorMedia(
         router,
         fleet,
-        Intake(urls, max_item_bytes=most, max_items=settings.max_media_items),
-        MediaBudget(settings.max_media_bytes),
+        Intake(urls, max_item_bytes=most, max_items=_MAX_MEDIA_ITEMS),
+        MediaBudget(settings.max_open_bytes),
         tickets=EmbeddingTickets(key) if key else None,
         shared_cache=settings.share_media_cache,
-        upload_idle_s=settings.upload_idle_s,
     )
 
 
@@ -250,8 +242,7 @@ def _plan(settings: ProcessorSettings, core: ProcessorCore) -> ServicePlan:
         max_receive_bytes=settings.max_receive_bytes,
         load=core.front.meter,
         open_work=lambda: {"streams": core.work.count},
-        ages=True,
-        clients=settings.clients,
+        clients=settings.transport(),
         without_spans=(f"{DIFFUSION}/GenerateText",),  # its requests have spans
         auth=AuthPolicy(keys=keys, peers=peers_policy(settings)),
         limits=RpcLimits(
@@ -274,16 +265,9 @@ def _limits(settings: ProcessorSettings) -> RequestLimits:
 
 
 def _worker_tls(settings: ProcessorSettings) -> ClientTls | None:
-    if settings.worker_tls_ca_file is None:
-        if settings.worker_tls_cert_file or settings.worker_tls_key_file:
-            raise SettingsError("--worker-tls-ca-file is needed to check the workers' certificates")
+    if settings.worker_tls_dir is None:
         return None
-    return ClientTls(
-        settings.worker_tls_ca_file,
-        settings.worker_tls_cert_file,
-        settings.worker_tls_key_file,
-        server_name=settings.worker_tls_name,
-    )
+    return ClientTls(settings.worker_tls_dir, server_name=settings.worker_tls_name)
 
 
 async def load_models(directories: Mapping[str, Path | None]) -> dict[str, TextModel | None]:

@@ -17,15 +17,15 @@ from millstream_server.generation.output import (
     output_bytes,
 )
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.generation.telemetry import NO_SPAN, RequestSpan
+from millstream_server.processor.telemetry import NO_SPAN, RequestSpan
 from millstream_server.processor.text.detokenizer import detokenizer
 from millstream_server.processor.text.stops import StopMatcher
 from millstream_server.runtime.errors import ServingError
 
 if TYPE_CHECKING:
+    from millstream_server.generation.ticket import Ticket
     from millstream_server.processor.turn import Turn
     from millstream_server.routing.plan import PlannedLeg
-    from millstream_server.transfer.ticket import Ticket
 
 MOST_TOKENS = 16_384
 _MOST_LOGPROBS = 256

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from millstream_server.generation.request import LogprobOptions
 from millstream_server.processor.media.uploads import Uploads
 from millstream_server.processor.text.messages import ChatMessage, ChatRole, MediaPart, Tool
+from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import Failure, InvalidRequestError, UnavailableError
 from millstream_server.runtime.frozen import dataclass
-from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
 
@@ -29,7 +29,7 @@ class Caller:
     """On the clock of `time.monotonic`; None: none."""
     trace: TraceContext = NOT_TRACED
     name: str = ""
-    """Whose key or certificate it has (`runtime.security.auth.caller`)."""
+    """Whose key or certificate it has (`runtime.rpc.auth.caller`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,12 @@ from millstream.v1 import (
     media_pb2,
     processor_pb2,
 )
-from millstream_server.engines.base import EngineInfo, Task
+from millstream_server.control.engine import EngineInfo, Task
+from millstream_server.diffusion.diffuser import DiffuserInfo
+from millstream_server.diffusion.wire import diffusion_model_to_proto
+from millstream_server.embedding.embedder import EmbedderInfo
+from millstream_server.embedding.wire import embedding_model_to_proto
+from millstream_server.generation import wire as from_worker
 from millstream_server.media.items import Modality
 from millstream_server.processor.conversation import Completion, Conversation, Options, UserTurn
 from millstream_server.processor.models import ModelStatus
@@ -26,15 +31,10 @@ from millstream_server.processor.text.messages import (
     Tool,
     ToolCall,
 )
-from millstream_server.protobuf import generation as from_worker
 from millstream_server.protobuf.common import PRIORITIES, ROLES_TO_PROTO
-from millstream_server.protobuf.diffusion import diffusion_model_to_proto
-from millstream_server.protobuf.embedding import embedding_model_to_proto
 from millstream_server.protobuf.media import MODALITIES_TO_PROTO
-from millstream_server.protobuf.worker import abilities_to_proto
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
-from millstream_server.synthesis.diffuser import DiffuserInfo
-from millstream_server.vectors.embedder import EmbedderInfo
+from millstream_server.worker_info import abilities_to_proto
 
 _ROLES = {
     chat_pb2.CHAT_ROLE_SYSTEM: ChatRole.SYSTEM,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millstream_server.engines.base import Role, Task
+from millstream_server.control.engine import Role, Task
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.processor.admission import Admission
 from millstream_server.processor.conversation import (

@@ -13,15 +13,15 @@ from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
-from millstream_server.engines.base import TEXT_TASKS, EngineInfo, Task
-from millstream_server.generation.telemetry import NO_SPAN, RequestSpan
+from millstream_server.control.engine import TEXT_TASKS, EngineInfo, Task
 from millstream_server.processor.admission import Admission, AdmissionQueue
 from millstream_server.processor.models import Models
 from millstream_server.processor.requests import DEFAULT_LIMITS, RequestLimits
-from millstream_server.processor.telemetry import FrontTelemetry
+from millstream_server.processor.telemetry import NO_SPAN, FrontTelemetry, RequestSpan
 from millstream_server.processor.waiting import Positions, Tell
 from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.router import Router
+from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import (
     SERVER_FAULTS,
     DeadlinePassedError,
@@ -29,9 +29,8 @@ from millstream_server.runtime.errors import (
     ServingError,
     UnavailableError,
 )
-from millstream_server.runtime.ledger import Ledger
-from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.priority import Priority
+from millstream_server.runtime.rpc.ledger import Ledger
 from millstream_server.runtime.telemetry.counts import LoadMeter
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.trace_context import TraceContext

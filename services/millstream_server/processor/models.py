@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from millstream_server.engines.base import EngineInfo, Role, Task
+from millstream_server.control.engine import EngineInfo, Role, Task
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.media.items import Modality
 from millstream_server.processor.text.tokenizer import TextModel

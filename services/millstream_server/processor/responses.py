@@ -13,11 +13,11 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from millstream.v1 import processor_pb2, usage_pb2
+from millstream_server.generation import wire as from_worker
 from millstream_server.generation.output import TokenLogprob
 from millstream_server.processor.choice import MOST_TOKENS, Delta
 from millstream_server.processor.output import TurnOutput
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.protobuf import generation as from_worker
 from millstream_server.runtime.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class Messages(TurnOutput):
         made = self._of(deltas, turn, complete=complete)
         if isinstance(made, tuple):  # nearly always
             if turn.error or any(choice.has_more for choice in self._choices):
-                self.urge()
+                self.send_now()
             return made[0]
         self._parts_left = made
         return self._next_part()
@@ -168,7 +168,7 @@ class Messages(TurnOutput):
         if message is None or self.over:
             self._parts_left = None  # it knows this object
         else:
-            self.urge()
+            self.send_now()
         return message
 
     def _take(self, turn: Turn) -> list[Delta]:

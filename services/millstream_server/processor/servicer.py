@@ -6,7 +6,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 
-from millstream.v1 import processor_pb2, processor_pb2_grpc
+from millstream.v1 import (
+    diffusion_pb2_grpc,
+    embedding_pb2_grpc,
+    processor_pb2,
+    processor_pb2_grpc,
+)
 from millstream_server.processor import convert
 from millstream_server.processor.conversation import Caller, Conversation, DrainNotice
 from millstream_server.processor.convert import model_to_proto
@@ -19,9 +24,10 @@ from millstream_server.runtime.errors import (
     ServingError,
     StatusError,
 )
+from millstream_server.runtime.rpc.auth import caller
 from millstream_server.runtime.rpc.call import Call, after_first_message
 from millstream_server.runtime.rpc.served_call import CallOverError
-from millstream_server.runtime.security.auth import caller
+from millstream_server.runtime.rpc.serving import ServicerTable
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.trace_context import incoming
 
@@ -142,6 +148,18 @@ class ProcessorServicer(processor_pb2_grpc.ProcessorServiceServicer):
         """List the served models."""
         models = [model_to_proto(model) for model in self._core.models.status()]
         return processor_pb2.ListModelsResponse(models=models)
+
+
+def add_servicers(
+    methods: ServicerTable,
+    processor: processor_pb2_grpc.ProcessorServiceServicer,
+    diffusion: diffusion_pb2_grpc.DiffusionServiceServicer,
+    embedding: embedding_pb2_grpc.EmbeddingServiceServicer,
+) -> None:
+    """Add what a Processor serves to a server's methods."""
+    processor_pb2_grpc.add_ProcessorServiceServicer_to_server(processor, methods)
+    diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(diffusion, methods)
+    embedding_pb2_grpc.add_EmbeddingServiceServicer_to_server(embedding, methods)
 
 
 def _caller(call: Call) -> Caller:

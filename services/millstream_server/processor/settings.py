@@ -2,20 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from millstream_server.routing.plan import DEFAULT_MIN_TOKENS, HandoffMode
 from millstream_server.routing.policy import PolicyName
-from millstream_server.routing.prefix.index import DEFAULT_MAX_BLOCKS
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
-from millstream_server.runtime.settings import SettingsError, group, setting
-from millstream_server.runtime.transport.settings import TransportSettings
+from millstream_server.runtime.settings import SettingsError, setting
+from millstream_server.runtime.transport.options import TransportOptions
+
+_LEAST = 100
+"""Of a share of the streams: a connection should take as many RPCs (RFC 9113, 6.5.2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessorSettings(ServiceSettings):
     """Read by `python -m millstream_server.processor`."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "first_message_s": "leave it out: it is 30 s",
+        "loop_share": "leave it out: it is a half",
+        "max_caller_text_wait_s": "leave it out: it is 30 s",
+        "max_connection_age_grace_s": "leave it out: it is twice --max-connection-age-s",
+        "max_connection_streams": "leave it out: it is 2/5 of --max-open-streams",
+        "max_connections": "leave it out: it is 4/5 of --max-open-streams",
+        "max_connections_per_address": "leave it out: it is 2/5 of --max-open-streams",
+        "max_media_bytes": "set --max-open-bytes: it has the same value",
+        "max_media_item_bytes": "leave it out: it is 1/8 of --max-open-bytes",
+        "max_media_items": "leave it out: a conversation has at most 64 images and videos",
+        "max_queued_tokens": "leave it out: it is 1/16 of --max-open-bytes",
+        "max_received_bytes": "leave it out: it is half of --max-open-bytes",
+        "max_request_tokens": "leave it out: it is 1/128 of --max-open-bytes",
+        "max_resets": "leave it out: it is 1/10 of --max-open-streams",
+        "max_text_wait_s": "leave it out: it is 120 s",
+        "max_unsent_bytes": "leave it out: it is half of --max-open-bytes",
+        "prefix_index_blocks": "leave it out: it is 1/256 of --max-open-bytes",
+        "transport": "leave it out: clients are served by Millstream's own transport (ADR 0028)",
+        **dict.fromkeys(
+            ("worker_tls_ca_file", "worker_tls_cert_file", "worker_tls_key_file"),
+            "name the folder of ca.crt, tls.crt and tls.key with --worker-tls-dir",
+        ),
+        "upload_idle_s": "leave it out: it is 10 s",
+    }
 
     models: tuple[str, ...] = setting(
         pairs=True,
@@ -40,17 +70,11 @@ class ProcessorSettings(ServiceSettings):
         DEFAULT_MIN_TOKENS,
         help="with --handoff auto: fewest uncached tokens of a prompt that is handed off",
     )
-    prefix_index_blocks: int = setting(
-        DEFAULT_MAX_BLOCKS,
-        help="most cached KV blocks per model, of all its workers together, that kv_aware and "
-        "--handoff auto know of; a million takes about 120 MB",
-    )
     ticket_key: str = setting(
         "",
         help="hex key, 32 bytes or more, that signs hand-off tickets; needed with prefill workers",
         secret=True,
     )
-    clients: TransportSettings = group(TransportSettings)
     max_receive_bytes: int = setting(
         4 << 20, help="largest message taken from a client, in bytes (4 MiB)"
     )
@@ -60,27 +84,17 @@ class ProcessorSettings(ServiceSettings):
     text_threads: int = setting(
         2, help="threads for templates and tokenization, 2 or more: long texts leave one free"
     )
-    max_text_wait_s: float = setting(
-        120.0,
-        help="most seconds of text work that wait, by estimate; the largest texts take 2 s each. "
-        "Above, the last text of the caller with most of them is refused",
-    )
-    max_caller_text_wait_s: float = setting(
-        30.0, help="most seconds of one caller's text work that wait, by estimate"
-    )
     # ---- who may call, and the workers' TLS
     api_keys_file: Path | None = setting(
         None,
         help="file of API keys; with keys, requests without one are refused (docs/security.md)",
     )
     api_keys: str = setting("", help="API keys, the same as lines of that file", secret=True)
-    worker_tls_ca_file: Path | None = setting(
-        None, help="PEM CAs of the workers' certificates; turns TLS to workers on"
+    worker_tls_dir: Path | None = setting(
+        None,
+        help="folder with ca.crt, PEM CAs of the workers' certificates, and, for mTLS, tls.crt and "
+        "tls.key, which this Processor shows to them; turns TLS to workers on",
     )
-    worker_tls_cert_file: Path | None = setting(
-        None, help="PEM certificate this Processor shows to workers (mTLS)"
-    )
-    worker_tls_key_file: Path | None = setting(None, help="PEM private key of that certificate")
     worker_tls_name: str = setting(
         "", help="name in the workers' certificates, where their addresses are bare IPs"
     )
@@ -93,38 +107,77 @@ class ProcessorSettings(ServiceSettings):
         help="fetch from these hosts only, HOST or HOST:PORT,…; they may have private addresses "
         "and other ports",
     )
-    max_media_bytes: int = setting(
-        512 << 20, help="most bytes of images and videos that open conversations hold (512 MiB)"
-    )
-    max_media_item_bytes: int = setting(64 << 20, help="most bytes of one image or video (64 MiB)")
     share_media_cache: bool = setting(
         default=False,
         help="callers with different API keys share cached images and videos, which saves work, "
         "but lets a caller find out by the time it takes whether another one sent a file",
-    )
-    max_media_items: int = setting(64, help="most images and videos of one conversation")
-    upload_idle_s: float = setting(
-        10.0,
-        help="longest time that a client which has begun to send a file in chunks may be behind "
-        "32 KiB a second; then its stream ends",
     )
     # ---- limits
     max_admitted_requests: int = setting(
         0, help="most requests of a model that run at once; 0: as many as its workers run"
     )
     max_queued_requests: int = setting(1024, help="most requests of a model that wait to run")
-    max_queued_tokens: int = setting(
-        32 << 20, help="most tokens, prompts and answers, of a model's waiting requests"
+    max_open_streams: int = setting(
+        10_240,
+        help="most RPCs open at once; connections, RPCs of one connection and resets have shares "
+        "of it (docs/operations.md)",
     )
-    max_request_tokens: int = setting(
-        4 << 20, help="most tokens of one request: n x (prompt + max_new_tokens)"
-    )
-    max_open_streams: int = setting(10_000, help="most RPCs open at once")
     max_open_bytes: int = setting(
         512 << 20,
-        help="most bytes of messages that open RPCs hold, of requests on streams of images, "
-        "videos and vectors, and of all output that clients have not read, each (512 MiB)",
+        help="most bytes of messages that open RPCs hold, of files in conversations, of requests "
+        "on streams of images, videos and vectors, and of all output that clients have not read, "
+        "each (512 MiB); other limits are shares of it (docs/operations.md)",
     )
+    max_connection_age_s: float = setting(
+        1800.0,
+        help="a client's connection is asked to end after this, so that clients that resolve names "
+        "spread over new replicas; 0: never",
+    )
+
+    # ---- shares of the two numbers, and what nobody can choose better
+
+    def transport(self) -> TransportOptions:
+        """Return the bounds of the port that clients reach."""
+        streams, room = self.max_open_streams, self._under_way_bytes
+        resets = _share(streams, 1, 10)
+        return TransportOptions(
+            max_receive_bytes=self.max_receive_bytes,
+            max_open_streams=streams,
+            max_streams=_share(streams, 2, 5),
+            max_connections=_share(streams, 4, 5),
+            max_connections_per_address=_share(streams, 2, 5),
+            max_resets=resets,
+            resets_per_s=resets / 10,
+            max_received_bytes=room,
+            max_unsent_bytes=room,
+            max_connection_age_s=self.max_connection_age_s,
+            max_connection_age_grace_s=2 * self.max_connection_age_s,
+        )
+
+    @property
+    def _under_way_bytes(self) -> int:
+        """Half of the memory: 64 of the largest messages at once; never less than one."""
+        return max(self.max_open_bytes // 2, self.max_receive_bytes)
+
+    @property
+    def max_media_item_bytes(self) -> int:
+        """Most bytes of one image or video: so eight callers can send one at once."""
+        return self.max_open_bytes // 8
+
+    @property
+    def max_queued_tokens(self) -> int:
+        """Most tokens, prompts and answers, of a model's waiting requests: at 16 bytes a token."""
+        return self.max_open_bytes // 16
+
+    @property
+    def max_request_tokens(self) -> int:
+        """Most tokens of one request: its ids, texts and logprobs take up to 128 bytes a token."""
+        return self.max_open_bytes // 128
+
+    @property
+    def prefix_index_blocks(self) -> int:
+        """Most KV blocks of a model that routing knows of: half the memory, 120 bytes a block."""
+        return self.max_open_bytes // 256
 
     def model_directories(self) -> dict[str, Path | None]:
         """Parse `models`; None: no directory was given.
@@ -141,3 +194,8 @@ class ProcessorSettings(ServiceSettings):
                 raise SettingsError(f"--models: {name!r} is there twice")
             directories[name] = Path(directory) if directory else None
         return directories
+
+
+def _share(number: int, part: int, whole: int) -> int:
+    """Return a share of a number, or the least: the number itself bounds all of them anyway."""
+    return max(_LEAST, number * part // whole)

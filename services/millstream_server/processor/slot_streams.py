@@ -12,8 +12,8 @@ from typing import Any, Generic, TypeVar
 from millstream_server.processor.convert import new_request_id
 from millstream_server.processor.front import Front
 from millstream_server.protobuf.common import control_of
+from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import UnavailableError
-from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.slot_session import (
     CancelSlot,

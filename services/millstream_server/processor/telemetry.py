@@ -14,11 +14,10 @@ from typing import Any
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, set_span_in_context
 
-from millstream_server.engines.base import TEXT_TASKS, Role, Task
+from millstream_server.control.engine import TEXT_TASKS, Role, Task
 from millstream_server.generation.output import Finish, FinishReason
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.sampling import given_knobs
-from millstream_server.generation.telemetry import NO_SPAN, RequestSpan, TracedRequest
 from millstream_server.runtime.frozen import dataclass
 from millstream_server.runtime.telemetry import metrics
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
@@ -55,6 +54,62 @@ class Usage:
     completion_tokens: int
     cached_tokens: int
     media_tokens: int = 0
+
+
+class RequestSpan:
+    """Without tracing: records nothing and passes the trace context on.
+
+    Of `finished`, `succeeded` and `failed` only the first call counts.
+    """
+
+    __slots__ = ()
+
+    def carry(self, request: TraceContext) -> TraceContext:
+        """Return the trace context for the next hop; ``request`` is the incoming one."""
+        return request
+
+    def finished(self, finish: Finish) -> None:
+        """Record that the request finished."""
+
+    def succeeded(self) -> None:
+        """Record that a request without tokens succeeded, instead of `finished`."""
+
+    def failed(self, error: BaseException) -> None:
+        """Record the request's failure."""
+
+
+NO_SPAN = RequestSpan()
+
+
+class TracedRequest(RequestSpan):
+    """With tracing: records a span."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, span: Span) -> None:
+        """Own ``span``, which has started."""
+        self._span: Span | None = span
+
+    def carry(self, request: TraceContext) -> TraceContext:
+        """See `RequestSpan.carry`; the next hop becomes a child of this span."""
+        return Tracing.carry(self._span, request.baggage) if self._span else request
+
+    def finished(self, finish: Finish) -> None:
+        """See `RequestSpan.finished`."""
+        self.succeeded()
+
+    def succeeded(self) -> None:
+        """See `RequestSpan.succeeded`."""
+        span, self._span = self._span, None
+        if span is not None:
+            span.end()
+
+    def failed(self, error: BaseException) -> None:
+        """End the span with the failure's reason."""
+        span, self._span = self._span, None
+        if span is not None:
+            fail(span, reason_of(error), error)
+            span.end()
 
 
 class FrontTelemetry:

@@ -9,11 +9,12 @@ import secrets
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import Finish, FinishReason, logprob_bytes
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.sampling import MAX_SEED, Ability
+from millstream_server.generation.ticket import MAX_ENGINE_DATA_BYTES, EngineData
 from millstream_server.links.unread import UnreadOutput
 from millstream_server.processor.choice import Choice, Leg, Workers
 from millstream_server.processor.telemetry import ABANDONED, TurnTelemetry, Usage
@@ -24,19 +25,17 @@ from millstream_server.runtime.errors import (
     ServingError,
     UnavailableError,
 )
-from millstream_server.transfer.ticket import MAX_ENGINE_DATA_BYTES, EngineData
 
 if TYPE_CHECKING:
+    from millstream_server.generation.ticket import KvTransfer, Ticket, TicketKey
     from millstream_server.processor.admission import Admission
     from millstream_server.processor.conversation import Options
     from millstream_server.processor.media.core import TurnMedia
-    from millstream_server.processor.output import TurnOutput
-    from millstream_server.processor.pacing import Pacer
+    from millstream_server.processor.output import Pacer, TurnOutput
     from millstream_server.processor.text.tokenizer import TextModel
     from millstream_server.routing.plan import Plan, PlannedLeg
     from millstream_server.routing.workers import Candidate
     from millstream_server.runtime.rpc.call import Call
-    from millstream_server.transfer.ticket import KvTransfer, Ticket, TicketKey
 
 _SEED_BITS = MAX_SEED.bit_length()
 
@@ -172,7 +171,7 @@ class Turn:
         """
         if self.error is None and not self.complete:
             self.error = error
-            self.output.urge()
+            self.output.send_now()
             self.cancel()
 
     # ---- from the workers
@@ -187,7 +186,7 @@ class Turn:
         if leg.error is None:
             if choice.ticket is not None and not (self._closed or self.error):
                 self._go_on(choice, leg)
-            self.output.urge()
+            self.output.send_now()
         elif choice.needs_legs:
             self.fail(leg.error)
         if leg is choice and all(choice.over for choice in self.choices):

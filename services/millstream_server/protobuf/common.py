@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from google.protobuf.duration_pb2 import Duration
 
 from millstream.v1 import generation_pb2, processor_pb2, worker_pb2
-from millstream_server.engines.base import Role, WorkerDescription
+from millstream_server.control.engine import Role, WorkerDescription
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.rpc.slot_session import CancelSlot, RequestT, StartSlot

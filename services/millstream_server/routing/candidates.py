@@ -14,7 +14,7 @@ from bisect import bisect
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cached_property
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.routing.workers import Candidate, WorkerView, candidates_of
 from millstream_server.runtime.errors import NoWorkerError
 from millstream_server.runtime.retry_delay import jittered

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.routing.candidates import members_of
 from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.policy import (

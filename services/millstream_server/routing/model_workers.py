@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from millstream_server.control.engine import Role, WorkerDescription
 from millstream_server.control.operations import LoraAdapter
-from millstream_server.encoding.encoder import EncoderInfo
-from millstream_server.engines.base import Role, WorkerDescription
+from millstream_server.encode.encoder import EncoderInfo
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.sampling import Ability
 from millstream_server.media.items import Modality

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.generation.generator import GeneratorInfo
+from millstream_server.generation.ticket import KvTransfer
 from millstream_server.routing.workers import Candidate, WorkerView, info_of
-from millstream_server.transfer.ticket import KvTransfer
 
 _BOTH = (Role.PREFILL, Role.DECODE)
 _SHOWN = 3

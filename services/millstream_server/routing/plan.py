@@ -5,11 +5,11 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
+from millstream_server.generation.ticket import KvTransfer
 from millstream_server.routing.workers import Candidate, WorkerView
 from millstream_server.runtime.frozen import dataclass
 from millstream_server.runtime.priority import Priority
-from millstream_server.transfer.ticket import KvTransfer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

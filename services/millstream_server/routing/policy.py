@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.routing.candidates import Candidates
 from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.workers import Candidate, WorkerView

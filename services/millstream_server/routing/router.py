@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Sequence
 
-from millstream_server.engines.base import Role, Task
+from millstream_server.control.engine import Role, Task
 from millstream_server.generation.validation import check_adapter
 from millstream_server.routing.candidates import Absences
 from millstream_server.routing.model_workers import ModelWorkers, adapters_of, workers_of

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from millstream_server.engines.base import WHOLE_TASKS, EngineInfo, Role, Task
+from millstream_server.control.engine import WHOLE_TASKS, EngineInfo, Role, Task
 from millstream_server.routing.candidates import Absences
 from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.policy import RoutingPolicy, requests_at

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from millstream_server.engines.base import EngineInfo, EngineLoad, RankLoad, WorkerDescription
+from millstream_server.control.engine import EngineInfo, EngineLoad, RankLoad, WorkerDescription
 
 InfoT = TypeVar("InfoT", bound=EngineInfo)
 

@@ -9,8 +9,8 @@ from millstream_server.runtime.errors import ServingError
 from millstream_server.runtime.lifecycle.admin import AdminService
 from millstream_server.runtime.lifecycle.main import DRAINED, FAILED, Signals, until_signal
 from millstream_server.runtime.lifecycle.service import Service, ServicePlan, peers_policy
+from millstream_server.runtime.rpc.auth import AuthPolicy
 from millstream_server.runtime.rpc.serving import ServicerTable
-from millstream_server.runtime.security.auth import AuthPolicy
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.worker.canary import CanaryTimes, EngineWatch
 from millstream_server.worker.control import servicer

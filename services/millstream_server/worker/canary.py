@@ -1,8 +1,8 @@
 """The canary: detects that an engine hangs, though its process runs and its port is open.
 
 Each data-parallel rank is watched separately. While requests make progress
-(`engines.base.Probeable.progress`), no probe is run. After ``interval_s`` without progress a probe
-is run; after ``deadline_s`` more without progress the rank counts as hung and the worker as
+(`control.engine.Probeable.progress`), no probe is run. After ``interval_s`` without progress a
+probe is run; after ``deadline_s`` more without progress the rank counts as hung and the worker as
 unhealthy. The probe's own delay doesn't count: it may queue behind a full batch that makes
 progress. A hung rank gets a probe every ``retry_s``, until one succeeds or requests make progress.
 
@@ -26,10 +26,10 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 
-from millstream_server.engines.base import Probeable
+from millstream_server.control.engine import Probeable
+from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import EngineFailedError, ServingError, WorkerPausedError
 from millstream_server.runtime.lifecycle.conditions import STUCK, HealthConditions
-from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.worker.engine_metrics import record_canary
 

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from prometheus_client.core import Metric
 
-from millstream_server.engines.base import Engine, EngineInfo, EngineLoad, Role
+from millstream_server.control.engine import Engine, EngineInfo, EngineLoad, Role
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.metrics import (
     CANARY_DURATION,

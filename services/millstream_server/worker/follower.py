@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from millstream_server.engines.base import Follower, Role
+from millstream_server.control.engine import Follower, Role
 from millstream_server.runtime.errors import ServingError
 from millstream_server.runtime.lifecycle.conditions import LOADING
 from millstream_server.runtime.lifecycle.main import DRAINED, FAILED, PORT_FAILED, Signals
 from millstream_server.runtime.lifecycle.service import Service, ServicePlan, peers_policy
-from millstream_server.runtime.security.auth import AuthPolicy
+from millstream_server.runtime.rpc.auth import AuthPolicy
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.worker.host_settings import ModelSettings
 

@@ -2,7 +2,7 @@
 
 An ability provides a `WorkerPlan`: its engine and its servicer. The host provides `OpenRequests`
 (limits, counts, spans), the watched info, the drain, WorkerService and load reports. `worker.app`
-runs it as a process, with a canary. The host uses engines through `engines.base` only.
+runs it as a process, with a canary. The host uses engines through `control.engine` only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, Protocol, TypeVar
 
 from millstream.v1 import worker_pb2_grpc
-from millstream_server.engines.base import (
+from millstream_server.control.engine import (
     Engine,
     EngineInfo,
     LoadStage,
@@ -22,13 +22,13 @@ from millstream_server.engines.base import (
     WorkerDescription,
 )
 from millstream_server.protobuf.common import info_to_proto
+from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import ServingError, UnavailableError
 from millstream_server.runtime.lifecycle.conditions import (
     LOADING,
     HealthCondition,
     HealthConditions,
 )
-from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.rpc.serving import ServicerTable
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.tracing import Tracing

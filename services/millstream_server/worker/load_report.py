@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from millstream_server.engines.base import Engine, EngineLoad, Probeable, RankLoad
+from millstream_server.control.engine import Engine, EngineLoad, Probeable, RankLoad
 from millstream_server.worker.open_requests import TokenTotals
 
 _SAMPLE_S = 0.1

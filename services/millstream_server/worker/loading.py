@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from millstream_server.engines.base import LoadObserved, LoadProgress, LoadStage
+from millstream_server.control.engine import LoadObserved, LoadProgress, LoadStage
 from millstream_server.runtime.telemetry.log import get_log
 
 log = get_log(__name__)

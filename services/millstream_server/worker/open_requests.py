@@ -18,14 +18,14 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 from opentelemetry.trace import Span, SpanKind
 from prometheus_client import Histogram
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
+from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import (
     SERVER_FAULTS,
     OverloadedError,
     ServingError,
     WorkerDrainingError,
 )
-from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.retry_delay import jittered
 from millstream_server.runtime.rpc.slot_session import Output
 from millstream_server.runtime.telemetry import metrics

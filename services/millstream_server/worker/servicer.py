@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from millstream.v1 import kv_events_pb2, worker_pb2, worker_pb2_grpc
-from millstream_server.engines.base import LoadProgress, LoadStage, WorkerDescription
+from millstream_server.control.engine import LoadProgress, LoadStage, WorkerDescription
 from millstream_server.protobuf.common import duration
 from millstream_server.protobuf.kv_events import kv_message_to_proto, kv_position_from_proto
 from millstream_server.runtime.errors import (

@@ -11,7 +11,7 @@ import grpc
 
 from tests.benchmarks.fuzzing.frames import WireScript
 from tests.benchmarks.fuzzing.scripts import is_callers_fault
-from tests.support.raw_http2 import ErrorCode, Frame, Kind, Wire, connected
+from tests.support.wire.raw_http2 import ErrorCode, Frame, Kind, Wire, connected
 
 _LINGER_S = 0.05
 """How long a connection is left to the server when all is sent."""

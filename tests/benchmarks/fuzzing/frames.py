@@ -1,4 +1,4 @@
-"""Random HTTP/2 connections: sound RPCs cut into frames, then damaged, or not.
+"""Random HTTP/2 connections: normal RPCs cut into frames, then damaged, or not.
 
 All chance comes from one `random.Random`, so that a seed repeats a connection byte for byte.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import hpack
 
-from tests.support.raw_http2 import (
+from tests.support.wire.raw_http2 import (
     END_HEADERS,
     END_STREAM,
     PADDED,
@@ -77,9 +77,9 @@ class WireScript:
         return cls(**{**fields, "writes": tuple(map(bytes.fromhex, fields["writes"]))})
 
 
-def make_wire_script(chance: random.Random, sound: Mapping[str, Sequence[bytes]]) -> WireScript:
-    """Invent a connection; ``sound`` has messages by the methods' paths."""
-    frames = _Maker(chance, sound).frames()
+def make_wire_script(chance: random.Random, normal: Mapping[str, Sequence[bytes]]) -> WireScript:
+    """Invent a connection; ``normal`` has messages by the methods' paths."""
+    frames = _Maker(chance, normal).frames()
     for _ in range(chance.choice((0, 0, 1, 1, 1, 2, 5, 20))):
         _damage(chance, frames)
     first = PREFACE + settings(_settings(chance))
@@ -117,15 +117,15 @@ def _settings(chance: random.Random) -> dict[int, int]:
     }
 
 
-# ---- sound connections ---------------------------------------------------------------------------
+# ---- normal connections --------------------------------------------------------------------------
 
 
 class _Maker:
     """Makes the frames of some RPCs that run beside each other."""
 
-    def __init__(self, chance: random.Random, sound: Mapping[str, Sequence[bytes]]) -> None:
+    def __init__(self, chance: random.Random, normal: Mapping[str, Sequence[bytes]]) -> None:
         self._chance = chance
-        self._sound = sound
+        self._sound = normal
         self._encoder = hpack.Encoder()
         self._next = 1
 

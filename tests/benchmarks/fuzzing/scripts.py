@@ -15,10 +15,10 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
 
 from millstream.v1 import errors_pb2
+from millstream_testing.waiting import EOF
 from tests.benchmarks.fuzzing.messages import MessageMaker, mutate
 from tests.benchmarks.fuzzing.seeds import seeds
 from tests.benchmarks.fuzzing.targets import Target
-from tests.support.waiting import EOF
 
 _GUARD_S = 10.0
 _FORBIDDEN = frozenset(
@@ -78,18 +78,18 @@ def make_script(chance: random.Random, targets: Sequence[Target]) -> Script:
     """Invent a call."""
     target = _choose(chance, targets)
     method = target.method
-    sound = seeds(method.full_name)
+    normal = seeds(method.full_name)
     maker = MessageMaker(chance, chance.choice((0.0, 0.02, 0.1, 0.4)))
-    if sound and chance.random() < 0.6:
-        messages = _damaged(chance, sound)
+    if normal and chance.random() < 0.6:
+        messages = _damaged(chance, normal)
     else:
         count = chance.choice((1, 1, 2, 5)) if method.client_streaming else 1
         messages = [maker.opening(method.input_type)]
         messages += [maker.make(method.input_type) for _ in range(count - 1)]
-        if sound and chance.random() < 0.5:
-            messages[:0] = sound[:1]
+        if normal and chance.random() < 0.5:
+            messages[:0] = normal[:1]
         if chance.random() < 0.3:
-            messages[-1] = mutate(chance, messages[-1], sound)
+            messages[-1] = mutate(chance, messages[-1], normal)
     if method.client_streaming and chance.random() < 0.05:
         messages = chance.choice(([], messages * 20))
     ending = chance.choice((_CLOSE, _CLOSE, _CLOSE, _CLOSE, _CANCEL, _LEAVE_OPEN))
@@ -111,12 +111,12 @@ def _choose(chance: random.Random, targets: Sequence[Target]) -> Target:
     return chance.choice(ours if ours and chance.random() < 0.75 else targets)
 
 
-def _damaged(chance: random.Random, sound: list[bytes]) -> list[bytes]:
-    """Damage one of a call's messages, or send them sound but in another order."""
-    messages = list(sound)
+def _damaged(chance: random.Random, normal: list[bytes]) -> list[bytes]:
+    """Damage one of a call's messages, or send them normal but in another order."""
+    messages = list(normal)
     at = chance.randrange(len(messages))
     if chance.random() < 0.85:
-        messages[at] = mutate(chance, messages[at], sound)
+        messages[at] = mutate(chance, messages[at], normal)
     elif chance.random() < 0.5:
         chance.shuffle(messages)
     return messages[: chance.randint(at + 1, len(messages))]

@@ -1,4 +1,4 @@
-"""Sound requests of the services we know, to be damaged. Others are made from descriptors alone."""
+"""Normal requests of services that we know, to be damaged; others come from descriptors alone."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from millstream.v1 import (
     sampling_pb2,
     worker_pb2,
 )
-from millstream_server.protobuf import generation as convert
-from millstream_server.transfer.ticket import TicketKey
-from tests.support import chats
-from tests.support.media_files import sha256, solid
-from tests.support.simulated_suite import MODEL
-from tests.support.suite import TICKET_KEY
+from millstream_server.generation import wire as convert
+from millstream_server.generation.ticket import TicketKey
+from tests.support.media.media_files import sha256, solid
+from tests.support.processes.simulated_suite import MODEL
+from tests.support.processes.suite import TICKET_KEY
+from tests.support.processor import chats
 
 _TOKENS = 5
 
@@ -162,6 +162,6 @@ _SEEDS: Mapping[str, Callable[[], list[Message]]] = {
 
 
 def seeds(method: str) -> list[bytes]:
-    """Make sound messages for a method, by its full proto name, in the order of a sound call."""
+    """Make normal messages for a method, by its full proto name, in the order of a normal call."""
     make = _SEEDS.get(method)
     return [message.SerializeToString() for message in make()] if make else []

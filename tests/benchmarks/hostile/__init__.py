@@ -1,1 +1,1 @@
-"""Hostile and greedy callers beside a sound client, on the simulated suite."""
+"""Hostile callers, or such that take too much, beside a normal client, on the simulated suite."""

@@ -1,15 +1,15 @@
-"""What do hostile and greedy callers do to a sound client's chats, and to the Processor's memory?
+"""What hostile callers, or such that take too much, do to a normal client's chats and to memory.
 
     python -m tests.benchmarks.hostile                               # all rows, about ten minutes
     python -m tests.benchmarks.hostile --only silent-streams,ping
     python -m tests.benchmarks.hostile --same-address --json
 
-Each row has a Processor and a worker (simulated engine, steps of 10 ms) of its own, a sound client
+Each row has a Processor and a worker (simulated engine, steps of 10 ms) of its own, a normal client
 that begins two chats every half second, one of them on a new connection, and an attacker, each a
-process. The attacker comes from another loopback address than the sound client; with --same-address
+process. The attacker comes from another loopback address than that client; with --same-address
 from the same.
 
-Must hold: no sound chat fails; their p99 is at most 5 times that of idle (3 times, where the row
+Must hold: no normal chat fails; their p99 is at most 5 times that of idle (3 times, where the row
 says so), on new connections and apart from them; or of the same attacker when its bytes go to a
 process that discards them ("alone": what it costs the machine); the
 Processor takes no more memory than the row allows and half a minute later at most 10 % more than
@@ -32,14 +32,14 @@ from pathlib import Path
 
 from tests.benchmarks.hostile.attacker import Order
 from tests.benchmarks.hostile.credentials import Files
+from tests.benchmarks.hostile.normal import Chat
 from tests.benchmarks.hostile.results import Result, failed, on, percentile_ms, table
 from tests.benchmarks.hostile.rows import ROWS, Row
-from tests.benchmarks.hostile.sound import Chat
 from tests.benchmarks.hostile.trial import Trial, alone, finish_attacker, start_attacker
-from tests.support import forked
-from tests.support.ports import free_port
-from tests.support.processes import rss_mb
-from tests.support.verdict import folder_for, parser_of, progress
+from tests.support.benchmarks.verdict import folder_for, parser_of, progress
+from tests.support.processes import forked
+from tests.support.processes.ports import free_port
+from tests.support.processes.processes import rss_mb
 
 _LAST_CHATS_S = 1.0
 
@@ -93,15 +93,15 @@ class Bench:
 
     def _attacked(self, trial: Trial) -> tuple[Result, Order, float]:
         trial.start()
-        with trial.sound() as sound:
-            known = len(sound.chats)
+        with trial.normal() as normal:
+            known = len(normal.chats)
             time.sleep(self.arguments.idle_s)
-            idle = sound.chats[known:]
+            idle = normal.chats[known:]
             order = trial.order(self.arguments.seconds)
             seen = trial.attack(order)
             time.sleep(_LAST_CHATS_S)
-            sound.finish()
-        during = [chat for chat in sound.chats if chat.began >= seen.began]
+            normal.finish()
+        during = [chat for chat in normal.chats if chat.began >= seen.began]
         result = Result(
             trial.row, seen.ended - seen.began, idle, during, seen.idle_mb, seen.peak_mb,
             seen.processor_cores, seen.worker_cores, asdict(seen.report), seen.stopped,
@@ -113,13 +113,13 @@ class Bench:
         trial = self._trial(Row(name="alone", attack=""), files, "alone")
         trial.start()
         try:
-            with trial.sound() as sound:
+            with trial.normal() as normal:
                 for result, order in self.results:
                     if result.row.control or not result.report["sent_bytes"]:
                         continue
                     began = _discarded(order, result, self.arguments.alone_s)
                     time.sleep(0.3)
-                    result.alone = [chat for chat in sound.chats if chat.began >= began]
+                    result.alone = [chat for chat in normal.chats if chat.began >= began]
         finally:
             trial.stop()
 
@@ -203,7 +203,9 @@ def main() -> int:
     )
     parser.add_argument("--idle-s", type=float, default=2.0, help="before each attack (2)")
     parser.add_argument(
-        "--same-address", action="store_true", help="attackers come from the sound client's address"
+        "--same-address",
+        action="store_true",
+        help="attackers come from the normal client's address",
     )
     arguments = parser.parse_args()
     with _quick_starts(), folder_for(arguments) as folder:

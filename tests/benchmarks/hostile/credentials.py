@@ -1,4 +1,4 @@
-"""Keys and certificates of the sound client, the attacker and the Processor."""
+"""Keys and certificates of the normal client, the attacker and the Processor."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support.certificates import Authority, Issued
+from tests.support.wire.certificates import Authority, Issued
 
-SOUND_KEY, ATTACKER_KEY = "s" * 32, "a" * 32
+NORMAL_KEY, ATTACKER_KEY = "s" * 32, "a" * 32
 NAME = "processor.example"
-_PEER = "spiffe://example.org/sound"
+_PEER = "spiffe://example.org/normal"
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Files:
         self.folder.mkdir(parents=True, exist_ok=True)
         authority = Authority()
         self._put("server", authority.issue(NAME))
-        self._put("sound", authority.issue_uri(_PEER))
+        self._put("normal", authority.issue_uri(_PEER))
         self._put("attacker", authority.issue_uri(dns=(_PEER,)))
         keys = self.folder / "keys"
-        keys.write_text(f"alice:{SOUND_KEY}\nmallory:{ATTACKER_KEY}\n")
+        keys.write_text(f"alice:{NORMAL_KEY}\nmallory:{ATTACKER_KEY}\n")
         keys.chmod(0o600)
 
     def _put(self, name: str, issued: Issued) -> None:
@@ -53,12 +53,12 @@ class Files:
         return flags
 
     def of_sound(self, tls: str) -> dict[str, str]:
-        """Return what the sound client needs besides a key."""
+        """Return what the normal client needs besides a key."""
         options = {"ca": self._path("ca.crt"), "name": NAME} if tls else {}
         if tls == "mtls":
             options |= {
-                "cert": self._path("sound.crt"),
-                "private_key": self._path("sound.key"),
+                "cert": self._path("normal.crt"),
+                "private_key": self._path("normal.key"),
             }
         return options
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.benchmarks.hostile.normal import Chat
 from tests.benchmarks.hostile.rows import Row
-from tests.benchmarks.hostile.sound import Chat
 
 MOST_LOG_LINES = 100
 MOST_LEFT = 1.10
@@ -59,7 +59,9 @@ class Result:
         found += [] if self.alive else ["the Processor ended"]
         found += [] if self.worker_alive else ["the worker ended"]
         if failed := Counter(f"{c.code} ({c.details})" for c in self.during if c.code != "OK"):
-            found.append(f"of {len(self.during)} sound chats failed: {dict(failed.most_common(3))}")
+            found.append(
+                f"of {len(self.during)} normal chats failed: {dict(failed.most_common(3))}"
+            )
         for new, idle_ms in zip((False, True), idle_p99_ms, strict=True):
             most_ms = self.row.times_idle * max(idle_ms, _p99_ms(self.alone, new=new) or 0.0)
             if math.isnan(most_ms):
@@ -136,7 +138,7 @@ def failed(row: Row, error: BaseException) -> Result:
 _COLUMNS = (
     ("number", "#", "{}"),
     ("row", "row", "{}"),
-    ("codes", "sound chats", "{}"),
+    ("codes", "normal chats", "{}"),
     ("during_ms_p50", "p50 ms", "{:.0f}"),
     ("during_ms_p99", "p99", "{:.0f}"),
     ("new_ms_p50", "new p50", "{:.0f}"),

@@ -19,7 +19,7 @@ _HELD_MB = 700
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One attack beside a sound client."""
+    """One attack beside a normal client."""
 
     name: str
     attack: str
@@ -27,7 +27,7 @@ class Row:
     """In the issue's table."""
     knobs: Mapping[str, object] = field(default_factory=dict)
     keys: bool = False
-    """The Processor wants API keys; the sound client has one."""
+    """The Processor wants API keys; the normal client has one."""
     attacker: Literal["nobody", "known", "wrong"] = "nobody"
     """Whether the attacker has a key too, or a wrong one."""
     tls: Literal["", "tls", "mtls"] = ""
@@ -36,7 +36,7 @@ class Row:
     sources: int = 1
     """Addresses that the attacker comes from."""
     times_idle: float = 5.0
-    """The most that p99 of sound chats may be, in times of idle."""
+    """The most that p99 of normal chats may be, in times of idle."""
     seconds: float = 0.0
     """At least; 0: as all others."""
     memory_mb: float = _SMALL_MB

@@ -1,4 +1,4 @@
-"""One row's processes: a Processor and a worker of their own, a sound client, an attacker."""
+"""One row's processes: a Processor and a worker of their own, a normal client, an attacker."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.benchmarks.hostile.attacker import Order, Report
 from tests.benchmarks.hostile.attacks.calls import FORGED
-from tests.benchmarks.hostile.credentials import ATTACKER_KEY, SOUND_KEY, Files
+from tests.benchmarks.hostile.credentials import ATTACKER_KEY, NORMAL_KEY, Files
+from tests.benchmarks.hostile.normal import Chat, NormalClient, NormalOptions
 from tests.benchmarks.hostile.rows import Row
-from tests.benchmarks.hostile.sound import Chat, SoundClient, SoundOptions
-from tests.support.models import byte_level_model
-from tests.support.ports import free_port
-from tests.support.processes import cpu_s, rss_mb
-from tests.support.suite import ServiceProcess, stop_all
+from tests.support.models.models import byte_level_model
+from tests.support.processes.ports import free_port
+from tests.support.processes.processes import cpu_s, rss_mb
+from tests.support.processes.suite import ServiceProcess, stop_all
 
 TEMPLATE = "{% for message in messages %}{{ message.role }}:{{ message.content }}\n{% endfor %}"
 MOST_RSS_MB = 2_500.0
@@ -104,17 +104,17 @@ class Trial:
         stop_all(self.processor, self.worker)
 
     @contextlib.contextmanager
-    def sound(self) -> Iterator[SoundClient]:
-        """Start a sound client, and wait until its chats are answered."""
-        options = SoundOptions(
+    def normal(self) -> Iterator[NormalClient]:
+        """Start a normal client, and wait until its chats are answered."""
+        options = NormalOptions(
             address=self.processor.address,
-            key=SOUND_KEY if self.row.keys else None,
+            key=NORMAL_KEY if self.row.keys else None,
             **self.files.of_sound(self.row.tls),
         )
-        with SoundClient(options) as client:
+        with NormalClient(options) as client:
             deadline = time.monotonic() + _START_S
             while not _warm(client.chats):
-                assert time.monotonic() < deadline, f"no sound chat succeeds: {client.chats[-3:]}"
+                assert time.monotonic() < deadline, f"no normal chat succeeds: {client.chats[-3:]}"
                 time.sleep(_SAMPLE_S)
             yield client
 

@@ -1,4 +1,4 @@
-// A client of Millstream in C++; tests/support/client_examples.py says what it does.
+// A client of Millstream in C++; tests/support/clients/client_examples.py says what it does.
 #include <google/protobuf/struct.pb.h>
 #include <google/protobuf/util/json_util.h>
 #include <grpcpp/grpcpp.h>

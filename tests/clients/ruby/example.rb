@@ -1,6 +1,6 @@
 # frozen_string_literal: true
 
-# A client of Millstream in Ruby; tests/support/client_examples.py says what it does.
+# A client of Millstream in Ruby; tests/support/clients/client_examples.py says what it does.
 require 'google/protobuf/well_known_types' # makes Any#unpack
 require 'google/rpc/error_details_pb' # the gem googleapis-common-protos-types
 require 'grpc'

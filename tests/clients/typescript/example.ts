@@ -1,4 +1,4 @@
-/** A client of Millstream in TypeScript; tests/support/client_examples.py says what it does. */
+/** A client of Millstream in TypeScript; tests/support/clients/client_examples.py says what it does. */
 import { promisify } from "node:util";
 import { credentials, Metadata, status, type ServiceError } from "@grpc/grpc-js";
 import {

@@ -6,8 +6,12 @@ from collections.abc import AsyncIterator
 
 import pytest_asyncio
 
-from tests.support.diffuser_engines import RunningDiffuser, diffusers_images, diffusers_videos
-from tests.support.tiny_pipelines import TinyPipelines
+from tests.support.engines.diffuser_engines import (
+    RunningDiffuser,
+    diffusers_images,
+    diffusers_videos,
+)
+from tests.support.models.tiny_pipelines import TinyPipelines
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

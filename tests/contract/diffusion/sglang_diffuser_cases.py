@@ -19,6 +19,8 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from millstream_server.diffusion.diffuser import Step
+from millstream_server.diffusion.request import Kind
 from millstream_server.engines.sglang.diffuser import SglangDiffuser, SglangDiffuserConfig
 from millstream_server.engines.sglang.diffusion import requests
 from millstream_server.media.items import Frames, Modality
@@ -28,11 +30,9 @@ from millstream_server.runtime.errors import (
     InvalidRequestError,
     OverloadedError,
 )
-from millstream_server.synthesis.diffuser import Step
-from millstream_server.synthesis.request import Kind
-from tests.support.diffuser_engines import RunningDiffuser, sglang_engine
-from tests.support.tiny_pipelines import TinyPipelines
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.engines.diffuser_engines import RunningDiffuser, sglang_engine
+from tests.support.models.tiny_pipelines import TinyPipelines
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(120)]
 

@@ -1,4 +1,4 @@
-"""What every engine for images and videos must do (`tests.support.diffuser_engines`)."""
+"""What every engine for images and videos must do (`tests.support.engines.diffuser_engines`)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from millstream_server.engines.base import EngineLoad
+from millstream_server.control.engine import EngineLoad
+from millstream_server.diffusion.diffuser import Job, Step
 from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import EngineFailedError, ServingError
-from millstream_server.synthesis.diffuser import Job, Step
-from tests.support.diffuser_engines import ENGINES, DiffuserFactory, RunningDiffuser
-from tests.support.tiny_pipelines import TinyPipelines
+from tests.support.engines.diffuser_engines import ENGINES, DiffuserFactory, RunningDiffuser
+from tests.support.models.tiny_pipelines import TinyPipelines
 
 # One loop for all: an engine stays on the loop it was started on.
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.filterwarnings("ignore")]

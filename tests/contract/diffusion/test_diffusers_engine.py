@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from millstream_server.diffusion.request import Kind
 from millstream_server.engines.diffusers.adapter import DiffusersConfig
 from millstream_server.engines.diffusers.engine import DiffusersEngine
 from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import (
     EngineFailedError,
 )
-from millstream_server.synthesis.request import Kind
-from tests.support.diffuser_engines import (
+from tests.support.engines.diffuser_engines import (
     RunningDiffuser,
     bare_pipeline,
     engine_of,
     pixels,
 )
-from tests.support.tiny_pipelines import TinyPipelines, for_vendors
+from tests.support.models.tiny_pipelines import TinyPipelines, for_vendors
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.filterwarnings("ignore")]
 

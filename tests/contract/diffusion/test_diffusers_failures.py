@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from millstream_server.diffusion.diffuser import Step
 from millstream_server.engines.diffusers import engine as module
 from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import (
@@ -21,16 +22,15 @@ from millstream_server.runtime.errors import (
     OverloadedError,
     ServingError,
 )
-from millstream_server.synthesis.diffuser import Step
-from tests.support.diffuser_engines import (
+from millstream_testing.waiting import until
+from tests.support.engines.diffuser_engines import (
     RunningDiffuser,
     bare_pipeline,
     diffusers_images,
     engine_of,
     pixels,
 )
-from tests.support.tiny_pipelines import TinyPipelines
-from tests.support.waiting import until
+from tests.support.models.tiny_pipelines import TinyPipelines
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.filterwarnings("ignore")]
 

@@ -9,12 +9,12 @@ from typing import Any
 from PIL import Image
 
 from millstream.v1 import diffusion_pb2
+from millstream_server.diffusion.diffuser import Job
 from millstream_server.engines.simulated.diffuser import pixels_of, steps_of
 from millstream_server.media.items import Frames, Modality
-from millstream_server.synthesis.diffuser import Job
-from tests.support.diffusion_worker import SIZE, streaming
-from tests.support.media_files import saved, solid
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.media.media_files import saved, solid
+from tests.support.worker.diffusion_worker import SIZE, streaming
 
 WEBP = diffusion_pb2.IMAGE_FORMAT_WEBP
 

@@ -12,15 +12,20 @@ import grpc
 import pytest
 
 from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc, worker_pb2
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
+from millstream_server.diffusion.diffuser import DiffuserInfo
+from millstream_server.diffusion.request import Kind
+from millstream_server.diffusion.worker.engine import DiffusionOptions, narrowed
 from millstream_server.engines.simulated.diffuser import SimulatedDiffuserConfig
-from millstream_server.protobuf.worker import description_from_proto
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.lifecycle.main import DRAINED, FAILED
-from millstream_server.synthesis.diffuser import DiffuserInfo
-from millstream_server.synthesis.request import Kind
-from millstream_server.worker.diffusion.engine import DiffusionOptions, narrowed
-from tests.support.diffusion_worker import (
+from millstream_server.worker_info import description_from_proto
+from millstream_testing.waiting import until
+from tests.support.processes.ports import free_port
+from tests.support.telemetry.otlp_collector import collecting
+from tests.support.telemetry.scraping import scrape
+from tests.support.wire.long_streams import NOT_SERVING, SERVING
+from tests.support.worker.diffusion_worker import (
     MODEL,
     SIZE,
     VIDEOS,
@@ -31,12 +36,7 @@ from tests.support.diffusion_worker import (
     diffusion_worker,
     streaming,
 )
-from tests.support.hosted_worker import SOON
-from tests.support.long_streams import NOT_SERVING, SERVING
-from tests.support.otlp_collector import collecting
-from tests.support.ports import free_port
-from tests.support.scraping import scrape
-from tests.support.waiting import until
+from tests.support.worker.hosted_worker import SOON
 
 
 async def described(one: Worker) -> tuple[worker_pb2.WorkerInfo, DiffuserInfo]:

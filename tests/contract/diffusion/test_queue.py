@@ -8,11 +8,13 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 from PIL import Image
 
+from millstream_server.diffusion.diffuser import Job
+from millstream_server.diffusion.request import Kind
 from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import EngineFailedError
-from millstream_server.synthesis.diffuser import Job
-from millstream_server.synthesis.request import Kind
-from tests.support.diffusion_worker import (
+from millstream_testing.waiting import until
+from tests.support.media.media_files import saved
+from tests.support.worker.diffusion_worker import (
     VIDEOS,
     Setup,
     Stream,
@@ -20,8 +22,6 @@ from tests.support.diffusion_worker import (
     opened,
     streaming,
 )
-from tests.support.media_files import saved
-from tests.support.waiting import until
 
 STEPS = 2
 PERMITS = STEPS + 1

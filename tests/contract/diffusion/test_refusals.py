@@ -9,11 +9,11 @@ import grpc
 import pytest
 
 from millstream.v1 import diffusion_pb2
+from millstream_server.diffusion.worker.engine import DiffusionOptions
 from millstream_server.engines.simulated.diffuser import SimulatedDiffuserConfig
-from millstream_server.worker.diffusion.engine import DiffusionOptions
-from tests.support.diffusion_worker import VIDEOS, Setup, Stream, diffusion_worker, streaming
-from tests.support.failures import refusal
-from tests.support.media_files import png_header, solid, video
+from tests.support.media.media_files import png_header, solid, video
+from tests.support.wire.failures import refusal
+from tests.support.worker.diffusion_worker import VIDEOS, Setup, Stream, diffusion_worker, streaming
 
 PNG = solid(size=(8, 8))
 _URL = diffusion_pb2.OUTPUT_DELIVERY_URL

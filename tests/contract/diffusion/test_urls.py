@@ -9,12 +9,12 @@ from pathlib import Path
 from PIL import Image
 
 from millstream.v1 import diffusion_pb2
+from millstream_server.diffusion.worker.engine import DiffusionOptions
+from millstream_server.diffusion.worker.files import Storage
 from millstream_server.engines.simulated.diffuser import pixels_of
-from millstream_server.worker.diffusion.engine import DiffusionOptions
-from millstream_server.worker.diffusion.files import Storage
+from millstream_testing.waiting import until
 from tests.contract.diffusion.test_images import job_like
-from tests.support.diffusion_worker import Setup, streaming
-from tests.support.waiting import until
+from tests.support.worker.diffusion_worker import Setup, streaming
 from tests.unit.diffusion.test_storage import found, made
 
 URL = diffusion_pb2.OUTPUT_DELIVERY_URL

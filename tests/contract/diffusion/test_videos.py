@@ -9,9 +9,9 @@ from typing import Any
 import av
 
 from millstream_server.engines.simulated.diffuser import pixels_of
+from millstream_testing.waiting import until
 from tests.contract.diffusion.test_images import job_like, opened_image
-from tests.support.diffusion_worker import VIDEOS, streaming
-from tests.support.waiting import until
+from tests.support.worker.diffusion_worker import VIDEOS, streaming
 
 
 def decoded(file: bytes) -> tuple[Any, list[Any]]:

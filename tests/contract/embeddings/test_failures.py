@@ -16,16 +16,17 @@ import grpc
 import pytest
 
 from millstream.v1 import encode_pb2, encode_pb2_grpc, tensor_pb2
+from millstream_server.encode.fetching.fetch import EmbeddingFetcher
+from millstream_server.encode.transfer import shared_memory
+from millstream_server.encode.transfer.settings import Transfer
+from millstream_server.encode.transfer.ticket import EmbeddingTickets
+from millstream_server.encode.transfer.ways import new_memory
+from millstream_server.generation.ticket import TicketKey
 from millstream_server.media.items import EmbeddingTicket
 from millstream_server.runtime.errors import EmbeddingTransferError, InvalidRequestError
-from millstream_server.transfer.embeddings import shared_memory
-from millstream_server.transfer.embeddings.settings import Transfer
-from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
-from millstream_server.transfer.embeddings.ways import new_memory
-from millstream_server.transfer.ticket import TicketKey
-from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
-from tests.support.embedding_process import started, to_hex
-from tests.support.embeddings import (
+from millstream_testing.waiting import until
+from tests.support.media.embedding_process import started, to_hex
+from tests.support.media.embeddings import (
     TICKETS,
     FetchOnly,
     hold,
@@ -35,8 +36,7 @@ from tests.support.embeddings import (
     sending,
     start_message,
 )
-from tests.support.failures import Failure, refusal
-from tests.support.waiting import until
+from tests.support.wire.failures import Failure, refusal
 
 MIB = 1 << 20
 OLD = EmbeddingTickets(TicketKey(bytes(range(32))), now=lambda: 1e9)
@@ -358,5 +358,5 @@ def _record_memory(monkeypatch: pytest.MonkeyPatch) -> list[memoryview]:
         begun.append(new_memory(nbytes))
         return begun[-1]
 
-    monkeypatch.setattr("millstream_server.worker.embeddings.peer.new_memory", recorded)
+    monkeypatch.setattr("millstream_server.encode.fetching.peer.new_memory", recorded)
     return begun

@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from millstream_server.transfer.embeddings import nixl
-from millstream_server.transfer.embeddings.nixl import NixlReceiver
-from millstream_server.transfer.embeddings.settings import Transfer
-from millstream_server.transfer.embeddings.ways import NixlOffer, WayError
-from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
-from tests.support.embeddings import TICKETS, Sending, new_since, pattern, sending, ways_taken
-from tests.support.waiting import until
+from millstream_server.encode.fetching.fetch import EmbeddingFetcher
+from millstream_server.encode.transfer import nixl
+from millstream_server.encode.transfer.nixl import NixlReceiver
+from millstream_server.encode.transfer.settings import Transfer
+from millstream_server.encode.transfer.ways import NixlOffer, WayError
+from millstream_testing.waiting import until
+from tests.support.media.embeddings import TICKETS, Sending, new_since, pattern, sending, ways_taken
 
 MIB = 1 << 20
 
@@ -159,9 +159,7 @@ async def test_auto_starts_the_agent_after_the_first_inline_transfer(
         await near.fetch(sender.ticket(64))
         await near.close()
         assert Agent.starts == 0
-        monkeypatch.setattr(
-            "millstream_server.transfer.embeddings.shared_memory.domain", lambda: ""
-        )
+        monkeypatch.setattr("millstream_server.encode.transfer.shared_memory.domain", lambda: "")
         far = EmbeddingFetcher(TICKETS)
         await far.fetch(sender.ticket(128))
         await until(lambda: Agent.starts == 1)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from millstream_server.encode.fetching.fetch import EmbeddingFetcher, fetch_tls
+from millstream_server.encode.transfer.settings import EmbeddingFetchSettings
 from millstream_server.runtime.errors import EmbeddingTransferError
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_server.runtime.settings import SettingsError
-from millstream_server.transfer.embeddings.settings import EmbeddingFetchSettings
-from millstream_server.worker.embeddings.fetch import EmbeddingFetcher, fetch_tls
-from tests.support.certificates import Authority, SecretMount
-from tests.support.embeddings import TICKETS, Sending, pattern, sending
+from tests.support.media.embeddings import TICKETS, Sending, pattern, sending
+from tests.support.wire.certificates import Authority, SecretMount
 
 
 @pytest.fixture
@@ -37,10 +37,7 @@ async def secured(server: SecretMount) -> AsyncIterator[Sending]:
 
 def settings(files: SecretMount, *, shows: bool = True) -> EmbeddingFetchSettings:
     return EmbeddingFetchSettings(
-        encode_tls_ca_file=files.ca,
-        encode_tls_cert_file=files.cert if shows else None,
-        encode_tls_key_file=files.key if shows else None,
-        encode_tls_name="encode.example",
+        encode_tls_dir=files.root if shows else files.of_ca(), encode_tls_name="encode.example"
     )
 
 
@@ -76,12 +73,9 @@ async def test_others_get_nothing(server: SecretMount, tmp_path: Path, who: str)
         await fetcher.close()
 
 
-def test_settings_that_contradict_each_other(server: SecretMount) -> None:
-    with pytest.raises(SettingsError, match="--encode-tls-ca-file is needed"):
-        fetch_tls(EmbeddingFetchSettings(encode_tls_cert_file=server.cert))
-    with pytest.raises(SettingsError, match="--encode-tls-cert-file and --encode-tls-key-file"):
-        fetch_tls(
-            EmbeddingFetchSettings(encode_tls_ca_file=server.ca, encode_tls_cert_file=server.cert)
-        )
-    with pytest.raises(SettingsError, match="--encode-tls-ca-file"):
-        fetch_tls(EmbeddingFetchSettings(encode_tls_ca_file=Path("missing")))
+def test_a_folder_without_a_file_is_refused(server: SecretMount) -> None:
+    server.key.unlink()
+    with pytest.raises(SettingsError, match=r"--encode-tls-dir: can't read .*tls\.key"):
+        fetch_tls(settings(server))
+    with pytest.raises(SettingsError, match=r"--encode-tls-dir: can't read .*ca\.crt"):
+        fetch_tls(EmbeddingFetchSettings(encode_tls_dir=Path("missing")))

@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from millstream_server.transfer.embeddings import shared_memory
-from millstream_server.transfer.embeddings.settings import Transfer
-from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
-from tests.support.embedding_process import started
-from tests.support.embeddings import (
+from millstream_server.encode.fetching.fetch import EmbeddingFetcher
+from millstream_server.encode.transfer import shared_memory
+from millstream_server.encode.transfer.settings import Transfer
+from millstream_testing.waiting import until
+from tests.support.media.embedding_process import started
+from tests.support.media.embeddings import (
     TICKETS,
     Sending,
     names_in_shared_memory,
@@ -23,8 +24,7 @@ from tests.support.embeddings import (
     sending,
     ways_taken,
 )
-from tests.support.spans import SpanLog
-from tests.support.waiting import until
+from tests.support.telemetry.spans import SpanLog
 
 MIB = 1 << 20
 SIZES = (64, MIB // 2, 2 * MIB + 2, 33 * MIB)

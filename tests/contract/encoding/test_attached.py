@@ -19,22 +19,22 @@ from millstream.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
+from millstream_server.encode.transfer.store import Leases
+from millstream_server.encode.worker.pipeline import HostedEncoder
+from millstream_server.encode.worker.servicer import Serving, with_encoding
 from millstream_server.engines.simulated.encoder import SimulatedEncoder
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
+from millstream_server.generation.worker.app import make_plan
+from millstream_server.generation.worker.servicer import DECODE
 from millstream_server.runtime.telemetry.metrics import DRAINING
-from millstream_server.transfer.embeddings.store import Leases
 from millstream_server.worker import app
-from millstream_server.worker.encoding.pipeline import HostedEncoder
-from millstream_server.worker.encoding.servicer import Serving, with_encoding
-from millstream_server.worker.generation.app import make_plan
-from millstream_server.worker.generation.servicer import DECODE
-from tests.support.encode_worker import MODEL, Setup, Stream
-from tests.support.failures import refusal
-from tests.support.hosted_worker import SOON, host_settings
-from tests.support.long_streams import NOT_SERVING, SERVING, HealthWatch, watched_health
-from tests.support.media_files import solid
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.media.media_files import solid
+from tests.support.wire.failures import refusal
+from tests.support.wire.long_streams import NOT_SERVING, SERVING, HealthWatch, watched_health
+from tests.support.worker.encode_worker import MODEL, Setup, Stream
+from tests.support.worker.hosted_worker import SOON, host_settings
 
 PNG = solid(size=(56, 56))
 

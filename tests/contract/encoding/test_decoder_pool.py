@@ -24,8 +24,8 @@ from millstream_server.runtime.errors import (
     ServingError,
     UnavailableError,
 )
-from tests.support.media_files import png_header, repeated_frame, saved, solid, video
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.media.media_files import png_header, repeated_frame, saved, solid, video
 
 LIMITS = MediaLimits()
 SHORT = MediaLimits(decode_timeout_s=3.0)

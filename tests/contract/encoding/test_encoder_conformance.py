@@ -12,10 +12,11 @@ from unittest import mock
 
 import pytest
 
-from tests.support import encoder_checks, forked
-from tests.support.encoder_checks import PIXELS, STOCK_SGLANG
+from tests.support.engines import encoder_checks
+from tests.support.engines.encoder_checks import PIXELS, STOCK_SGLANG
+from tests.support.models.vision_models import FAMILIES, FamilyName, make_vision_model
+from tests.support.processes import forked
 from tests.support.vendor import trap
-from tests.support.vision_models import FAMILIES, FamilyName, make_vision_model
 
 Outcomes = Callable[[FamilyName, str], dict[str, str]]
 
@@ -50,7 +51,9 @@ def _here(directory: Path, family: FamilyName, tower: str) -> dict[str, str]:
 
 
 def _forked(directory: Path, family: FamilyName, tower: str) -> dict[str, str]:
-    done = forked.run("sglang", "tests.support.encoder_checks", str(directory), family, tower)
+    done = forked.run(
+        "sglang", "tests.support.engines.encoder_checks", str(directory), family, tower
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, str] = json.loads(done.stdout)
     return found

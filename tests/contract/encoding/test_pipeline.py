@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from millstream_server.encoding.encoder import Prepared
+from millstream_server.encode.encoder import Prepared
 from millstream_server.engines.simulated.encoder import SimulatedEncoderConfig
 from millstream_server.runtime.errors import InvalidRequestError, ServingError
-from tests.support.encode_worker import (
+from millstream_testing.waiting import until
+from tests.support.media.media_files import solid
+from tests.support.worker.encode_worker import (
     Encoder,
     Setup,
     Stream,
@@ -19,8 +21,6 @@ from tests.support.encode_worker import (
     encode_worker,
     streaming,
 )
-from tests.support.media_files import solid
-from tests.support.waiting import until
 
 
 def image(tokens: int, color: str = "red") -> bytes:

@@ -10,20 +10,20 @@ import grpc
 import pytest
 
 from millstream.v1 import media_pb2, tensor_pb2
+from millstream_server.encode.worker.core import EncodeOptions
+from millstream_server.encode.worker.upload import MAX_CHUNK_BYTES
 from millstream_server.engines.simulated.encoder import SimulatedEncoderConfig
 from millstream_server.media.items import MediaLimits
-from millstream_server.worker.encoding.core import EncodeOptions
-from millstream_server.worker.encoding.upload import MAX_CHUNK_BYTES
-from tests.support.encode_worker import (
+from millstream_testing.waiting import until
+from tests.support.media.media_files import png_header, solid, video
+from tests.support.wire.failures import failure
+from tests.support.worker.encode_worker import (
     VIDEO,
     Setup,
     encode_stream,
     encode_worker,
     streaming,
 )
-from tests.support.failures import failure
-from tests.support.media_files import png_header, solid, video
-from tests.support.waiting import until
 
 PNG = solid(size=(56, 29), color="#0a141e")  # two cells wide, two high
 OTHER = solid(size=(8, 4), color="blue")

@@ -13,6 +13,9 @@ import grpc
 import pytest
 
 from millstream.v1 import encode_pb2, encode_pb2_grpc, media_pb2, worker_pb2
+from millstream_server.encode.fetching.fetch import EmbeddingFetcher
+from millstream_server.encode.transfer.ticket import EmbeddingTickets
+from millstream_server.encode.worker.core import EncodeOptions
 from millstream_server.engines.simulated.encoder import SimulatedEncoderConfig
 from millstream_server.links.encode_stream import EncodeStream
 from millstream_server.links.grpc_channel import GrpcChannel
@@ -25,10 +28,14 @@ from millstream_server.runtime.errors import (
     WorkerLostError,
 )
 from millstream_server.runtime.lifecycle.main import DRAINED, FAILED
-from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
-from millstream_server.worker.embeddings.fetch import EmbeddingFetcher
-from millstream_server.worker.encoding.core import EncodeOptions
-from tests.support.encode_worker import (
+from millstream_testing.waiting import until
+from tests.support.media.media_files import solid
+from tests.support.processes.ports import free_port
+from tests.support.telemetry.otlp_collector import collecting
+from tests.support.telemetry.scraping import scrape
+from tests.support.wire.failures import refusal
+from tests.support.wire.long_streams import NOT_SERVING, SERVING
+from tests.support.worker.encode_worker import (
     IMAGE,
     KEY,
     MODEL,
@@ -38,14 +45,7 @@ from tests.support.encode_worker import (
     encode_worker,
     streaming,
 )
-from tests.support.failures import refusal
-from tests.support.hosted_worker import SOON
-from tests.support.long_streams import NOT_SERVING, SERVING
-from tests.support.media_files import solid
-from tests.support.otlp_collector import collecting
-from tests.support.ports import free_port
-from tests.support.scraping import scrape
-from tests.support.waiting import until
+from tests.support.worker.hosted_worker import SOON
 
 PNG = solid(size=(56, 56), color="#0a141e")
 LARGE = b"".join([solid(size=(28, 28)), bytes(3 << 20)])  # a PNG with bytes behind its end

@@ -12,17 +12,17 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from millstream.v1 import engine_control_pb2_grpc, tensor_pb2
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.worker import app
-from tests.support.certificates import Authority, SecretMount
-from tests.support.controlled_worker import controlled_worker, from_disk, pb, start_of
-from tests.support.failures import refusal
-from tests.support.hosted_worker import host_settings
-from tests.support.in_process import ALPHABET, plan_of
-from tests.support.logged import events
-from tests.support.ports import free_port
-from tests.support.waiting import until
+from millstream_testing.in_process import ALPHABET, plan_of
+from millstream_testing.waiting import until
+from tests.support.processes.ports import free_port
+from tests.support.telemetry.logged import events
+from tests.support.wire.certificates import Authority, SecretMount
+from tests.support.wire.failures import refusal
+from tests.support.worker.controlled_worker import controlled_worker, from_disk, pb, start_of
+from tests.support.worker.hosted_worker import host_settings
 
 SERVICE = "millstream.v1.EngineControlService"
 

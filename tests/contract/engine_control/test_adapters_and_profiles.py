@@ -8,9 +8,9 @@ import grpc
 
 from millstream.v1 import worker_pb2
 from millstream_server.runtime.errors import InternalError, InvalidWeightsError
-from tests.support.controlled_worker import controlled_worker, pb
-from tests.support.failures import refusal
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.wire.failures import refusal
+from tests.support.worker.controlled_worker import controlled_worker, pb
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION

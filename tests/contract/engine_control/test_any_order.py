@@ -22,9 +22,9 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.worker.control.core import ControlCore
 from millstream_server.worker.control.weights import Piece, TensorsInCall, Update
-from tests.support.in_process import ALPHABET, InProcessWorker, worker
-from tests.support.waiting import until
-from tests.support.worker_streams import Stream, decode_stream
+from millstream_testing.in_process import ALPHABET, InProcessWorker, worker
+from millstream_testing.waiting import until
+from tests.support.worker.worker_streams import Stream, decode_stream
 
 STEPS = 150
 REFUSALS = (DeadlinePassedError, EngineBusyError, OperationConflictError)

@@ -11,7 +11,11 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from millstream_server.runtime.errors import EngineBusyError, InternalError
-from tests.support.controlled_worker import (
+from millstream_testing.waiting import until
+from tests.support.telemetry.logged import events
+from tests.support.wire.failures import failure, refusal
+from tests.support.wire.long_streams import NOT_SERVING, SERVING
+from tests.support.worker.controlled_worker import (
     APPLYING,
     DONE,
     DRAINING,
@@ -19,11 +23,7 @@ from tests.support.controlled_worker import (
     controlled_worker,
     pb,
 )
-from tests.support.failures import failure, refusal
-from tests.support.logged import events
-from tests.support.long_streams import NOT_SERVING, SERVING
-from tests.support.scripted_controls import LESS, USE
-from tests.support.waiting import until
+from tests.support.worker.scripted_controls import LESS, USE
 
 KV, WEIGHTS, GRAPH = (
     pb.MEMORY_TAG_KV_CACHE,

@@ -7,13 +7,13 @@ from typing import Any
 import grpc
 
 from millstream.v1 import engine_control_pb2_grpc
-from tests.support import diffusion_worker, encode_worker
-from tests.support.controlled_worker import Followed, pb
-from tests.support.embedding_worker import embed_stream, embedding_worker
-from tests.support.failures import refusal
-from tests.support.hosted_worker import HostedWorker
-from tests.support.long_streams import NOT_SERVING, SERVING
-from tests.support.media_files import solid
+from tests.support.media.media_files import solid
+from tests.support.wire.failures import refusal
+from tests.support.wire.long_streams import NOT_SERVING, SERVING
+from tests.support.worker import diffusion_worker, encode_worker
+from tests.support.worker.controlled_worker import Followed, pb
+from tests.support.worker.embedding_worker import embed_stream, embedding_worker
+from tests.support.worker.hosted_worker import HostedWorker
 
 
 async def _drained(one: HostedWorker) -> None:

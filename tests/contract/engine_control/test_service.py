@@ -12,7 +12,11 @@ from google.protobuf.duration_pb2 import Duration
 from millstream.v1 import worker_pb2
 from millstream_server.control.operations import NO_CONTROLS
 from millstream_server.runtime.errors import EngineBusyError, UnsupportedFeatureError
-from tests.support.controlled_worker import (
+from millstream_testing.waiting import until
+from tests.support.telemetry.logged import events
+from tests.support.wire.failures import failure, refusal
+from tests.support.wire.long_streams import NOT_SERVING, SERVING
+from tests.support.worker.controlled_worker import (
     DONE,
     DRAINING,
     ControlledWorker,
@@ -20,10 +24,6 @@ from tests.support.controlled_worker import (
     from_disk,
     pb,
 )
-from tests.support.failures import failure, refusal
-from tests.support.logged import events
-from tests.support.long_streams import NOT_SERVING, SERVING
-from tests.support.waiting import until
 
 PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION
 SHORT = Duration(nanos=50_000_000)

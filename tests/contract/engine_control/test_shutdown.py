@@ -11,16 +11,16 @@ import grpc
 import pytest
 
 from millstream_server.runtime.lifecycle.main import CUT_OFF, DRAINED
-from tests.support.controlled_worker import (
+from millstream_testing.waiting import until
+from tests.support.telemetry.logged import events
+from tests.support.wire.failures import failure, refusal
+from tests.support.worker.controlled_worker import (
     APPLYING,
     DRAINING,
     controlled_worker,
     from_disk,
     pb,
 )
-from tests.support.failures import failure, refusal
-from tests.support.logged import events
-from tests.support.waiting import until
 
 
 def _terminate() -> None:

@@ -16,17 +16,23 @@ from safetensors.numpy import save_file
 
 from millstream_server.engines.simulated.state import version_shift
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.chats import completion, gather, options
-from tests.support.controlled_worker import (
+from millstream_testing.in_process import (
+    ALPHABET,
+    MODEL,
+    VOCAB_SIZE,
+    InProcessProcessor,
+    processor,
+)
+from millstream_testing.waiting import until
+from tests.support.processor.chats import completion, gather, options
+from tests.support.wire.failures import refusal
+from tests.support.worker.controlled_worker import (
     DONE,
     ControlledWorker,
     controlled_worker,
     from_disk,
     pb,
 )
-from tests.support.failures import refusal
-from tests.support.in_process import ALPHABET, MODEL, VOCAB_SIZE, InProcessProcessor, processor
-from tests.support.waiting import until
 
 STEPPING = replace(ALPHABET, step_s=0.002, weight_version="v1")
 CLIENTS = 8

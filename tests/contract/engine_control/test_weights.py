@@ -16,7 +16,10 @@ from millstream_server.control.operations import (
     NamedTensor,
 )
 from millstream_server.runtime.errors import EngineFailedError, InvalidWeightsError
-from tests.support.controlled_worker import (
+from millstream_testing.waiting import until
+from tests.support.wire.failures import Failure, refusal
+from tests.support.wire.long_streams import NOT_SERVING, SERVING
+from tests.support.worker.controlled_worker import (
     APPLYING,
     CHECKING,
     DONE,
@@ -26,9 +29,6 @@ from tests.support.controlled_worker import (
     pb,
     start_of,
 )
-from tests.support.failures import Failure, refusal
-from tests.support.long_streams import NOT_SERVING, SERVING
-from tests.support.waiting import until
 
 INVALID = grpc.StatusCode.INVALID_ARGUMENT
 PRECONDITION = grpc.StatusCode.FAILED_PRECONDITION

@@ -17,8 +17,8 @@ from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.worker.control.plan import AllowedDirectories, ControlOptions, ControlPlan
 from millstream_server.worker.control.weights_record import WeightsRecord, restored, state_of
-from tests.support.controlled_worker import controlled_worker, from_disk, pb, start_of
-from tests.support.scripted_controls import ScriptedControls
+from tests.support.worker.controlled_worker import controlled_worker, from_disk, pb, start_of
+from tests.support.worker.scripted_controls import ScriptedControls
 
 
 def _checkpoint(folder: Path, value: int = 0) -> Path:

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.hub_server import COMMIT, GATED, REPO, TOKEN, HubServer
-from tests.support.model_files import CONFIG, MODEL, WEIGHTS, Ended, ended, run, start
+from tests.support.models.hub_server import COMMIT, GATED, REPO, TOKEN, HubServer
+from tests.support.models.model_files import CONFIG, MODEL, WEIGHTS, Ended, ended, run, start
 
 URI = f"hf://{REPO}"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.model_files import MODEL, WEIGHTS, run
-from tests.support.s3_server import BUCKET, DENIED, S3Server
+from tests.support.models.model_files import MODEL, WEIGHTS, run
+from tests.support.models.s3_server import BUCKET, DENIED, S3Server
 
 pytest.importorskip("boto3", reason="the extra s3 isn't installed: run `make setup`")
 URI = f"s3://{BUCKET}/llama/v1"

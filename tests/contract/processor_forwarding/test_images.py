@@ -14,9 +14,9 @@ from google.protobuf.duration_pb2 import Duration
 from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc, errors_pb2, processor_pb2
 from millstream_server.processor.admission import QueueLimits
 from millstream_server.processor.requests import RequestLimits
-from tests.support.failures import refusal
-from tests.support.in_process import InProcessProcessor, processor
-from tests.support.played_forwarding import (
+from millstream_testing.in_process import InProcessProcessor, processor
+from millstream_testing.waiting import until
+from tests.support.processor.played_forwarding import (
     PlayedDiffuser,
     cancel_image,
     image,
@@ -25,7 +25,7 @@ from tests.support.played_forwarding import (
     restartable,
     slots,
 )
-from tests.support.waiting import until
+from tests.support.wire.failures import refusal
 
 MODELS = {"drawing": None}
 

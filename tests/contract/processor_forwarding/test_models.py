@@ -14,11 +14,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream.v1 import embedding_pb2, processor_pb2, worker_pb2
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.chats import chat, completion, start
-from tests.support.failures import Failure, refusal
-from tests.support.in_process import MODEL, InProcessProcessor, processor, worker
-from tests.support.models import byte_level_model
-from tests.support.played_forwarding import (
+from millstream_testing.in_process import MODEL, InProcessProcessor, processor, worker
+from millstream_testing.waiting import until
+from tests.support.models.models import byte_level_model
+from tests.support.processor.chats import chat, completion, start
+from tests.support.processor.played_forwarding import (
     RANKING,
     PlayedDiffuser,
     PlayedEmbedder,
@@ -27,7 +27,7 @@ from tests.support.played_forwarding import (
     played,
     slots,
 )
-from tests.support.waiting import until
+from tests.support.wire.failures import Failure, refusal
 
 
 def _without_template(folder: Path) -> Path:

@@ -13,11 +13,14 @@ from millstream.v1 import (
     embedding_pb2_grpc,
     processor_pb2,
 )
+from millstream_server.diffusion.request import Kind
+from millstream_server.diffusion.worker.engine import DiffusionOptions
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.synthesis.request import Kind
-from millstream_server.worker.diffusion.engine import DiffusionOptions
-from tests.support import embedding_worker
-from tests.support.diffusion_worker import (
+from millstream_testing.in_process import InProcessProcessor, processor
+from millstream_testing.waiting import until
+from tests.support.processor.played_forwarding import batch, slots
+from tests.support.worker import embedding_worker
+from tests.support.worker.diffusion_worker import (
     MODEL,
     VIDEOS,
     Setup,
@@ -27,9 +30,6 @@ from tests.support.diffusion_worker import (
     diffusion_worker,
     opened,
 )
-from tests.support.in_process import InProcessProcessor, processor
-from tests.support.played_forwarding import batch, slots
-from tests.support.waiting import until
 
 QUEUED = 50
 

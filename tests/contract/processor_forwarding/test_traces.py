@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.telemetry.metrics import REQUEST_DURATION
-from tests.support.in_process import processor
-from tests.support.played_forwarding import (
+from millstream_testing.in_process import processor
+from millstream_testing.waiting import until
+from tests.support.processor.played_forwarding import (
     PlayedDiffuser,
     PlayedEmbedder,
     batch,
@@ -14,8 +15,15 @@ from tests.support.played_forwarding import (
     played,
     slots,
 )
-from tests.support.spans import INCOMING, TRACE_ID, SpanLog, attributes, id_of, parent_of, trace_of
-from tests.support.waiting import until
+from tests.support.telemetry.spans import (
+    INCOMING,
+    TRACE_ID,
+    SpanLog,
+    attributes,
+    id_of,
+    parent_of,
+    trace_of,
+)
 
 
 def _count(operation: str, model: str, error: str) -> float:

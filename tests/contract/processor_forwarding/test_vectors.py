@@ -13,10 +13,9 @@ import pytest
 from millstream.v1 import embedding_pb2, errors_pb2, processor_pb2
 from millstream_server.processor.requests import RequestLimits
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.failures import refusal
-from tests.support.in_process import InProcessProcessor, processor
-from tests.support.logged import events
-from tests.support.played_forwarding import (
+from millstream_testing.in_process import InProcessProcessor, processor
+from millstream_testing.waiting import until
+from tests.support.processor.played_forwarding import (
     RANKING,
     PlayedEmbedder,
     batch,
@@ -27,7 +26,8 @@ from tests.support.played_forwarding import (
     slots,
     vector_of,
 )
-from tests.support.waiting import until
+from tests.support.telemetry.logged import events
+from tests.support.wire.failures import refusal
 
 TRACEPARENT = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
 

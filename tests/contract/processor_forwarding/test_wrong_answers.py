@@ -12,8 +12,8 @@ from millstream.v1 import diffusion_pb2, embedding_pb2, errors_pb2
 from millstream_server.processor.text.tokenizer import TextModel
 from tests.contract.processor_forwarding.test_images import drawing
 from tests.contract.processor_forwarding.test_vectors import serving
-from tests.support.failures import refusal
-from tests.support.played_forwarding import RANKING, PlayedEmbedder, batch, image, slots
+from tests.support.processor.played_forwarding import RANKING, PlayedEmbedder, batch, image, slots
+from tests.support.wire.failures import refusal
 
 LOST = errors_pb2.ERROR_REASON_WORKER_LOST
 

@@ -11,12 +11,20 @@ import pytest
 from millstream.v1 import diffusion_pb2, generation_pb2, processor_pb2, sampling_pb2, worker_pb2
 from millstream_server.generation.validation import REFUSED_IN_DIFFUSION
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.chats import CANCEL, Conversation, chat, completion, gather, options, start
-from tests.support.failures import refusal
-from tests.support.in_process import MODEL, processor, suite, worker
-from tests.support.starts import kept_starts
-from tests.support.text_diffusion import DLLM, STEPPING, serving
-from tests.support.worker_streams import text_stream
+from millstream_testing.in_process import MODEL, processor, suite, worker
+from tests.support.processor.chats import (
+    CANCEL,
+    Conversation,
+    chat,
+    completion,
+    gather,
+    options,
+    start,
+)
+from tests.support.processor.starts import kept_starts
+from tests.support.wire.failures import refusal
+from tests.support.worker.text_diffusion import DLLM, STEPPING, serving
+from tests.support.worker.worker_streams import text_stream
 
 STOP = generation_pb2.FINISH_REASON_STOP
 LENGTH = generation_pb2.FINISH_REASON_LENGTH

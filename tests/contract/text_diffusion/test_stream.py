@@ -13,12 +13,12 @@ from millstream.v1 import (
     media_pb2,
     sampling_pb2,
 )
+from millstream_server.generation.ticket import Ticket
 from millstream_server.generation.validation import REFUSED_IN_DIFFUSION
 from millstream_server.processor.text.tokenizer import TextModel
-from millstream_server.transfer.ticket import Ticket
-from tests.support.failures import refusal
-from tests.support.text_diffusion import DLLM, STEPPING, serving
-from tests.support.worker_streams import text_stream
+from tests.support.wire.failures import refusal
+from tests.support.worker.text_diffusion import DLLM, STEPPING, serving
+from tests.support.worker.worker_streams import text_stream
 
 ENDLESS = 400
 LENGTH = generation_pb2.FINISH_REASON_LENGTH

@@ -10,14 +10,14 @@ import enum
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from tests.support.raw_http2 import (
+from tests.support.wire.raw_http2 import (
     ErrorCode,
     Wire,
     data,
     message,
     request_fields,
 )
-from tests.support.rpc_kinds import SERVICE
+from tests.support.wire.rpc_kinds import SERVICE
 
 UNARY, CHAT = f"/{SERVICE}/Unary", f"/{SERVICE}/Chat"
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pytest
 import pytest_asyncio
 
-from tests.support.interop_service import SERVICE, Interop, ask
-from tests.support.raw_http2 import Wire, connected
-from tests.support.transports import serving
+from tests.support.wire.interop_service import SERVICE, Interop, ask
+from tests.support.wire.raw_http2 import Wire, connected
+from tests.support.wire.transports import serving
 
 UNARY = f"/{SERVICE}/Unary"
 LIMIT = 1 << 20

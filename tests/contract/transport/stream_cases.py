@@ -23,7 +23,7 @@ from tests.contract.transport.case import (
     open_stream,
     stream_error,
 )
-from tests.support.raw_http2 import (
+from tests.support.wire.raw_http2 import (
     ACK,
     END_HEADERS,
     PREFACE,

@@ -22,9 +22,10 @@ from millstream_server.runtime.transport import connection as ending
 from millstream_server.runtime.transport import server as transport
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.server import H2Server
-from tests.support.certificates import Authority, SecretMount
-from tests.support.listening import trusting
-from tests.support.raw_http2 import (
+from millstream_testing.waiting import until
+from tests.support.wire.certificates import Authority, SecretMount
+from tests.support.wire.listening import trusting
+from tests.support.wire.raw_http2 import (
     END_HEADERS,
     ErrorCode,
     Kind,
@@ -38,8 +39,7 @@ from tests.support.raw_http2 import (
     request_fields,
     reset,
 )
-from tests.support.rpc_kinds import SERVICE, Kinds
-from tests.support.waiting import until
+from tests.support.wire.rpc_kinds import SERVICE, Kinds
 
 CHAT, UNARY = f"/{SERVICE}/Chat", f"/{SERVICE}/Unary"
 _LAST_STREAM = (1 << 31) - 1

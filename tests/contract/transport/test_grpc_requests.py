@@ -9,9 +9,10 @@ import pytest
 from google.rpc import error_details_pb2, status_pb2
 
 from millstream_server.runtime.errors import Code
+from millstream_testing.waiting import until
 from tests.contract.transport.conftest import STREAMS, UNARY, InteropServer
-from tests.support.interop_service import ECHOED, ECHOED_BIN, SERVICE, ask
-from tests.support.raw_http2 import (
+from tests.support.wire.interop_service import ECHOED, ECHOED_BIN, SERVICE, ask
+from tests.support.wire.raw_http2 import (
     END_HEADERS,
     ErrorCode,
     Kind,
@@ -21,7 +22,6 @@ from tests.support.raw_http2 import (
     message,
     request_fields,
 )
-from tests.support.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -29,7 +29,7 @@ BIDI, GATHER = f"/{SERVICE}/Bidi", f"/{SERVICE}/ClientStream"
 
 
 def _request(wire: Wire, *more: tuple[str, str | bytes], **changed: str | None) -> Rpc:
-    """Send a sound message with other headers."""
+    """Send a normal message with other headers."""
     rpc = wire.rpc(fields=[*request_fields(UNARY, **changed), *more])
     rpc.send(ask(1), end=True)
     return rpc

@@ -13,10 +13,11 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
+from millstream_testing.waiting import until
 from tests.contract.transport.case import CHAT, UNARY, Case, Scope, hang, open_stream
 from tests.contract.transport.frame_cases import FRAME_CASES
 from tests.contract.transport.stream_cases import STREAM_CASES
-from tests.support.raw_http2 import (
+from tests.support.wire.raw_http2 import (
     PREFACE,
     ErrorCode,
     Frame,
@@ -32,9 +33,8 @@ from tests.support.raw_http2 import (
     settings,
     window_update,
 )
-from tests.support.rpc_kinds import SERVICE, Kinds
-from tests.support.transports import Served, serving
-from tests.support.waiting import until
+from tests.support.wire.rpc_kinds import SERVICE, Kinds
+from tests.support.wire.transports import Served, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -14,7 +14,8 @@ import grpc
 import pytest
 import pytest_asyncio
 
-from tests.support.interop_service import (
+from millstream_testing.waiting import until
+from tests.support.wire.interop_service import (
     ECHOED,
     ECHOED_BIN,
     SERVICE,
@@ -26,8 +27,7 @@ from tests.support.interop_service import (
     SyncCaller,
     ask,
 )
-from tests.support.transports import serving
-from tests.support.waiting import until
+from tests.support.wire.transports import serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -17,7 +17,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from millstream_server.runtime.transport.sockets import listen_on
-from tests.support.listening import (
+from millstream_testing.waiting import until
+from tests.support.telemetry.logged import fields_of
+from tests.support.wire.listening import (
     OPTIONS,
     PREFACE,
     closes,
@@ -27,8 +29,6 @@ from tests.support.listening import (
     parsed,
     serving_health,
 )
-from tests.support.logged import fields_of
-from tests.support.waiting import until
 
 
 async def test_above_the_bound_an_unused_connection_goes_and_the_used_stay(

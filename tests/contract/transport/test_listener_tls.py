@@ -18,13 +18,14 @@ import pytest
 import uvloop
 from cryptography import x509
 
-from millstream_server.runtime.ledger import Place
 from millstream_server.runtime.rpc.call import key_of_address
+from millstream_server.runtime.rpc.ledger import Place
 from millstream_server.runtime.security import tls_files as tls_module
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_server.runtime.transport.listener import Listener
-from tests.support.certificates import Authority, SecretMount
-from tests.support.listening import (
+from millstream_testing.waiting import until
+from tests.support.wire.certificates import Authority, SecretMount
+from tests.support.wire.listening import (
     OPTIONS,
     PREFACE,
     closes,
@@ -34,7 +35,6 @@ from tests.support.listening import (
     parsed,
     trusting,
 )
-from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.listening import (
+from tests.support.wire.listening import (
     OPTIONS,
     PREFACE,
     exchange,
@@ -19,7 +19,7 @@ from tests.support.listening import (
     parsed,
     serving_health,
 )
-from tests.support.raw_http2 import connected, request_fields
+from tests.support.wire.raw_http2 import connected, request_fields
 
 
 async def test_the_first_bytes_decide_however_they_are_cut() -> None:

@@ -12,8 +12,8 @@ import grpc
 
 from millstream_server.runtime.errors import Code, UnavailableError
 from millstream_server.runtime.rpc.call import Call
-from tests.support.raw_http2 import Kind, Setting, Wire, connected, settings, window_update
-from tests.support.transports import serving
+from tests.support.wire.raw_http2 import Kind, Setting, Wire, connected, settings, window_update
+from tests.support.wire.transports import serving
 
 _SERVICE = "test.v1.Pulled"
 _PATH = f"/{_SERVICE}/Pull"
@@ -147,13 +147,13 @@ async def test_a_call_that_was_ready_before_it_sends_is_asked() -> None:
 
 async def test_what_a_source_raises_ends_its_call_alone() -> None:
     async with _served() as (service, wire):
-        broken, sound = [await _begin(service, wire) for _ in range(2)]
+        broken, normal = [await _begin(service, wire) for _ in range(2)]
         broken[1].fault = UnavailableError("no more")
         broken[1].put(b"lost")
-        sound[1].put(b"kept", last=True)
+        normal[1].put(b"kept", last=True)
         assert await broken[0].code() == Code.UNAVAILABLE
-        assert await sound[0].code() == Code.OK
-        assert (broken[0].messages, sound[0].messages) == ([], [b"kept"])
+        assert await normal[0].code() == Code.OK
+        assert (broken[0].messages, normal[0].messages) == ([], [b"kept"])
 
 
 async def test_a_source_is_not_asked_after_its_caller_left() -> None:

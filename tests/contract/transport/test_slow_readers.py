@@ -1,11 +1,11 @@
-"""Callers that read slowly, or not at all: sound ones lose nothing, others only what is needed."""
+"""Callers that read slowly, or not at all: normal ones lose nothing, others only what is needed."""
 
 from __future__ import annotations
 
 from millstream_server.runtime.errors import Code
-from tests.support.interop_service import SERVICE, Interop, ask
-from tests.support.raw_http2 import Kind, Setting, connected, ping, settings, window_update
-from tests.support.transports import serving
+from tests.support.wire.interop_service import SERVICE, Interop, ask
+from tests.support.wire.raw_http2 import Kind, Setting, connected, ping, settings, window_update
+from tests.support.wire.transports import serving
 
 UNARY = f"/{SERVICE}/Unary"
 _WIDE: dict[int, int] = {

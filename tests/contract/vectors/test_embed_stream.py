@@ -11,18 +11,18 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from millstream.v1 import embedding_pb2
+from millstream_server.embedding.worker.servicer import VectorSettings
 from millstream_server.engines.simulated.vectors import SimulatedEmbedderConfig
 from millstream_server.runtime.errors import InternalError
-from millstream_server.worker.vectors.servicer import VectorSettings
-from tests.support.embedding_worker import (
+from millstream_testing.waiting import until
+from tests.support.wire.failures import failure
+from tests.support.worker.embedding_worker import (
     MODEL,
     embed_stream,
     embedding_worker,
     expected,
     streaming,
 )
-from tests.support.failures import failure
-from tests.support.waiting import until
 
 INPUTS = [[1, 2, 3], [3, 2, 1], [7], [31999] * 512]
 

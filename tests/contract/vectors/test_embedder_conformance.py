@@ -10,9 +10,10 @@ from typing import cast
 
 import pytest
 
-from tests.support import embedder_checks, forked
-from tests.support.embedder_checks import SGLANG, SIMULATED
-from tests.support.vector_models import Kind, make_vector_model
+from tests.support.engines import embedder_checks
+from tests.support.engines.embedder_checks import SGLANG, SIMULATED
+from tests.support.models.vector_models import Kind, make_vector_model
+from tests.support.processes import forked
 
 Outcomes = Callable[[str], dict[str, str]]
 
@@ -36,7 +37,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
 
 
 def _forked(model: Path, kind: str) -> dict[str, str]:
-    done = forked.run("sglang", "tests.support.embedder_checks", str(model), kind)
+    done = forked.run("sglang", "tests.support.engines.embedder_checks", str(model), kind)
     assert done.returncode == 0, done.stderr[-6000:]
     found: dict[str, str] = json.loads(done.stdout)
     return found

@@ -12,12 +12,18 @@ import grpc
 import numpy as np
 
 from millstream.v1 import worker_pb2
+from millstream_server.embedding.embedder import EmbedderInfo
+from millstream_server.embedding.worker.servicer import VectorSettings
 from millstream_server.engines.simulated.vectors import SimulatedEmbedderConfig
-from millstream_server.protobuf.worker import description_from_proto
 from millstream_server.runtime.lifecycle.main import DRAINED, FAILED
-from millstream_server.vectors.embedder import EmbedderInfo
-from millstream_server.worker.vectors.servicer import VectorSettings
-from tests.support.embedding_worker import (
+from millstream_server.worker_info import description_from_proto
+from millstream_testing.waiting import until
+from tests.support.processes.ports import free_port
+from tests.support.telemetry.otlp_collector import collecting
+from tests.support.telemetry.scraping import scrape
+from tests.support.wire.failures import refusal
+from tests.support.wire.long_streams import NOT_SERVING, SERVING
+from tests.support.worker.embedding_worker import (
     MODEL,
     Stream,
     embed_stream,
@@ -25,13 +31,7 @@ from tests.support.embedding_worker import (
     expected,
     streaming,
 )
-from tests.support.failures import refusal
-from tests.support.hosted_worker import SOON
-from tests.support.long_streams import NOT_SERVING, SERVING
-from tests.support.otlp_collector import collecting
-from tests.support.ports import free_port
-from tests.support.scraping import scrape
-from tests.support.waiting import until
+from tests.support.worker.hosted_worker import SOON
 
 
 async def test_it_says_what_it_embeds_and_how_loaded_it_is() -> None:

@@ -10,9 +10,9 @@ import grpc
 import pytest
 
 from millstream_server.engines.simulated.vectors import SimulatedEmbedderConfig, logit
-from tests.support.embedding_worker import MODEL, embedding_worker
-from tests.support.failures import refusal
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.wire.failures import refusal
+from tests.support.worker.embedding_worker import MODEL, embedding_worker
 
 PAIRS = [[1, 2], [1, 9], [1, 2], [1, 700], [5]]
 

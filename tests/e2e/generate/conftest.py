@@ -13,13 +13,13 @@ import pytest
 
 from millstream.v1 import diffusion_pb2_grpc
 from millstream_client import NO_RETRY, Client
-from tests.support.bare_pictures import PROMPT, BarePipeline
-from tests.support.diffusion_worker import Stream
-from tests.support.otlp_collector import Collector, Received, collecting
-from tests.support.ports import free_port
-from tests.support.scraping import scrape
-from tests.support.suite import ServiceProcess, running
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.engines.bare_pictures import PROMPT, BarePipeline
+from tests.support.processes.ports import free_port
+from tests.support.processes.suite import ServiceProcess, running
+from tests.support.telemetry.otlp_collector import Collector, Received, collecting
+from tests.support.telemetry.scraping import scrape
+from tests.support.worker.diffusion_worker import Stream
 
 DEMO = Path(__file__).parents[3] / "demo"
 DRAWING, DLLM, EMBEDDER, RERANKER = "drawing", "dllm", "embedder", "reranker"

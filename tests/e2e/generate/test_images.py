@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 
 from millstream_client import Client, GeneratedMedia, ImageFormat, RequestCancelledError
+from millstream_testing.waiting import until
 from tests.e2e.generate.conftest import DRAWING, IMAGE, STEPS, Suite, image_stream
-from tests.support.bare_pictures import pixels_digest
-from tests.support.diffusion_worker import Stream
-from tests.support.long_streams import load_of
-from tests.support.waiting import until
+from tests.support.engines.bare_pictures import pixels_digest
+from tests.support.wire.long_streams import load_of
+from tests.support.worker.diffusion_worker import Stream
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 

@@ -12,8 +12,8 @@ import pytest
 
 from millstream.v1 import generation_pb2, processor_pb2, processor_pb2_grpc, sampling_pb2
 from tests.e2e.generate.conftest import DLLM, Suite, model_of
-from tests.support import forked
-from tests.support.chats import (
+from tests.support.processes import forked
+from tests.support.processor.chats import (
     CANCEL,
     Answer,
     Conversation,
@@ -24,8 +24,8 @@ from tests.support.chats import (
     options,
     start,
 )
-from tests.support.failures import failure
-from tests.support.long_streams import load_of
+from tests.support.wire.failures import failure
+from tests.support.wire.long_streams import load_of
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
@@ -58,7 +58,7 @@ async def test_tokens_equal_the_engines_own(stub: Any) -> None:
     cases = [{"input_ids": prompt, "sampling_params": params} for prompt in prompts]
     bare = asyncio.to_thread(
         forked.run,
-        *("sglang", "tests.support.bare_sglang"),
+        *("sglang", "tests.support.engines.bare_sglang"),
         *("denoise", str(model_of(DLLM)), json.dumps(cases)),
     )
     answers = await asyncio.gather(*(ask(stub, question) for question in QUESTIONS))

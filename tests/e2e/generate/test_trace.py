@@ -9,9 +9,9 @@ import pytest
 
 from millstream.v1 import embedding_pb2_grpc, generation_pb2
 from tests.e2e.generate.conftest import DRAWING, EMBEDDER, IMAGE, STEPS, Suite
-from tests.support.diffusion_worker import Stream
-from tests.support.otlp_collector import Received
-from tests.support.played_forwarding import batch, slots
+from tests.support.processor.played_forwarding import batch, slots
+from tests.support.telemetry.otlp_collector import Received
+from tests.support.worker.diffusion_worker import Stream
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from millstream.v1 import embedding_pb2
 from millstream_client import Client
 from tests.e2e.generate.conftest import EMBEDDER, RERANKER, Suite, model_of
-from tests.support.bare_vectors import BareProcess
+from tests.support.engines.bare_vectors import BareProcess
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 

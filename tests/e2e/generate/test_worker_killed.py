@@ -12,9 +12,9 @@ import pytest
 from grpc import StatusCode
 
 from millstream_client import Client, UnavailableError
+from millstream_testing.waiting import until
 from tests.e2e.generate.conftest import DRAWING, EMBEDDER, IMAGE, Suite
 from tests.e2e.generate.test_images import LONG, digest, made
-from tests.support.waiting import until
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 

@@ -12,11 +12,11 @@ import grpc
 import pytest
 
 from millstream.v1 import processor_pb2_grpc
-from tests.support.otlp_collector import Collector, collecting
-from tests.support.ports import free_port
-from tests.support.scraping import Scrape, scrape
-from tests.support.suite import ServiceProcess, running
-from tests.support.vision_models import make_vision_model
+from tests.support.models.vision_models import make_vision_model
+from tests.support.processes.ports import free_port
+from tests.support.processes.suite import ServiceProcess, running
+from tests.support.telemetry.otlp_collector import Collector, collecting
+from tests.support.telemetry.scraping import Scrape, scrape
 
 NAME = "tiny"
 # Prompts are cut in pieces of 16 tokens, in the middle of images too.

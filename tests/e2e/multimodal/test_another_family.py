@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.multimodal.conftest import talking
-from tests.support import media_files
-from tests.support.ports import free_port
-from tests.support.suite import ServiceProcess, running
-from tests.support.vision_chats import (
+from tests.support.media import media_files
+from tests.support.media.vision_chats import (
     Question,
     ask,
     check,
@@ -26,7 +24,9 @@ from tests.support.vision_chats import (
     picture_questions,
     video_questions,
 )
-from tests.support.vision_models import FamilyName, make_vision_model
+from tests.support.models.vision_models import FamilyName, make_vision_model
+from tests.support.processes.ports import free_port
+from tests.support.processes.suite import ServiceProcess, running
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 

@@ -9,8 +9,8 @@ import pytest
 
 from millstream.v1 import generation_pb2, processor_pb2, sampling_pb2
 from tests.e2e.multimodal.conftest import Suite
-from tests.support.chats import Conversation, options, start, user_turn
-from tests.support.vision_chats import NEW_TOKENS, Question, ask, case_of, check, photo
+from tests.support.media.vision_chats import NEW_TOKENS, Question, ask, case_of, check, photo
+from tests.support.processor.chats import Conversation, options, start, user_turn
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 

@@ -20,18 +20,18 @@ from millstream.v1 import (
     prefill_pb2_grpc,
     tensor_pb2,
 )
+from millstream_server.encode.transfer.ticket import EmbeddingTickets
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.sampling import Sampling
+from millstream_server.generation.ticket import Ticket, TicketKey
 from millstream_server.media.items import EmbeddingTicket, EncodedItem, Modality
 from millstream_server.protobuf.media import ref_from_proto
-from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
-from millstream_server.transfer.ticket import Ticket, TicketKey
 from tests.e2e.multimodal.conftest import Suite, talking
-from tests.support import encode_worker
-from tests.support.reference_media import Case
-from tests.support.suite import TICKET_KEY
-from tests.support.vision_chats import File, Question, ask, check, photo
-from tests.support.worker_streams import SlotView, Stream, decode_stream, prefill_stream
+from tests.support.media.reference_media import Case
+from tests.support.media.vision_chats import File, Question, ask, check, photo
+from tests.support.processes.suite import TICKET_KEY
+from tests.support.worker import encode_worker
+from tests.support.worker.worker_streams import SlotView, Stream, decode_stream, prefill_stream
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 

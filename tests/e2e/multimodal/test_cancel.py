@@ -15,11 +15,11 @@ import grpc
 import pytest
 
 from millstream.v1 import generation_pb2
+from millstream_testing.waiting import until
 from tests.e2e.multimodal.conftest import Suite
-from tests.support.chats import CANCEL, Conversation, options, start
-from tests.support.long_streams import LoadWatch, load_of
-from tests.support.vision_chats import Question, ask, check, photo
-from tests.support.waiting import until
+from tests.support.media.vision_chats import Question, ask, check, photo
+from tests.support.processor.chats import CANCEL, Conversation, options, start
+from tests.support.wire.long_streams import LoadWatch, load_of
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 

@@ -10,9 +10,9 @@ import pytest
 
 from millstream.v1 import sampling_pb2
 from tests.e2e.multimodal.conftest import Suite
-from tests.support import media_files
-from tests.support.reference_media import Case
-from tests.support.vision_chats import (
+from tests.support.media import media_files
+from tests.support.media.reference_media import Case
+from tests.support.media.vision_chats import (
     Question,
     ask,
     check,

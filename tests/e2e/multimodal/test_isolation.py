@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.multimodal.conftest import Suite
-from tests.support.vision_chats import Question, ask, check, photo
+from tests.support.media.vision_chats import Question, ask, check, photo
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
+from millstream_testing.waiting import until
 from tests.e2e.multimodal.conftest import NAME, Suite
-from tests.support.chats import Conversation, options, start
-from tests.support.otlp_collector import Received
-from tests.support.spans import INCOMING, SPAN_ID, TRACE_ID
-from tests.support.vision_chats import Question, photo
-from tests.support.waiting import until
+from tests.support.media.vision_chats import Question, photo
+from tests.support.processor.chats import Conversation, options, start
+from tests.support.telemetry.otlp_collector import Received
+from tests.support.telemetry.spans import INCOMING, SPAN_ID, TRACE_ID
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 

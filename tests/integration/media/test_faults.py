@@ -14,10 +14,9 @@ import grpc
 import pytest
 
 from millstream.v1 import generation_pb2
-from tests.support.chats import CANCEL, Answer, Conversation, options, start
-from tests.support.failures import Failure, failure
-from tests.support.media_files import solid
-from tests.support.media_processes import (
+from millstream_testing.waiting import until
+from tests.support.media.media_files import solid
+from tests.support.media.media_processes import (
     MediaProcesses,
     decoders_of,
     metric,
@@ -25,11 +24,12 @@ from tests.support.media_processes import (
     text_chat,
     until_connected,
 )
-from tests.support.media_suite import image, user
-from tests.support.processes import clients_of
-from tests.support.suite import ServiceProcess
-from tests.support.vision_models import make_vision_model
-from tests.support.waiting import until
+from tests.support.media.media_suite import image, user
+from tests.support.models.vision_models import make_vision_model
+from tests.support.processes.processes import clients_of
+from tests.support.processes.suite import ServiceProcess
+from tests.support.processor.chats import CANCEL, Answer, Conversation, options, start
+from tests.support.wire.failures import Failure, failure
 
 FEW = options(4, ignore_eos=True)
 BESIDE_TOKENS = 200
@@ -80,14 +80,13 @@ async def expect_undisturbed(beside: Conversation) -> None:
 
 
 async def expect_free(encode: ServiceProcess) -> None:
-    """Wait until an encode worker without a cache holds nothing."""
+    """Wait until an encode worker holds nothing but its cache."""
 
     async def free() -> bool:
         held = [
-            await metric(encode, f"millstream_encode_{name}")
-            for name in ("leases", "store_bytes", "upload_bytes")
+            await metric(encode, f"millstream_encode_{name}") for name in ("leases", "upload_bytes")
         ]
-        return [*held, await open_requests(encode)] == [0, 0, 0, 0]
+        return [*held, await open_requests(encode)] == [0, 0, 0]
 
     await until(free)
 
@@ -174,7 +173,7 @@ class Fetching:
 
 @pytest.fixture
 async def fetching(suite: MediaProcesses) -> AsyncIterator[Fetching]:
-    encode = suite.add_encode(embedding_cached_bytes=0)
+    encode = suite.add_encode()
     prefill = suite.add_prefill()
     suite.add_decode(mode="disaggregated")
     suite.add_processor()
@@ -248,7 +247,7 @@ async def test_an_encode_worker_that_dies_while_prefill_fetches(
 
 
 async def test_a_processor_that_dies_leaves_no_lease_and_no_item(suite: MediaProcesses) -> None:
-    encode = suite.add_encode(embedding_cached_bytes=0, simulated_item_s=1.0)
+    encode = suite.add_encode(simulated_item_s=1.0)
     suite.add_pair()
     suite.add_processor()
     doomed = suite.add_processor("doomed", max_admitted_requests=1)

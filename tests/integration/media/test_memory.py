@@ -12,27 +12,28 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.support.chats import Answer, Conversation, options, start
-from tests.support.failures import Failure, failure
-from tests.support.media_files import before_end, comment, noise
-from tests.support.media_processes import (
+from millstream_testing.waiting import until
+from tests.support.media.media_files import before_end, comment, noise
+from tests.support.media.media_processes import (
     CHUNK_BYTES,
     MediaProcesses,
     metric,
     upload,
 )
-from tests.support.media_suite import image, user
-from tests.support.processes import rss_mb
-from tests.support.simulated_suite import channels_to
-from tests.support.suite import ServiceProcess
-from tests.support.vision_models import make_vision_model
-from tests.support.waiting import until
+from tests.support.media.media_suite import image, user
+from tests.support.models.vision_models import make_vision_model
+from tests.support.processes.processes import rss_mb
+from tests.support.processes.simulated_suite import channels_to
+from tests.support.processes.suite import ServiceProcess
+from tests.support.processor.chats import Answer, Conversation, options, start
+from tests.support.wire.failures import Failure, failure
 
 CHATS = 30
 CHANNELS = 4
-SIZE = (1900, 1750)
-TOKENS = 68 * 63
+SIZE = (1680, 1540)
+TOKENS = 60 * 55
 MEDIA_MB = 64
+"""One file may have an eighth of it."""
 STORE_MB = 16
 MIB = 1 << 20
 KEPT_MB = 80
@@ -45,7 +46,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MediaProcesses]:
     suite = MediaProcesses(folder, make_vision_model(folder / "qwen", "qwen2_5_vl"))
     suite.add_encode(embedding_store_bytes=STORE_MB * MIB)
     suite.add_decode(simulated_step_s=0)
-    suite.add_processor(max_media_bytes=MEDIA_MB * MIB)
+    suite.add_processor(max_open_bytes=MEDIA_MB * MIB)
     with suite.running():
         yield suite
 

@@ -1,6 +1,6 @@
 """The model that all of these engines run, and what a bare `sgl.Engine` answers with it.
 
-Every engine runs in a process of its own (`support.engine_process`), so nothing of SGLang is
+Every engine runs in a process of its own (`engines.engine_process`), so nothing of SGLang is
 imported here. Class-scoped fixtures keep at most two engines alive at a time.
 """
 
@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.support.dllm_models import make_random_dllm
-from tests.support.models import make_random_model
-from tests.support.sglang_requests import (
+from tests.support.engines.sglang_requests import (
     PROMPTS,
     child,
 )
+from tests.support.models.dllm_models import make_random_dllm
+from tests.support.models.models import make_random_model
 
 
 @pytest.fixture(scope="session")
@@ -34,6 +34,6 @@ def dllm_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def expected(model: Path) -> list[list[int]]:
     """What a bare `sgl.Engine` answers to `PROMPTS`."""
     answers: list[list[int]] = await child(
-        "tests.support.bare_sglang", "generate", str(model), json.dumps(PROMPTS)
+        "tests.support.engines.bare_sglang", "generate", str(model), json.dumps(PROMPTS)
     )
     return answers

@@ -1,4 +1,4 @@
-"""What the engine settings `deterministic` and `engine_tokenizer` turn on."""
+"""What an engine's `deterministic` and `engine_tokenizer` turn on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.generation.output import FinishReason
 from millstream_server.generation.sampling import Constraint, ConstraintKind
 from millstream_server.generation.validation import check_request
@@ -19,8 +19,8 @@ from millstream_server.runtime.errors import (
     InvalidRequestError,
     UnsupportedFeatureError,
 )
-from tests.support.engine_process import EngineProcess
-from tests.support.sglang_requests import (
+from tests.support.engines.engine_process import EngineProcess
+from tests.support.engines.sglang_requests import (
     aborted,
     answer,
     dies,

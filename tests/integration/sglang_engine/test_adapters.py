@@ -16,10 +16,9 @@ from millstream_server.control.operations import DiskWeights
 from millstream_server.engines.sglang.config import LORA_MODULES
 from millstream_server.kv_cache.hashing import Namespace, block_hashes
 from millstream_server.runtime.errors import AdapterNotFoundError, InvalidWeightsError
-from tests.support.bare_sglang import NEW_TOKENS
-from tests.support.checkpoints import changed, make_adapter, save
-from tests.support.engine_process import EngineProcess
-from tests.support.sglang_requests import (
+from tests.support.engines.bare_sglang import NEW_TOKENS
+from tests.support.engines.engine_process import EngineProcess
+from tests.support.engines.sglang_requests import (
     LONG,
     PROMPTS,
     answer,
@@ -29,6 +28,7 @@ from tests.support.sglang_requests import (
     released,
     result,
 )
+from tests.support.models.checkpoints import changed, make_adapter, save
 
 pytestmark = [
     pytest.mark.sglang,
@@ -64,7 +64,7 @@ async def adapters(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Ada
         "other+a": save(model, folder / "other-with-a", other_with_a),
     }
     found = await child(
-        "tests.support.reference_llama",
+        "tests.support.engines.reference_llama",
         str(NEW_TOKENS),
         json.dumps(_ASKED),
         *map(str, merged.values()),

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import forked
-from tests.support.engines import MODEL_VARIABLE
+from tests.support.engines.engines import MODEL_VARIABLE
+from tests.support.processes import forked
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.runtime.errors import (
     EngineFailedError,
 )
-from tests.support.engine_process import EngineProcess
-from tests.support.sglang_requests import (
+from tests.support.engines.engine_process import EngineProcess
+from tests.support.engines.sglang_requests import (
     dies,
 )
 

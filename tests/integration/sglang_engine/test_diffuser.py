@@ -10,11 +10,11 @@ import signal
 import psutil
 import pytest
 
-from tests.support import forked
-from tests.support.diffuser_engines import SGLANG_VARIABLE
-from tests.support.fork_server import PRELOAD_VARIABLE
-from tests.support.tiny_pipelines import TinyPipelines
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.engines.diffuser_engines import SGLANG_VARIABLE
+from tests.support.models.tiny_pipelines import TinyPipelines
+from tests.support.processes import forked
+from tests.support.processes.fork_server import PRELOAD_VARIABLE
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 
@@ -57,7 +57,7 @@ async def test_sglangs_process_ends_with_a_killed_worker(tiny_pipelines: TinyPip
     with open(os.devnull, "r+b") as nothing:  # noqa: ASYNC230, PTH123 - no file
         worker = forked.start(
             "sglang",
-            "tests.support.diffuser_process",
+            "tests.support.engines.diffuser_process",
             [folder],
             (nothing, write, nothing),
             _environment(),

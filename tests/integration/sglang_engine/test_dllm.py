@@ -23,14 +23,14 @@ from millstream.v1 import (
     worker_pb2,
     worker_pb2_grpc,
 )
-from tests.support import forked
-from tests.support.chats import chat, message, options
-from tests.support.dllm_models import BLOCK_TOKENS, CONTEXT_LENGTH
-from tests.support.failures import failure
-from tests.support.kv_watch import told
-from tests.support.long_streams import NOT_SERVING, SERVING, load_of, watched_health
-from tests.support.suite import ServiceProcess, running
-from tests.support.worker_streams import SlotView, text_stream
+from tests.support.models.dllm_models import BLOCK_TOKENS, CONTEXT_LENGTH
+from tests.support.processes import forked
+from tests.support.processes.suite import ServiceProcess, running
+from tests.support.processor.chats import chat, message, options
+from tests.support.wire.failures import failure
+from tests.support.wire.long_streams import NOT_SERVING, SERVING, load_of, watched_health
+from tests.support.worker.kv_watch import told
+from tests.support.worker.worker_streams import SlotView, text_stream
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(400)]
 
@@ -100,7 +100,7 @@ def expected_text(dllm_model: Path) -> list[Any]:
         for ids, new, stop in CASES
     ]
     done = forked.run(
-        "sglang", "tests.support.bare_sglang", "denoise", str(dllm_model), json.dumps(cases)
+        "sglang", "tests.support.engines.bare_sglang", "denoise", str(dllm_model), json.dumps(cases)
     )
     assert done.returncode == 0, done.stderr[-4000:]
     answers = json.loads(done.stdout)

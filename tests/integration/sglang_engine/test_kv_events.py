@@ -11,8 +11,8 @@ import pytest
 import pytest_asyncio
 
 from millstream_server.kv_cache.hashing import Namespace, block_hashes
-from tests.support.engine_process import EngineProcess
-from tests.support.sglang_requests import answer, generation, prompt, result
+from tests.support.engines.engine_process import EngineProcess
+from tests.support.engines.sglang_requests import answer, generation, prompt, result
 
 pytestmark = [
     pytest.mark.sglang,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from millstream_server.engines.base import LoadStage
-from tests.support.models import make_random_model
-from tests.support.sglang_requests import child
+from millstream_server.control.engine import LoadStage
+from tests.support.engines.sglang_requests import child
+from tests.support.models.models import make_random_model
 
 pytestmark = [
     pytest.mark.sglang,
@@ -76,7 +76,7 @@ def _make_big(folder: Path) -> Path:
 
 async def test_files_and_bytes_grow_while_a_model_loads(tmp_path: Path) -> None:
     model = _make_big(tmp_path / "big")
-    said = await child("tests.support.loading_watch", str(model))
+    said = await child("tests.support.engines.loading_watch", str(model))
     total = sum(file.stat().st_size for file in model.glob("model-*.safetensors"))
     assert total > 350 << 20
     assert {(each["files_total"], each["bytes_total"]) for each in said} == {(_LAYERS + 1, total)}

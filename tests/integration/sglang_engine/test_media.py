@@ -16,16 +16,14 @@ from typing import Any, get_args
 import pytest
 import pytest_asyncio
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.generation.output import CollectingSink, FinishReason
 from millstream_server.generation.request import GenerationRequest, LogprobOptions
+from millstream_server.generation.ticket import Ticket
 from millstream_server.media.items import Content, Frames, Modality
 from millstream_server.runtime.errors import InvalidRequestError
-from millstream_server.transfer.ticket import Ticket
-from tests.support.engine_process import EngineProcess
-from tests.support.ports import free_port
-from tests.support.reference_media import Case, make_case
-from tests.support.sglang_requests import (
+from tests.support.engines.engine_process import EngineProcess
+from tests.support.engines.sglang_requests import (
     LONG,
     aborted,
     generation,
@@ -33,7 +31,9 @@ from tests.support.sglang_requests import (
     result,
     until,
 )
-from tests.support.vision_models import FamilyName, clip, make_vision_model, picture
+from tests.support.media.reference_media import Case, make_case
+from tests.support.models.vision_models import FamilyName, clip, make_vision_model, picture
+from tests.support.processes.ports import free_port
 
 pytestmark = [
     pytest.mark.sglang,

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.support import forked
-from tests.support.scraped_engine import NEW, PROMPT, REQUESTS
-from tests.support.scraping import Scrape
+from tests.support.engines.scraped_engine import NEW, PROMPT, REQUESTS
+from tests.support.processes import forked
+from tests.support.telemetry.scraping import Scrape
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(240)]
 
@@ -33,7 +33,9 @@ def _seen(model: Path, directory: Path | None) -> dict[str, Any]:
         subprocess.run([sys.executable, "-c", _STALE], env=environment, check=True)
         assert list(directory.glob("counter_*.db"))
     # With a directory in its environment it gets an interpreter of its own, as a user's does.
-    done = forked.run("sglang", "tests.support.scraped_engine", str(model), environment=environment)
+    done = forked.run(
+        "sglang", "tests.support.engines.scraped_engine", str(model), environment=environment
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     seen: dict[str, Any] = json.loads(done.stdout)
     return seen

@@ -11,12 +11,12 @@ import grpc
 import pytest
 
 from millstream.v1 import decode_pb2_grpc
-from tests.support.bare_sglang import NEW_TOKENS
-from tests.support.kv_watch import told
-from tests.support.ports import free_port
-from tests.support.sglang_requests import PROMPTS
-from tests.support.suite import ServiceProcess, stop_all
-from tests.support.worker_streams import decode_stream
+from tests.support.engines.bare_sglang import NEW_TOKENS
+from tests.support.engines.sglang_requests import PROMPTS
+from tests.support.processes.ports import free_port
+from tests.support.processes.suite import ServiceProcess, stop_all
+from tests.support.worker.kv_watch import told
+from tests.support.worker.worker_streams import decode_stream
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(300)]
 

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from millstream_server.control.engine import Role
 from millstream_server.control.operations import DiskWeights, MemoryTag, PauseMode
-from millstream_server.engines.base import Role
 from millstream_server.generation.output import FinishReason
 from millstream_server.generation.request import GenerationRequest, LogprobOptions
 from millstream_server.generation.sampling import Constraint, ConstraintKind
+from millstream_server.generation.ticket import Ticket
 from millstream_server.runtime.errors import (
     AdapterNotFoundError,
     InvalidRequestError,
@@ -26,12 +27,9 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
     WorkerPausedError,
 )
-from millstream_server.transfer.ticket import Ticket
-from tests.support.bare_sglang import NEW_TOKENS
-from tests.support.checkpoints import changed, make_adapter, save
-from tests.support.engine_process import EngineProcess
-from tests.support.ports import free_port
-from tests.support.sglang_requests import (
+from tests.support.engines.bare_sglang import NEW_TOKENS
+from tests.support.engines.engine_process import EngineProcess
+from tests.support.engines.sglang_requests import (
     LONG,
     PROMPTS,
     aborted,
@@ -42,6 +40,8 @@ from tests.support.sglang_requests import (
     result,
     until,
 )
+from tests.support.models.checkpoints import changed, make_adapter, save
+from tests.support.processes.ports import free_port
 
 pytestmark = [
     pytest.mark.sglang,

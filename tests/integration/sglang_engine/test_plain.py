@@ -16,10 +16,9 @@ from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.output import Finish, FinishReason
 from millstream_server.generation.request import LogprobOptions, new_engine_id
 from millstream_server.runtime.errors import InvalidRequestError
-from tests.support.bare_sglang import NEW_TOKENS
-from tests.support.engine_process import EngineProcess
-from tests.support.models import CONTEXT_LENGTH, VOCAB_SIZE
-from tests.support.sglang_requests import (
+from tests.support.engines.bare_sglang import NEW_TOKENS
+from tests.support.engines.engine_process import EngineProcess
+from tests.support.engines.sglang_requests import (
     LONG,
     PROMPTS,
     RELEASE_LIMIT_S,
@@ -31,6 +30,7 @@ from tests.support.sglang_requests import (
     result,
     until,
 )
+from tests.support.models.models import CONTEXT_LENGTH, VOCAB_SIZE
 
 pytestmark = [
     pytest.mark.sglang,

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
+from millstream_server.generation.ticket import Ticket
 from millstream_server.kv_cache.hashing import block_hashes
 from millstream_server.runtime.errors import InvalidRequestError
-from millstream_server.transfer.ticket import Ticket
-from tests.support.engine_process import EngineProcess
-from tests.support.fork_server import NESTED_VARIABLE
-from tests.support.ports import free_port
-from tests.support.sglang_requests import LONG, PROMPTS, answer, generation, prompt, result
+from tests.support.engines.engine_process import EngineProcess
+from tests.support.engines.sglang_requests import LONG, PROMPTS, answer, generation, prompt, result
+from tests.support.processes.fork_server import NESTED_VARIABLE
+from tests.support.processes.ports import free_port
 
 pytestmark = [
     pytest.mark.sglang,

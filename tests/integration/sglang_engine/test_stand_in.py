@@ -12,7 +12,7 @@ import pytest
 from millstream_server.engines.sglang import arguments, dllm
 from millstream_server.engines.sglang.control.operations import _IN_PROGRESS, _NOT_IN_PROGRESS
 from millstream_server.engines.sglang.control.sources import UNTOUCHED
-from tests.support.sglang_requests import (
+from tests.support.engines.sglang_requests import (
     child,
 )
 
@@ -28,7 +28,7 @@ _BATCH_HANDLER = "75a0538d10930b8697e046797c5bf950432dcd85674d1ec9fc129c6b86d8fc
 
 async def test_the_names_we_use_are_there() -> None:
     """Fails first, and by name, when SGLang moves on."""
-    names = await child("tests.support.bare_sglang", "names")
+    names = await child("tests.support.engines.bare_sglang", "names")
     assert names["version"] == "0.5.23"
     assert set(names["async_generate"]) >= {
         "input_ids", "sampling_params", "rid", "stream", "return_logprob", "top_logprobs_num",

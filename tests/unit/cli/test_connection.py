@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import (
 from millstream_server.cli.client import connect
 from millstream_server.cli.flags import KEY_VARIABLE, Destination, explain_tls, read_connection
 from millstream_server.cli.main import main, parse
-from tests.support.certificates import Authority
+from tests.support.wire.certificates import Authority
 
 KEY = "k" * 32
 REMOTE = "processor.example:50051"

@@ -23,7 +23,7 @@ from millstream_server.cli.main import make_parser
 from millstream_server.cli.suite.display import examples, operating
 from millstream_server.cli.suite.models import FurtherModel, Task
 from millstream_server.cli.suite.plan import PortClaims, SuitePlan, UpOptions, make_plan
-from tests.support.stand_in import write_vision_config
+from tests.support.processes.stand_in import write_vision_config
 
 _REQUESTS: dict[str, type[Message]] = {
     "ProcessorService/Chat": processor_pb2.ChatRequest,

@@ -7,7 +7,7 @@ from pathlib import Path
 from millstream_server.cli.suite.plan import PlannedService
 from millstream_server.cli.suite.processes import TAIL_LINES, Child
 from millstream_server.runtime.lifecycle.main import PORT_FAILED
-from tests.support.command_line import until
+from tests.support.processes.command_line import until
 
 SERVICE = PlannedService(
     name="decode-1", role="decode", address="127.0.0.1:1", metrics_port=2, admin_port=3

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream_server.synthesis.diffuser import (
+from millstream_server.diffusion.diffuser import (
     ModelDefaults,
     ModelDefaultsError,
     read_model_defaults,

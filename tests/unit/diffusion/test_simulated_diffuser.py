@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from millstream_server.diffusion.diffuser import Job, Step
 from millstream_server.engines.simulated.diffuser import SimulatedDiffuser
 from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import EngineFailedError, InternalError, ServingError
-from millstream_server.synthesis.diffuser import Job, Step
 
 
 def _job(**changes: Any) -> Job:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import threading
 from collections.abc import Iterator
@@ -13,10 +14,10 @@ import fsspec
 import pytest
 from fsspec.implementations.local import LocalFileSystem
 
+from millstream_server.diffusion.worker.files import Storage
 from millstream_server.runtime.errors import StorageError
 from millstream_server.runtime.settings import SettingsError
-from millstream_server.worker.diffusion.files import Storage
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 
 DATA = bytes(range(256)) * (3 << 12)  # 3 MiB: several writes
 
@@ -85,7 +86,9 @@ def made(folder: Path, timeout_s: float = 20, **faults: Any) -> Storage:
 
 
 def found(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+    while True:
+        with contextlib.suppress(FileNotFoundError):  # a folder was removed meanwhile
+            return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
 @pytest.fixture

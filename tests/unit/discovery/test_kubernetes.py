@@ -17,15 +17,15 @@ from kubernetes.aio.config import kube_config
 from millstream_server.routing.discovery.kubernetes import KubernetesDiscovery
 from millstream_server.routing.discovery.kubernetes_api import ClusterAccess
 from millstream_server.routing.discovery.sources import Addresses
-from tests.support.certificates import Authority
-from tests.support.fake_kubernetes import (
+from millstream_testing.waiting import until
+from tests.support.processor.fake_kubernetes import (
     NAMESPACE,
     SERVICE,
     FakeApiServer,
     endpoint,
     endpoint_slice,
 )
-from tests.support.waiting import until
+from tests.support.wire.certificates import Authority
 
 A, B, C = (f"10.0.0.{i}:50051" for i in (1, 2, 3))
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from millstream_server.routing.discovery.kubernetes import UnusableSliceError, addresses_of
-from tests.support.fake_kubernetes import endpoint, endpoint_slice
+from tests.support.processor.fake_kubernetes import endpoint, endpoint_slice
 
 
 def test_slices_are_merged_and_a_worker_in_two_of_them_counts_once() -> None:

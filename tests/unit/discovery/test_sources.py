@@ -22,7 +22,7 @@ from millstream_server.routing.discovery.sources import (
     make_discovery,
 )
 from millstream_server.runtime.telemetry.metrics import REGISTRY
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 
 
 async def _next(watch: AsyncIterator[Addresses]) -> Addresses:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
+from millstream_server.encode.transfer.store import EmbeddingStore, Leases, Stored
 from millstream_server.media.tensor import ElementType, Tensor, TensorSpec
-from millstream_server.transfer.embeddings.store import EmbeddingStore, Leases, Stored
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 
 SPEC = TensorSpec(ElementType.FLOAT32, (64,))
 

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from millstream_server.media.tensor import ElementType, Tensor, TensorSpec
-from millstream_server.transfer.embeddings import shared_memory
-from millstream_server.transfer.embeddings.arena import Arena, is_sealed
-from millstream_server.transfer.embeddings.shared_memory import (
+from millstream_server.encode.transfer import shared_memory
+from millstream_server.encode.transfer.arena import Arena, is_sealed
+from millstream_server.encode.transfer.shared_memory import (
     SharedMemoryReceiver,
     SharedMemorySender,
     domain,
     sweep,
 )
-from millstream_server.transfer.embeddings.store import EmbeddingStore, Stored
-from millstream_server.transfer.embeddings.ways import Abilities, SharedMemoryOffer, WayError
-from tests.support.embeddings import names_in_shared_memory
+from millstream_server.encode.transfer.store import EmbeddingStore, Stored
+from millstream_server.encode.transfer.ways import Abilities, SharedMemoryOffer, WayError
+from millstream_server.media.tensor import ElementType, Tensor, TensorSpec
+from tests.support.media.embeddings import names_in_shared_memory
 
 NAME = "millstream-" + "0123456789abcdef" * 2
 SPEC = TensorSpec(ElementType.FLOAT32, (64,))

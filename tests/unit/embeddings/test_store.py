@@ -7,10 +7,10 @@ import random
 
 import pytest
 
+from millstream_server.encode.transfer.arena import Allocator, aligned
+from millstream_server.encode.transfer.store import EmbeddingStore, Stored
 from millstream_server.media.tensor import ElementType, Tensor, TensorSpec
 from millstream_server.runtime.errors import InvalidRequestError, OverloadedError
-from millstream_server.transfer.embeddings.arena import Allocator, aligned
-from millstream_server.transfer.embeddings.store import EmbeddingStore, Stored
 
 KIB = 1 << 10
 
@@ -149,28 +149,6 @@ def test_more_than_the_store(capacity: int) -> None:
     (violation,) = caught.value.violations
     assert violation.field == "data"
     assert f"{capacity + 2} bytes; this worker's store has {capacity}" in violation.description
-
-
-def test_without_a_cache_the_last_unpin_drops() -> None:
-    store = EmbeddingStore(4 * KIB, cached_bytes=0)
-    stored = put(store, "a")
-    store.pin(stored)
-    store.pin(stored)
-    store.unpin(stored)
-    assert store.get(b"a") is stored
-    store.unpin(stored)
-    assert store.get(b"a") is None
-    assert store.used_bytes == 0
-
-
-def test_a_small_cache_keeps_the_newest() -> None:
-    store = EmbeddingStore(8 * KIB, cached_bytes=2 * KIB)
-    all_of_them = [put(store, name) for name in "abcd"]
-    for stored in all_of_them:
-        store.pin(stored)
-    for stored in all_of_them:
-        store.unpin(stored)
-    assert kept(store) == "cd"
 
 
 def test_a_dropped_one_cannot_be_pinned() -> None:

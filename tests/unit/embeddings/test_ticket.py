@@ -9,12 +9,12 @@ import hmac
 import pytest
 
 from millstream.v1 import media_pb2, tensor_pb2
+from millstream_server.encode.transfer import ticket as module
+from millstream_server.encode.transfer.ticket import EmbeddingTickets
+from millstream_server.generation.ticket import TicketKey
 from millstream_server.media.items import Content, EmbeddingTicket, EncodedItem, Geometry, Modality
 from millstream_server.media.tensor import ElementType, TensorSpec
 from millstream_server.runtime.errors import InvalidRequestError
-from millstream_server.transfer.embeddings import ticket as module
-from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
-from millstream_server.transfer.ticket import TicketKey
 
 SECRET = bytes(range(32))
 NOW_S = 1_799_999_999.5

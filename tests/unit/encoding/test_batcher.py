@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
-from millstream_server.encoding.encoder import Prepared
+from millstream_server.encode.encoder import Prepared
+from millstream_server.encode.worker.batcher import EncodeStages, ItemBatcher
 from millstream_server.media.items import Geometry, Modality
 from millstream_server.media.tensor import ElementType, Tensor, TensorSpec
 from millstream_server.runtime.errors import InternalError, OverloadedError
-from millstream_server.worker.encoding.batcher import EncodeStages, ItemBatcher
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 
 
 def item(cost: int, modality: Modality = Modality.IMAGE) -> Prepared:

@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from millstream.v1 import encode_pb2, encode_pb2_grpc, errors_pb2, media_pb2, tensor_pb2
-from millstream_server.engines.base import EngineInfo, Role, WorkerDescription
+from millstream_server.control.engine import EngineInfo, Role, WorkerDescription
 from millstream_server.links.channel import Channel
 from millstream_server.links.encode_stream import CHUNK_BYTES, INLINE_BYTES, EncodeStream
 from millstream_server.links.grpc_channel import GrpcChannel
@@ -28,7 +28,7 @@ from millstream_server.runtime.errors import (
     WorkerLostError,
 )
 from millstream_server.runtime.telemetry.trace_context import TraceContext
-from tests.support.waiting import EOF, until
+from millstream_testing.waiting import EOF, until
 
 
 class PlayedEncoder(encode_pb2_grpc.EncodeServiceServicer):

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from millstream_server.engines.transformers.encoder import settings_digest
-from tests.support.vision_models import make_vision_model
+from tests.support.models.vision_models import make_vision_model
 
 
 def _train(directory: Path, name: str) -> None:

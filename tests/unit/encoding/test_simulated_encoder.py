@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from millstream_server.encoding.encoder import Prepared
+from millstream_server.encode.encoder import Prepared
 from millstream_server.engines.adapter import EncoderSettings, EngineContext
-from millstream_server.engines.simulated.adapter import ADAPTER, SimulatedEncoderSettings
+from millstream_server.engines.simulated.adapter import ADAPTER
 from millstream_server.engines.simulated.encoder import SimulatedEncoder, SimulatedEncoderConfig
 from millstream_server.media.items import Frames, Geometry, Modality
 from millstream_server.runtime.errors import InternalError, InvalidRequestError
-from millstream_server.runtime.settings import SettingsError
+from millstream_server.runtime.settings import EngineArguments, SettingsError
 
 
 def frames(width: int, height: int, count: int = 1, **changes: Any) -> Frames:
@@ -109,11 +109,12 @@ def test_a_fault_fails_the_batches_that_it_names() -> None:
 def test_wrong_settings_are_named() -> None:
     with pytest.raises(ValueError, match="family no"):
         SimulatedEncoder(SimulatedEncoderConfig(family="no"))
-    settings, offer = SimulatedEncoderSettings(simulated_embedding_width=3), ADAPTER.encoder
-    context = EngineContext(common=EncoderSettings(), model_path=None, model_name="m")
+    offer = ADAPTER.encoder
     assert offer is not None
-    with pytest.raises(SettingsError, match="--simulated-embedding-width: 3 is below 4"):
-        offer.make(settings, context)
+    given = EngineArguments(flags=("--embedding-width", "3"))
+    common = offer.checked("simulated", None, EncoderSettings(engine_args=given))
+    with pytest.raises(SettingsError, match="-- --embedding-width: 3 is below 4"):
+        offer.make(None, EngineContext(common=common, model_path=None, model_name="m"))
 
 
 async def test_the_settings_digest_tells_towers_apart() -> None:

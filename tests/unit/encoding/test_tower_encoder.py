@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from millstream_server.encoding.encoder import Prepared
+from millstream_server.encode.encoder import Prepared
 from millstream_server.engines import torch_on_cpu
 from millstream_server.engines.transformers import encoder as module
 from millstream_server.engines.transformers.encoder import TowerEncoder
@@ -28,8 +28,8 @@ from millstream_server.runtime.errors import (
     OverloadedError,
     ServingError,
 )
-from tests.support.vision_models import FamilyName, make_vision_model, picture
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.models.vision_models import FamilyName, make_vision_model, picture
 
 Run = Callable[[Sequence[Prepared]], Sequence[Any]]
 

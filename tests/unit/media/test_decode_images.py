@@ -13,7 +13,7 @@ from millstream_server.media.decoding.sampling import FrameSampling
 from millstream_server.media.decoding.wire import DecodingRequest, Refusal, Reply
 from millstream_server.media.items import MediaLimits, Modality
 from millstream_server.media.sniff import check_media
-from tests.support.media_files import png_header, saved, solid
+from tests.support.media.media_files import png_header, saved, solid
 
 LIMITS = MediaLimits()
 

@@ -13,7 +13,7 @@ from millstream_server.media.decoding.sampling import FrameSampling, sample
 from millstream_server.media.decoding.wire import DecodingRequest, Refusal, Reply
 from millstream_server.media.items import MediaLimits, Modality
 from millstream_server.media.sniff import check_media
-from tests.support.media_files import VIDEO_STEP, sound, video
+from tests.support.media.media_files import VIDEO_STEP, sound, video
 
 LIMITS = MediaLimits()
 DAMAGED = "is truncated or damaged: it can't be decoded as"

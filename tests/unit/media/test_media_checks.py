@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.generation.media_checks import check_tensors
 from millstream_server.generation.request import GenerationRequest, Prompt
+from millstream_server.generation.ticket import Ticket
 from millstream_server.generation.validation import check_request
 from millstream_server.media.items import Content, Geometry, MediaInput, Modality, Span
 from millstream_server.media.tensor import ElementType, TensorSpec
@@ -19,8 +20,7 @@ from millstream_server.runtime.errors import (
     InvalidRequestError,
     UnsupportedFeatureError,
 )
-from millstream_server.transfer.ticket import Ticket
-from tests.support.media_requests import (
+from tests.support.media.media_requests import (
     IMAGE_TOKEN,
     MODEL,
     VIDEO_TOKEN,

@@ -8,12 +8,17 @@ from typing import Any
 import pytest
 
 from millstream.v1 import generation_pb2, media_pb2, worker_pb2
-from millstream_server.encoding.encoder import EncoderInfo
-from millstream_server.engines.base import Role, WorkerDescription
+from millstream_server.control.engine import Role, WorkerDescription
+from millstream_server.encode.encoder import EncoderInfo
 from millstream_server.generation.generator import GeneratorInfo, MediaModel
 from millstream_server.generation.output import Finish, FinishReason
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
+from millstream_server.generation.wire import (
+    finish_from_proto,
+    start_from_proto,
+    write_finish,
+)
 from millstream_server.media.items import (
     MAX_MEDIA_ITEMS,
     Content,
@@ -25,14 +30,9 @@ from millstream_server.media.items import (
     Span,
 )
 from millstream_server.media.tensor import ElementType, TensorSpec
-from millstream_server.protobuf.generation import (
-    finish_from_proto,
-    start_from_proto,
-    write_finish,
-)
-from millstream_server.protobuf.worker import description_from_proto, description_to_proto
 from millstream_server.runtime.errors import InvalidRequestError
-from tests.support.generation_messages import start_to_proto
+from millstream_server.worker_info import description_from_proto, description_to_proto
+from tests.support.processor.generation_messages import start_to_proto
 
 IMAGE = MediaInput(
     modality=Modality.IMAGE,

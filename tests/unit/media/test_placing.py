@@ -18,8 +18,7 @@ from millstream_server.media.families.family import Family
 from millstream_server.media.families.placing import place
 from millstream_server.media.items import Frames, Geometry, Modality, Span
 from millstream_server.runtime.errors import InternalError, InvalidRequestError
-from tests.support.vendor import trap
-from tests.support.vision_models import (
+from tests.support.models.vision_models import (
     FAMILIES,
     FamilyName,
     clip,
@@ -28,6 +27,7 @@ from tests.support.vision_models import (
     reference_model,
     rendered,
 )
+from tests.support.vendor import trap
 
 IMAGE, VIDEO = Modality.IMAGE, Modality.VIDEO
 FIELD = "messages[0].content"

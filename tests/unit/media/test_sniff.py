@@ -11,7 +11,7 @@ from PIL import Image
 from millstream_server.media.items import Modality
 from millstream_server.media.sniff import MediaFormat, check_media
 from millstream_server.runtime.errors import InvalidRequestError
-from tests.support.media_files import saved, solid, video
+from tests.support.media.media_files import saved, solid, video
 
 FTYP = b"\0\0\0\x18ftyp"
 

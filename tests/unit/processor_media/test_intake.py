@@ -12,9 +12,9 @@ from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.uploads import MediaBudget
 from millstream_server.processor.text.messages import MediaPart
 from millstream_server.runtime.errors import MediaFetchError, OverloadedError
-from millstream_server.runtime.ledger import Hold
-from tests.support import media_files
-from tests.support.waiting import until
+from millstream_server.runtime.rpc.ledger import Hold
+from millstream_testing.waiting import until
+from tests.support.media import media_files
 
 PICTURE = media_files.solid(size=(56, 56), color="red")
 

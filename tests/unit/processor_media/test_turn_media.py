@@ -8,10 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from millstream_server.encoding.encoder import EncoderInfo
-from millstream_server.engines.base import Role, Task, WorkerDescription
+from millstream_server.control.engine import Role, Task, WorkerDescription
+from millstream_server.encode.encoder import EncoderInfo
 from millstream_server.generation.generator import MediaModel
-from millstream_server.generation.telemetry import RequestSpan
 from millstream_server.media.items import Content, EncodedItem, Geometry, MediaFile, Modality
 from millstream_server.media.tensor import ElementType, TensorSpec
 from millstream_server.processor.conversation import Caller
@@ -19,7 +18,7 @@ from millstream_server.processor.media.core import ProcessorMedia, TurnMedia
 from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.uploads import MediaBudget
 from millstream_server.processor.media.urls import UrlFetcher
-from millstream_server.processor.telemetry import FrontTelemetry, TurnTelemetry
+from millstream_server.processor.telemetry import FrontTelemetry, RequestSpan, TurnTelemetry
 from millstream_server.processor.text.messages import MediaPart
 from millstream_server.routing.kv_aware import make_policy
 from millstream_server.routing.plan import RoutingRequest
@@ -34,8 +33,8 @@ from millstream_server.runtime.errors import (
     ServingError,
     WorkerLostError,
 )
-from tests.support.views import description
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.processor.views import description
 
 MEDIA = MediaModel(modalities=frozenset({Modality.IMAGE}), family="qwen3_vl", embedding_width=8)
 ENCODER = EncoderInfo(

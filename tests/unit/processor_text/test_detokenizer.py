@@ -17,7 +17,7 @@ from tokenizers.decoders import DecodeStream
 from millstream_server.processor.text.detokenizer import PieceTable, build_piece_table
 from millstream_server.processor.text.detokenizer import detokenizer as start
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.models import (
+from tests.support.models.models import (
     byte_level_model,
     sample_texts,
     sentencepiece_model,

@@ -16,7 +16,7 @@ from millstream_server.processor.text import long_texts, tokenizer
 from millstream_server.processor.text.long_texts import floor_of, frame_of, parts_of
 from millstream_server.processor.text.threads import WorkStoppedError
 from millstream_server.processor.text.tokenizer import TextModel
-from tests.support.models import (
+from tests.support.models.models import (
     byte_level_model,
     sentencepiece_model,
     unigram_model,

@@ -11,7 +11,7 @@ from millstream_server.processor.text.model_files import UnusableModelError
 from millstream_server.processor.text.sandbox import compile_template
 from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
-from tests.support.models import CHATML
+from tests.support.models.models import CHATML
 
 HELLO = ChatMessage(ChatRole.USER, "Hello")
 WEATHER = Tool("weather", "Look it up", '{"type": "object", "properties": {"city": {}}}')

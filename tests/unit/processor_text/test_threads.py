@@ -15,7 +15,7 @@ from millstream_server.processor.text.fair_queue import TextLimits
 from millstream_server.processor.text.threads import TextThreads, stop_if_gone
 from millstream_server.runtime.errors import OverloadedError
 from millstream_server.runtime.rpc.call import CURRENT_KEY
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from millstream_server.processor.text.messages import ChatMessage, ChatRole
 from millstream_server.processor.text.model_files import GenerationDefaults, UnusableModelError
 from millstream_server.processor.text.tokenizer import TextModel
 from millstream_server.runtime.errors import UnsupportedFeatureError
-from tests.support.models import (
+from tests.support.models.models import (
     byte_level_model,
     sample_texts,
     sentencepiece_model,

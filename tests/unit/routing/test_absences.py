@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.routing.candidates import Absences
 from millstream_server.routing.kv_aware import make_policy
 from millstream_server.routing.model_workers import workers_of
@@ -15,7 +15,7 @@ from millstream_server.routing.policy import PolicyName
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import WorkerView
 from millstream_server.runtime.errors import NoWorkerError
-from tests.support.views import view
+from tests.support.processor.views import view
 
 
 class Clock:

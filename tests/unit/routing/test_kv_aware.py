@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from millstream_server.engines.base import EngineLoad, RankLoad, Role
+from millstream_server.control.engine import EngineLoad, RankLoad, Role
 from millstream_server.kv_cache.events import BlocksStored
 from millstream_server.kv_cache.hashing import Namespace, block_hashes
 from millstream_server.routing.kv_aware import make_policy
@@ -14,7 +14,7 @@ from millstream_server.routing.policy import AFFINITY_SLACK, PolicyName
 from millstream_server.routing.prefix.prefixes import FULL_TOKENS, REQUEST_TOKENS, Prefixes
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import Place, WorkerView
-from tests.support import views
+from tests.support.processor import views
 
 LONG = list(range(4000))
 

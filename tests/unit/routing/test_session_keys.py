@@ -13,7 +13,7 @@ from millstream_server.routing.policy import AFFINITY_SLACK, PolicyName
 from millstream_server.routing.prefix.prefixes import Prefixes
 from millstream_server.routing.router import Router
 from millstream_server.routing.workers import WorkerView
-from tests.support.views import view
+from tests.support.processor.views import view
 
 KEYS = [f"user-{number}" for number in range(2000)]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
+from millstream_server.control.engine import Role
 from millstream_server.control.operations import LoraAdapter
-from millstream_server.engines.base import Role
 from millstream_server.kv_cache.events import BlocksStored
 from millstream_server.kv_cache.hashing import block_hashes
 from millstream_server.routing.kv_aware import make_policy
@@ -22,7 +22,7 @@ from millstream_server.runtime.errors import (
     NoWorkerError,
     UnsupportedFeatureError,
 )
-from tests.support.views import view
+from tests.support.processor.views import view
 
 REQUEST = RoutingRequest(model="m")
 

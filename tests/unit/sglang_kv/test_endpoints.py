@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.kv_events.feed import (
     KvEndpoints,
@@ -18,8 +18,8 @@ from millstream_server.engines.sglang.kv_events.feed import (
     with_publisher,
 )
 from millstream_server.runtime.errors import EngineFailedError
-from tests.support.kv_view import KvView
-from tests.support.ports import free_port
+from tests.support.processes.ports import free_port
+from tests.support.worker.kv_view import KvView
 
 _HERE = Path("/run/here")
 _MACHINES: dict[str, Any] = {

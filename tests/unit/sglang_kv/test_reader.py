@@ -20,7 +20,7 @@ from millstream_server.engines.sglang.kv_events.rank_reader import BatchOrder, R
 from millstream_server.engines.sglang.kv_events.translation import Translation
 from millstream_server.kv_cache.events import BlocksRemoved, BlocksStored, CacheCleared, Medium
 from millstream_server.kv_cache.hashing import Namespace, block_hashes
-from tests.support.kv_view import KvView
+from tests.support.worker.kv_view import KvView
 
 _PAGE = 4
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from millstream_server.control.engine import LoadStage, Role
 from millstream_server.control.operations import (
     MemoryTag,
     PauseMode,
     ProfileActivity,
     TensorWeights,
 )
-from millstream_server.engines.base import LoadStage, Role
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.generation.output import CollectingSink
 from millstream_server.kv_cache.events import CacheCleared
@@ -26,7 +26,8 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
     WorkerPausedError,
 )
-from tests.support.simulated_engine import (
+from millstream_testing.waiting import until
+from tests.support.worker.simulated_engine import (
     CONFIG,
     TENSOR,
     asked,
@@ -37,7 +38,6 @@ from tests.support.simulated_engine import (
     submitted,
     without_sleeping,
 )
-from tests.support.waiting import until
 
 STEPPING = replace(CONFIG, step_s=0.001)
 

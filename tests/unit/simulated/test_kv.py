@@ -9,8 +9,9 @@ import pytest
 from millstream_server.generation.output import CollectingSink
 from millstream_server.kv_cache.events import BlocksRemoved
 from millstream_server.kv_cache.hashing import block_hashes
-from tests.support.media_requests import MODEL, fetched, item, request
-from tests.support.simulated_engine import (
+from millstream_testing.waiting import until
+from tests.support.media.media_requests import MODEL, fetched, item, request
+from tests.support.worker.simulated_engine import (
     CONFIG,
     asked,
     finished,
@@ -18,7 +19,6 @@ from tests.support.simulated_engine import (
     stored,
     without_sleeping,
 )
-from tests.support.waiting import until
 
 
 async def test_prompt_and_output_are_cached_but_for_the_last_token() -> None:

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from millstream_server.engines.base import RankLoad, Role
+from millstream_server.control.engine import RankLoad, Role
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.generation.output import CollectingSink
+from millstream_server.generation.ticket import Ticket
 from millstream_server.runtime.errors import EngineFailedError, InvalidRequestError, KvTransferError
-from millstream_server.transfer.ticket import Ticket
-from tests.support.simulated_engine import CONFIG, asked, finished, running, stored
-from tests.support.waiting import until
+from millstream_testing.waiting import until
+from tests.support.worker.simulated_engine import CONFIG, asked, finished, running, stored
 
 TWO = replace(CONFIG, dp_size=2)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from millstream_server.control.engine import Role
 from millstream_server.control.operations import (
     BroadcastWeights,
     DiskWeights,
@@ -19,9 +20,9 @@ from millstream_server.control.operations import (
     TensorWeights,
     WeightSource,
 )
-from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.engines.simulated.state import adapter_shift, version_shift
+from millstream_server.generation.ticket import Ticket
 from millstream_server.kv_cache.events import CacheCleared
 from millstream_server.media.tensor import TensorSpec
 from millstream_server.runtime.errors import (
@@ -30,8 +31,7 @@ from millstream_server.runtime.errors import (
     KvTransferError,
     UnsupportedFeatureError,
 )
-from millstream_server.transfer.ticket import Ticket
-from tests.support.simulated_engine import (
+from tests.support.worker.simulated_engine import (
     CONFIG,
     TENSOR,
     asked,

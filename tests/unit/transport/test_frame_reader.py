@@ -11,7 +11,7 @@ from hyperframe.frame import SettingsFrame
 
 from millstream_server.runtime.transport.h2_state import ServerState
 from millstream_server.runtime.transport.options import TransportOptions
-from tests.support.raw_http2 import PREFACE, Kind, frame, settings
+from tests.support.wire.raw_http2 import PREFACE, Kind, frame, settings
 
 UNKNOWN = range(0x100, 0xFFFF)
 

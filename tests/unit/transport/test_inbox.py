@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from millstream_server.runtime.ledger import Ledger
+from millstream_server.runtime.rpc.ledger import Ledger
 from millstream_server.runtime.transport.inbox import END, Inbox
 from millstream_server.runtime.transport.output import PREFIX
 

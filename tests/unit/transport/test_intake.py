@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from millstream_server.runtime.transport.intake import TURN_S, Intake, Work, WorkShare
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 
 
 class Taker:
@@ -87,12 +87,12 @@ async def test_of_a_burst_of_new_connections_each_has_few_frames_before_the_next
     burst = [SlowFrames(share, last=True) for _ in range(20)]
     for each in burst:
         each.intake.take(bytes(40))
-    sound = Taker(share, last=True)
-    sound.intake.take(b"chat")
-    await until(lambda: sound.taken == len(b"chat"))
+    normal = Taker(share, last=True)
+    normal.intake.take(b"chat")
+    await until(lambda: normal.taken == len(b"chat"))
     assert max(each.taken for each in burst) < 10
     await until(lambda: not burst[0].intake.new)
-    sound.intake.stop()
+    normal.intake.stop()
     for each in burst:
         each.intake.stop()
 

@@ -7,8 +7,8 @@ import struct
 import numpy as np
 import pytest
 
-from millstream_server.vectors.request import Ranked
-from millstream_server.worker.vectors.core import finish, pack
+from millstream_server.embedding.request import Ranked
+from millstream_server.embedding.worker.core import finish, pack
 
 ROWS = np.array([[3, 4, 12], [0, 0, 5], [0, 0, 0]], np.float32)
 

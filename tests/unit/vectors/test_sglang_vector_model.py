@@ -19,7 +19,7 @@ from millstream_server.engines.sglang.config import engine_arguments
 from millstream_server.engines.sglang.vector_model import read_model, with_ability
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.settings import SettingsError
-from tests.support.engine_arguments import read_as
+from tests.support.engines.engine_arguments import read_as
 
 Write = Callable[..., Path]
 
@@ -200,12 +200,10 @@ def test_settings_reach_the_engine(write: Write) -> None:
     path = write(architectures=["Qwen3ForCausalLM"])
     made = arguments(
         path,
-        dtype="bfloat16",
         max_running_requests=5,
         max_total_tokens=6,
         context_length=7,
-        engine_args=read_as(page_size=2),
-        engine_log_level="error",
+        engine_args=read_as(page_size=2, dtype="bfloat16", log_level="error"),
     )
     assert made["is_embedding"]
     assert (made["dtype"], made["max_running_requests"]) == ("bfloat16", 5)

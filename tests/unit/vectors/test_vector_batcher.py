@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from millstream_server.embedding.worker.batcher import Batcher, BatchLimits
 from millstream_server.runtime.errors import EngineFailedError, InternalError, OverloadedError
-from millstream_server.worker.vectors.batcher import Batcher, BatchLimits
-from tests.support.waiting import until
+from millstream_testing.waiting import until
 
 BAD = 13
 """A batch with such a token fails."""

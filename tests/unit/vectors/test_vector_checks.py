@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from millstream_server.embedding.checks import check_embed, check_rerank
+from millstream_server.embedding.embedder import EmbedderInfo
+from millstream_server.embedding.request import EmbedRequest, RerankRequest
 from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
-from millstream_server.vectors.checks import check_embed, check_rerank
-from millstream_server.vectors.embedder import EmbedderInfo
-from millstream_server.vectors.request import EmbedRequest, RerankRequest
 
 INFO = EmbedderInfo(
     engine="simulated",

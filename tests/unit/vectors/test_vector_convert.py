@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from millstream.v1 import worker_pb2
-from millstream_server.engines.base import Role, WorkerDescription
-from millstream_server.protobuf.worker import description_from_proto, description_to_proto
+from millstream_server.control.engine import Role, WorkerDescription
+from millstream_server.worker_info import description_from_proto, description_to_proto
 from tests.unit.vectors.test_vector_checks import INFO
 
 

@@ -55,9 +55,7 @@ tls_client_ca_file: {{ $own }}/ca.crt
 {{- end }}
 allowed_peers: {{ uniq $callers | toJson }}
 {{- if has .pool.role (list "prefill" "decode") }}
-encode_tls_ca_file: {{ $own }}/ca.crt
-encode_tls_cert_file: {{ $own }}/tls.crt
-encode_tls_key_file: {{ $own }}/tls.key
+encode_tls_dir: {{ $own }}
 encode_tls_name: {{ include "millstream.workerName" $root | quote }}
 {{- end }}
 {{- else }}
@@ -70,9 +68,7 @@ tls_client_ca_file: {{ empty $tls.clientCaSecret | ternary $own "/etc/millstream
 allowed_peers: {{ toJson . }}
 {{- end }}
 {{- end }}
-worker_tls_ca_file: {{ $own }}/ca.crt
-worker_tls_cert_file: {{ $own }}/tls.crt
-worker_tls_key_file: {{ $own }}/tls.key
+worker_tls_dir: {{ $own }}
 worker_tls_name: {{ include "millstream.workerName" $root | quote }}
 {{- end }}
 {{- end -}}

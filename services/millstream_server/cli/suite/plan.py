@@ -12,7 +12,7 @@ from typing import Self
 
 from millstream_server.cli.flags import DEFAULT_LOG_DIR
 from millstream_server.cli.suite.models import FurtherModel, PlanError, check_vision
-from millstream_server.engines.registry import GENERATORS, adapter
+from millstream_server.engines.registry import adapter
 from millstream_server.routing.policy import PolicyName
 from millstream_server.runtime.settings import SettingsError
 
@@ -123,10 +123,8 @@ class UpOptions:
         """Check that the options fit together.
 
         Raises:
-            PlanError: two models have the same name, or the engine takes no arguments.
+            PlanError: two models have the same name.
         """
-        if self.engine_args and GENERATORS.offer(self.engine).read_arguments is None:
-            raise PlanError(f"the {self.engine} engine takes no arguments behind --")
         names = [self.model_name, *(model.name for model in self.further)]
         for name in names:
             if names.count(name) > 1:

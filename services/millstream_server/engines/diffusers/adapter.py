@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from millstream_server.diffusion.diffuser import Diffuser
 from millstream_server.engines.adapter import (
     Adapter,
     Device,
@@ -15,7 +16,6 @@ from millstream_server.engines.adapter import (
     model_folder,
 )
 from millstream_server.runtime.settings import setting
-from millstream_server.synthesis.diffuser import Diffuser
 
 INDEX = "model_index.json"
 """The file that makes a folder a pipeline's."""

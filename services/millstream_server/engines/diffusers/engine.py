@@ -8,7 +8,14 @@ import threading
 import traceback
 from collections.abc import Callable
 
-from millstream_server.engines.base import EngineLoad, warm_up_by_probe
+from millstream_server.control.engine import EngineLoad, warm_up_by_probe
+from millstream_server.diffusion.diffuser import (
+    DiffuserInfo,
+    Job,
+    ModelDefaultsError,
+    Step,
+    too_little_memory,
+)
 from millstream_server.engines.diffusers.adapter import DiffusersConfig
 from millstream_server.engines.diffusers.pipeline import LoadedPipeline, StoppedError, smallest
 from millstream_server.media.items import Frames
@@ -19,13 +26,6 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.threads import DaemonThreads
-from millstream_server.synthesis.diffuser import (
-    DiffuserInfo,
-    Job,
-    ModelDefaultsError,
-    Step,
-    too_little_memory,
-)
 
 log = get_log(__name__)
 
@@ -37,7 +37,7 @@ _CPU_OUT_OF_MEMORY = "can't allocate memory"
 
 
 class DiffusersEngine:
-    """Satisfies `synthesis.diffuser.Diffuser`.
+    """Satisfies `diffusion.diffuser.Diffuser`.
 
     One thread loads and runs the pipeline; the event loop stays free.
     """

@@ -10,9 +10,9 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
+from millstream_server.diffusion.diffuser import ModelDefaults, ModelDefaultsError
+from millstream_server.diffusion.request import Kind
 from millstream_server.runtime.errors import EngineFailedError
-from millstream_server.synthesis.diffuser import ModelDefaults, ModelDefaultsError
-from millstream_server.synthesis.request import Kind
 
 _NEEDED = (
     "prompt",

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from millstream_server.diffusion.diffuser import Job, Step, check_sides, read_model_defaults
+from millstream_server.diffusion.request import Kind
 from millstream_server.engines import torch_on_cpu
 from millstream_server.engines.diffusers import pixels
 from millstream_server.engines.diffusers.adapter import INDEX, DiffusersConfig
@@ -17,8 +19,6 @@ from millstream_server.engines.diffusers.facts import Facts, PromptCounter, read
 from millstream_server.engines.diffusers.schedulers import Schedulers, works
 from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import EngineFailedError, InvalidRequestError
-from millstream_server.synthesis.diffuser import Job, Step, check_sides, read_model_defaults
-from millstream_server.synthesis.request import Kind
 
 # A scheduler of second order uses its formula from the second step on.
 _CHECKED_STEPS = 2

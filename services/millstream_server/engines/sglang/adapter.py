@@ -6,7 +6,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from millstream_server.encoding.encoder import MediaEncoder
+from millstream_server.control.engine import Follower, Role
+from millstream_server.diffusion.diffuser import Diffuser
+from millstream_server.embedding.embedder import Embedder
+from millstream_server.encode.encoder import MediaEncoder
 from millstream_server.engines.adapter import (
     Adapter,
     DiffuserEngineSettings,
@@ -18,17 +21,15 @@ from millstream_server.engines.adapter import (
     VectorEngineSettings,
     model_folder,
 )
-from millstream_server.engines.base import Follower, Role
 from millstream_server.engines.sglang import arguments, dllm
-from millstream_server.engines.sglang.config import LORA_MODULES, SglangEngineConfig
+from millstream_server.engines.sglang.config import LORA_MODULES, MAX_LORA_RANK, SglangEngineConfig
 from millstream_server.engines.sglang.diffusion.config import INDEX, SglangDiffuserConfig
 from millstream_server.engines.torch_on_cpu import resolved
 from millstream_server.engines.transformers import adapter as transformers
 from millstream_server.generation.generator import GeneratorEngine
 from millstream_server.media.families.family import Family
 from millstream_server.runtime.settings import EngineArguments, SettingsError, setting
-from millstream_server.synthesis.diffuser import Diffuser
-from millstream_server.vectors.embedder import Embedder
+from millstream_server.runtime.settings.arguments import read_arguments
 
 # By name, as it is a fact of SGLang: whose towers it can load without their language model.
 _TOWERS = frozenset({"qwen2_5_vl", "qwen3_vl"})
@@ -38,21 +39,13 @@ _TOWERS = frozenset({"qwen2_5_vl", "qwen3_vl"})
 class SglangSettings:
     """Settings that only SGLang reads, to generate text."""
 
-    deterministic: bool = setting(
-        default=False,
-        help="deterministic inference: SamplingParams.seed, no min_p, somewhat slower",
-    )
     engine_tokenizer: bool = setting(
         default=False, help="give the engine a tokenizer: enables min_new_tokens and constraints"
     )
-    transfer_backend: str = setting("nixl", help="how KV moves: nixl or mooncake")
     kv_events_port: int = setting(
         0,
         help="where data-parallel ranks of other machines send KV events: the first of so many "
         "free ports of rank 0's machine; 0: there are none over several machines",
-    )
-    lora_target_modules: tuple[str, ...] = setting(
-        LORA_MODULES, help="layers that adapters may change, separated by commas"
     )
 
 
@@ -87,13 +80,13 @@ class SglangDiffusionSettings:
 # ---- text ----------------------------------------------------------------------------------------
 
 
-def _read_for_text(own: SglangSettings, common: TextEngineSettings) -> EngineArguments:
+def _read_for_text(_own: SglangSettings, common: TextEngineSettings) -> EngineArguments:
     known = arguments.server_arguments(common.device, arguments.GENERATION)
-    read = arguments.read_arguments(common.engine_args, known)
+    read = read_arguments(common.engine_args, known)
     check_parts(common.topology, read)
-    check_lora(own, common, read)
-    if common.memory_saver and resolved(common.device) == "cpu":
-        raise SettingsError("--memory-saver: it frees the memory of a GPU; there is none")
+    check_lora(common, read)
+    if read.values.get("enable_memory_saver") and resolved(common.device) == "cpu":
+        raise SettingsError("-- --enable-memory-saver frees the memory of a GPU; there is none")
     return read
 
 
@@ -113,7 +106,7 @@ def check_parts(topology: NodeSettings, given: EngineArguments) -> None:
         )
 
 
-def check_lora(own: SglangSettings, common: TextEngineSettings, given: EngineArguments) -> None:
+def check_lora(common: TextEngineSettings, given: EngineArguments) -> None:
     """Check which adapters can be loaded at runtime; memory for them is taken at the start.
 
     Raises:
@@ -121,13 +114,19 @@ def check_lora(own: SglangSettings, common: TextEngineSettings, given: EngineArg
     """
     if common.max_loras_per_batch < 0:
         raise SettingsError(f"--max-loras-per-batch is {common.max_loras_per_batch}, not 0 or up")
+    values = given.values
+    rank, modules = values.get("max_lora_rank"), values.get("lora_target_modules")
     if not common.max_loras_per_batch:
+        if rank is not None or modules is not None:
+            raise SettingsError(
+                "-- --max-lora-rank and --lora-target-modules need --max-loras-per-batch"
+            )
         return
-    if common.max_lora_rank < 1:
-        raise SettingsError(f"--max-lora-rank is {common.max_lora_rank}, not 1 or up")
-    if not own.lora_target_modules:
-        raise SettingsError("--lora-target-modules is empty: name the layers, such as q_proj")
-    if (ranks := given.values.get("dp_size", 1)) != 1:
+    if rank is not None and rank < 1:
+        raise SettingsError(f"-- --max-lora-rank is {rank}, not 1 or up")
+    if modules is not None and (not modules or "all" in modules):
+        raise SettingsError("-- --lora-target-modules: name the layers, such as q_proj v_proj")
+    if (ranks := values.get("dp_size", 1)) != 1:
         raise SettingsError(
             f"--max-loras-per-batch: SGLang can't load adapters with --dp-size {ranks}; start "
             "more workers instead"
@@ -141,47 +140,52 @@ def engine_config(own: SglangSettings, context: EngineContext) -> SglangEngineCo
         SettingsError: the settings contradict each other.
     """
     common: TextEngineSettings = context.common
+    given = dict(common.engine_args.values)
     return SglangEngineConfig(
         role=context.role,
         bootstrap_host=common.bootstrap_host,
         bootstrap_port=common.bootstrap_port,
-        transfer_backend=own.transfer_backend,
+        transfer_backend=given.pop("disaggregation_transfer_backend", "nixl"),
         transfer_timeout_s=common.transfer_timeout_s,
-        deterministic=own.deterministic,
+        deterministic=given.pop("enable_deterministic_inference", False),
         engine_tokenizer=own.engine_tokenizer,
         otlp_endpoint=context.otlp_endpoint,
         ability=_dllm(context, common),
-        memory_saver=common.memory_saver,
+        memory_saver=given.pop("enable_memory_saver", False),
         max_loras_per_batch=common.max_loras_per_batch,
-        max_lora_rank=common.max_lora_rank,
-        lora_target_modules=own.lora_target_modules,
+        max_lora_rank=given.pop("max_lora_rank", MAX_LORA_RANK),
+        lora_target_modules=given.pop("lora_target_modules", LORA_MODULES),
         kv_events=common.kv_events,
         kv_events_port=own.kv_events_port,
-        tool_call_parser=common.tool_call_parser,
-        reasoning_parser=common.reasoning_parser,
-        **_of_both(context),
+        # Announced only: with the second SGLang would apply constraints behind thoughts alone.
+        tool_call_parser=given.pop("tool_call_parser", ""),
+        reasoning_parser=given.pop("reasoning_parser", ""),
+        **_of_both(context, given),
     )
 
 
-def _of_both(context: EngineContext) -> dict[str, Any]:
-    """Return what engines for text and for vectors are configured with."""
+def _of_both(context: EngineContext, given: dict[str, Any]) -> dict[str, Any]:
+    """Return what engines for text and for vectors are configured with.
+
+    ``given``: SGLang's own arguments; what isn't taken out of them is passed on.
+    """
     common: TextEngineSettings | VectorEngineSettings = context.common
     folder = model_folder(context.model_path, "sglang", "a model directory", "config.json")
     return {
         "model_path": str(folder),
         "device": common.device,
-        "dtype": common.dtype,
+        "dtype": given.pop("dtype", "auto"),
         "max_total_tokens": common.max_total_tokens or None,
         "max_running_requests": common.max_running_requests or None,
         "context_length": common.context_length or None,
         "served_model_name": context.model_name,
         "metrics": context.metrics,
         "warm_up_timeout_s": common.warm_up_timeout_s,
-        "extra": common.engine_args.values,
         "nodes": common.topology.nodes,
         "node_rank": common.topology.node_rank,
         "leader_address": common.topology.leader_address,
-        "log_level": common.engine_log_level,
+        "log_level": given.pop("log_level", "warning"),
+        "extra": given,
     }
 
 
@@ -229,7 +233,7 @@ def _read_for_vectors(
     _own: SglangEmbedderSettings, common: VectorEngineSettings
 ) -> EngineArguments:
     known = arguments.server_arguments(common.device, arguments.VECTORS)
-    read = arguments.read_arguments(common.engine_args, known)
+    read = read_arguments(common.engine_args, known)
     check_parts(common.topology, read)
     return read
 
@@ -242,7 +246,8 @@ def embedder_config(context: EngineContext) -> SglangEngineConfig:
     Raises:
         SettingsError: the settings contradict each other.
     """
-    return SglangEngineConfig(role=Role.EMBEDDING, **_of_both(context))
+    given = dict(context.common.engine_args.values)
+    return SglangEngineConfig(role=Role.EMBEDDING, **_of_both(context, given))
 
 
 def _embedder(own: SglangEmbedderSettings, context: EngineContext) -> Embedder:
@@ -290,7 +295,7 @@ def _read_for_diffusion(
     _own: SglangDiffusionSettings, common: DiffuserEngineSettings
 ) -> EngineArguments:
     known = arguments.diffusion_arguments(common.device)
-    return arguments.read_arguments(common.engine_args, known)
+    return read_arguments(common.engine_args, known)
 
 
 def diffuser_config(own: SglangDiffusionSettings, context: EngineContext) -> SglangDiffuserConfig:
@@ -305,6 +310,7 @@ def diffuser_config(own: SglangDiffusionSettings, context: EngineContext) -> Sgl
         raise SettingsError(f"--num-gpus is {own.num_gpus}, not 1 or more")
     if own.cancel_timeout_s <= 0:
         raise SettingsError(f"--cancel-timeout-s is {own.cancel_timeout_s:g}, not above 0")
+    given = dict(common.engine_args.values)
     return SglangDiffuserConfig(
         model_path=model_path,
         model_id=own.model_id,
@@ -312,8 +318,8 @@ def diffuser_config(own: SglangDiffusionSettings, context: EngineContext) -> Sgl
         num_gpus=own.num_gpus,
         warm_up_timeout_s=common.warm_up_timeout_s,
         cancel_timeout_s=own.cancel_timeout_s,
-        extra=common.engine_args.values,
-        log_level=common.engine_log_level,
+        log_level=given.pop("log_level", "warning"),
+        extra=given,  # what is left
     )
 
 

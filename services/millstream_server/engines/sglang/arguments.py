@@ -9,17 +9,13 @@ import argparse
 import asyncio
 import contextlib
 import dataclasses
-import difflib
 import importlib
-import json
-import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from millstream_server.engines.sglang import cpu as sglang_cpu
 from millstream_server.engines.torch_on_cpu import resolved
-from millstream_server.runtime.settings import EngineArguments, ReadArgument, SettingsError
+from millstream_server.runtime.settings.arguments import ArgumentList
 
 # ---- arguments that an operator can't set, and the settings of ours that do ----------------------
 
@@ -33,7 +29,6 @@ _EVERYWHERE: Mapping[str, str] = {
     "model_path": "--model-path",
     "served_model_name": "--model-name",
     "device": "--device",
-    "log_level": "--engine-log-level",
     "enable_metrics": "--metrics-listen",
     "host": "--listen",
     "port": "--listen",
@@ -46,9 +41,8 @@ _EVERYWHERE: Mapping[str, str] = {
     "ssl_keyfile_password": _HTTP,
 }
 
-VECTORS: Mapping[str, str] = {
+_MODELS: Mapping[str, str] = {
     **_EVERYWHERE,
-    "dtype": "--dtype",
     "max_total_tokens": "--max-total-tokens",
     "max_running_requests": "--max-running-requests",
     "context_length": "--context-length",
@@ -63,35 +57,28 @@ VECTORS: Mapping[str, str] = {
     "dist_init_addr": "--leader-address",
     "chat_template": _TEXT,
     "completion_template": _TEXT,
-    "reasoning_parser": _TEXT,
-    "tool_call_parser": _TEXT,
 }
+
+VECTORS: Mapping[str, str] = {**_MODELS, "reasoning_parser": _TEXT, "tool_call_parser": _TEXT}
 """Of an embedding worker's engine."""
 
 GENERATION: Mapping[str, str] = {
-    **VECTORS,
+    **_MODELS,
     "is_embedding": "`python -m millstream_server.embedding` serves embedding models",
     "host": "--bootstrap-host",
     "skip_tokenizer_init": "--engine-tokenizer",
     "disaggregation_mode": "it follows from the service and, of a decode worker, from --mode",
     "disaggregation_bootstrap_port": "--bootstrap-port",
-    "disaggregation_transfer_backend": "--transfer-backend",
     "enable_trace": "--otlp-endpoint",
     "otlp_traces_endpoint": "--otlp-endpoint",
-    "enable_deterministic_inference": "--deterministic",
     "kv_events_config": "--kv-events and WorkerService.WatchKvEvents",
-    "reasoning_parser": "--reasoning-parser",
-    "tool_call_parser": "--tool-call-parser",
     "enable_multimodal": "it follows from the model",
     "enable_adaptive_dispatch_to_encoder": _OURS,
     "enable_lora": "--max-loras-per-batch",
     "max_loras_per_batch": "--max-loras-per-batch",
-    "max_lora_rank": "--max-lora-rank",
-    "lora_target_modules": "--lora-target-modules",
     "lora_paths": "load adapters with LoadLora (`millstream admin`)",
     "max_loaded_loras": "SGLang would remove adapters by itself",
-    "enable_memory_saver": "--memory-saver",
-    "enable_weights_cpu_backup": "--memory-saver",
+    "enable_weights_cpu_backup": "--enable-memory-saver turns it on",
     "dllm_algorithm": "--dllm-algorithm of `python -m millstream_server.diffusion --kind text`",
     "dllm_algorithm_config": "--dllm-config of `python -m millstream_server.diffusion --kind text`",
 }
@@ -125,56 +112,6 @@ _ONLY_IN_FILE = (
 )
 
 # ---- the others ----------------------------------------------------------------------------------
-
-_SECRET = re.compile(r"(^|_)(api_key|password|secret|watermark_key\w*)$")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArgumentList:
-    """An engine's arguments."""
-
-    engine: str
-    """Its name in errors."""
-    managed: Mapping[str, str]
-    """Arguments that we set, and the setting of ours to use, or why there is none."""
-    add_to: Callable[[argparse.ArgumentParser], Mapping[str, str]]
-    """Adds all of them to a parser; imports the engine. Returns more for `managed`."""
-    only_in_file: Collection[str] = ()
-    """Arguments without a flag: mappings, passed on as they are."""
-
-
-def read_arguments(given: EngineArguments, known: ArgumentList) -> EngineArguments:
-    """Return the arguments with what the engine's parser made of them.
-
-    Raises:
-        SettingsError: an argument is unknown, wrong, or managed by us; or the engine isn't
-            installed.
-    """
-    if not given.given:
-        return given
-    parser = _Parser(known)
-    try:
-        further = known.add_to(parser)
-    except ImportError as error:
-        raise SettingsError(
-            f"{known.engine} can't be imported, so its arguments can't be checked: {error}"
-        ) from error
-    parser.ready({**further, **known.managed})
-    read: dict[str, ReadArgument] = {}
-    for name in known.only_in_file:
-        if name in given.file:
-            value = given.file[name]
-            read[name] = ReadArgument(value, value, "file")
-    words = [
-        word
-        for name, value in given.file.items()
-        if name not in known.only_in_file
-        for word in parser.words(name, value)
-    ]
-    sources = (("file", words), ("environment", given.environment), ("flag", given.flags))
-    for source, each in sources:
-        read |= parser.read(each, source)
-    return replace(given, read=read)
 
 
 @contextlib.contextmanager
@@ -222,117 +159,3 @@ def diffusion_arguments(device: str) -> ArgumentList:
         add_to=add_to,
         only_in_file=_ONLY_IN_FILE,
     )
-
-
-class _Parser(argparse.ArgumentParser):
-    """An engine's parser that has no defaults, and raises instead of exiting."""
-
-    def __init__(self, known: ArgumentList) -> None:
-        super().__init__(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-        self._known = known
-        self._options: dict[str, argparse.Action] = {}
-        self._managed: Mapping[str, str] = {}
-        self._source = ""
-        self._texts: dict[str, list[str]] = {}
-
-    def ready(self, managed: Mapping[str, str]) -> None:
-        """Forget the defaults, once all arguments are added; those in ``managed`` are refused."""
-        self._managed = managed
-        self._defaults.clear()
-        for action in self._actions:
-            action.default, action.required = argparse.SUPPRESS, False
-            self._options |= {_plain_name(option): action for option in action.option_strings}
-            self._options.setdefault(action.dest, action)
-
-    def error(self, message: str) -> NoReturn:
-        raise SettingsError(f"{self._known.engine}'s arguments {self._source}: {message}")
-
-    def words(self, name: str, value: Any) -> list[str]:
-        """Return the words of a command line that say what the file says."""
-        self._source = "in engine_args of the file"
-        action = self._action(name)
-        flag = action.option_strings[0]
-        if value is None:
-            return []
-        if isinstance(value, bool) and isinstance(action, argparse.BooleanOptionalAction):
-            return [flag if value else _negated(action)]
-        if isinstance(value, bool) and action.nargs == 0:
-            return [flag] if value else []
-        if action.nargs == 0:
-            self.error(f"{name} is true or false, not {value!r}")
-        if isinstance(value, list):
-            return [flag, *(_text(each) for each in value)]
-        return [f"{flag}={_text(value)}"]
-
-    def read(self, words: Sequence[str], source: str) -> dict[str, ReadArgument]:
-        """Read the words of one source."""
-        self._source = {
-            "file": "in engine_args of the file",
-            "environment": "in MILLSTREAM_ENGINE_ARGS",
-        }.get(source, "behind --")
-        self._texts = {}
-        words = [self._checked(word) for word in words]
-        try:
-            found, left = self.parse_known_args(words)
-        except (ValueError, TypeError, AssertionError) as error:  # of an argument's own type
-            self.error(str(error))
-        if left:
-            self.error(f"{left[0]!r} belongs to no argument")
-        return {
-            name: ReadArgument(value, self._shown(name, value), source)
-            for name, value in vars(found).items()
-        }
-
-    def _checked(self, word: str) -> str:
-        """Check a flag, and spell it with hyphens."""
-        if not word.startswith("--") or len(word) == len("--"):
-            return word
-        name, equals, value = word.partition("=")
-        self._action(name)
-        return name.replace("_", "-") + equals + value
-
-    def _action(self, name: str) -> argparse.Action:
-        """Return the argument of a name, with or without hyphens."""
-        found = self._options.get(_plain_name(name))
-        if found is None:
-            near = difflib.get_close_matches(_plain_name(name), self._options, 1)
-            advice = f"; did you mean {_like(name, near[0])}?" if near else ""
-            self.error(f"there is no {name}{advice}")
-        if (ours := self._managed.get(found.dest)) is not None:
-            use = f"use {ours}" if ours.startswith(("-", "MILL")) else ours
-            self.error(f"{name} is not yours to set: {use}")
-        return found
-
-    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        self._texts[action.dest] = list(arg_strings)
-        return super()._get_values(action, arg_strings)
-
-    def _shown(self, name: str, value: Any) -> Any:
-        """Return an argument as JSON types: what the file would say."""
-        if _SECRET.search(name):
-            return "***"
-        try:
-            same = json.loads(json.dumps(value)) == value
-        except (TypeError, ValueError):
-            same = False
-        if same:
-            return value
-        texts = self._texts[name]
-        return texts if len(texts) > 1 else texts[0]
-
-
-def _plain_name(name: str) -> str:
-    return name.removeprefix("--").replace("-", "_")
-
-
-def _like(name: str, found: str) -> str:
-    """Write a name in the way that another is written."""
-    return "--" + found.replace("_", "-") if name.startswith("-") else found
-
-
-def _negated(action: argparse.Action) -> str:
-    return next(option for option in action.option_strings if option.startswith("--no-"))
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.sglang import dllm
 from millstream_server.engines.torch_on_cpu import resolved
 from millstream_server.generation.sampling import Ability
@@ -37,6 +37,8 @@ _CPU_DEFAULTS: Mapping[str, object] = {
 
 LORA_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """The linear layers of most models, which most adapters change."""
+MAX_LORA_RANK = 16
+"""That of most adapters; memory grows with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,7 @@ class SglangEngineConfig:
     """Let memory be released on a GPU (`control.operations`); costs host memory for the weights."""
     max_loras_per_batch: int = 0
     """LoRA adapters that a batch can use; 0: the engine takes none."""
-    max_lora_rank: int = 16
+    max_lora_rank: int = MAX_LORA_RANK
     lora_target_modules: Sequence[str] = LORA_MODULES
     """Layers that adapters may change."""
     kv_events: bool = True

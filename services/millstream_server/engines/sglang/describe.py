@@ -10,18 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.sglang.config import SglangEngineConfig, data_parallel_ranks
 from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.generation.generator import GeneratorInfo, MediaModel, read_media_model
 from millstream_server.generation.request import GenerationRequest, Prompt
 from millstream_server.generation.sampling import Sampling
+from millstream_server.generation.ticket import KvTransfer, Ticket
 from millstream_server.generation.validation import REFUSED_IN_DIFFUSION
 from millstream_server.media.families import UnusableFamilyError
 from millstream_server.runtime.errors import EngineFailedError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.trace_context import TraceContext
-from millstream_server.transfer.ticket import KvTransfer, Ticket
 
 log = get_log(__name__)
 

@@ -15,7 +15,16 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from millstream_server.engines.base import EngineLoad, warm_up_by_probe
+from millstream_server.control.engine import EngineLoad, warm_up_by_probe
+from millstream_server.diffusion.diffuser import (
+    DiffuserInfo,
+    Job,
+    ModelDefaultsError,
+    Step,
+    check_sides,
+    probe_job,
+)
+from millstream_server.diffusion.request import Kind
 from millstream_server.engines.sglang.diffusion import facts, requests
 from millstream_server.engines.sglang.diffusion.child import StepReport, Stop
 from millstream_server.engines.sglang.diffusion.config import SglangDiffuserConfig
@@ -29,15 +38,6 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.synthesis.diffuser import (
-    DiffuserInfo,
-    Job,
-    ModelDefaultsError,
-    Step,
-    check_sides,
-    probe_job,
-)
-from millstream_server.synthesis.request import Kind
 
 __all__ = ["SglangDiffuser", "SglangDiffuserConfig"]
 
@@ -78,7 +78,7 @@ class _Model:
 
 
 class SglangDiffuser:
-    """Satisfies `synthesis.diffuser.Diffuser`.
+    """Satisfies `diffusion.diffuser.Diffuser`.
 
     When a process of SGLang's ends, the open job fails and the processes are started again; jobs
     that come meanwhile wait. After too many restarts the engine has failed.

@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from millstream_server.engines.base import EngineLoad
+from millstream_server.control.engine import EngineLoad
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.runtime.errors import EngineFailedError
 

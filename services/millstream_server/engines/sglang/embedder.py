@@ -1,4 +1,4 @@
-"""SGLang as a `vectors.embedder.Embedder`."""
+"""SGLang as a `embedding.embedder.Embedder`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.core import Metric
 
-from millstream_server.engines.base import EngineLoad, warm_up_by_probe
+from millstream_server.control.engine import EngineLoad, warm_up_by_probe
+from millstream_server.embedding.embedder import EmbedderInfo
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.describe import running_limit
 from millstream_server.engines.sglang.launch import BuiltEngine
@@ -28,7 +29,6 @@ from millstream_server.runtime.errors import (
     UnavailableError,
 )
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.vectors.embedder import EmbedderInfo
 
 log = get_log(__name__)
 
@@ -38,7 +38,7 @@ _POOL_RESERVE = 6
 
 
 class SglangEmbedder:
-    """Satisfies `vectors.embedder.Embedder`; one per process, as `SglangEngine`.
+    """Satisfies `embedding.embedder.Embedder`; one per process, as `SglangEngine`.
 
     It refuses what would end SGLang's scheduler: empty inputs and those over the model's positions.
     """

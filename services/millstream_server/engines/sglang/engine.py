@@ -12,8 +12,8 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
+from millstream_server.control.engine import EngineLoad, LoadProgress, Role, warm_up_by_probe
 from millstream_server.control.operations import NO_CONTROLS, EngineControls
-from millstream_server.engines.base import EngineLoad, LoadProgress, Role, warm_up_by_probe
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
 from millstream_server.engines.sglang.control.operations import make_controls
@@ -46,7 +46,7 @@ __all__ = ["SglangEngine", "SglangEngineConfig"]
 
 
 class SglangEngine:
-    """`sgl.Engine` as an `engines.base.Engine`.
+    """`sgl.Engine` as an `control.engine.Engine`.
 
     SGLang keeps its configuration in process globals and its shutdown kills every child of the
     process, so a process holds one engine. `start` must run on the main thread's loop.
@@ -96,7 +96,7 @@ class SglangEngine:
         return info
 
     def load_progress(self) -> LoadProgress:
-        """See `engines.base.LoadObserved`."""
+        """See `control.engine.LoadObserved`."""
         return self._weights.look()
 
     @property

@@ -18,7 +18,7 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any, TypeVar
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.sglang import cpu as sglang_cpu
 from millstream_server.engines.sglang.config import (
     SglangEngineConfig,

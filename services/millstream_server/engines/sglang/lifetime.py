@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from prometheus_client.core import Metric
 
-from millstream_server.engines.base import EngineInfo, EngineLoad, Role
+from millstream_server.control.engine import EngineInfo, EngineLoad, Role
 from millstream_server.engines.sglang.config import SglangEngineConfig
 from millstream_server.engines.sglang.describe import with_media_model
 from millstream_server.engines.sglang.kv_events.feed import with_publisher

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from millstream_server.engines.base import EngineLoad, RankLoad
+from millstream_server.control.engine import EngineLoad, RankLoad
 
 
 class RankProgress:
-    """Counts each rank's progress; see `engines.base.Probeable.progress`.
+    """Counts each rank's progress; see `control.engine.Probeable.progress`.
 
     From two sources, since a long prompt has no output while its chunks are prefilled: chunks of
     output received here, and the prompt tokens in the schedulers' load snapshots.

@@ -11,7 +11,7 @@ import os
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from millstream_server.engines.base import LoadProgress, LoadStage
+from millstream_server.control.engine import LoadProgress, LoadStage
 from millstream_server.model_files.weights import weight_files
 
 _PROC = Path("/proc")

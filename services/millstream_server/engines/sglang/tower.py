@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from millstream_server.encoding.encoder import Prepared
+from millstream_server.encode.encoder import Prepared
 from millstream_server.engines.sglang import cpu as sglang_cpu
 from millstream_server.engines.sglang.requests.media import steps_apart
 from millstream_server.engines.torch_on_cpu import resolved, torch_dtype

@@ -2,29 +2,38 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import typing
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
-from millstream_server.encoding.encoder import MediaEncoder
+from millstream_server.control.engine import Role
+from millstream_server.diffusion.diffuser import Diffuser
+from millstream_server.diffusion.request import Kind
+from millstream_server.embedding.embedder import Embedder
+from millstream_server.encode.encoder import MediaEncoder
 from millstream_server.engines.adapter import (
     Adapter,
     EncoderSettings,
     EngineContext,
     Offer,
+    ServedEngineSettings,
     TextEngineSettings,
 )
-from millstream_server.engines.base import Role
 from millstream_server.engines.transformers.adapter import family_of
 from millstream_server.generation.generator import GeneratorEngine, MediaModel, read_media_model
 from millstream_server.media.families import UnusableFamilyError
-from millstream_server.runtime.settings import SettingsError, setting
-from millstream_server.synthesis.diffuser import Diffuser
-from millstream_server.synthesis.request import Kind
-from millstream_server.vectors.embedder import Embedder
+from millstream_server.runtime.settings import EngineArguments, SettingsError, declared, setting
+from millstream_server.runtime.settings.arguments import ArgumentList, read_arguments
+from millstream_server.runtime.settings.declare import flag, from_text
 
 _MAX_RANKS = 64
+_VOCAB_SIZE = 32000
+EngineT = TypeVar("EngineT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,47 +72,76 @@ class SimulatedConfig:
         return max(1, self.max_running_requests // self.dp_size)
 
 
+# Each of the following classes has the arguments of one simulated engine; see `read_simulated`.
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedSettings:
-    """Settings that only the simulated engine reads."""
+    """Arguments of the engine for text."""
 
-    simulated_load_s: float = setting(0.0, help="simulated: time to load the model")
-    simulated_step_s: float = setting(0.0, help="simulated: time of a decode step")
-    simulated_prefill_s_per_token: float = setting(0.0, help="simulated: prefill time per token")
-    simulated_vocab_size: int = setting(32000, help="simulated: vocabulary size")
-    simulated_dp_size: int = setting(1, help="simulated: data-parallel ranks, 1 to 64")
+    load_s: float = setting(0.0, help="time to load the model")
+    step_s: float = setting(0.0, help="time of a decode step")
+    prefill_s_per_token: float = setting(0.0, help="prefill time per token")
+    vocab_size: int = setting(0, help="vocabulary size; 0: the model's, or 32000")
+    dp_size: int = setting(1, help="data-parallel ranks, 1 to 64")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedEncoderSettings:
-    """Settings that only the simulated encoder reads."""
+    """Arguments of the encoder."""
 
-    simulated_load_s: float = setting(0.0, help="simulated: time to load the model")
-    simulated_family: Literal["qwen2_5_vl", "qwen3_vl", "gemma3"] = setting(
-        "qwen2_5_vl", help="simulated: how it cuts images, qwen2_5_vl, qwen3_vl or gemma3"
+    load_s: float = setting(0.0, help="time to load the model")
+    family: Literal["qwen2_5_vl", "qwen3_vl", "gemma3"] = setting(
+        "qwen2_5_vl", help="how it cuts images, qwen2_5_vl, qwen3_vl or gemma3"
     )
-    simulated_embedding_width: int = setting(8, help="simulated: width of a row, at least 4")
-    simulated_item_s: float = setting(0.0, help="simulated: time of the tower per item")
-    simulated_patch_s: float = setting(0.0, help="simulated: time of the tower per patch")
+    embedding_width: int = setting(8, help="width of a row, at least 4")
+    item_s: float = setting(0.0, help="time of the tower per item")
+    patch_s: float = setting(0.0, help="time of the tower per patch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedDiffuserSettings:
-    """Settings that only the simulated engine for images and videos reads."""
+    """Arguments of the engine for images and videos."""
 
-    simulated_load_s: float = setting(0.0, help="simulated: time to load the model")
-    simulated_step_s: float = setting(0.0, help="simulated: time of a denoising step")
+    load_s: float = setting(0.0, help="time to load the model")
+    step_s: float = setting(0.0, help="time of a denoising step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedEmbedderSettings:
-    """Settings that only the simulated embedder reads."""
+    """Arguments of the embedder."""
 
-    simulated_load_s: float = setting(0.0, help="simulated: time to load the model")
-    simulated_token_s: float = setting(0.0, help="simulated: time of the model per token")
-    simulated_width: int = setting(16, help="simulated: numbers of a vector")
-    simulated_max_input_tokens: int = setting(512, help="simulated: most tokens of an input")
-    simulated_vocab_size: int = setting(32000, help="simulated: vocabulary size")
+    load_s: float = setting(0.0, help="time to load the model")
+    token_s: float = setting(0.0, help="time of the model per token")
+    width: int = setting(16, help="numbers of a vector")
+    max_input_tokens: int = setting(512, help="most tokens of an input")
+    vocab_size: int = setting(_VOCAB_SIZE, help="vocabulary size")
+
+
+def read_simulated(cls: type[Any], given: EngineArguments) -> EngineArguments:
+    """Return the arguments with what was read: ``cls`` takes their values.
+
+    Raises:
+        SettingsError: one is unknown or wrong.
+    """
+
+    def add_to(parser: argparse.ArgumentParser) -> Mapping[str, str]:
+        hints = typing.get_type_hints(cls)
+        for f in declared(cls):
+            kind = partial(from_text, kind=hints[f.name], source=flag(f.name))
+            parser.add_argument(flag(f.name), type=kind)
+        return {}
+
+    known = ArgumentList(engine="The simulated engine", managed={}, add_to=add_to)
+    return read_arguments(given, known)
+
+
+def gone(cls: type[Any]) -> dict[str, str]:
+    """Return the settings that the arguments of ``cls`` were once: what to write instead."""
+    return {
+        f"simulated_{f.name}": f"give the simulated engine's own argument: -- {flag(f.name)} VALUE"
+        for f in declared(cls)
+    }
 
 
 def _generator(own: SimulatedSettings, context: EngineContext) -> GeneratorEngine:
@@ -119,16 +157,16 @@ def engine_config(own: SimulatedSettings, context: EngineContext) -> SimulatedCo
         SettingsError: the number of ranks is out of range, or the model's media can't be read.
     """
     common: TextEngineSettings = context.common
-    if not 1 <= own.simulated_dp_size <= _MAX_RANKS:
-        sentence = f"must be from 1 to {_MAX_RANKS}, not {own.simulated_dp_size}"
-        raise SettingsError(f"--simulated-dp-size {sentence}")
+    if not 1 <= own.dp_size <= _MAX_RANKS:
+        sentence = f"must be from 1 to {_MAX_RANKS}, not {own.dp_size}"
+        raise SettingsError(f"-- --dp-size {sentence}")
     config = SimulatedConfig(
         role=context.role,
-        vocab_size=own.simulated_vocab_size,
-        dp_size=own.simulated_dp_size,
-        load_s=own.simulated_load_s,
-        step_s=own.simulated_step_s,
-        prefill_s_per_token=own.simulated_prefill_s_per_token,
+        vocab_size=own.vocab_size or _vocab_size(context.model_path),
+        dp_size=own.dp_size,
+        load_s=own.load_s,
+        step_s=own.step_s,
+        prefill_s_per_token=own.prefill_s_per_token,
         bootstrap_host=common.bootstrap_host,
         bootstrap_port=common.bootstrap_port,
         transfer_timeout_s=common.transfer_timeout_s,
@@ -139,6 +177,19 @@ def engine_config(own: SimulatedSettings, context: EngineContext) -> SimulatedCo
         context_length=common.context_length or config.context_length,
         max_running_requests=common.max_running_requests or config.max_running_requests,
     )
+
+
+def _vocab_size(model_path: Path | None) -> int:
+    """Return a model's: simulated tokens must be tokens that its tokenizer turns into text."""
+    if model_path is None or not (model_path / "config.json").is_file():
+        return _VOCAB_SIZE
+    try:
+        config = json.loads((model_path / "config.json").read_text(encoding="utf-8"))
+        return int((config.get("text_config") or config)["vocab_size"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise SettingsError(
+            f"--model-path {model_path}: config.json has no usable vocab_size; give -- --vocab-size"
+        ) from error
 
 
 def _media(context: EngineContext) -> MediaModel | None:
@@ -158,8 +209,8 @@ def _diffuser(own: SimulatedDiffuserSettings, context: EngineContext) -> Diffuse
     config = diffuser.SimulatedDiffuserConfig(
         kinds=frozenset({kind}),
         image_to_image=kind is Kind.IMAGE,
-        load_s=own.simulated_load_s,
-        step_s=own.simulated_step_s,
+        load_s=own.load_s,
+        step_s=own.step_s,
     )
     return diffuser.SimulatedDiffuser(config)
 
@@ -170,12 +221,12 @@ def _encoder(own: SimulatedEncoderSettings, context: EngineContext) -> MediaEnco
 
     common: EncoderSettings = context.common
     config = encoder.SimulatedEncoderConfig(
-        family=own.simulated_family,
-        width=own.simulated_embedding_width,
+        family=own.family,
+        width=own.embedding_width,
         max_item_tokens=common.max_item_tokens,
-        load_s=own.simulated_load_s,
-        item_s=own.simulated_item_s,
-        patch_s=own.simulated_patch_s,
+        load_s=own.load_s,
+        item_s=own.item_s,
+        patch_s=own.patch_s,
     )
     if context.model_path is not None:
         # So that a simulated engine accepts the rows.
@@ -188,7 +239,7 @@ def _encoder(own: SimulatedEncoderSettings, context: EngineContext) -> MediaEnco
         )
     if config.width < encoder.MIN_WIDTH:
         sentence = f"{config.width} is below {encoder.MIN_WIDTH}"
-        raise SettingsError(f"--simulated-embedding-width: {sentence}")
+        raise SettingsError(f"-- --embedding-width: {sentence}")
     return encoder.SimulatedEncoder(config)
 
 
@@ -200,41 +251,43 @@ def _pixels(model_path: Path) -> MediaEncoder:
 def _embedder(own: SimulatedEmbedderSettings, _context: EngineContext) -> Embedder:
     from millstream_server.engines.simulated import vectors  # noqa: PLC0415 - numpy
 
-    halves = (own.simulated_width // 4, own.simulated_width // 2)
+    halves = (own.width // 4, own.width // 2)
     config = vectors.SimulatedEmbedderConfig(
-        width=own.simulated_width,
-        dimensions=tuple(filter(None, (*halves, own.simulated_width))),
-        max_input_tokens=own.simulated_max_input_tokens,
-        vocab_size=own.simulated_vocab_size,
-        load_s=own.simulated_load_s,
-        token_s=own.simulated_token_s,
+        width=own.width,
+        dimensions=tuple(filter(None, (*halves, own.width))),
+        max_input_tokens=own.max_input_tokens,
+        vocab_size=own.vocab_size,
+        load_s=own.load_s,
+        token_s=own.token_s,
     )
     return vectors.SimulatedEmbedder(config)
 
 
-def _suite_flags(service: str, model: Path) -> list[str]:
-    """Make its tokens those of the model whose tokenizer writes them out."""
-    if service == "encode":
-        return ["--engine", "simulated"]
-    if service not in {"prefill", "decode"}:
-        return []
-    try:
-        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-        size = int((config.get("text_config") or config)["vocab_size"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SettingsError(f"{model}/config.json has no usable vocab_size") from error
-    return ["--simulated-vocab-size", str(size)]
+def _suite_flags(service: str, _model: Path) -> list[str]:
+    return ["--engine", "simulated"] if service == "encode" else []
 
 
-_TEXT: Offer[GeneratorEngine] = Offer(settings=SimulatedSettings, make=_generator)
+def _offer(arguments: type[Any], make: Callable[[Any, EngineContext], EngineT]) -> Offer[EngineT]:
+    """Return an offer of an engine whose own arguments a class has: ``make`` takes their values."""
+
+    def read(_own: None, common: ServedEngineSettings) -> EngineArguments:
+        return read_simulated(arguments, common.engine_args)
+
+    def made(_own: None, context: EngineContext) -> EngineT:
+        return make(arguments(**context.common.engine_args.values), context)
+
+    return Offer(make=made, read_arguments=read, removed=gone(arguments))
+
+
+_TEXT = _offer(SimulatedSettings, _generator)
 
 ADAPTER = Adapter(
     name="simulated",
     generator=_TEXT,
     text_diffuser=_TEXT,
-    encoder=Offer(settings=SimulatedEncoderSettings, make=_encoder),
+    encoder=_offer(SimulatedEncoderSettings, _encoder),
     pixels=_pixels,
-    diffuser=Offer(settings=SimulatedDiffuserSettings, make=_diffuser),
-    embedder=Offer(settings=SimulatedEmbedderSettings, make=_embedder),
+    diffuser=_offer(SimulatedDiffuserSettings, _diffuser),
+    embedder=_offer(SimulatedEmbedderSettings, _embedder),
     suite_flags=_suite_flags,
 )

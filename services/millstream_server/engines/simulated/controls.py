@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from millstream_server.control.engine import Role
 from millstream_server.control.operations import (
     DiskWeights,
     EngineControls,
@@ -25,7 +26,6 @@ from millstream_server.control.operations import (
     TensorWeights,
     WeightSource,
 )
-from millstream_server.engines.base import Role
 from millstream_server.engines.simulated.adapter import SimulatedConfig
 from millstream_server.engines.simulated.rank import Rank
 from millstream_server.engines.simulated.state import EngineState

@@ -23,11 +23,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from millstream_server.engines.base import EngineLoad
+from millstream_server.control.engine import EngineLoad
+from millstream_server.diffusion.diffuser import DiffuserInfo, Job, Step
+from millstream_server.diffusion.request import Kind
 from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import EngineFailedError, InternalError, ServingError
-from millstream_server.synthesis.diffuser import DiffuserInfo, Job, Step
-from millstream_server.synthesis.request import Kind
 
 _KEPT_JOBS = 1000
 
@@ -56,7 +56,7 @@ class SimulatedDiffuserConfig:
 
 
 class SimulatedDiffuser:
-    """Satisfies `synthesis.diffuser.Diffuser`. A test sets `fault`, and calls `wedge` or `die`."""
+    """Satisfies `diffusion.diffuser.Diffuser`. A test sets `fault`, and calls `wedge` or `die`."""
 
     def __init__(self, config: SimulatedDiffuserConfig | None = None) -> None:
         """Simulate ``config``."""

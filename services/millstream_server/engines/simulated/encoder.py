@@ -20,8 +20,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from millstream_server.encoding.encoder import EncoderInfo, Prepared
-from millstream_server.engines.base import EngineLoad
+from millstream_server.control.engine import EngineLoad
+from millstream_server.encode.encoder import EncoderInfo, Prepared
 from millstream_server.media.decoding.sampling import FrameSampling
 from millstream_server.media.items import Frames, Geometry, Modality
 from millstream_server.media.tensor import ElementType, Tensor, TensorSpec
@@ -62,7 +62,7 @@ class SimulatedEncoderConfig:
 
 
 class SimulatedEncoder:
-    """Satisfies `encoding.encoder.MediaEncoder`. A test sets `fault`, and calls `wedge`."""
+    """Satisfies `encode.encoder.MediaEncoder`. A test sets `fault`, and calls `wedge`."""
 
     def __init__(self, config: SimulatedEncoderConfig | None = None) -> None:
         """Simulate ``config``.

@@ -24,7 +24,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from millstream_server.engines.base import EngineLoad, LoadProgress, LoadStage, Role
+from millstream_server.control.engine import EngineLoad, LoadProgress, LoadStage, Role
 from millstream_server.engines.simulated import transfer as simulated_transfer
 from millstream_server.engines.simulated.adapter import SimulatedConfig
 from millstream_server.engines.simulated.controls import make_controls

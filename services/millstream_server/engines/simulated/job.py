@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.simulated import state
 from millstream_server.engines.simulated.adapter import SimulatedConfig
 from millstream_server.engines.simulated.prefix_cache import HeldBlocks
 from millstream_server.generation.output import Finish, FinishReason, OutputSink, TokenLogprob
 from millstream_server.generation.request import GenerationRequest, Prompt
+from millstream_server.generation.ticket import EngineData
 from millstream_server.kv_cache.hashing import Namespace, further_hashes
-from millstream_server.transfer.ticket import EngineData
 
 _LOGPROB = -0.5
 _WORDS = struct.Struct("<8I")

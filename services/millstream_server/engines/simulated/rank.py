@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from millstream_server.engines.base import RankLoad, Role
+from millstream_server.control.engine import RankLoad, Role
 from millstream_server.engines.simulated import transfer as simulated_transfer
 from millstream_server.engines.simulated.adapter import SimulatedConfig
 from millstream_server.engines.simulated.job import Job
@@ -14,8 +14,8 @@ from millstream_server.engines.simulated.prefix_cache import PrefixCache
 from millstream_server.engines.simulated.steps import Gate, StepLoop
 from millstream_server.generation.output import FinishReason
 from millstream_server.generation.request import GenerationRequest
+from millstream_server.generation.ticket import Ticket
 from millstream_server.runtime.errors import InvalidRequestError, KvTransferError, ServingError
-from millstream_server.transfer.ticket import Ticket
 
 
 class Rank:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.simulated.adapter import SimulatedConfig
 from millstream_server.engines.simulated.job import Job, logprob
 from millstream_server.generation.output import FinishReason

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from millstream_server.engines.simulated import state
 from millstream_server.engines.simulated.adapter import SimulatedConfig
 from millstream_server.generation.request import Prompt
+from millstream_server.generation.ticket import EngineData, KvTransfer, Ticket
 from millstream_server.runtime.errors import KvTransferError
-from millstream_server.transfer.ticket import EngineData, KvTransfer, Ticket
 
 _ROOM = struct.Struct(">Q")
 _DIGEST = struct.Struct(">QQI")

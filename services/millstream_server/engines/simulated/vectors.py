@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream_server.engines.base import EngineLoad
+from millstream_server.control.engine import EngineLoad
+from millstream_server.embedding.embedder import EmbedderInfo
 from millstream_server.runtime.errors import EngineFailedError, InvalidRequestError, ServingError
-from millstream_server.vectors.embedder import EmbedderInfo
 
 _KEPT_BATCHES = 1000
 
@@ -58,7 +58,7 @@ def _sum(token_ids: Sequence[int]) -> int:
 
 
 class SimulatedEmbedder:
-    """Satisfies `vectors.embedder.Embedder`. It runs one batch at a time.
+    """Satisfies `embedding.embedder.Embedder`. It runs one batch at a time.
 
     A test sets `fault`, and calls `wedge` and `die`.
     """

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from millstream_server.encoding.encoder import MediaEncoder
+from millstream_server.encode.encoder import MediaEncoder
 from millstream_server.engines.adapter import Adapter, EncoderSettings, EngineContext, Offer
 from millstream_server.media import families
 from millstream_server.media.families.family import Family

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from millstream_server.encoding.encoder import EncoderInfo, Prepared
-from millstream_server.engines.base import EngineLoad, warm_up_by_probe
+from millstream_server.control.engine import EngineLoad, warm_up_by_probe
+from millstream_server.encode.encoder import EncoderInfo, Prepared
 from millstream_server.engines.transformers.preprocessing import Preprocessor
 from millstream_server.engines.transformers.tower import Tower, TowerConfig
 from millstream_server.media import families
@@ -59,7 +59,7 @@ class _Ready:
 
 
 class TowerEncoder:
-    """Satisfies `encoding.encoder.MediaEncoder`.
+    """Satisfies `encode.encoder.MediaEncoder`.
 
     One thread loads and runs the tower, so that batches and probes run one after another and a
     vendor's state is seen from one thread only.

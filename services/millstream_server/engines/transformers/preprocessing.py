@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from millstream_server.encoding.encoder import Prepared
+from millstream_server.encode.encoder import Prepared
 from millstream_server.engines.transformers.tower import PixelInputs
 from millstream_server.media.families.family import Family, ModelConfig
 from millstream_server.media.items import Frames, Geometry, Modality

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from millstream_server.encoding.encoder import Prepared
+from millstream_server.encode.encoder import Prepared
 from millstream_server.engines import torch_on_cpu
 from millstream_server.engines.adapter import EncoderSettings
 from millstream_server.media.families.family import Family

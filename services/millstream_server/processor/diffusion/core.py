@@ -6,16 +6,16 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, cast
 
+from millstream_server.diffusion.checks import outputs_of, resolve
+from millstream_server.diffusion.diffuser import TASK_OF_KIND, DiffuserInfo
+from millstream_server.diffusion.request import Chunk, DiffusionRequest, Finished, Kind, Progress
 from millstream_server.links.unread import not_asked_for
 from millstream_server.processor.front import Fit, Front, FrontRequest, Running
-from millstream_server.synthesis.checks import outputs_of, resolve
-from millstream_server.synthesis.diffuser import TASK_OF_KIND, DiffuserInfo
-from millstream_server.synthesis.request import Chunk, DiffusionRequest, Finished, Kind, Progress
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from millstream_server.engines.base import EngineInfo
+    from millstream_server.control.engine import EngineInfo
     from millstream_server.runtime.rpc.slot_session import Output
 
 

@@ -6,18 +6,18 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc
-from millstream_server.processor.diffusion.core import DiffusionCore
-from millstream_server.processor.diffusion.text import CountedTexts, TextForwarder
-from millstream_server.processor.front import Front
-from millstream_server.processor.slot_streams import Served, serve
-from millstream_server.protobuf.diffusion import (
+from millstream_server.diffusion.wire import (
     image_from_proto,
     image_response,
     video_from_proto,
     video_response,
 )
+from millstream_server.generation.worker.session import WorkerSession
+from millstream_server.processor.diffusion.core import DiffusionCore
+from millstream_server.processor.diffusion.text import CountedTexts, TextForwarder
+from millstream_server.processor.front import Front
+from millstream_server.processor.slot_streams import Served, serve
 from millstream_server.runtime.rpc.call import Call
-from millstream_server.worker.generation.session import WorkerSession
 
 SERVICE = "millstream.v1.DiffusionService"
 

@@ -1,6 +1,6 @@
 """DiffusionService.GenerateText at the Processor: token ids in, token ids out, one address.
 
-`worker.generation.session.WorkerSession` runs the stream, as it does at a worker. In place of an
+`generation.worker.session.WorkerSession` runs the stream, as it does at a worker. In place of an
 engine it has a `TextForwarder`, which admits each request, routes it, and passes it to a worker.
 """
 
@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
-from millstream_server.engines.base import Role, Task
+from millstream_server.control.engine import Role, Task
 from millstream_server.generation.output import (
     Finish,
     FinishReason,
@@ -20,7 +20,6 @@ from millstream_server.generation.output import (
     output_bytes,
 )
 from millstream_server.generation.request import GenerationRequest
-from millstream_server.generation.telemetry import NO_SPAN, RequestSpan
 from millstream_server.generation.validation import check_request
 from millstream_server.links.unread import UnreadOutput, overflow
 from millstream_server.processor.admission import Admission
@@ -28,8 +27,9 @@ from millstream_server.processor.choice import Workers
 from millstream_server.processor.front import Front, FrontRequest
 from millstream_server.processor.models import ServedModel
 from millstream_server.processor.requests import most_tokens, too_large
-from millstream_server.processor.telemetry import TurnTelemetry, Usage
+from millstream_server.processor.telemetry import NO_SPAN, RequestSpan, TurnTelemetry, Usage
 from millstream_server.routing.plan import RoutingRequest
+from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import (
     InternalError,
     InvalidRequestError,
@@ -37,7 +37,6 @@ from millstream_server.runtime.errors import (
     ServingError,
     UnsupportedFeatureError,
 )
-from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.priority import Priority
 from millstream_server.runtime.request_id import check_length
 from millstream_server.runtime.telemetry.log import get_log
@@ -48,7 +47,7 @@ _NO_WORKER = "no worker with a diffusion language model is in service; retry in 
 
 
 class TextForwarder:
-    """Runs requests on the workers of their models; a `worker.generation.session.RequestRunner`."""
+    """Runs requests on the workers of their models; a `generation.worker.session.RequestRunner`."""
 
     role = Role.DIFFUSION
 
@@ -246,7 +245,7 @@ class _TextRequest:
 class CountedTexts:
     """Runs a stream's requests and counts their output until it is taken to be sent.
 
-    A `worker.generation.slot.RequestRunner`, and a `links.unread.Gathering`.
+    A `generation.worker.slot.RequestRunner`, and a `links.unread.Gathering`.
     """
 
     def __init__(

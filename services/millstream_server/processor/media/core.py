@@ -7,15 +7,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from millstream_server.encode.transfer.ticket import EmbeddingTickets
 from millstream_server.generation.request import Prompt
-from millstream_server.generation.telemetry import RequestSpan
 from millstream_server.media.families.family import Family
 from millstream_server.media.families.placing import place
 from millstream_server.media.items import Content, EncodedItem, MediaFile, MediaInput
 from millstream_server.processor.conversation import Caller
 from millstream_server.processor.media.intake import Intake
-from millstream_server.processor.media.uploads import DEFAULT_IDLE_S, MediaBudget, Uploads
-from millstream_server.processor.telemetry import TurnTelemetry
+from millstream_server.processor.media.uploads import MediaBudget, Uploads
+from millstream_server.processor.telemetry import RequestSpan, TurnTelemetry
 from millstream_server.processor.text.messages import MediaPart
 from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.router import Router
@@ -27,7 +27,6 @@ from millstream_server.runtime.errors import (
     RequestCancelledError,
     UnavailableError,
 )
-from millstream_server.transfer.embeddings.ticket import EmbeddingTickets
 
 _ATTEMPTS = 3
 """Workers that an item is sent to, when each is lost or shuts down."""
@@ -45,7 +44,6 @@ class ProcessorMedia:
         *,
         tickets: EmbeddingTickets | None = None,
         shared_cache: bool = False,
-        upload_idle_s: float = DEFAULT_IDLE_S,
     ) -> None:
         """Encode on ``encoders``; all conversations' bytes count in ``budget``.
 
@@ -58,11 +56,10 @@ class ProcessorMedia:
         self._router = router
         self._encoders = encoders
         self._budget = budget
-        self._upload_idle_s = upload_idle_s
 
     def uploads(self) -> Uploads:
         """Make the uploads of a new conversation; `close` frees the bytes of all its media."""
-        return Uploads(self._budget, self.intake.max_item_bytes, self._upload_idle_s)
+        return Uploads(self._budget, self.intake.max_item_bytes)
 
     def of_turn(
         self,

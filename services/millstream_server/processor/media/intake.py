@@ -15,7 +15,7 @@ from millstream_server.runtime.errors import (
     InvalidRequestError,
     UnsupportedFeatureError,
 )
-from millstream_server.runtime.ledger import Hold
+from millstream_server.runtime.rpc.ledger import Hold
 
 _SMALL_BYTES = 64 << 10
 """Up to this size hashing on the event loop takes less time than a thread costs."""

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field
 
 from millstream_server.runtime.errors import InvalidRequestError, UnavailableError
-from millstream_server.runtime.ledger import Hold, Ledger
-from millstream_server.runtime.lifecycle.memory import trim_in_background
+from millstream_server.runtime.memory import trim_in_background
+from millstream_server.runtime.rpc.ledger import Hold, Ledger
 from millstream_server.runtime.telemetry import metrics
 
 MAX_UPLOADS = 64

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from millstream_server.processor.text.fair_queue import FairQueue, TextLimits, TextWork
-from millstream_server.runtime.lifecycle.memory import trim_in_background
+from millstream_server.runtime.memory import trim_in_background
 from millstream_server.runtime.rpc.call import CURRENT_KEY
 from millstream_server.runtime.telemetry import metrics
 

@@ -16,7 +16,7 @@ from millstream_server.routing.discovery.kubernetes_api import (
     SlicesApi,
 )
 from millstream_server.routing.discovery.sources import Addresses, Failures, join, pause
-from millstream_server.runtime.settings.addresses import is_port
+from millstream_server.runtime.settings.declare import is_port
 from millstream_server.runtime.telemetry.log import get_log
 
 PORT_NAME = "grpc"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from millstream_server.runtime.settings import SettingsError
-from millstream_server.runtime.settings.addresses import is_host_port, is_port
+from millstream_server.runtime.settings.declare import is_host_port, is_port
 from millstream_server.runtime.telemetry.log import Log, get_log
 from millstream_server.runtime.telemetry.metrics import DISCOVERY_FAILURES
 

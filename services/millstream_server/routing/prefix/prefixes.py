@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from millstream_server.engines.base import WorkerDescription
+from millstream_server.control.engine import WorkerDescription
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.kv_cache.hashing import Namespace, block_hashes
 from millstream_server.routing.plan import RoutingRequest

@@ -13,10 +13,10 @@ from typing import Any, NoReturn, TypeVar
 import uvloop
 
 from millstream_server.runtime import settings
-from millstream_server.runtime.lifecycle.memory import give_back_freed_memory
+from millstream_server.runtime.lifecycle.server import Server
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
+from millstream_server.runtime.memory import give_back_freed_memory
 from millstream_server.runtime.rpc.grpc_server import plain_grpc_log
-from millstream_server.runtime.rpc.server import Server
 from millstream_server.runtime.telemetry.log import configure, get_log
 
 log = get_log(__name__)

@@ -18,15 +18,15 @@ from millstream_server.runtime.lifecycle.admin import (
     AdminService,
     Subject,
 )
+from millstream_server.runtime.lifecycle.server import Server, ServerOptions
 from millstream_server.runtime.lifecycle.service_settings import ServiceSettings
+from millstream_server.runtime.rpc.auth import AuthPolicy, PeerIdentities
 from millstream_server.runtime.rpc.channel import is_loopback
 from millstream_server.runtime.rpc.grpc_server import RpcInterceptor
 from millstream_server.runtime.rpc.health import ACCEPTING, SERVICE_NAME, HealthServicer
 from millstream_server.runtime.rpc.limits import RpcLimits
-from millstream_server.runtime.rpc.server import Server, ServerOptions
 from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.security.api_keys import ApiKeys
-from millstream_server.runtime.security.auth import AuthPolicy, PeerIdentities
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.counts import LoadMeter
@@ -36,7 +36,6 @@ from millstream_server.runtime.telemetry.metrics_endpoint import MetricsEndpoint
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.runtime.transport.options import TransportOptions
 from millstream_server.runtime.transport.server import H2Server
-from millstream_server.runtime.transport.settings import TransportSettings
 
 log = get_log(__name__)
 
@@ -57,9 +56,7 @@ class ServicePlan:
     """Returns the amount of open work by kind, for operators."""
     health_only: bool = False
     """The services' names have a health, but nothing serves them."""
-    ages: bool = False
-    """Whether connections end at a maximum age: for the Processor, not for workers."""
-    clients: TransportSettings | None = None
+    clients: TransportOptions | None = None
     """See `ServerOptions`."""
     auth: AuthPolicy = field(default_factory=AuthPolicy)
     admin_services: tuple[AdminService, ...] = ()
@@ -115,8 +112,6 @@ class Service:
             ServerOptions(
                 max_receive_bytes=plan.max_receive_bytes,
                 clients=plan.clients,
-                max_connection_age_s=settings.max_connection_age_s if plan.ages else 0.0,
-                max_connection_age_grace_s=settings.max_connection_age_grace_s,
                 tls=self._tls,
                 auth=plan.auth,
                 limits=plan.limits,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from millstream_server.runtime.settings import setting
 
@@ -12,6 +13,11 @@ from millstream_server.runtime.settings import setting
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceSettings:
     """Where a service listens, who may call it, its telemetry, its shutdown."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "max_connection_age_grace_s": "leave it out: workers' connections have no age",
+        "max_connection_age_s": "leave it out: workers' connections have no age",
+    }
 
     listen: str = setting("0.0.0.0:50051", help="address to serve on, HOST:PORT")
     metrics_listen: str = setting(
@@ -64,15 +70,6 @@ class ServiceSettings:
     )
     log_format: Literal["text", "json"] = setting("text", help="text or json, one line an event")
     # ---- times
-    max_connection_age_s: float = setting(
-        1800.0,
-        help="of the Processor: a client's connection is asked to end after this, so that clients "
-        "that resolve names spread over new replicas; 0: never",
-    )
-    max_connection_age_grace_s: float = setting(
-        3600.0,
-        help="of the Processor: how long an aged connection's open streams may go on; 0: for ever",
-    )
     propagation_s: float = setting(
         0.5,
         help="on SIGTERM: how long new requests are still taken while load balancers and peers "

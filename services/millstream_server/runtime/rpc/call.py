@@ -170,7 +170,7 @@ def key_of_address(peer: str) -> str:
     ``peer`` is as `Call.peer`: "ipv4:10.0.0.7:4711" -> "ipv4:10.0.0.7", "ipv6:[::1]:4711" ->
     "ipv6:::1". All addresses of a global IPv6 network of 64 bits have one key. Every caller on a
     Unix socket has the key "unix:". Authentication replaces it with the caller's name
-    (`runtime.security.auth`).
+    (`runtime.rpc.auth`).
     """
     kind, _, address = peer.partition(":")
     if kind == "ipv4":

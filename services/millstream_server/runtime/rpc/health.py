@@ -22,8 +22,8 @@ from millstream_server.runtime.errors import (
     StatusError,
     UnavailableError,
 )
-from millstream_server.runtime.ledger import Shares
 from millstream_server.runtime.rpc.call import SMALL_REQUEST_BYTES, Call, max_request_bytes
+from millstream_server.runtime.rpc.ledger import Shares
 
 SERVICE_NAME = "grpc.health.v1.Health"
 LIVENESS = "liveness"

@@ -8,8 +8,8 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from millstream_server.runtime.ledger import Ledger
 from millstream_server.runtime.rpc.call import Call, Visit, service_of
+from millstream_server.runtime.rpc.ledger import Ledger
 from millstream_server.runtime.telemetry import metrics
 
 
@@ -21,7 +21,7 @@ def _size(message: Message) -> int:
 class RpcLimits:
     """Limits over all open RPCs of the limited services together."""
 
-    max_open_streams: int = 10_000
+    max_open_streams: int = 10_240
     max_open_bytes: int = 512 << 20
     held_bytes: Callable[[Message], int] = _size
     """Returns what a message may hold until its RPC ends; less where something else counts it."""

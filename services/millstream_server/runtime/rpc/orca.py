@@ -18,7 +18,6 @@ from typing import Any
 
 from millstream.orca import load_report_pb2, service_pb2, service_pb2_grpc
 from millstream_server.runtime.errors import UnavailableError
-from millstream_server.runtime.ledger import Shares
 from millstream_server.runtime.rpc.call import (
     SMALL_REQUEST_BYTES,
     Call,
@@ -26,6 +25,7 @@ from millstream_server.runtime.rpc.call import (
     max_request_bytes,
     service_of,
 )
+from millstream_server.runtime.rpc.ledger import Shares
 from millstream_server.runtime.telemetry.counts import LoadSnapshot, LoadSource
 from millstream_server.runtime.telemetry.log import get_log
 

@@ -22,8 +22,8 @@ from grpc_reflection.v1alpha._async import ReflectionServicer
 from grpc_reflection.v1alpha._base import _file_descriptor_response, _not_found_error
 
 from millstream_server.runtime.errors import OverloadedError, UnavailableError
-from millstream_server.runtime.ledger import Shares
 from millstream_server.runtime.rpc.call import SMALL_REQUEST_BYTES, Call, max_request_bytes
+from millstream_server.runtime.rpc.ledger import Shares
 from millstream_server.runtime.rpc.serving import ServicerTable
 
 V1 = "grpc.reflection.v1.ServerReflection"

@@ -17,6 +17,7 @@ from google.protobuf.empty_pb2 import Empty
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import (
     Code,
     Failure,
@@ -25,7 +26,6 @@ from millstream_server.runtime.errors import (
     StatusError,
     UnavailableError,
 )
-from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.rpc.call import Call, Source, Visit, key_of_address
 
 _LENGTH_DELIMITED = 2

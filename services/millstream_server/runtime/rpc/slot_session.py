@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import OverloadedError, ServingError, UnavailableError
-from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.rpc.slots import MessageT, Outgoing, Slot, Slots, internal
 from millstream_server.runtime.telemetry.trace_context import TraceContext
 

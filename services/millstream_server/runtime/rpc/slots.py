@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from typing import Any, ClassVar, Generic, TypeVar
 
+from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import (
     DeadlinePassedError,
     InternalError,
@@ -21,7 +22,6 @@ from millstream_server.runtime.errors import (
     ServingError,
     WorkerDrainingError,
 )
-from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.tracing import ambient
 

@@ -117,7 +117,8 @@ class ServerTls:
         Raises:
             SettingsError: a file is missing or invalid; the text names it and the setting.
         """
-        self._source = _source("--tls-", ca_flag, files.cert, files.key, files.client_ca)
+        flags = ("--tls-cert-file", "--tls-key-file", ca_flag)
+        self._source = _source(flags, files.cert, files.key, files.client_ca)
         self._files = files
         self._context: ssl.SSLContext | None = None
         self._context_of: Material | None = None
@@ -179,28 +180,21 @@ class ClientTls:
     """
 
     def __init__(
-        self,
-        ca: Path,
-        cert: Path | None = None,
-        key: Path | None = None,
-        *,
-        server_name: str = "",
-        prefix: str = "--worker-tls-",
+        self, folder: Path, *, server_name: str = "", flag: str = "--worker-tls-dir"
     ) -> None:
-        """Trust ``ca``; send ``cert`` to servers that request a certificate.
+        """Trust ``ca.crt`` of ``folder``; show ``tls.crt`` with ``tls.key``, if they are there.
 
         ``server_name`` replaces the address's host as the expected name in the server's
-        certificate, for addresses that are IPs. ``prefix`` is that of the settings, for errors.
+        certificate, for addresses that are IPs. ``flag`` is the folder's setting, for errors.
 
         Raises:
             SettingsError: a file is missing or invalid; the text names it and the setting.
         """
-        if (cert is None) != (key is None):
-            raise SettingsError(
-                f"{prefix}cert-file and {prefix}key-file belong together: set both or none"
-            )
         self.server_name = server_name
-        self._source = _source(prefix, f"{prefix}ca-file", cert, key, ca)
+        cert, key = folder / "tls.crt", folder / "tls.key"
+        shows = cert.exists() or key.exists()
+        shown = (cert if shows else None, key if shows else None, folder / "ca.crt")
+        self._source = _source((flag, flag, flag), *shown)
         self._shown = self._source.current()
 
     def credentials(self) -> grpc.ChannelCredentials:
@@ -220,12 +214,13 @@ class ClientTls:
 
 
 def _source(
-    prefix: str, ca_flag: str, cert: Path | None, key: Path | None, ca: Path | None
+    flags: tuple[str, str, str], cert: Path | None, key: Path | None, ca: Path | None
 ) -> Source:
+    """Read a certificate, its key and CAs; ``flags`` are their settings."""
     # Here, since it takes 8 MB: a process without TLS doesn't need it.
     from millstream_server.runtime.security.tls_files import Paths, Source  # noqa: PLC0415
 
-    return Source(Paths(prefix, ca_flag, cert, key, ca))
+    return Source(Paths(*flags, cert, key, ca))
 
 
 def _configuration(material: Material) -> grpc.ServerCertificateConfiguration:

@@ -37,7 +37,8 @@ stamp. Some file systems count in seconds."""
 class Paths:
     """The files of a client or a server, and their settings' names."""
 
-    prefix: str
+    cert_flag: str
+    key_flag: str
     ca_flag: str
     cert: Path | None
     key: Path | None
@@ -127,8 +128,8 @@ def _read(paths: Paths, known: Material | None = None) -> Material:
         SettingsError: a file is missing or invalid.
     """
     found = Material(
-        chain=_bytes(paths.prefix + "cert-file", paths.cert),
-        key=_bytes(paths.prefix + "key-file", paths.key),
+        chain=_bytes(paths.cert_flag, paths.cert),
+        key=_bytes(paths.key_flag, paths.key),
         ca=_bytes(paths.ca_flag, paths.ca),
     )
     if known is not None and known.same_bytes(found):
@@ -137,11 +138,11 @@ def _read(paths: Paths, known: Material | None = None) -> Material:
         _certificates(paths.ca_flag, paths.ca, found.ca)
     if paths.cert is None or paths.key is None:
         return found
-    leaf = _certificates(paths.prefix + "cert-file", paths.cert, found.chain)[0]
+    leaf = _certificates(paths.cert_flag, paths.cert, found.chain)[0]
     _check_key(paths, leaf, found.key)
     if leaf.not_valid_after_utc <= datetime.now(UTC):
         raise SettingsError(
-            f"{paths.prefix}cert-file: the certificate in {paths.cert} expired on "
+            f"{paths.cert_flag}: the certificate in {paths.cert} expired on "
             f"{leaf.not_valid_after_utc:%Y-%m-%d %H:%M} UTC"
         )
     return Material(found.chain, found.key, found.ca, leaf.not_valid_after_utc.timestamp())
@@ -168,7 +169,7 @@ def _certificates(flag: str, path: Path, pem: bytes) -> list[x509.Certificate]:
 
 
 def _check_key(paths: Paths, leaf: x509.Certificate, pem: bytes) -> None:
-    flag = paths.prefix + "key-file"
+    flag = paths.key_flag
     try:
         key = load_pem_private_key(pem, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:

@@ -22,12 +22,13 @@ from millstream_server.runtime.settings.declare import (
     SettingsError,
     declared,
     flag,
+    from_file,
+    from_text,
     removed,
     variable,
 )
 from millstream_server.runtime.settings.file import FileValue, KnownKeys, read_file
 from millstream_server.runtime.settings.show import plain, print_config, schema
-from millstream_server.runtime.settings.values import from_file, from_text
 
 T = TypeVar("T")
 _CONFIG = "config"
@@ -216,13 +217,9 @@ def _find(f: dataclasses.Field[Any], kind: Any, sources: _Sources) -> Any:
     for origin, source, text in texts:
         if text is not None:
             sources.origins[f.name] = origin
-            if isinstance(f.default, int) and text == str(f.default):
-                return f.default  # such as -1, which the type does not allow
             return from_text(text, kind, source)
     if (found := sources.file.get(f.name)) is not None:
         sources.origins[f.name] = f"file, line {found.line}"
-        if isinstance(f.default, int) and found.value == f.default:
-            return f.default
         return from_file(found.value, kind, found.source, pairs=f.metadata["pairs"])
     if f.default is dataclasses.MISSING:
         raise SettingsError(

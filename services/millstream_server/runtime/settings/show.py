@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream_server.runtime.settings.arguments import EngineArguments
-from millstream_server.runtime.settings.declare import variable
-from millstream_server.runtime.settings.values import choices, option
+from millstream_server.runtime.settings.declare import choices, option, variable
 
 MASK = "***"
 
@@ -132,7 +131,7 @@ def _type(f: dataclasses.Field[Any], kind: Any) -> dict[str, Any]:
         return {"enum": chosen}
     described: dict[str, Any] = {"type": _names(kind)[0]}
     if kind in (int, float):
-        described["minimum"] = min(0, f.default if isinstance(f.default, int | float) else 0)
+        described["minimum"] = 0
     return described
 
 

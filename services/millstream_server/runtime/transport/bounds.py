@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from millstream_server.runtime.ledger import Ledger
-from millstream_server.runtime.lifecycle.memory import trim_in_background
+from millstream_server.runtime.memory import trim_in_background
+from millstream_server.runtime.rpc.ledger import Ledger
 from millstream_server.runtime.telemetry import metrics
 from millstream_server.runtime.transport.intake import WorkShare
 from millstream_server.runtime.transport.options import TransportOptions

@@ -12,8 +12,8 @@ from typing import Any
 
 from h2.errors import ErrorCodes
 
-from millstream_server.runtime.ledger import Place
 from millstream_server.runtime.rpc.call import key_of_address
+from millstream_server.runtime.rpc.ledger import Place
 from millstream_server.runtime.rpc.serving import Method, no_first_message
 from millstream_server.runtime.security.certificate_names import CertificateName
 from millstream_server.runtime.telemetry.log import get_log

@@ -24,7 +24,7 @@ from hyperframe.frame import (
     WindowUpdateFrame,
 )
 
-from millstream_server.runtime.ledger import Holder, Ledger
+from millstream_server.runtime.rpc.ledger import Holder, Ledger
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _HEAD = Struct(">HBBBL").unpack_from

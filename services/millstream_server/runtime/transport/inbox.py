@@ -45,7 +45,7 @@ class Inbox:
         max_bytes: int,
         parse: Callable[[bytes], Any],
     ) -> None:
-        """Take messages of up to ``max_bytes``, unpacked, compressed by ``encoding``."""
+        """Take messages of up to ``max_bytes``, unpacked, compressed by ``encode``."""
         self._carrier = carrier
         self._id = stream_id
         self._encoding = encoding

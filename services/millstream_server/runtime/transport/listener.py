@@ -16,9 +16,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from millstream_server.runtime.ledger import Place, Places
-from millstream_server.runtime.lifecycle.memory import trim_in_background
+from millstream_server.runtime.memory import trim_in_background
 from millstream_server.runtime.rpc.call import key_of_address
+from millstream_server.runtime.rpc.ledger import Place, Places
 from millstream_server.runtime.security.tls import H2, ServerTls
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.transport.options import TransportOptions
@@ -30,7 +30,7 @@ log = get_log(__name__)
 _SHUTDOWN_S = 2.0
 """Longest wait for a caller's part in the end of TLS."""
 _PATIENCE_S = 0.25
-"""A handshake may be ended for another one after this: a sound one takes two round trips. With it
+"""A handshake may be ended for another one after this: a normal one takes two round trips. With it
 a caller that begins handshakes and says nothing has to begin 4,000 a second to hold others up."""
 _FULL_PAUSE_S = 0.01
 """Between looks for room while all handshakes have begun within that time."""
@@ -56,7 +56,7 @@ _OF_ONE_CONNECTION = frozenset(
         errno.ENETUNREACH,
     }
 )
-"""Errors of the connection that was to be accepted, accept(2); the next may be sound."""
+"""Errors of the connection that was to be accepted, accept(2); the next may be normal."""
 _HTTP_2 = b"PRI"
 """How every connection of HTTP/2 begins; no method of HTTP/1.1 is called that."""
 

@@ -27,7 +27,7 @@ class TransportOptions:
     it."""
     max_streams: int = MAX_CONCURRENT_STREAMS
     """Open RPCs of one connection; further ones are refused, and clients retry them."""
-    max_open_streams: int = 10_000
+    max_open_streams: int = 10_240
     """Open RPCs of all connections. Above it, and above the two bounds below, the caller that holds
     most loses RPCs, of its connection that holds most: those without a message first."""
     max_silent_streams: int = 1000
@@ -37,14 +37,15 @@ class TransportOptions:
     """Of requests that no handler has read yet, whole or not, of all connections."""
     max_unsent_bytes: int = 256 << 20
     """Of responses that callers don't read, of all connections."""
-    max_resets: int = 1000
+    max_resets: int = 1024
     """Requests of a connection that its caller may reset while they are served, before it is
     ended; `resets_per_s` are forgiven. A client that is stopped may reset all it has."""
-    resets_per_s: float = 100.0
+    resets_per_s: float = 102.4
     loop_share: float = 0.5
     """Of the event loop's time, for the frames of connections that take more than others."""
-    first_message_s: float | None = None
-    """Longest wait for the first message of an RPC; None: for single requests only."""
+    first_message_s: float = 30.0
+    """Longest wait for the first message of an RPC. A phone that wakes up takes seconds for its
+    first packet; whoever says nothing for longer isn't there, and its stream costs memory."""
     max_connection_age_s: float = 0.0
     """After this a connection is asked to end; 0: never."""
     max_connection_age_grace_s: float = 0.0

@@ -18,8 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import h11
 
-from millstream_server.runtime.ledger import Place
 from millstream_server.runtime.rpc.health import LIVENESS, Health
+from millstream_server.runtime.rpc.ledger import Place
 
 States = Callable[[], Health]
 

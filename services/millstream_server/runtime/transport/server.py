@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 
 from millstream_server.runtime.errors import OverloadedError
-from millstream_server.runtime.ledger import Place, overloaded
 from millstream_server.runtime.rpc.health import Health
+from millstream_server.runtime.rpc.ledger import Place, overloaded
 from millstream_server.runtime.rpc.serving import MethodTable, Rpcs
 from millstream_server.runtime.security.tls import ServerTls
 from millstream_server.runtime.telemetry.log import get_log

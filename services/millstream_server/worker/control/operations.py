@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from millstream_server.control.operations import EngineControls
+from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import (
     DeadlinePassedError,
     EngineBusyError,
@@ -27,7 +28,6 @@ from millstream_server.runtime.errors import (
     WorkerDrainingError,
 )
 from millstream_server.runtime.lifecycle.conditions import HealthCondition, HealthConditions
-from millstream_server.runtime.lifecycle.drain import OpenWork
 from millstream_server.worker.canary import ExpectedSilence
 
 T = TypeVar("T")

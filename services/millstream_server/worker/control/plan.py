@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from millstream_server.control.operations import NO_CONTROLS, EngineControls, LoraAdapter
 from millstream_server.runtime.errors import InvalidRequestError
@@ -78,7 +78,8 @@ class ControlOptions:
     """Most bytes of tensors that an update may send."""
     profile_dir: Path = field(default_factory=default_profile_dir)
     operation_limit_s: float = 1800.0
-    """An engine that has been changed for so long is watched by the canary again."""
+    """An engine that has been changed for so long is watched by the canary again: longer than the
+    largest models take to load."""
     weights_record: Path | None = None
     """File that notes updates from disk for a restart (`weights_record.WeightsRecord`)."""
     model_path: Path | None = None
@@ -110,6 +111,10 @@ class ControlPlan:
 class ControlSettings:
     """Settings of EngineControlService."""
 
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "operation_limit_s": "leave it out: an operation is watched again after 1800 s",
+    }
+
     weights_dirs: tuple[str, ...] = setting(
         (),
         help="directories, comma-separated, from which weights and LoRA adapters may be loaded "
@@ -130,11 +135,6 @@ class ControlSettings:
         None,
         help="directory for profiles; empty: millstream-profiles in the system's temporary one",
     )
-    operation_limit_s: float = setting(
-        1800.0,
-        help="an operation that has been changing the engine for so long no longer keeps the "
-        "canary from finding it stuck; longer than loading the model takes",
-    )
 
     def options(self, model_path: Path | None) -> ControlOptions:
         """Return what operators may do with a model of this path."""
@@ -144,5 +144,4 @@ class ControlSettings:
             profile_dir=self.profile_dir or default_profile_dir(),
             weights_record=self.weights_record,
             model_path=model_path,
-            operation_limit_s=self.operation_limit_s,
         )

@@ -17,10 +17,10 @@ from millstream.v1 import engine_control_pb2 as pb
 from millstream.v1 import engine_control_pb2_grpc
 from millstream_server.protobuf import engine_control as convert
 from millstream_server.runtime.errors import ServingError
+from millstream_server.runtime.rpc.auth import CallerIdentity, CallerKind, caller
 from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.security.auth import CallerIdentity, CallerKind, caller
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.worker.control import messages
+from millstream_server.worker.control import wire
 from millstream_server.worker.control.core import ControlCore
 from millstream_server.worker.control.operations import OperationReport, OperationStage
 
@@ -69,7 +69,7 @@ class EngineControlServicer(engine_control_pb2_grpc.EngineControlServiceServicer
         self, request: pb.GetEngineStateRequest, call: Call
     ) -> pb.GetEngineStateResponse:
         """Return what operations have set."""
-        return pb.GetEngineStateResponse(state=messages.state_to_proto(self._control.state()))
+        return pb.GetEngineStateResponse(state=wire.state_to_proto(self._control.state()))
 
     # ---- in and out of service -------------------------------------------------------------------
 
@@ -110,7 +110,7 @@ class EngineControlServicer(engine_control_pb2_grpc.EngineControlServiceServicer
             tags = convert.tags_from_proto(request.tags)
             timeout_s = convert.timeout_from_proto(request)
             released = await self._control.memory.release(report, tags, timeout_s)
-            return messages.released_to_proto(released)
+            return wire.released_to_proto(released)
 
         async with contextlib.aclosing(self._followed(call, request, work)) as steps:
             async for progress, result in steps:
@@ -122,7 +122,7 @@ class EngineControlServicer(engine_control_pb2_grpc.EngineControlServiceServicer
     ) -> pb.ResumeMemoryResponse:
         """Take memory again."""
         tags = convert.tags_from_proto(request.tags)
-        return messages.resumed_to_proto(await self._control.memory.resume(tags))
+        return wire.resumed_to_proto(await self._control.memory.resume(tags))
 
     async def UpdateWeights(
         self, request_iterator: AsyncIterator[pb.UpdateWeightsRequest], call: Call
@@ -131,8 +131,8 @@ class EngineControlServicer(engine_control_pb2_grpc.EngineControlServiceServicer
         start = await anext(request_iterator, None)
 
         async def work(report: OperationReport) -> pb.WeightsUpdated:
-            asked = messages.update_from_proto(start, request_iterator)
-            return messages.updated_to_proto(await self._control.weights.update(report, asked))
+            asked = wire.update_from_proto(start, request_iterator)
+            return wire.updated_to_proto(await self._control.weights.update(report, asked))
 
         async with contextlib.aclosing(self._followed(call, start, work)) as steps:
             async for progress, result in steps:
@@ -190,7 +190,7 @@ class EngineControlServicer(engine_control_pb2_grpc.EngineControlServiceServicer
 
     def start(self, call: Call, request: Any, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run an operation in a task whose end is logged, perhaps after its caller has gone."""
-        name, who, arguments = call.method.rpartition("/")[2], caller(), messages.shown(request)
+        name, who, arguments = call.method.rpartition("/")[2], caller(), wire.shown(request)
         began_s = time.monotonic()
         task = asyncio.create_task(work)
         self._running.add(task)
@@ -224,7 +224,7 @@ class EngineControlServicer(engine_control_pb2_grpc.EngineControlServiceServicer
         try:
             while not task.done():
                 report.changed.clear()
-                yield messages.progress_to_proto(report.progress()), None
+                yield wire.progress_to_proto(report.progress()), None
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_REPEAT_S):
                         await report.changed.wait()
@@ -232,7 +232,7 @@ class EngineControlServicer(engine_control_pb2_grpc.EngineControlServiceServicer
         finally:
             task.cancel()  # no effect when it has ended
         report.enter(OperationStage.DONE)
-        yield messages.progress_to_proto(report.progress()), result
+        yield wire.progress_to_proto(report.progress()), result
 
 
 def _named(who: CallerIdentity) -> str:

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TypeVar
 
+from millstream_server.control.engine import EngineInfo
 from millstream_server.control.operations import DiskWeights
-from millstream_server.engines.base import EngineInfo
 from millstream_server.model_files.weights import weight_files
 from millstream_server.runtime.errors import EngineFailedError, InvalidWeightsError, ServingError
 from millstream_server.runtime.telemetry.log import get_log

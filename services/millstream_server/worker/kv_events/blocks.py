@@ -255,7 +255,6 @@ DEFAULT_BUFFER = 262_144
 """Hashes per rank in the ring: 2 MiB. With blocks of one token an H100 that computes 50,000 prompt
 tokens a second stores and removes about 100,000 hashes a second: 2.6 s, longer than a lost stream
 takes to reconnect. With blocks of 16 tokens it is 40 s."""
-MIN_BUFFER = 1024
 MESSAGE_HASHES = 32_768
 """Most hashes of one message in the ring."""
 MAX_EVENTS = 65_536

@@ -1,4 +1,4 @@
-"""Callers that ask for much and are sound: they have to be served."""
+"""Callers that ask for much and are normal: they have to be served."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from tests.support.checkpoints import changed, save
-from tests.support.engine_process import EngineProcess
+from tests.support.engines.engine_process import EngineProcess
+from tests.support.models.checkpoints import changed, save
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")

@@ -20,9 +20,9 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
     WorkerPausedError,
 )
-from tests.support.engine_process import EngineProcess
-from tests.support.sglang_operations import ASKED, ask, end_all, start_running
-from tests.support.sglang_requests import (
+from tests.support.engines.engine_process import EngineProcess
+from tests.support.engines.sglang_operations import ASKED, ask, end_all, start_running
+from tests.support.engines.sglang_requests import (
     LONG,
     answer,
     generation,

@@ -25,16 +25,22 @@ from millstream_server.runtime.errors import (
     InvalidWeightsError,
     UnsupportedFeatureError,
 )
-from tests.support import forked
-from tests.support.checkpoints import changed, save, weights_of
-from tests.support.engine_process import EngineProcess
-from tests.support.fork_server import PRELOAD_VARIABLE
-from tests.support.ports import free_port
-from tests.support.sglang_operations import ASKED, ask, end_all, replace_weights, start_running
-from tests.support.sglang_requests import (
+from tests.support.engines.engine_process import EngineProcess
+from tests.support.engines.sglang_operations import (
+    ASKED,
+    ask,
+    end_all,
+    replace_weights,
+    start_running,
+)
+from tests.support.engines.sglang_requests import (
     generation,
     result,
 )
+from tests.support.models.checkpoints import changed, save, weights_of
+from tests.support.processes import forked
+from tests.support.processes.fork_server import PRELOAD_VARIABLE
+from tests.support.processes.ports import free_port
 
 pytestmark = [
     pytest.mark.sglang,
@@ -223,7 +229,7 @@ async def _trainer(file: Path, names: list[str], *options: str) -> tuple[Broadca
     arguments = (str(port), "trainer", str(file), ",".join(names), *options)
     loop = asyncio.get_running_loop()
     ended = loop.run_in_executor(
-        None, lambda: forked.run("sglang", "tests.support.trainer", *arguments)
+        None, lambda: forked.run("sglang", "tests.support.engines.trainer", *arguments)
     )
     source = BroadcastWeights(
         master_address=f"127.0.0.1:{port}",
@@ -250,7 +256,7 @@ async def test_an_update_that_fails_half_way_is_undone_or_ends_the_engine(
     engine = await EngineProcess.launch(
         tmp_path / "log",
         model_path=str(model),
-        env={PRELOAD_VARIABLE: "tests.support.half_loaded"},
+        env={PRELOAD_VARIABLE: "tests.support.engines.half_loaded"},
     )
     await engine.ready()
     fails = DiskWeights(save(model, tmp_path / "fails", changed(model, 3)))

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from millstream_server.control.engine import Role
 from millstream_server.control.operations import (
     EngineControls,
     MemoryTag,
@@ -16,7 +17,6 @@ from millstream_server.control.operations import (
     PauseMode,
     ProfileActivity,
 )
-from millstream_server.engines.base import Role
 from millstream_server.engines.sglang.control.adapters import SglangAdapters
 from millstream_server.engines.sglang.control.checkpoint import Checkpoint, read_checkpoint
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
@@ -88,8 +88,8 @@ class SglangMemory:
 
     SGLang's scheduler ends when it has a request left as memory is released, and would run requests
     on memory that is. So it is asked first whether it is idle, and requests wait at the gate from
-    before that until everything is resumed. Memory falls only with `--memory-saver`, on a GPU;
-    otherwise SGLang empties its prefix cache, and `memory_use` shows that nothing was freed.
+    before that until everything is resumed. Memory falls only with `--enable-memory-saver`, on a
+    GPU; otherwise SGLang empties its prefix cache, and `memory_use` shows that nothing was freed.
     """
 
     def __init__(self, engine: ControlledEngine) -> None:

@@ -19,7 +19,7 @@ from millstream_server.engines.sglang.control.checkpoint import Checkpoint, chec
 from millstream_server.engines.sglang.control.controlled import ControlledEngine
 from millstream_server.media.tensor import ElementType
 from millstream_server.runtime.errors import InvalidWeightsError, UnsupportedFeatureError
-from millstream_server.runtime.settings.addresses import is_host_port
+from millstream_server.runtime.settings.declare import is_host_port
 
 UNTOUCHED = (
     "Failed to get weights iterator",

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from millstream_server.diffusion.diffuser import DiffuserInfo, ModelDefaults, read_model_defaults
+from millstream_server.diffusion.request import Kind
 from millstream_server.engines.sglang.diffusion.config import SglangDiffuserConfig
 from millstream_server.runtime.errors import EngineFailedError
-from millstream_server.synthesis.diffuser import DiffuserInfo, ModelDefaults, read_model_defaults
-from millstream_server.synthesis.request import Kind
 
 _MAX_OUTPUTS = 64
 _MAX_PIXELS = 2048 * 2048

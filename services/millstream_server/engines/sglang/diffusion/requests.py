@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from millstream_server.diffusion.diffuser import Job, too_little_memory
+from millstream_server.diffusion.request import Kind
 from millstream_server.engines.sglang.diffusion.child import PREVIEW_KEY, Picture
 from millstream_server.media.items import Frames, Modality
 from millstream_server.runtime.errors import (
@@ -13,8 +15,6 @@ from millstream_server.runtime.errors import (
     ServingError,
 )
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.synthesis.diffuser import Job, too_little_memory
-from millstream_server.synthesis.request import Kind
 
 log = get_log(__name__)
 

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.sglang.config import SglangEngineConfig, data_parallel_ranks
 from millstream_server.kv_cache.events import KvEventSink
 from millstream_server.runtime.errors import EngineFailedError

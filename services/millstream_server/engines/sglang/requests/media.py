@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.media.items import Content, MediaInput, Modality, cache_key
 from millstream_server.media.tensor import Tensor
 from millstream_server.runtime.errors import InternalError, InvalidRequestError

@@ -11,7 +11,7 @@ import enum
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.engines.sglang.dllm import BlockBudget
 from millstream_server.engines.sglang.launch import BuiltEngine
 from millstream_server.engines.sglang.loads import RankProgress

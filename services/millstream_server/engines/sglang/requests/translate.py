@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from millstream_server.engines.base import Role
+from millstream_server.control.engine import Role
 from millstream_server.generation.output import Finish, FinishReason, TokenLogprob
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.sampling import KNOBS, Sampling
+from millstream_server.generation.ticket import Ticket
 from millstream_server.runtime.errors import (
     InternalError,
     InvalidRequestError,
@@ -21,7 +22,6 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.telemetry.trace_context import TraceContext
-from millstream_server.transfer.ticket import Ticket
 
 _KNOB_NAMES = {"seed": "sampling_seed"}
 """Knobs that have another name in SGLang."""

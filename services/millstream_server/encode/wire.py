@@ -1,0 +1,89 @@
+"""Conversion of what an Encode stream carries."""
+
+from __future__ import annotations
+
+from millstream.v1 import encode_pb2, worker_pb2
+from millstream_server.encode.encoder import EncoderInfo
+from millstream_server.media.items import MediaFile, MediaLimits
+from millstream_server.protobuf.common import ENGINE_FIELDS, deadline_of, trace_of, write_trace
+from millstream_server.protobuf.media import (
+    CONTENTS,
+    CONTENTS_TO_PROTO,
+    MODALITIES,
+    MODALITIES_TO_PROTO,
+    modalities_from_proto,
+    modalities_to_proto,
+)
+from millstream_server.runtime.errors import InvalidRequestError
+from millstream_server.runtime.telemetry.trace_context import TraceContext
+
+
+def write_item(message: encode_pb2.EncodeItem, slot: int, file: MediaFile, *, inline: bool) -> None:
+    """Write a start into an empty message; ``inline``: with the file's bytes."""
+    message.slot = slot
+    message.request_id = file.request_id
+    message.modality = MODALITIES_TO_PROTO[file.modality]
+    message.total_bytes = len(file.data)
+    if inline:
+        message.data = bytes(file.data)
+    message.sha256 = file.sha256
+    message.cache_salt = file.salt
+    write_trace(message.trace, file.trace)
+    if (left_s := file.time_left_s) is not None:
+        message.timeout.FromNanoseconds(int(left_s * 1e9))
+
+
+def file_from_proto(message: encode_pb2.EncodeItem, stream: TraceContext) -> MediaFile:
+    """Convert a start; ``data`` is what the message has of the file, possibly nothing.
+
+    ``stream`` is the trace of an item that has none of its own.
+
+    Raises:
+        InvalidRequestError: its kind of media is unknown.
+    """
+    if message.modality not in MODALITIES:
+        raise InvalidRequestError.of("modality", "is not one that this server knows")
+    return MediaFile(
+        modality=MODALITIES[message.modality],
+        data=message.data,
+        sha256=message.sha256,
+        salt=message.cache_salt,
+        request_id=message.request_id,
+        trace=trace_of(message, stream),
+        deadline_s=deadline_of(message),
+    )
+
+
+def encoder_to_proto(encoder: EncoderInfo) -> worker_pb2.EncoderInfo:
+    """Convert what a worker encodes, and its limits."""
+    limits = encoder.limits
+    message = worker_pb2.EncoderInfo(
+        modalities=modalities_to_proto(encoder.modalities),
+        max_item_bytes=limits.max_item_bytes,
+        max_pixels=limits.max_pixels,
+        max_frames=limits.max_frames,
+        max_item_tokens=encoder.max_item_tokens,
+        content=CONTENTS_TO_PROTO[encoder.content],
+    )
+    message.max_video.FromNanoseconds(int(limits.max_video_s * 1e9))
+    return message
+
+
+def encoder_from_proto(info: worker_pb2.WorkerInfo) -> EncoderInfo | None:
+    """Read `WorkerInfo.encoder`; None if nothing in it is known."""
+    message = info.encoder
+    modalities = modalities_from_proto(message.modalities)
+    if not modalities or message.content not in CONTENTS:
+        return None
+    return EncoderInfo(
+        modalities=modalities,
+        content=CONTENTS[message.content],
+        max_item_tokens=message.max_item_tokens,
+        limits=MediaLimits(
+            max_item_bytes=message.max_item_bytes,
+            max_pixels=message.max_pixels,
+            max_frames=message.max_frames,
+            max_video_s=message.max_video.ToNanoseconds() / 1e9,
+        ),
+        **{name: getattr(info, name) for name in ENGINE_FIELDS},
+    )

@@ -1,0 +1,204 @@
+"""How a worker encodes an item: check it, admit it, find or make its result, lease it."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
+
+from millstream_server.encode.encoder import EncoderInfo
+from millstream_server.encode.transfer.store import Lease, Leases, Stored
+from millstream_server.encode.worker.batcher import EncodeStage, EncodeStages
+from millstream_server.encode.worker.pipeline import HostedEncoder, ItemFacts, Pipeline
+from millstream_server.encode.worker.upload import ItemUpload, UploadBytes
+from millstream_server.media.items import EncodedItem, MediaFile
+from millstream_server.runtime.drain import OpenWork
+from millstream_server.runtime.errors import InvalidRequestError
+from millstream_server.runtime.request_id import check_length
+from millstream_server.runtime.rpc.slot_session import Output
+from millstream_server.runtime.telemetry import metrics
+from millstream_server.worker.open_requests import OpenRequests
+
+_SHA256_BYTES = 32
+_HASH_HERE_BYTES = 256 << 10
+"""A larger file is hashed in a thread: the event loop would wait for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeOptions:
+    """Limits of the service, besides those of files."""
+
+    max_upload_bytes: int = 1 << 30
+    """Most bytes of files that are held at once."""
+    upload_idle_s: float = 10.0
+    """Longest wait for the next bytes of a file."""
+    lease_s: float = 300.0
+    """A result that isn't fetched for so long may be dropped."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodeRequest:
+    """An item on a stream."""
+
+    file: MediaFile
+    """``data`` is what came of it with its start."""
+    upload: ItemUpload
+    owner: Hashable
+    """Whose lease it gets: the stream."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        """See `MediaFile.deadline_s`."""
+        return self.file.deadline_s
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedItem:
+    """An item's result, and the lease that keeps it."""
+
+    item: EncodedItem
+    lease: Lease
+
+
+class EncodeWorker:
+    """Encodes items on one encoder."""
+
+    def __init__(
+        self,
+        engine: HostedEncoder,
+        requests: OpenRequests,
+        streams: OpenWork,
+        options: EncodeOptions,
+    ) -> None:
+        """Encode with ``engine``; items count in ``requests`` and their streams in ``streams``."""
+        self._engine = engine
+        self._requests = requests
+        self.work = requests.work
+        self.streams = streams
+        self.upload_idle_s = options.upload_idle_s
+        self._uploads = UploadBytes(options.max_upload_bytes)
+        self.leases = Leases(engine.store, options.lease_s, self._lease_ended)
+        engine.open_items = lambda: requests.count
+        metrics.ENCODE_STORE_BYTES.set_function(lambda: engine.store.used_bytes)
+
+    async def run(self, item: EncodeRequest, output: Output[None]) -> LeasedItem:
+        """Find or make the item's result, and lease it; cancel it to stop.
+
+        An entry in ``output`` asks the caller for the item's bytes.
+
+        Raises:
+            UnavailableError: the model is still loading.
+            InvalidRequestError: the item can't be encoded.
+            OverloadedError: a limit on open items would be exceeded.
+            ServingError: it isn't encoded.
+        """
+        file, upload = item.file, item.upload
+        with self._requests.running(file.request_id, file.trace, output) as opened:
+            pipeline, stages = self._engine.pipeline, EncodeStages()
+            if self._engine.info is not None:
+                _check(file, upload.total_bytes, self._engine.info)
+            self._requests.check(0)
+            opened.admit(0)
+            leased = None if upload.here else await self._found(pipeline, item, stages)
+            if leased is None:
+                with self._uploads.hold(upload.total_bytes):
+                    with stages.timed(EncodeStage.UPLOAD):
+                        data = await upload.received(lambda: output.latest(None))
+                    file = replace(file, data=data, sha256=await _verified(file.sha256, data))
+                    leased = await self._result(pipeline, replace(item, file=file), stages)
+            opened.attributes = {
+                **stages.attributes(),
+                "millstream.encode.tokens": leased.item.tokens,
+                "millstream.encode.cached": leased.item.cached,
+            }
+            return leased
+
+    def _lease(self, stored: Stored, owner: Hashable) -> Lease:
+        """Lease a result; it counts as open work, so that a drain waits until it is fetched."""
+        lease = self.leases.grant(stored, owner)
+        self.work.begin()
+        metrics.ENCODE_LEASES.inc()
+        return lease
+
+    def _lease_ended(self) -> None:
+        self.work.end()
+        metrics.ENCODE_LEASES.dec()
+
+    async def _found(
+        self, pipeline: Pipeline, item: EncodeRequest, stages: EncodeStages
+    ) -> LeasedItem | None:
+        """Return the result of an item whose bytes aren't here; None: they are needed."""
+        digest = pipeline.digest(item.file)
+        if pipeline.being_made(digest) or self._engine.store.get(digest):
+            return await self._result(pipeline, item, stages)
+        return None
+
+    async def _result(
+        self, pipeline: Pipeline, item: EncodeRequest, stages: EncodeStages
+    ) -> LeasedItem:
+        def take(stored: Stored) -> Lease:
+            return self._lease(stored, item.owner)
+
+        digest = pipeline.digest(item.file)
+        stored = self._engine.store.get(digest)
+        if stored is not None:
+            metrics.ENCODE_LOOKUPS.labels("hit").inc()
+            return _encoded(take(stored), cached=True)
+        joins = pipeline.being_made(digest)
+        metrics.ENCODE_LOOKUPS.labels("joined" if joins else "miss").inc()
+        return _encoded(await pipeline.encode(digest, item.file, stages, take), cached=joins)
+
+
+def _encoded(lease: Lease, *, cached: bool) -> LeasedItem:
+    stored = lease.stored
+    described: ItemFacts = stored.item
+    item = EncodedItem(
+        modality=described.modality,
+        digest=stored.digest,
+        tokens=described.tokens,
+        geometry=described.geometry,
+        tensor=stored.spec,
+        content=described.content,
+        lease=lease.name,
+        cached=cached,
+    )
+    return LeasedItem(item, lease)
+
+
+def _check(file: MediaFile, total_bytes: int, info: EncoderInfo) -> None:
+    check_length(file.request_id)
+    for field, problem in _problems(file, total_bytes, info):
+        raise InvalidRequestError.of(field, problem)
+
+
+def _problems(file: MediaFile, total_bytes: int, info: EncoderInfo) -> Iterator[tuple[str, str]]:
+    """Yield the fields of an item's start that are wrong, and why."""
+    most = info.limits.max_item_bytes
+    if file.modality not in info.modalities:
+        can = " and ".join(sorted(f"{modality.value}s" for modality in info.modalities))
+        yield "modality", f"this worker encodes {can} only"
+    if not 0 < total_bytes <= most:
+        yield "total_bytes", f"is {total_bytes}; 1 to {most} are allowed"
+    if file.data and len(file.data) != total_bytes:
+        yield "total_bytes", f"is {total_bytes}, but `data` has {len(file.data)} bytes"
+    if file.sha256 and len(file.sha256) != _SHA256_BYTES:
+        yield "sha256", f"has {len(file.sha256)} bytes; it must have {_SHA256_BYTES}"
+    if not file.data and not file.sha256:
+        yield "sha256", "is required when `data` is empty"
+
+
+async def _verified(claimed: bytes, data: memoryview) -> bytes:
+    """Return the SHA-256 of ``data``.
+
+    Raises:
+        InvalidRequestError: ``claimed`` is another one.
+    """
+    if len(data) <= _HASH_HERE_BYTES:
+        found = hashlib.sha256(data).digest()
+    else:
+        found = await asyncio.to_thread(lambda: hashlib.sha256(data).digest())
+    if claimed and claimed != found:
+        sentence = "is not that of the bytes that came: they changed on the way; send them again"
+        raise InvalidRequestError.of("sha256", sentence)
+    return found

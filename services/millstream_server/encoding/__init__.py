@@ -1,1 +1,0 @@
-"""What encoding media is: the engine's Protocol, and what it returns."""

@@ -1,1 +1,0 @@
-"""Images and videos by diffusion, in plain types: requests, outputs, the engine's Protocol."""

@@ -1,1 +1,0 @@
-"""Texts to vectors and scores, in plain types: requests, outputs, the engines' Protocol."""
