@@ -23,11 +23,9 @@ class Choice:
 
     @property
     def text(self) -> str:
-        """The text so far."""
         return "".join(self._parts)
 
     def add(self, delta: processor_pb2.ChoiceDelta) -> None:
-        """Add new output."""
         self._parts.append(delta.text)
         self.token_count += delta.token_count
         if delta.token_ids:
@@ -75,11 +73,9 @@ class Answer:
 
     @property
     def begun(self) -> bool:
-        """Whether any of it has arrived."""
         return bool(self.choices) or self.complete
 
     def add(self, message: processor_pb2.ChatResponse | processor_pb2.CompleteResponse) -> None:
-        """Add one message of the stream."""
         if message.HasField("started"):
             self.turn = getattr(message, "turn", 0)
             self.request_id = message.started.request_id

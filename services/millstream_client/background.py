@@ -108,7 +108,6 @@ class Background:
             thread.join_if_last()
 
     def __del__(self) -> None:
-        """Close a client that was garbage collected without `close`."""
         connection, thread = self._connection, self._thread
         if thread is not None:
             thread.call(lambda: keep(_close(connection, thread), thread.closing))

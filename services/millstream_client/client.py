@@ -87,11 +87,9 @@ class Client:
         await self.connection.close()
 
     async def __aenter__(self) -> Self:
-        """Return the client."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Disconnect."""
         await self.close()
 
     def chat(

@@ -23,7 +23,6 @@ class Connection:
     """Opens with the first request; accepts none after `close`."""
 
     def __init__(self, transport: Transport, retry: Retry) -> None:
-        """Prepare."""
         self.transport = transport
         self.retry = retry
         self.running: set[Request] = set()
@@ -50,14 +49,12 @@ class Connection:
 
     @property
     def stub(self) -> processor_pb2_grpc.ProcessorServiceStub:
-        """The generated stub on `channel`."""
         channel = self.channel
         if self._stub is None:
             self._stub = processor_pb2_grpc.ProcessorServiceStub(channel)
         return self._stub
 
     def metadata(self) -> Metadata:
-        """Return every call's metadata."""
         return self.transport.metadata()
 
     async def ready(self) -> None:
@@ -97,7 +94,6 @@ class Connection:
     def complete(
         self, message: processor_pb2.CompleteRequest, timeout_s: float | None
     ) -> AnswerStream:
-        """Prepare a completion."""
         request = self.request(timeout_s, message.request_id)
         rpc, response = f"/{SERVICE}/Complete", processor_pb2.CompleteResponse
         return AnswerStream(request, self._stream(request, request.answer, rpc, response, message))

@@ -58,7 +58,6 @@ class History:
     """The finished turns: after a broken stream, a new one starts with them."""
 
     def __init__(self, start: processor_pb2.ChatStart, said: Sequence[AnyMessage] = ()) -> None:
-        """Begin with ``start`` and messages of before."""
         self._start = start
         self._has_turns = False
         self._unread: Sequence[AnyMessage] = ()
@@ -70,12 +69,10 @@ class History:
 
     @property
     def messages(self) -> tuple[chat_pb2.ChatMessage, ...]:
-        """All messages so far."""
         return tuple(self._start.messages)
 
     @property
     def request_id(self) -> str:
-        """The conversation's id in logs and traces."""
         return self._start.request_id
 
     async def read(self, turn: Turn) -> None:
@@ -239,11 +236,9 @@ class Conversation:
             await self._leave()
 
     async def __aenter__(self) -> Self:
-        """Return the conversation."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close it."""
         await self.close()
 
     def _stream(self, turn: Turn, timeout_s: float | None) -> AnswerStream:
@@ -301,7 +296,6 @@ class Conversation:
                 self._call = self._ahead = None
 
     async def _leave(self) -> None:
-        """Close the stream after a turn: the next one opens another."""
         call, self._call = self._call, None
         if call is not None:
             await half_close(call)

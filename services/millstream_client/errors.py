@@ -89,7 +89,6 @@ class MillstreamError(Exception):
         *,
         code: grpc.StatusCode | None = None,
     ) -> None:
-        """``code`` is needed only if it isn't the class's own."""
         super().__init__(message)
         self.code = code or self.code
         self.message = message
@@ -106,7 +105,6 @@ class MillstreamError(Exception):
         """The part of the answer received before a stream failed."""
 
     def __str__(self) -> str:
-        """Return code, reason, message, fields and id in one line."""
         reason = f" ({self.reason})" if self.reason else ""
         parts = [f"{self.code.name}{reason}: {self.message}"]
         parts += [f"{v.field}: {v.description}" for v in self.violations]

@@ -37,7 +37,6 @@ class _Media:
             )
 
     def __repr__(self) -> str:
-        """Show where the bytes are, but not the bytes."""
         source = self.source
         if not isinstance(source, (str, os.PathLike)):
             shown = f"<{len(source)} bytes>"

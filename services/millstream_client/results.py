@@ -26,15 +26,12 @@ class Embeddings:
     input_tokens: int = 0
 
     def __iter__(self) -> Iterator[array[float]]:
-        """Iterate the vectors."""
         return iter(self.vectors)
 
     def __len__(self) -> int:
-        """Return how many vectors there are."""
         return len(self.vectors)
 
     def __getitem__(self, index: int) -> array[float]:
-        """Return a vector."""
         return self.vectors[index]
 
 
@@ -92,7 +89,6 @@ class GeneratedFile:
         return _SUFFIXES.get(self.media_type, "")
 
     def save(self, path: str | Path) -> Path:
-        """Write the file; return its path."""
         target = Path(path)
         target.write_bytes(self.data)
         return target
@@ -114,7 +110,6 @@ class GeneratedMedia:
 
     @property
     def begun(self) -> bool:
-        """Whether bytes of a file have arrived."""
         return bool(self._data) or self.complete
 
     def add(self, message: Any) -> None:

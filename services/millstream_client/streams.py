@@ -24,7 +24,6 @@ class MessageStream(AsyncIterator[Piece]):
     """The messages' field with the pieces."""
 
     def __init__(self, request: Request, messages: AsyncGenerator[Any, None]) -> None:
-        """Wrap the messages of a request."""
         self._request = request
         self._messages = messages
         self._pieces: Iterator[Piece] = iter(())
@@ -68,11 +67,9 @@ class MessageStream(AsyncIterator[Piece]):
         await self._messages.aclose()
 
     async def __aenter__(self) -> Self:
-        """Return the stream."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """End the call if it still runs."""
         await self.aclose()
 
 
@@ -83,7 +80,6 @@ class AnswerStream(MessageStream[processor_pb2.ChoiceDelta]):
 
     @property
     def result(self) -> Answer:
-        """The answer so far."""
         return self._request.answer
 
     async def answer(self) -> Answer:
@@ -104,7 +100,6 @@ class MediaStream(MessageStream[diffusion_pb2.DiffusionProgress]):
     def __init__(
         self, request: Request, media: GeneratedMedia, messages: AsyncGenerator[Any, None]
     ) -> None:
-        """Wrap the messages of a request, which collects ``media``."""
         super().__init__(request, messages)
         self.media = media
         """The result; `GeneratedMedia.complete` says whether it is there."""

@@ -69,11 +69,9 @@ class _SyncStream(Iterator[Piece]):
         self._pieces.close()
 
     def __enter__(self) -> Self:
-        """Return the stream."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the call if it still runs."""
         self.close()
 
 
@@ -85,7 +83,6 @@ class SyncAnswerStream(_SyncStream[processor_pb2.ChoiceDelta]):
     """
 
     def __init__(self, background: Background, stream: AnswerStream) -> None:
-        """Wrap a stream, which is read in the background thread."""
         self.result = Answer()
         """The answer so far, without messages that were read ahead."""
         super().__init__(background, stream, self.result)
@@ -104,7 +101,6 @@ class SyncMediaStream(_SyncStream[diffusion_pb2.DiffusionProgress]):
     """Iterate it for progress, or call `result` for the files; as `SyncAnswerStream` otherwise."""
 
     def __init__(self, background: Background, stream: MediaStream) -> None:
-        """Wrap a stream, which is read in the background thread."""
         super().__init__(background, stream)
         self.media = stream.media
         """The result; `GeneratedMedia.complete` says whether it is there."""
@@ -231,11 +227,9 @@ class SyncConversation(_Facade[Conversation]):
             self._background.run(self._inner.close())
 
     def __enter__(self) -> Self:
-        """Use it."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self.close()
 
 
@@ -319,9 +313,7 @@ class SyncClient(_Facade[Client]):
                 self._own_channel[0].close()
 
     def __enter__(self) -> Self:
-        """Use it."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Disconnect."""
         self.close()

@@ -154,13 +154,11 @@ class Transport:
     authorization: Metadata
 
     def open_aio(self) -> grpc.aio.Channel:
-        """Open a channel in the running event loop."""
         if self.credentials is None:
             return grpc.aio.insecure_channel(self.uri, options=self.args)
         return grpc.aio.secure_channel(self.uri, self.credentials, options=self.args)
 
     def open_sync(self) -> grpc.Channel:
-        """Open a channel for code without asyncio."""
         if self.credentials is None:
             return grpc.insecure_channel(self.uri, options=self.args)
         return grpc.secure_channel(self.uri, self.credentials, options=self.args)

@@ -96,7 +96,6 @@ class InProcessWorker:
         return worker_pb2_grpc.WorkerServiceStub(self.channel)
 
     async def load(self) -> GeneratorInfo:
-        """Load the model and take requests."""
         info = await self.host.plan.engine.start(lambda _: None)
         self.host.ready(info)  # not warmed up: some tests' engines take minutes for a token
         return info
@@ -111,7 +110,6 @@ class InProcessWorker:
         await until(idle, within_s)
 
     async def until_running(self, count: int) -> None:
-        """Wait until the engine works on so many requests."""
 
         async def running() -> bool:
             return (await self.engine.load()).running_requests == count

@@ -21,7 +21,6 @@ class Attachments:
     """What is attached; the next message takes it all."""
 
     def __init__(self, media: Sequence[Image | Video] = ()) -> None:
-        """Begin with what the flags named."""
         self._media = list(media)
 
     @property
@@ -106,7 +105,6 @@ class ChatCompleter(Completer):
     def get_completions(
         self, document: Document, complete_event: CompleteEvent
     ) -> Iterator[Completion]:
-        """Return what may follow the text before the cursor."""
         line = document.text_before_cursor
         match = re.fullmatch(r"(?:/image|/video)\s+(.*)", line)
         if match is not None:

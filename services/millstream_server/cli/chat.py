@@ -174,7 +174,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _once(client: Client, args: argparse.Namespace, text: str) -> int:
-    """Ask one question."""
     stream = client.chat(
         [*args.media, text], system=args.system, model=args.model, **knobs_given(args)
     )

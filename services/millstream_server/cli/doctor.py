@@ -47,7 +47,6 @@ def add_doctor(commands: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Check everything and print a line each; return 1 if something is missing."""
     console = open_console()
     worst = Level.OK
     for finding in _all(args.model, args.address):

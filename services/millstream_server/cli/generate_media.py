@@ -169,7 +169,6 @@ async def _save(stream: MediaStream, args: argparse.Namespace) -> int:
 
 
 def _paths(media: GeneratedMedia, output: Path | None) -> list[Path]:
-    """Return where to write the files: several are numbered."""
     kind = "video" if media.settings.frames else "image"
     suffix = media.files[0].suffix
     base = output or Path(f"{kind}-{media.settings.seed}{suffix}")

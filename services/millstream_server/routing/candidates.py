@@ -25,7 +25,6 @@ class Candidates(tuple[Candidate, ...]):  # noqa: SLOT001 - the cached propertie
 
     @classmethod
     def of(cls, views: Iterable[WorkerView]) -> Candidates:
-        """Collect the candidates of workers that accept requests."""
         return cls(
             place
             for view in views
@@ -40,7 +39,6 @@ class Candidates(tuple[Candidate, ...]):  # noqa: SLOT001 - the cached propertie
 
     @cached_property
     def ring(self) -> SessionRing:
-        """The ring for session keys."""
         return SessionRing(self)
 
 
@@ -62,7 +60,6 @@ class SessionRing:
     """The ring of some candidates; made again when they change."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
-        """Place ``candidates`` on the ring."""
         owned = [
             (point, number)
             for number, place in enumerate(candidates)
@@ -104,7 +101,6 @@ class Absences:
     """Which roles of which models have workers, and when the last one of a role left."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start without workers."""
         self._clock = clock
         self._began_s = clock()
         self._serving: set[tuple[str, Role]] = set()

@@ -36,12 +36,10 @@ class KvAware:
     """
 
     def __init__(self, prefixes: Prefixes) -> None:
-        """Decide by ``prefixes``."""
         self._prefixes = prefixes
         self._by_load = BestInRotation()
 
     def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Candidate | None:
-        """See `RoutingPolicy.pick`."""
         model = self._prefixes.of(request.model)
         if not (request.token_ids and model.tells_kv and len(candidates) > 1):
             return self._by_load.pick(request, candidates)

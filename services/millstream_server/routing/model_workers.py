@@ -70,14 +70,12 @@ class ModelWorkers:
         return uncached >= min_tokens or self.aggregated.full()
 
     def decode_for(self, prefill: Candidate) -> RoleWorkers:
-        """Return the decode workers that can go on after a prefill worker."""
         if len(self.decode_of) > 1:
             return self.decode_of[side_of(prefill.worker)]
         return self.decode
 
     @property
     def connected(self) -> dict[Role, int]:
-        """Workers that accept requests, by role."""
         roles = (self.prefill, self.decode, self.aggregated)
         found = {of.role: len(of.views) for of in roles if of.views}
         if self.encoders and not self.encodes_for_itself:

@@ -63,12 +63,10 @@ class BestInRotation:
     """The worker with the best score; equal ones in rotation."""
 
     def __init__(self, scorer: Scorer = score_by_load) -> None:
-        """Start with the first."""
         self._scorer = scorer
         self._rotation = itertools.count()
 
     def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Candidate | None:
-        """See `RoutingPolicy.pick`."""
         if len(candidates) < _A_CHOICE:
             return candidates[0] if candidates else None
         scores = [self._scorer(request, view) for view in candidates]
@@ -87,11 +85,9 @@ class BestOfTwo:
     """
 
     def __init__(self, rng: random.Random | None = None) -> None:
-        """Draw from ``rng``."""
         self._draw = (rng or random.Random()).random  # noqa: S311 - no secret
 
     def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Candidate | None:
-        """See `RoutingPolicy.pick`."""
         count = len(candidates)
         if count < _A_CHOICE:
             return candidates[0] if candidates else None

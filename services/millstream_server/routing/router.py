@@ -54,12 +54,10 @@ class Router:
     # ---- workers come and go ---------------------------------------------------------------------
 
     def add(self, view: WorkerView) -> None:
-        """Add a worker."""
         self._views.append(view)
         self.changed()
 
     def remove(self, view: WorkerView) -> None:
-        """Remove a worker."""
         self._views.remove(view)
         if self.prefixes:
             self.prefixes.dismiss(view)
@@ -76,13 +74,11 @@ class Router:
             callback()
 
     def watch(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` after every change of workers."""
         self._watchers.append(callback)
 
     # ---- what a model's workers can take ---------------------------------------------------------
 
     def connected(self, model: str) -> dict[Role, int]:
-        """Count a model's workers that accept requests, by role."""
         return self.of(model).connected | self.task_workers(model).connected
 
     def tasks(self, model: str) -> frozenset[Task]:
@@ -91,7 +87,6 @@ class Router:
         return frozenset().union(*(d.tasks for d in found if d and d.model == model))
 
     def task_workers(self, model: str) -> TaskWorkers:
-        """Return a model's workers for images, videos, vectors and scores."""
         found = self._task_workers.get(model)
         if found is None:
             found = self._task_workers[model] = task_workers_of(
@@ -182,7 +177,6 @@ class Router:
         return workers
 
     def _with_adapter(self, request: RoutingRequest, workers: ModelWorkers) -> ModelWorkers:
-        """Return those of a model's workers that have the request's adapter."""
         model, adapter = request.model, request.adapter
         able = self._adapters.get((model, adapter))
         if able is None:

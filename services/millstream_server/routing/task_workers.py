@@ -36,7 +36,6 @@ class TaskWorkers:
 
     @property
     def infos(self) -> list[EngineInfo]:
-        """What each worker says about its engine, in order of address."""
         return [view.description.engine for view in self.views if view.description]
 
     @property
@@ -46,7 +45,6 @@ class TaskWorkers:
 
     @property
     def connected(self) -> dict[Role, int]:
-        """Workers that accept requests, by role."""
         roles = [view.description.role for view in self.views if view.description]
         return {role: roles.count(role) for role in roles}
 

@@ -36,11 +36,9 @@ class Place:
     """Called after a change of `in_flight`, `pending_tokens` or `load`."""
 
     def __post_init__(self) -> None:
-        """Set the name."""
         self.name = self.address
 
     def leave_index(self) -> None:
-        """Forget `member` and `on_load`."""
         self.member, self.on_load = -1, _ignore
 
 
@@ -62,7 +60,6 @@ class WorkerView(Place):
 
     @property
     def worker(self) -> WorkerView:
-        """The worker that this is."""
         return self
 
     @property
@@ -72,7 +69,6 @@ class WorkerView(Place):
         return ranks[0].queued_tokens if len(ranks) == 1 else 0
 
     def report(self, load: EngineLoad | None) -> None:
-        """Set `load`."""
         self.load = load
         for place in self.ranks or (self,):
             place.on_load(place)
@@ -120,7 +116,6 @@ class RankView(Place):
     """As in `GenerationRequest.dp_rank`."""
 
     def __post_init__(self) -> None:
-        """Set the name."""
         self.name = f"{self.address} rank {self.dp_rank}"
 
     @property
@@ -131,7 +126,6 @@ class RankView(Place):
 
     @property
     def queued_tokens(self) -> int:
-        """See `WorkerView.queued_tokens`."""
         return self.load.queued_tokens if self.load else 0
 
 

@@ -135,15 +135,12 @@ class JsonOutput:
     """Lines of JSON on stdout."""
 
     def progress(self, label: str, progress: Progress) -> None:
-        """Print how far a server is."""
         self._print(label, progress=_fields(progress))
 
     def result(self, label: str, response: Message, lines: Sequence[str]) -> None:
-        """Print what a server did."""
         self._print(label, ok=True, result=_fields(response))
 
     def failure(self, label: str, failure: Failure) -> None:
-        """Print why a server didn't."""
         self._print(label, ok=False, error=failure.fields())
 
     def _print(self, label: str, **fields: Any) -> None:
@@ -160,7 +157,6 @@ class TextOutput:
         self._shown = False
 
     def progress(self, label: str, progress: Progress) -> None:
-        """Print how far a server is."""
         if progress.stage == engine_control_pb2.OPERATION_STAGE_DONE:
             return  # the result follows
         line = f"{label}: {progress_line(progress)}"
@@ -176,11 +172,9 @@ class TextOutput:
             print(line, file=sys.stderr, flush=True)
 
     def result(self, label: str, response: Message, lines: Sequence[str]) -> None:
-        """Print what a server did."""
         self._print(label, lines, sys.stdout)
 
     def failure(self, label: str, failure: Failure) -> None:
-        """Print why a server didn't."""
         self._print(label, failure.lines, sys.stderr)
 
     def _print(self, label: str, lines: Sequence[str], file: TextIO) -> None:

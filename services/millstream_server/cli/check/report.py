@@ -15,7 +15,6 @@ class CheckFailedError(Exception):
     """A step failed; the text says why, ``advice`` what to do."""
 
     def __init__(self, why: str, advice: str = "") -> None:
-        """Keep both."""
         super().__init__(why)
         self.advice = advice
 
@@ -24,7 +23,6 @@ class Report:
     """Prints the steps and knows whether one failed."""
 
     def __init__(self, server: Destination) -> None:
-        """Report on ``server``."""
         self.failed = 0
         self.passed = 0
         self._server = server
@@ -66,7 +64,6 @@ class Report:
         print(f"- {name}: {what}", flush=True)
 
     def conclude(self) -> int:
-        """Print the result; return the exit code."""
         steps = self.passed + self.failed
         if self.failed:
             print(f"{self.failed} of {steps} steps failed")

@@ -117,7 +117,6 @@ def operating(plan: SuitePlan) -> list[str]:
 
 
 def _further(model: FurtherModel, millstream: str, where: str) -> str:
-    """Return the command that tries a further model."""
     match model.task:
         case Task.IMAGE:
             words = '"a red circle on a white background" -o circle.png'
@@ -147,7 +146,6 @@ def _picture() -> str:
 
 
 def _tool(name: str) -> str:
-    """Return a command as it can be typed in a new terminal in this directory."""
     tool = Path(sys.executable).parent / name
     return name if "VIRTUAL_ENV" in os.environ or not tool.exists() else _typed(tool)
 

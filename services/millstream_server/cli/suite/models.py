@@ -29,7 +29,6 @@ class Task(enum.Enum):
 
     @property
     def role(self) -> str:
-        """The role of its workers."""
         return "diffusion" if self in (Task.IMAGE, Task.TEXT_DIFFUSION) else "embedding"
 
 

@@ -60,15 +60,12 @@ class PortClaims:
     """
 
     def __init__(self) -> None:
-        """Start without claims."""
         self._claims = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        """Begin."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release all claims."""
         self._claims.close()
 
     def next_free(self, host: str, start: int) -> int:
@@ -81,7 +78,6 @@ class PortClaims:
         raise PlanError(f"no port from {start} up is free on {host}")
 
     def exactly(self, host: str, port: int) -> int:
-        """Claim this port."""
         if not self._claim(host, port):
             raise PlanError(f"can't listen on {host}:{port}: it is taken or not this machine's")
         return port
@@ -159,7 +155,6 @@ class PlannedService:
         return f"{LOOPBACK}:{self.admin_port}"
 
     def flags(self) -> list[str]:
-        """Return the flags that services of all roles have."""
         return [
             *("--listen", self.address),
             *("--metrics-listen", f"{LOOPBACK}:{self.metrics_port}"),
@@ -177,20 +172,16 @@ class SuitePlan:
 
     @property
     def workers(self) -> tuple[PlannedService, ...]:
-        """All but the Processor."""
         return self.services[:-1]
 
     @property
     def processor(self) -> PlannedService:
-        """The Processor."""
         return self.services[-1]
 
     def first(self, role: str) -> PlannedService | None:
-        """Return the first service of a role; None if there is none."""
         return next((service for service in self.services if service.role == role), None)
 
     def command(self, service: PlannedService) -> list[str]:
-        """Return the command line that starts a service."""
         module = [sys.executable, "-m", f"millstream_server.{service.role}"]
         if service.role == "processor":
             return module + self._processor_flags()

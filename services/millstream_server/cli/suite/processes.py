@@ -89,7 +89,6 @@ class Child:
 
     @property
     def running(self) -> bool:
-        """Whether the process runs."""
         return self._process is not None and self._process.returncode is None
 
     async def wait(self) -> int:
@@ -117,7 +116,6 @@ class Child:
             os.killpg(self.pid, number)
 
     async def check(self) -> None:
-        """Update `phase` and `serving`."""
         self._read_log()
         self.serving = self.running and await is_serving(self.service.client_address)
 
@@ -132,12 +130,10 @@ class Child:
             self.phase = match[1] or match[2] or ""
 
     def tail(self) -> list[str]:
-        """Return the log's last lines."""
         with self.log.open(encoding="utf-8", errors="replace") as file:
             return [line.rstrip("\n") for line in deque(file, maxlen=TAIL_LINES)]
 
     def ending(self) -> str:
-        """Describe how the process ended."""
         if self.exit_code is None or self.exit_code >= 0:
             why = _MEANING.get(self.exit_code or 0)
             return f"exited with code {self.exit_code}" + (f": {why}" if why else "")
@@ -161,7 +157,6 @@ class StartError(Exception):
     """A process ended before the suite served."""
 
     def __init__(self, child: Child) -> None:
-        """Describe how ``child`` ended."""
         super().__init__(f"{child.service.name} {child.ending()}")
         self.child = child
 
@@ -174,7 +169,6 @@ class Suite:
     """
 
     def __init__(self, children: Sequence[Child], notify: Callable[[str], None]) -> None:
-        """``notify`` is called with messages for the user."""
         self._children = tuple(children)
         self._notify = notify
 

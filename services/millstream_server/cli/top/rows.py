@@ -63,12 +63,10 @@ class WorkerState:
 
     @property
     def label(self) -> str:
-        """What it is called on the screen."""
         return f"{self.name} {self.address}" if self.name else self.address
 
     @property
     def loading(self) -> bool:
-        """Whether its model is being loaded."""
         return (
             self.progress is not None
             and self.progress.stage != worker_pb2.LOAD_STAGE_READY
@@ -102,7 +100,6 @@ class Counts:
     completion: int = 0
 
     def __add__(self, other: Counts) -> Counts:
-        """Return the sum."""
         return Counts(
             self.prompt + other.prompt,
             self.cached + other.cached,
@@ -133,7 +130,6 @@ class Measured:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens generated per second."""
         return self.counts.completion / self.seconds
 
 
@@ -201,7 +197,6 @@ class Meter:
     """Makes rows of states, and rates of two samples; one for a table."""
 
     def __init__(self) -> None:
-        """Begin without samples."""
         self._samples: dict[str, Sample] = {}
 
     def rows(self, states: Iterable[WorkerState], now_s: float) -> list[Row]:

@@ -59,7 +59,6 @@ class WorkerWatch:
     def __init__(
         self, state: WorkerState, server: Destination, client: Client, interval_s: float
     ) -> None:
-        """Follow the worker for a screen that is renewed every ``interval_s``."""
         self._state = state
         self._server = server
         self._client = client
@@ -68,7 +67,6 @@ class WorkerWatch:
         self._worker_id = ""
 
     async def run(self) -> None:
-        """Follow until cancelled."""
         async with self._client:
             while True:
                 try:
@@ -204,7 +202,6 @@ class Workers:
         return self._found and all(state.settled for state in self._states.values())
 
     async def close(self) -> None:
-        """Disconnect from all."""
         tasks = [self._finding, *self._watches.values()]
         for task in tasks:
             task.cancel()

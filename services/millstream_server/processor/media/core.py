@@ -97,9 +97,7 @@ class Encoding(Protocol):
         """
         ...
 
-    def cancel(self) -> None:
-        """Stop the item."""
-        ...
+    def cancel(self) -> None: ...
 
 
 class Encoders(Protocol):

@@ -26,7 +26,6 @@ class MediaBudget(Ledger):
     """The memory that clients' images and videos may take; one per process."""
 
     def __init__(self, max_bytes: int) -> None:
-        """Allow ``max_bytes`` in all."""
         super().__init__(
             max_bytes,
             cause="media",
@@ -37,7 +36,6 @@ class MediaBudget(Ledger):
         metrics.MEDIA_BYTES.set_function(lambda: self.used)
 
     def give_back(self, amount: int) -> None:
-        """Count bytes as free."""
         super().give_back(amount)
         self._freed_bytes += amount
         if not self.used and self._freed_bytes >= _TRIM_BYTES:
@@ -118,7 +116,6 @@ class Uploads:
         return max(0.0, self._due_s - time.monotonic()) if self._incomplete else None
 
     def too_slow(self) -> UnavailableError:
-        """Return the error of a client that takes longer than `left_s`."""
         missing = sum(upload.total - upload.came for upload in self._open.values())
         return UnavailableError(
             f"{missing} bytes of uploads are missing, and the client sends less than "

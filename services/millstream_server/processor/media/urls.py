@@ -80,11 +80,9 @@ class SystemResolver:
     """
 
     def __init__(self, threads: int = 8) -> None:
-        """Start no thread yet."""
         self._threads = ThreadPoolExecutor(threads, "resolve")
 
     async def __call__(self, host: str) -> Sequence[str]:
-        """Return all addresses of a name."""
         look_up = partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
         found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
         return [str(address[0]) for *_, address in found]

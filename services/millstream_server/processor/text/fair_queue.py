@@ -111,7 +111,6 @@ class _Kind:
             self._push(lane)
 
     def remove(self, work: TextWork) -> bool:
-        """Remove waiting work; return False if it doesn't wait."""
         lane = self._lanes.get(work.caller)
         if lane is None or lane.waiting.pop(id(work), None) is None:
             return False
@@ -176,7 +175,6 @@ class FairQueue:
     """All text work that waits or runs."""
 
     def __init__(self, limits: TextLimits) -> None:
-        """Start empty."""
         self._limits = limits
         self._short = _Kind()
         self._long = _Kind()

@@ -87,7 +87,6 @@ class ChatMessage:
 
     @property
     def media(self) -> tuple[MediaPart, ...]:
-        """Its images and videos, in order."""
         return tuple(part for part in self.parts if not isinstance(part, str))
 
 

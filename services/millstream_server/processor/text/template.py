@@ -65,7 +65,6 @@ class ChatTemplate:
 
     @property
     def available(self) -> bool:
-        """Whether the model has a template."""
         return "default" in self._compiled
 
     def render(

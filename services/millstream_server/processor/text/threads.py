@@ -46,7 +46,6 @@ class TextThreads:
     """
 
     def __init__(self, limits: TextLimits) -> None:
-        """Start no thread before it is needed."""
         self._limits = limits
         self._queue = FairQueue(limits)
         self._changed = threading.Condition()

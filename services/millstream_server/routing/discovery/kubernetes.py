@@ -134,7 +134,6 @@ class KubernetesDiscovery:
         self._failures = Failures(log, "workers not read from Kubernetes", service=self._name)
 
     async def watch(self) -> AsyncIterator[Addresses]:
-        """See `Discovery.watch`."""
         known: Addresses | None = None
         self._version = ""
         while True:

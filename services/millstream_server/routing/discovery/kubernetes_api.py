@@ -130,7 +130,6 @@ class SlicesApi:
     """Lists and watches the EndpointSlices of one service."""
 
     def __init__(self, client: ApiClient, service: str, namespace: str) -> None:
-        """Send requests through ``client``."""
         from kubernetes.aio.client.api.discovery_v1_api import DiscoveryV1Api  # noqa: PLC0415
 
         # Not the library's models: they refuse values that are newer than they are.

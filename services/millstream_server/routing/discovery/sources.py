@@ -73,7 +73,6 @@ class Failures:
     """Warns of a source that can't be read, once per cause."""
 
     def __init__(self, log: Log, event: str, **fields: Any) -> None:
-        """Log ``event`` with these fields and the reason."""
         self._log = log
         self._event = event
         self._fields = fields
@@ -86,7 +85,6 @@ class Failures:
             self._log.warning(self._event, **self._fields, reason=self._reason)
 
     def over(self) -> None:
-        """Note that the source was read."""
         self._reason = ""
 
 
@@ -115,11 +113,9 @@ class StaticDiscovery:
     """A fixed list."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        """Yield these addresses only."""
         self._addresses = frozenset(addresses)
 
     async def watch(self) -> AsyncIterator[Addresses]:
-        """See `Discovery.watch`."""
         yield self._addresses
 
 
@@ -136,7 +132,6 @@ class DnsDiscovery:
         self._interval_s = interval_s
 
     async def watch(self) -> AsyncIterator[Addresses]:
-        """See `Discovery.watch`."""
         known: Addresses | None = None
         failures = Failures(log, "name of the workers not resolved", host=self._host)
         while True:
@@ -175,7 +170,6 @@ class FileDiscovery:
         self._known = self._read()
 
     async def watch(self) -> AsyncIterator[Addresses]:
-        """See `Discovery.watch`."""
         yield self._known
         failures = Failures(log, "file of the workers not read")
         while True:
@@ -210,11 +204,9 @@ class MergedDiscovery:
     """The workers of all ``sources``; one that fails doesn't hinder the others."""
 
     def __init__(self, sources: Sequence[Discovery]) -> None:
-        """Watch these."""
         self._sources = sources
 
     async def watch(self) -> AsyncGenerator[Addresses, None]:
-        """See `Discovery.watch`."""
         news: _News = asyncio.Queue()
         tasks = [
             asyncio.ensure_future(_report(number, source, news))

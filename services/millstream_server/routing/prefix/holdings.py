@@ -25,18 +25,15 @@ class Holdings:
     __slots__ = ("_media", "_old", "_young")
 
     def __init__(self) -> None:
-        """Start empty."""
         self._young: dict[int, int | None] = {}
         self._old: dict[int, int | None] = {}
         self._media: dict[int, int] = {}
         """Where blocks are, as bits; those that are in `Medium.DEVICE` alone are not in here."""
 
     def __len__(self) -> int:
-        """Return the number of blocks."""
         return len(self._young) + len(self._old)
 
     def __contains__(self, block: int) -> bool:
-        """Return whether a block is held in any medium."""
         return block in self._young or block in self._old
 
     @property
@@ -45,7 +42,6 @@ class Holdings:
         return len(self._young)
 
     def hashes(self) -> set[int]:
-        """Return all blocks."""
         return self._young.keys() | self._old.keys()
 
     def blocks(self) -> Iterator[int]:
@@ -149,7 +145,6 @@ class ExpectedPrompts:
             self._drop(self._prompts.popleft())
 
     def forget(self, member: int) -> None:
-        """Forget all prompts of a member."""
         kept: deque[_Prompt] = deque()
         for prompt in self._prompts:
             if prompt.member == member:

@@ -125,7 +125,6 @@ class PrefixIndex:
         self.work()
 
     def replace(self, member: int, stored: Iterable[BlocksStored]) -> None:
-        """Replace all of a member's blocks."""
         self.apply(member, [CacheCleared(), *stored])
 
     def work(self) -> bool:
@@ -205,7 +204,6 @@ class PrefixIndex:
         self.blocks += len(held) - before
 
     def _mark(self, member: _Member, hashes: Iterable[int]) -> None:
-        """Add a member to blocks; equal sets of a chain stay one object."""
         holders, bit = self._holders, member.bit
         before, after = 0, bit
         for block in hashes:
@@ -216,7 +214,6 @@ class PrefixIndex:
             holders[block] = after
 
     def _unmark(self, member: _Member, hashes: Iterable[int]) -> None:
-        """Remove a member from blocks."""
         holders, bit = self._holders, member.bit
         before, after = bit, 0
         for block in hashes:

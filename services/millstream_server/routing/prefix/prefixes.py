@@ -58,7 +58,6 @@ class LoadLevels:
         """Where the rotation goes on; None: it hasn't begun."""
 
     def set(self, member: int, load: float) -> None:
-        """Set a member's load, in tokens."""
         self._loads[member] = load
         level = min(int(_PER_DOUBLING * math.log2(1 + load / _FINEST)), _LEVELS - 1)
         known = self._at.get(member)
@@ -69,12 +68,10 @@ class LoadLevels:
             self._at[member] = level
 
     def remove(self, member: int) -> None:
-        """Remove a member."""
         del self._loads[member]
         self._levels[self._at.pop(member)] ^= 1 << member
 
     def load(self, member: int) -> float:
-        """Return a member's load."""
         return self._loads[member]
 
     def least(self, members: int) -> int:
@@ -118,7 +115,6 @@ class Overlaps:
     """The prompt's blocks, by block size."""
 
     def tokens(self, place: Place) -> int:
-        """Return how many tokens of the prompt a place holds."""
         bit = 1 << place.member if place.member >= 0 else 0
         return next((cached.tokens for cached in self.cached if cached.members & bit), 0)
 
@@ -132,7 +128,6 @@ class ModelPrefixes:
     def __init__(
         self, model: str, max_blocks: int, now: Callable[[], float], rng: random.Random | None
     ) -> None:
-        """Start without places; see `PrefixIndex` and `LoadLevels`."""
         self._cached_tokens = ROUTING_CACHED_TOKENS.labels(model)
         self._blocks = PREFIX_INDEX_BLOCKS.labels(model)
         self.index = PrefixIndex(max_blocks, now)
@@ -146,7 +141,6 @@ class ModelPrefixes:
 
     @property
     def tells_kv(self) -> bool:
-        """Whether a worker tells what it caches."""
         return bool(self._block_sizes)
 
     def join(self, place: Candidate, engine: GeneratorInfo) -> None:
@@ -161,7 +155,6 @@ class ModelPrefixes:
         place.on_load = self._follow_load
 
     def leave(self, place: Candidate) -> None:
-        """Forget a place and its blocks."""
         member = place.member
         self.index.leave(member)
         self.levels.remove(member)
@@ -249,7 +242,6 @@ class Prefixes:
         self._memberships: dict[WorkerView, Membership] = {}
 
     def of(self, model: str) -> ModelPrefixes:
-        """Return what is known of a model."""
         found = self._models.get(model)
         if found is None:
             found = self._models[model] = ModelPrefixes(
@@ -281,7 +273,6 @@ class Prefixes:
         return self._memberships.get(view) is membership
 
     def dismiss(self, view: WorkerView) -> None:
-        """Forget a worker and its blocks, if it is known."""
         known = self._memberships.pop(view, None)
         if known:
             for place in known.places:
