@@ -29,11 +29,7 @@ from millstream_client.errors import (
 from millstream_client.media import Image, Video
 from millstream_client.request import NO_RETRY, Retry
 from millstream_client.requests import MediaMessage, assistant, system, tool_result, user
-from millstream_client.results import (
-    Embeddings,
-    GeneratedFile,
-    GeneratedMedia,
-)
+from millstream_client.results import Embeddings, GeneratedFile, GeneratedMedia
 from millstream_client.streams import AnswerStream, MediaStream
 from millstream_client.sync_client import (
     SyncAnswerStream,

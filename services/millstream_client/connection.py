@@ -57,10 +57,6 @@ class Connection:
     def metadata(self) -> Metadata:
         return self.transport.metadata()
 
-    async def ready(self) -> None:
-        """Wait until a server is reached."""
-        await self.channel.channel_ready()
-
     @contextlib.contextmanager
     def holding(self, request: Request) -> Iterator[None]:
         """Register a running request for `end_requests`; end it now if the client was closed."""

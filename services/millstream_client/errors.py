@@ -21,6 +21,7 @@ another failure of gRPC's, or of a proxy's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,18 +66,6 @@ class FieldViolation:
     description: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Details:
-    """A status's details besides code and message."""
-
-    reason: str = ""
-    violations: tuple[FieldViolation, ...] = ()
-    retry_delay_s: float | None = None
-    """None: the server gave none; 0: at once."""
-    retryable: bool = False
-    error_id: str = ""
-
-
 class MillstreamError(Exception):
     """A call failed; the gRPC error is its ``__cause__``."""
 
@@ -85,19 +74,24 @@ class MillstreamError(Exception):
     def __init__(
         self,
         message: str,
-        details: Details = Details(),
         *,
         code: grpc.StatusCode | None = None,
+        reason: str = "",
+        violations: Iterable[FieldViolation] = (),
+        retry_delay_s: float | None = None,
+        retryable: bool = False,
+        error_id: str = "",
     ) -> None:
         super().__init__(message)
         self.code = code or self.code
         self.message = message
-        self.reason = details.reason
-        self.violations = details.violations
-        self.retry_delay_s = details.retry_delay_s
-        self.retryable = details.retryable
+        self.reason = reason
+        self.violations = tuple(violations)
+        self.retry_delay_s = retry_delay_s
+        """None: the server gave none; 0: at once."""
+        self.retryable = retryable
         """Whether the same request may succeed if sent again, later or to another server."""
-        self.error_id = details.error_id
+        self.error_id = error_id
         """Id of the server's log line."""
         self.request_id = ""
         """The failed request's id; empty if it has none."""
@@ -219,14 +213,17 @@ def from_rpc_error(error: Any) -> MillstreamError:
     kind = _CLASSES.get(code, MillstreamError)
     if kind is OverloadedError and info is None and "larger than max" in message:
         kind = MessageTooLargeError
-    details = Details(
+    invalid = found.get(error_details_pb2.BadRequest)
+    retry = found.get(error_details_pb2.RetryInfo)
+    failed = kind(
+        message,
+        code=code,
         reason=reason,
-        violations=_violations(found.get(error_details_pb2.BadRequest)),
-        retry_delay_s=_delay_s(found.get(error_details_pb2.RetryInfo)),
+        violations=_violations(invalid.field_violations) if invalid is not None else (),
+        retry_delay_s=retry.retry_delay.ToNanoseconds() / 1e9 if retry is not None else None,
         retryable=_is_retryable(info, code, message),
         error_id=info.metadata["error_id"] if info is not None else "",
     )
-    failed = kind(message, details, code=code)
     failed.__cause__ = error
     return failed
 
@@ -244,16 +241,17 @@ def from_request_error(message: errors_pb2.RequestError) -> MillstreamError:
     """Convert the failure of one request on a stream."""
     code = _CODES.get(message.code, grpc.StatusCode.UNKNOWN)
     name = errors_pb2.ErrorReason.Name(message.reason) if message.reason in _REASONS else ""
-    details = Details(
+    return _CLASSES.get(code, MillstreamError)(
+        message.message,
+        code=code,
         reason=name.removeprefix("ERROR_REASON_"),
-        violations=tuple(FieldViolation(v.field, v.description) for v in message.violations),
+        violations=_violations(message.violations),
         retry_delay_s=message.retry_delay.ToNanoseconds() / 1e9
         if message.HasField("retry_delay")
         else None,
         retryable=message.retryable,
         error_id=message.error_id,
     )
-    return _CLASSES.get(code, MillstreamError)(message.message, details, code=code)
 
 
 def _packed(error: Any, code: grpc.StatusCode, text: str) -> dict[type[Any], Any]:
@@ -283,14 +281,8 @@ _KINDS: tuple[type[Any], ...] = (
 )
 
 
-def _violations(request: Any | None) -> tuple[FieldViolation, ...]:
-    if request is None:
-        return ()
-    return tuple(FieldViolation(v.field, v.description) for v in request.field_violations)
-
-
-def _delay_s(retry: Any | None) -> float | None:
-    return None if retry is None else retry.retry_delay.ToNanoseconds() / 1e9
+def _violations(sent: Iterable[Any]) -> Iterator[FieldViolation]:
+    return (FieldViolation(v.field, v.description) for v in sent)
 
 
 def _is_retryable(info: Any | None, code: grpc.StatusCode, message: str) -> bool:

@@ -234,7 +234,7 @@ class Request:
             try:
                 # Not `wait_for`: Python 3.11's loses a cancel that comes with the time-out.
                 async with asyncio.timeout(self._attempts.wait_s()):
-                    await self._connection.ready()
+                    await self._connection.channel.channel_ready()
             except TimeoutError:
                 return False
             return True

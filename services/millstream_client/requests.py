@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict, overload
 
@@ -181,11 +181,7 @@ def chat_start(
 
 
 def complete_request(
-    prompt: TextOrIds,
-    *,
-    model: str = "",
-    request_id: str = "",
-    **knobs: Unpack[Knobs],
+    prompt: TextOrIds, *, model: str = "", request_id: str = "", **knobs: Unpack[Knobs]
 ) -> processor_pb2.CompleteRequest:
     """Make the request of Complete from text or token ids."""
     request = processor_pb2.CompleteRequest(
@@ -298,11 +294,14 @@ def video_request(
 
 def _diffusion(prompt: str, **knobs: Any) -> dict[str, Any]:
     """Return the fields that both requests have; knobs left out are unset, for the defaults."""
+    _check_names(knobs, MediaKnobs, "an image or a video")
     fields = {name: knobs.pop(name) for name in _OF_REQUESTS if name in knobs}
-    unknown = knobs.keys() - diffusion_pb2.DiffusionOptions.DESCRIPTOR.fields_by_name.keys()
-    if unknown:
-        raise TypeError(f"{min(unknown)!r} is no option of an image or a video")
     return {**fields, "options": diffusion_pb2.DiffusionOptions(prompt=prompt, **knobs)}
+
+
+def _check_names(knobs: Mapping[str, object], kind: Any, of: str) -> None:
+    if unknown := knobs.keys() - kind.__annotations__.keys():
+        raise TypeError(f"{min(unknown)!r} is no option of {of}")
 
 
 # ---- vectors -------------------------------------------------------------------------------------
@@ -329,59 +328,44 @@ class RerankKnobs(TypedDict, total=False):
 
 
 def embed_requests(
-    texts: EmbedInput,
-    *,
-    dimensions: int | None = None,
-    normalize: bool | None = None,
-    model: str = "",
-    request_id: str = "",
-    priority: processor_pb2.RequestPriority.ValueType | None = None,
+    texts: EmbedInput, **knobs: Unpack[EmbedKnobs]
 ) -> Iterator[embedding_pb2.EmbedRequest]:
-    """Make the requests for texts: one, or more where they don't fit in one."""
+    """Make the requests for texts: one, or more where they don't fit in one.
 
-    def empty() -> embedding_pb2.EmbedRequest:
-        start = embedding_pb2.StartEmbed(
-            model=model,
-            request_id=request_id,
-            dimensions=dimensions,
-            normalize=normalize,
-            priority=priority or processor_pb2.REQUEST_PRIORITY_UNSPECIFIED,
-        )
-        return embedding_pb2.EmbedRequest(start=start)
+    Raises:
+        TypeError: an unknown knob, or a value of the wrong type.
+    """
+    _check_names(knobs, EmbedKnobs, "vectors")
+    fields: Any = knobs  # a priority may be None, which leaves it unset
+    return _batches(_listed(texts), embedding_pb2.StartEmbed(**fields))
 
-    request, size = empty(), 0
-    for text in _listed(texts):
+
+def _batches(
+    texts: Iterable[TextOrIds], start: embedding_pb2.StartEmbed
+) -> Iterator[embedding_pb2.EmbedRequest]:
+    request, size = embedding_pb2.EmbedRequest(start=start), 0
+    for text in texts:
         part = _input(text)
         nbytes = part.ByteSize()
         count = len(request.start.inputs)
         if count and (count >= _MAX_INPUTS or size + nbytes > _MAX_BYTES):
             yield request
-            request, size = empty(), 0
+            request, size = embedding_pb2.EmbedRequest(start=start), 0
         request.start.inputs.append(part)
         size += nbytes
     yield request
 
 
 def rerank_request(
-    query: str,
-    documents: Sequence[str],
-    *,
-    top_n: int | None = None,
-    return_documents: bool = False,
-    model: str = "",
-    request_id: str = "",
-    priority: processor_pb2.RequestPriority.ValueType = processor_pb2.REQUEST_PRIORITY_UNSPECIFIED,
+    query: str, documents: Sequence[str], **knobs: Unpack[RerankKnobs]
 ) -> embedding_pb2.RerankRequest:
-    """Make the request for scores."""
-    return embedding_pb2.RerankRequest(
-        model=model,
-        query=query,
-        documents=documents,
-        top_n=top_n,
-        return_documents=return_documents,
-        request_id=request_id,
-        priority=priority,
-    )
+    """Make the request for scores.
+
+    Raises:
+        TypeError: an unknown knob, or a value of the wrong type.
+    """
+    _check_names(knobs, RerankKnobs, "scores")
+    return embedding_pb2.RerankRequest(query=query, documents=documents, **knobs)
 
 
 def _listed(texts: Any) -> Sequence[TextOrIds]:

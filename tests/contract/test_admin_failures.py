@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream_client.errors import Details, UnavailableError
+from millstream_client.errors import UnavailableError
 from millstream_server.cli.admin.commands import COMMANDS
 from millstream_server.cli.admin.output import explain
 from millstream_server.cli.entry import run_plain
@@ -86,8 +86,8 @@ async def test_a_failure_has_its_reason_and_advice(
 
 
 def test_a_connection_that_broke_is_not_one_that_could_not_be_made() -> None:
-    details = Details(reason="CONNECTION_LOST", retryable=True)
-    failed = explain(UnavailableError("broke", details), Destination("a:1"), "update-weights")
+    broke = UnavailableError("broke", reason="CONNECTION_LOST", retryable=True)
+    failed = explain(broke, Destination("a:1"), "update-weights")
     assert failed.lines == [
         "error: UNAVAILABLE (CONNECTION_LOST): the connection to a:1 broke before the end",
         "-> does the server still run? `millstream admin status` says what was done",

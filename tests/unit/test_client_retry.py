@@ -6,13 +6,14 @@ import grpc
 import pytest
 
 from millstream_client import NO_RETRY, Retry
-from millstream_client.errors import Details, MillstreamError
+from millstream_client.errors import MillstreamError
 from millstream_client.request import Attempts
 
 
 def _failed(delay_s: float | None = None, *, retryable: bool = True) -> MillstreamError:
-    details = Details(retryable=retryable, retry_delay_s=delay_s)
-    return MillstreamError("no", details, code=grpc.StatusCode.UNAVAILABLE)
+    return MillstreamError(
+        "no", code=grpc.StatusCode.UNAVAILABLE, retryable=retryable, retry_delay_s=delay_s
+    )
 
 
 def test_pauses_double_up_to_the_longest_and_end() -> None:
