@@ -111,7 +111,7 @@ async def followed(discovery: Named) -> AsyncIterator[Workers]:
     try:
         yield workers
     finally:
-        await workers.close()
+        await workers.aclose()
 
 
 def _said(workers: Workers) -> list[str]:

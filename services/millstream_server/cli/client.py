@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import grpc
@@ -27,18 +27,11 @@ from millstream_server.cli.flags import (
 # A person waits for a result, also from a suite that isn't ready: no retries and no health checks.
 _OPTIONS = Options(service_config=ONE_SERVER, max_reconnect_pause_s=0.5)
 
-_UNKNOWN_METHOD = "UNKNOWN_METHOD"
+UNKNOWN_METHOD = "UNKNOWN_METHOD"
 UNREPORTED = ("", SERVER_NOT_REACHED, CONNECTION_LOST)
 """Reasons of failures that no server of ours has reported."""
-_ROLES: Mapping[int, str] = {
-    worker_pb2.WORKER_ROLE_AGGREGATED: "aggregated",
-    worker_pb2.WORKER_ROLE_PREFILL: "prefill",
-    worker_pb2.WORKER_ROLE_DECODE: "decode",
-    worker_pb2.WORKER_ROLE_ENCODE: "encode",
-    worker_pb2.WORKER_ROLE_DIFFUSION: "diffusion",
-    worker_pb2.WORKER_ROLE_EMBEDDING: "embedding",
-}
-_ROLE_ORDER = list(_ROLES)
+_ROLES = [name.removeprefix("WORKER_ROLE_").lower() for name, _ in worker_pb2.WorkerRole.items()]
+"""By number, from UNSPECIFIED on, in the order of a request's way."""
 
 
 def connect(server: Destination) -> Client:
@@ -103,7 +96,9 @@ def print_error(error: MillstreamError, server: Destination) -> None:
 
 def explain(error: MillstreamError, server: Destination) -> list[str]:
     """Return a failed call's lines: code, reason, message, invalid fields, what to do."""
-    if error.reason in (*UNREPORTED, _UNKNOWN_METHOD) and (hint := _transport_hint(error, server)):
+    if error.reason in (*UNREPORTED, UNKNOWN_METHOD) and (
+        hint := explain_tls(error.message, server) or _network_hint(error, server.address)
+    ):
         return [f"error: {hint}"]
     reason = f" ({error.reason})" if error.reason else ""
     lines = [f"error: {error.code.name}{reason}: {error.message}"]
@@ -113,7 +108,9 @@ def explain(error: MillstreamError, server: Destination) -> list[str]:
         for v in error.violations
         if said != f"{v.field}: {v.description}"
     ]
-    lines += list(_retry_lines(error.retry_delay_s))
+    if error.retry_delay_s is not None:
+        soon = f"try again in {error.retry_delay_s:g} s" if error.retry_delay_s > 0 else ""
+        lines.append(f"  {soon or 'trying again may help'}")
     if error.code is grpc.StatusCode.UNAUTHENTICATED and "certificate" not in error.message:
         lines.append(_key_line(server))
     if error.error_id:
@@ -121,21 +118,10 @@ def explain(error: MillstreamError, server: Destination) -> list[str]:
     return lines
 
 
-def _retry_lines(delay_s: float | None) -> Iterator[str]:
-    if delay_s is None:
-        return
-    yield f"  try again in {delay_s:g} s" if delay_s > 0 else "  trying again may help"
-
-
 def _key_line(server: Destination) -> str:
     if server.api_key:
         return "  the server doesn't know this key; its file holds the key alone, without a name"
     return f"  give the key by --api-key-file, or in {KEY_VARIABLE}"
-
-
-def _transport_hint(error: MillstreamError, server: Destination) -> str | None:
-    """Return an explanation of a failure of the connection, or None."""
-    return explain_tls(error.message, server) or _network_hint(error, server.address)
 
 
 def _network_hint(error: MillstreamError, address: str) -> str | None:
@@ -156,9 +142,9 @@ def _network_hint(error: MillstreamError, address: str) -> str | None:
 
 def role_name(role: int) -> str:
     """Return a role's name; a newer server may have roles that this command doesn't know."""
-    return _ROLES.get(role, "unknown")
+    return _ROLES[role] if 0 < role < len(_ROLES) else "unknown"
 
 
 def role_order(role: int) -> int:
     """Return where a role stands in lists: in the order of a request's way."""
-    return _ROLE_ORDER.index(role) if role in _ROLE_ORDER else len(_ROLE_ORDER)
+    return role or len(_ROLES)

@@ -15,15 +15,7 @@ from millstream_server.cli.answers import open_console
 from millstream_server.cli.flags import Commands, add_address, add_model_dir, command
 from millstream_server.cli.machine import Finding, Level, miss, ok, warn
 from millstream_server.cli.suite.models import default_model
-from millstream_server.cli.suite.plan import (
-    BOOTSTRAP_PORT,
-    DECODE_PORT,
-    ENCODE_PORT,
-    LOOPBACK,
-    PREFILL_PORT,
-    PROCESSOR_PORT,
-    is_free,
-)
+from millstream_server.cli.suite.plan import BOOTSTRAP_PORT, LOOPBACK, PORTS, is_free
 from millstream_server.cli.suite.processes import is_serving
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.MISS: "red"}
@@ -85,7 +77,8 @@ def _all(model: Path | None, address: str) -> Iterator[Finding]:
 
 
 def _ports(*, running: bool) -> Finding:
-    wanted = (PROCESSOR_PORT, PREFILL_PORT, DECODE_PORT, ENCODE_PORT, BOOTSTRAP_PORT)
+    roles = ("processor", "prefill", "decode", "encode")
+    wanted = (*(PORTS[role] for role in roles), BOOTSTRAP_PORT)
     taken = ", ".join(str(port) for port in wanted if not is_free(LOOPBACK, port))
     if not taken:
         return ok(f"ports {', '.join(map(str, wanted))} are free")

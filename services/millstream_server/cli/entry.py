@@ -26,10 +26,14 @@ def run_plain(argv: Sequence[str] | None = None) -> int:
     """Run one of these commands; return the exit code."""
     parser = argparse.ArgumentParser(prog="millstream", allow_abbrev=False)
     add_plain(parser.add_subparsers(title="commands", metavar="COMMAND", required=True))
-    args = parser.parse_args(sys.argv[1:] if argv is None else argv)
-    run: Callable[[argparse.Namespace], int] = args.run
+    return run(parser.parse_args(argv))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run a command that was parsed; return the exit code."""
+    command: Callable[[argparse.Namespace], int] = args.run
     try:
-        return run(args)
+        return command(args)
     except KeyboardInterrupt:
         return INTERRUPTED
 
@@ -39,23 +43,18 @@ def main() -> int:
     try:
         code = _run()
         sys.stdout.flush()
-    except BrokenPipeError:
-        return _reader_left()
+    except BrokenPipeError:  # the reader of our output has closed it, as `head` does
+        # Else Python flushes stdout at exit and reports an error.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return code
-
-
-def _reader_left() -> int:
-    """End quietly when the reader of our output has closed it, as `head` does."""
-    # Else Python flushes stdout at exit and reports an error.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 1
 
 
 def _run() -> int:
     if sys.argv[1:2] and sys.argv[1] in _PLAIN:
         return run_plain()
     try:
-        from millstream_server.cli.main import main as run  # noqa: PLC0415 - it may fail
+        from millstream_server.cli.main import main as run_any  # noqa: PLC0415 - it may fail
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("rich", "prompt_toolkit", "packaging"):
             raise
@@ -64,4 +63,4 @@ def _run() -> int:
             file=sys.stderr,
         )
         return 1
-    return run()
+    return run_any()

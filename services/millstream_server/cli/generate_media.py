@@ -15,21 +15,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from millstream.v1 import diffusion_pb2
 from millstream_client import Client, GeneratedMedia, MediaFileError, MediaStream
+from millstream_client.requests import DiffusionKnobs
 from millstream_server.cli.client import call_processor
 from millstream_server.cli.flags import Commands, add_target, command, fail, whole_number
 
 _FORMATS = {".png": diffusion_pb2.IMAGE_FORMAT_PNG, ".webp": diffusion_pb2.IMAGE_FORMAT_WEBP}
-_KNOBS = (
-    "negative_prompt",
-    "n",
-    "width",
-    "height",
-    "steps",
-    "guidance_scale",
-    "seed",
-    "scheduler",
-    "preview_every_steps",
-)
 
 
 def add_image(commands: Commands) -> None:
@@ -142,12 +132,16 @@ async def _video(client: Client, args: argparse.Namespace) -> int:
 
 def _knobs(args: argparse.Namespace) -> dict[str, Any]:
     """Return the options whose flags were given."""
-    given = {name: getattr(args, name, None) for name in _KNOBS}
+    given = {
+        name: value
+        for name, value in vars(args).items()
+        if name in DiffusionKnobs.__annotations__ and value is not None
+    }
     if args.size is not None:
         given["width"], given["height"] = args.size
-    if args.preview is not None and given["preview_every_steps"] is None:
-        given["preview_every_steps"] = 1
-    return {name: value for name, value in given.items() if value is not None}
+    if args.preview is not None:
+        given.setdefault("preview_every_steps", 1)
+    return given
 
 
 async def _save(stream: MediaStream, args: argparse.Namespace) -> int:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from millstream_server.cli import up
 from millstream_server.cli.chat import add_chat, add_complete
 from millstream_server.cli.doctor import add_doctor
-from millstream_server.cli.entry import add_plain
+from millstream_server.cli.entry import add_plain, run
 from millstream_server.cli.flags import (
-    INTERRUPTED,
     Commands,
     add_connection,
     add_log_dir,
@@ -49,12 +48,7 @@ plain table every interval; --once prints one and ends, with code 1 if no worker
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
-    args = parse(argv)
-    run: Callable[[argparse.Namespace], int] = args.run
-    try:
-        return run(args)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    return run(parse(argv))
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:

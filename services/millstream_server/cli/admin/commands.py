@@ -7,13 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from millstream_server.cli.flags import (
-    Commands,
-    add_log_dir,
-    add_timeout,
-    add_tls,
-    command,
-)
+from millstream_server.cli.flags import Commands, add_log_dir, add_timeout, add_tls, command
 
 Parser = argparse.ArgumentParser
 _NOTES = """\

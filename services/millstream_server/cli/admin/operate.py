@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,12 +26,7 @@ from millstream_server.cli.flags import (
     read_admin_key,
     read_tls,
 )
-from millstream_server.cli.suite.running import (
-    NoSuiteError,
-    RunningService,
-    RunningSuite,
-    find_suite,
-)
+from millstream_server.cli.suite.running import NoSuiteError, RunningSuite, find_suite
 
 _FAILED = 1
 _AFTER_INTERRUPT = (
@@ -65,58 +59,40 @@ def chosen_servers(args: argparse.Namespace) -> list[AdminServer]:
     if args.model and not args.all:
         raise ValueError("--model chooses among the workers of --all; --admin needs none")
     base = read_tls(argparse.Namespace(**{**vars(args), "address": ""}))
-    named = _all(args) if args.all else [_named(args, text) for text in args.admin]
-    key_of = _keys(args)
-    return [
-        AdminServer(label, replace(base, address=address, api_key=key_of(address)))
-        for label, address in named
-    ]
+    try:
+        suite = find_suite(args.log_dir)
+    except NoSuiteError as error:
+        if args.all or not all(":" in text for text in args.admin):
+            raise ValueError(str(error)) from error
+        suite = RunningSuite(())
+    named = _all(args, suite) if args.all else [_named(suite, text) for text in args.admin]
+    key_of = {service.admin: suite.admin_key for service in suite.services}
+    other = read_admin_key()
+    servers = []
+    for label, address in named:
+        key = key_of.get(address.replace("localhost:", "127.0.0.1:"), other)
+        servers.append(AdminServer(label, replace(base, address=address, api_key=key)))
+    return servers
 
 
-def _all(args: argparse.Namespace) -> list[tuple[str, str]]:
-    suite = _suite(args)
+def _all(args: argparse.Namespace, suite: RunningSuite) -> list[tuple[str, str]]:
     found = suite.workers if args.admin_command.of_workers else suite.services
     if args.model:
         found = tuple(service for service in found if service.model == args.model)
         if not found:
             models = ", ".join(sorted({worker.model for worker in suite.workers}))
             raise ValueError(f"no worker serves {args.model!r}; the suite has: {models}")
-    return [_place(service) for service in found]
+    return [(service.name, service.admin) for service in found]
 
 
-def _named(args: argparse.Namespace, text: str) -> tuple[str, str]:
+def _named(suite: RunningSuite, text: str) -> tuple[str, str]:
     if ":" in text:
         return text, text
-    services = _suite(args).services
-    for service in services:
-        if service.name == text:
-            return _place(service)
-    names = ", ".join(service.name for service in services)
-    raise ValueError(f"--admin: {text!r} is neither HOST:PORT nor one of the suite's: {names}")
-
-
-def _keys(args: argparse.Namespace) -> Callable[[str], str]:
-    """Return what gives the key of an admin address: that of the suite's run for the suite's."""
-    other = read_admin_key()
-    try:
-        suite = find_suite(args.log_dir)
-    except NoSuiteError:
-        return lambda _: other
-    ports = {service.admin for service in suite.services}
-    return lambda address: (
-        suite.admin_key if address.replace("localhost:", "127.0.0.1:") in ports else other
-    )
-
-
-def _suite(args: argparse.Namespace) -> RunningSuite:
-    try:
-        return find_suite(args.log_dir)
-    except NoSuiteError as error:
-        raise ValueError(str(error)) from error
-
-
-def _place(service: RunningService) -> tuple[str, str]:
-    return service.name, service.admin
+    addresses = {service.name: service.admin for service in suite.services}
+    if text not in addresses:
+        names = ", ".join(addresses)
+        raise ValueError(f"--admin: {text!r} is neither HOST:PORT nor one of the suite's: {names}")
+    return text, addresses[text]
 
 
 def operate(args: argparse.Namespace) -> int:
@@ -152,9 +128,14 @@ async def _run(
 ) -> bool:
     """Call one server; return whether it did as asked."""
     label = server.label
+    stub: Any = (
+        engine_control_pb2_grpc.EngineControlServiceStub
+        if command.of_workers
+        else admin_pb2_grpc.AdminServiceStub
+    )
     try:
         response = await call.run(
-            _stub(command, client),
+            stub(client.channel),
             lambda progress: output.progress(label, progress),
             client.metadata(),
         )
@@ -167,12 +148,3 @@ async def _run(
         return True
     output.failure(label, failure)
     return False
-
-
-def _stub(command: AdminCommand, client: Client) -> Any:
-    make = (
-        engine_control_pb2_grpc.EngineControlServiceStub
-        if command.of_workers
-        else admin_pb2_grpc.AdminServiceStub
-    )
-    return make(client.channel)

@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 import grpc
@@ -17,10 +17,9 @@ from millstream.v1 import engine_control_pb2
 from millstream_client import MillstreamError
 from millstream_client.errors import CONNECTION_LOST
 from millstream_server.cli.admin.results import size
-from millstream_server.cli.client import UNREPORTED
+from millstream_server.cli.client import UNKNOWN_METHOD, UNREPORTED
 from millstream_server.cli.flags import Destination, explain_tls
 
-_UNKNOWN_METHOD = "UNKNOWN_METHOD"
 _ADVICE: Mapping[str, str] = {
     "OPERATION_CONFLICT": "`millstream admin status` shows what is set, and what runs",
     "ENGINE_BUSY": "give --drain, which waits until open requests have ended",
@@ -78,13 +77,12 @@ class Failure:
 
     def fields(self) -> dict[str, Any]:
         """What programs read."""
-        names = ("code", "reason", "message", "advice")
-        return {name: getattr(self, name) for name in names if getattr(self, name)}
+        return {name: value for name, value in asdict(self).items() if value}
 
 
 def explain(error: MillstreamError, server: Destination, command: str) -> Failure:
     """Explain a failed call of a command."""
-    if error.reason in (*UNREPORTED, _UNKNOWN_METHOD) and (found := _connection(error, server)):
+    if error.reason in (*UNREPORTED, UNKNOWN_METHOD) and (found := _connection(error, server)):
         return found
     message = error.message
     for violation in error.violations:

@@ -255,11 +255,6 @@ def _described(path: Path, tensor: StoredTensor) -> engine_control_pb2.WeightTen
     return engine_control_pb2.WeightTensor(name=tensor.name, spec=spec)
 
 
-def _total_bytes(tensors: Sequence[_FileTensor]) -> int:
-    """Return the bytes of all tensors together."""
-    return sum(tensor.stored.nbytes for tensor in tensors)
-
-
 async def _tensor_messages(
     tensors: Sequence[_FileTensor],
 ) -> AsyncGenerator[engine_control_pb2.UpdateWeightsRequest, None]:
@@ -301,7 +296,7 @@ def _update_weights(args: _Args, servers: int) -> Sequence[AdminCall]:
         start.disk.path = args.path
     elif args.safetensors:
         tensors = _read_tensors(args.safetensors)
-        start.tensors.total_bytes = _total_bytes(tensors)
+        start.tensors.total_bytes = sum(tensor.stored.nbytes for tensor in tensors)
     elif args.ipc:
         start.ipc.zmq_addresses.update(_pair(text) for text in args.ipc)
     else:

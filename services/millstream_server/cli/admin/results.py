@@ -122,13 +122,14 @@ def server_status(response: admin_pb2.GetServerStatusResponse) -> Sequence[str]:
     """Describe a process."""
     status = response.status
     health = [f"{name or 'server'} {_serving(up)}" for name, up in sorted(status.health.items())]
+    open_work = [f"{name} {count}" for name, count in sorted(status.open_work.items()) if count]
     uptime = _seconds(status.uptime.ToMicroseconds())
     return [
         f"{_serving(status.health.get('', False))}, pid {status.pid}, up {uptime}",
         f"version: {status.millstream_version}",
         f"health: {', '.join(health)}",
         f"conditions: {', '.join(status.health_conditions) or 'none'}",
-        f"open work: {_pairs(status.open_work.items()) or 'none'}",
+        f"open work: {', '.join(open_work) or 'none'}",
         f"services: {', '.join(status.services)}",
         "settings:",
         *(f"  {name} = {value}" for name, value in sorted(status.settings.items())),
@@ -157,10 +158,6 @@ def _tags(tags: Iterable[int]) -> str:
 def _adapter(adapter: engine_control_pb2.LoadedLora) -> str:
     rank = f", rank {adapter.rank}" if adapter.rank else ""
     return f"{adapter.name} ({adapter.path}{rank})"
-
-
-def _pairs(items: Iterable[tuple[str, int]]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in sorted(items) if count)
 
 
 def _serving(up: bool) -> str:  # noqa: FBT001 - a word for each value

@@ -9,7 +9,6 @@ from typing import Any
 
 from millstream.v1 import generation_pb2, media_pb2, processor_pb2, worker_pb2
 from millstream_client import Answer, Client, GeneratedMedia
-from millstream_server.cli.check.report import CheckFailedError
 from millstream_server.cli.client import role_name, role_order
 
 _SIZE = 64
@@ -19,6 +18,14 @@ _TOKENS = 8
 _STEPS = 2
 _QUESTION = "Say hello."
 _PREFILL, _DECODE = worker_pb2.WORKER_ROLE_PREFILL, worker_pb2.WORKER_ROLE_DECODE
+
+
+class CheckFailedError(Exception):
+    """A step failed; the text says why, ``advice`` what to do."""
+
+    def __init__(self, why: str, advice: str = "") -> None:
+        super().__init__(why)
+        self.advice = advice
 
 
 def small_png() -> bytes:
@@ -52,11 +59,7 @@ def lacking(model: processor_pb2.ServedModel) -> str:
 
 
 def answer_steps(
-    client: Client,
-    model: processor_pb2.ServedModel,
-    *,
-    timeout_s: float,
-    disaggregated: bool,
+    client: Client, model: processor_pb2.ServedModel, *, timeout_s: float, disaggregated: bool
 ) -> list[Awaitable[str]]:
     """Return a step for each thing that the model does; each returns what came of it."""
     asked = _Asked(client, model, timeout_s)

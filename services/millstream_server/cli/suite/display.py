@@ -110,10 +110,7 @@ def operating(plan: SuitePlan) -> list[str]:
     """Return commands that watch and operate the suite."""
     millstream, log_dir = _tool("millstream"), plan.options.log_dir
     at = "" if log_dir == DEFAULT_LOG_DIR else f" --log-dir {shlex.quote(str(log_dir))}"
-    return [
-        f"{millstream} top{at}",
-        f"{millstream} admin status --all{at}",
-    ]
+    return [f"{millstream} top{at}", f"{millstream} admin status --all{at}"]
 
 
 def _further(model: FurtherModel, millstream: str, where: str) -> str:

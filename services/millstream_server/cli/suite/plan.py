@@ -8,7 +8,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
 
 from millstream_server.cli.flags import DEFAULT_LOG_DIR
 from millstream_server.cli.suite.models import FurtherModel, PlanError, check_vision
@@ -17,24 +16,20 @@ from millstream_server.routing.policy import PolicyName
 from millstream_server.runtime.settings import SettingsError
 
 _LAST_PORT = 65535
-PROCESSOR_PORT = 50051
-PREFILL_PORT = 50061
-DECODE_PORT = 50071
-ENCODE_PORT = 50081
-DIFFUSION_PORT = 50091
-EMBEDDING_PORT = 50101
+PORTS = {
+    "processor": 50051,
+    "prefill": 50061,
+    "decode": 50071,
+    "encode": 50081,
+    "diffusion": 50091,
+    "embedding": 50101,
+}
+"""By role, from which on the first free one is taken."""
 BOOTSTRAP_PORT = 8998
 METRICS_PORT = 9464
 ADMIN_PORT = 9564
 LOOPBACK = "127.0.0.1"
 """Workers listen here only: just this machine's Processor needs them."""
-_PORTS = {
-    "encode": ENCODE_PORT,
-    "prefill": PREFILL_PORT,
-    "decode": DECODE_PORT,
-    "diffusion": DIFFUSION_PORT,
-    "embedding": EMBEDDING_PORT,
-}
 _ALL_INTERFACES = ("0.0.0.0", "[::]")  # noqa: S104 - compared with, not bound
 
 
@@ -51,22 +46,13 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
-class PortClaims:
+class PortClaims(contextlib.ExitStack):
     """Ports that no other `millstream up` on this machine will use; a context manager.
 
     A service listens only after it has loaded its code, and a second suite may choose its ports in
     the meantime. So each port is also claimed with an abstract Unix socket, whose name only one
     process can bind, and which ends with the process. (Linux only; elsewhere the race remains.)
     """
-
-    def __init__(self) -> None:
-        self._claims = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._claims.close()
 
     def next_free(self, host: str, start: int) -> int:
         """Claim the first free port from ``start`` up."""
@@ -90,7 +76,7 @@ class PortClaims:
             except OSError:
                 name.close()
                 return False
-            self._claims.enter_context(name)
+            self.enter_context(name)
         return is_free(host, port)
 
 
@@ -263,7 +249,7 @@ def make_plan(options: UpOptions, ports: PortClaims, gpus: int = 0) -> SuitePlan
 
 
 def _worker(role: str, number: int, ports: PortClaims, gpu: int | None) -> PlannedService:
-    port = ports.next_free(LOOPBACK, _PORTS[role])
+    port = ports.next_free(LOOPBACK, PORTS[role])
     return PlannedService(
         name=f"{role}-{number}",
         role=role,
@@ -284,7 +270,7 @@ def _further(
 
 def _processor(options: UpOptions, ports: PortClaims) -> PlannedService:
     if options.port is None:
-        port = ports.next_free(options.host, PROCESSOR_PORT)
+        port = ports.next_free(options.host, PORTS["processor"])
     else:
         port = ports.exactly(options.host, options.port)
     return PlannedService(

@@ -169,13 +169,8 @@ class Suite:
     """
 
     def __init__(self, children: Sequence[Child], notify: Callable[[str], None]) -> None:
-        self._children = tuple(children)
+        self.children = tuple(children)
         self._notify = notify
-
-    @property
-    def children(self) -> tuple[Child, ...]:
-        """The processes, in order."""
-        return self._children
 
     async def start(self, show: Callable[[Sequence[Child]], None]) -> None:
         """Start all at once and wait until all serve; ``show`` is called a few times a second.
@@ -183,14 +178,14 @@ class Suite:
         Raises:
             StartError: one of them ended.
         """
-        for child in self._children:
+        for child in self.children:
             child.log.parent.mkdir(parents=True, exist_ok=True)
             _rotate_log(child.log)
             await child.start()
-        while not all(child.serving for child in self._children):
-            await asyncio.gather(*(child.check() for child in self._children))
-            show(self._children)
-            for child in self._children:
+        while not all(child.serving for child in self.children):
+            await asyncio.gather(*(child.check() for child in self.children))
+            show(self.children)
+            for child in self.children:
                 if not child.running:
                     await child.wait()
                     raise StartError(child)
@@ -199,7 +194,7 @@ class Suite:
     async def watch(self) -> None:
         """Restart processes that end, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for child in self._children:
+            for child in self.children:
                 group.create_task(self._keep_running(child))
 
     async def _keep_running(self, child: Child) -> None:
@@ -236,7 +231,7 @@ class Suite:
 
         ``force`` kills the rest. Return whether all ended by themselves.
         """
-        *workers, front = self._children
+        *workers, front = self.children
         clean = await self._end([front], force, "waiting for the processor to finish what it runs")
         names = ", ".join(worker.service.name for worker in workers)
         return await self._end(workers, force, f"waiting for {names} to end") and clean
@@ -264,7 +259,7 @@ class Suite:
 
     async def abandon(self) -> None:
         """End a suite that doesn't serve yet: it has no requests, so a short grace is enough."""
-        running = [child for child in self._children if child.running]
+        running = [child for child in self.children if child.running]
         for child in running:
             child.terminate()
         ended = asyncio.gather(*(child.wait() for child in running))

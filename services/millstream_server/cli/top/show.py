@@ -10,7 +10,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from rich.console import Console
@@ -44,29 +44,14 @@ def show(args: argparse.Namespace) -> int:
 
 async def _show(args: argparse.Namespace) -> int:
     try:
-        async with _open(args) as workers:
+        server = read_connection(argparse.Namespace(**{**vars(args), "address": ""}))
+        discovery, suite = _discovery(args)
+        async with contextlib.aclosing(Workers(discovery, server, args.interval, suite)) as workers:
             return await (_once if args.once else _forever)(workers, args)
     except BrokenPipeError:  # the reader of our output has left
         raise
     except (OSError, ValueError) as error:
         return fail(error, WRONG_USAGE)
-
-
-@contextlib.asynccontextmanager
-async def _open(args: argparse.Namespace) -> AsyncIterator[Workers]:
-    """Follow the workers that the flags name.
-
-    Raises:
-        ValueError: a flag is wrong, or no suite runs.
-        OSError: a file can't be read.
-    """
-    server = read_connection(argparse.Namespace(**{**vars(args), "address": ""}))
-    discovery, suite = _discovery(args)
-    workers = Workers(discovery, server, args.interval, suite)
-    try:
-        yield workers
-    finally:
-        await workers.close()
 
 
 def _discovery(args: argparse.Namespace) -> tuple[Discovery, RunningSuite]:

@@ -42,9 +42,7 @@ async def follow_conditions(state: WorkerState, admin: Client, interval_s: float
                 continue
             try:
                 response = await stub.GetServerStatus(
-                    admin_pb2.GetServerStatusRequest(),
-                    timeout=_CALL_S,
-                    metadata=admin.metadata(),
+                    admin_pb2.GetServerStatusRequest(), timeout=_CALL_S, metadata=admin.metadata()
                 )
             except grpc.aio.AioRpcError:
                 state.conditions = ()  # the table shows that it isn't serving
@@ -161,14 +159,10 @@ class WorkerWatch:
 
 
 class Workers:
-    """Follows the workers that discovery names; `close` it."""
+    """Follows the workers that discovery names; `aclose` it."""
 
     def __init__(
-        self,
-        discovery: Discovery,
-        server: Destination,
-        interval_s: float,
-        suite: RunningSuite,
+        self, discovery: Discovery, server: Destination, interval_s: float, suite: RunningSuite
     ) -> None:
         """Connect to each worker as to ``server``; ``suite`` has names and admin ports."""
         self._discovery = discovery
@@ -201,7 +195,7 @@ class Workers:
         """Whether all have told what they can tell soon."""
         return self._found and all(state.settled for state in self._states.values())
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         tasks = [self._finding, *self._watches.values()]
         for task in tasks:
             task.cancel()
