@@ -110,7 +110,7 @@ def _names(**addresses: Sequence[str]) -> urls.Resolve:
 def _fetcher(
     *hosts: str,
     bounds: FetchBounds = urls.DEFAULT_BOUNDS,
-    resolve: urls.Resolve | None = None,
+    resolve: urls.Resolve = urls.resolve_by_system,
     tls: ssl.SSLContext | None = None,
 ) -> UrlFetcher:
     return UrlFetcher(

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from millstream.v1 import chat_pb2, media_pb2
-from millstream_server.processor.media.uploads import DEFAULT_IDLE_S
+from millstream_server.processor.media.uploads import IDLE_S
 from millstream_testing.waiting import until
 from tests.support.media.media_files import png_header, repeated_frame, solid, video
 from tests.support.media.media_processes import MediaProcesses, decoders_of, metric, upload
@@ -131,7 +131,7 @@ async def test_harm_is_refused_and_the_neighbour_keeps_its_pace(suite: MediaProc
             drips = [_drip(hostile) for _ in range(20)]
             _, dripped = await asyncio.gather(asyncio.gather(*all_of_it), asyncio.gather(*drips))
             assert time.monotonic() - began < BOUND_S
-            assert min(dripped) >= DEFAULT_IDLE_S
+            assert min(dripped) >= IDLE_S
         assert len(pace.gaps_s) > QUIET_TOKENS / 2
         assert pace.p99_s < max(0.15, 4 * quiet.p99_s), (pace.p99_s, quiet.p99_s)
         for name, service in suite.services.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ class Urls:
         return data
 
 
-def prepare(urls: Urls, hold: Hold, part: MediaPart) -> asyncio.Task[None]:
+def prepare(urls: Any, hold: Hold, part: MediaPart) -> asyncio.Task[None]:
     intake = Intake(urls, max_item_bytes=1 << 20, max_items=4)
     return asyncio.create_task(intake.prepare([part], frozenset(Modality), hold))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -122,7 +123,7 @@ def _telemetry() -> TurnTelemetry:
     return FrontTelemetry().open(Task.CHAT)
 
 
-def media_of(router: Router, workers: Workers) -> TurnMedia:
+def media_of(router: Router, workers: Any) -> TurnMedia:
     return TurnMedia(router, workers, RoutingRequest(model="m"), file_of, _telemetry())
 
 
@@ -319,7 +320,7 @@ async def test_callers_share_cached_results_only_if_they_may(
     shared: bool,  # noqa: FBT001 - a case of the test
     salts: list[str],
 ) -> None:
-    workers = Workers()
+    workers: Any = Workers()
     router = router_of(encode_view("e"), aggregated_view("a"))
     urls = UrlFetcher(enabled=False, hosts=(), max_bytes=1)
     media = ProcessorMedia(

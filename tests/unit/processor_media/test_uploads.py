@@ -9,7 +9,7 @@ import pytest
 from millstream.v1 import media_pb2, processor_pb2
 from millstream_server.processor.convert import held_bytes
 from millstream_server.processor.media.uploads import (
-    DEFAULT_IDLE_S,
+    IDLE_S,
     MAX_UPLOADS,
     MIN_BYTES_PER_S,
     MediaBudget,
@@ -97,8 +97,8 @@ def test_a_client_may_be_slow_for_a_while_only(monkeypatch: pytest.MonkeyPatch) 
     found, _ = uploads(max_bytes=1 << 30, max_item_bytes=1 << 20)
     assert found.left_s is None
     found.add("a", b"1", 1 + 2 * MIN_BYTES_PER_S)
-    assert found.left_s == pytest.approx(DEFAULT_IDLE_S, abs=0.001)
-    now += DEFAULT_IDLE_S - 1
+    assert found.left_s == pytest.approx(IDLE_S, abs=0.001)
+    now += IDLE_S - 1
     found.add("b", bytes(MIN_BYTES_PER_S), MIN_BYTES_PER_S)  # complete: it counts for both
     assert found.left_s == pytest.approx(2, abs=0.001)
     now += 3
@@ -108,7 +108,7 @@ def test_a_client_may_be_slow_for_a_while_only(monkeypatch: pytest.MonkeyPatch) 
     assert found.left_s is None
     now += 1000  # the next one has its own time
     found.add("c", b"1", 2)
-    assert found.left_s == pytest.approx(DEFAULT_IDLE_S, abs=0.001)
+    assert found.left_s == pytest.approx(IDLE_S, abs=0.001)
 
 
 def test_large_chunks_are_not_copied_and_small_ones_put_together() -> None:

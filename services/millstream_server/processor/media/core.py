@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from millstream_server.encode.transfer.ticket import EmbeddingTickets
 from millstream_server.generation.request import Prompt
+from millstream_server.links.fleet import Fleet
 from millstream_server.media.families.family import Family
 from millstream_server.media.families.placing import place
 from millstream_server.media.items import Content, EncodedItem, MediaFile, MediaInput
@@ -38,7 +38,7 @@ class ProcessorMedia:
     def __init__(
         self,
         router: Router,
-        encoders: Encoders,
+        encoders: Fleet,
         intake: Intake,
         budget: MediaBudget,
         *,
@@ -62,11 +62,7 @@ class ProcessorMedia:
         return Uploads(self._budget, self.intake.max_item_bytes)
 
     def of_turn(
-        self,
-        request: RoutingRequest,
-        request_id: str,
-        caller: Caller,
-        telemetry: TurnTelemetry,
+        self, request: RoutingRequest, request_id: str, caller: Caller, telemetry: TurnTelemetry
     ) -> TurnMedia:
         """Make what encodes one turn's media; ``request`` has its model and session."""
 
@@ -84,36 +80,6 @@ class ProcessorMedia:
         return TurnMedia(
             self._router, self._encoders, request, file_of, telemetry, tickets=self._tickets
         )
-
-
-class Encoding(Protocol):
-    """One item on its way (`links.encode_stream.Encoding`)."""
-
-    async def result(self) -> EncodedItem:
-        """Wait for the result; to cancel this call cancels the item.
-
-        Raises:
-            ServingError: it wasn't encoded.
-        """
-        ...
-
-    def cancel(self) -> None: ...
-
-
-class Encoders(Protocol):
-    """Encodes files on workers (`links.fleet.Fleet`)."""
-
-    def encode(self, address: str, file: MediaFile) -> Encoding:
-        """Start to encode a file on a worker.
-
-        Raises:
-            WorkerLostError: the worker isn't connected.
-        """
-        ...
-
-    def release(self, address: str, lease: str) -> None:
-        """Give a result back; no effect if its worker is gone."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +100,7 @@ class TurnMedia:
     def __init__(
         self,
         router: Router,
-        encoders: Encoders,
+        encoders: Fleet,
         request: RoutingRequest,
         file_of: Callable[[MediaPart, RequestSpan], MediaFile],
         telemetry: TurnTelemetry,

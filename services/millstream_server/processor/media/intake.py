@@ -5,40 +5,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Collection, Sequence
 
 from millstream_server.media.items import Modality
 from millstream_server.media.sniff import check_media
+from millstream_server.processor.media.urls import UrlFetcher
 from millstream_server.processor.text.messages import MediaPart
-from millstream_server.runtime.errors import (
-    InvalidRequestError,
-    UnsupportedFeatureError,
-)
+from millstream_server.runtime.errors import InvalidRequestError, UnsupportedFeatureError
 from millstream_server.runtime.rpc.ledger import Hold
 
 _SMALL_BYTES = 64 << 10
 """Up to this size hashing on the event loop takes less time than a thread costs."""
 
 
-class Urls(Protocol):
-    """Fetches a client's URL (`processor.media.urls.UrlFetcher`)."""
-
-    async def fetch(self, url: str, field: str, take: Callable[[int], None]) -> bytes:
-        """Return the file; ``take`` is called with the bytes as they come.
-
-        Raises:
-            InvalidRequestError: the URL isn't allowed, or the file is too large.
-            MediaFetchError: its server didn't deliver it.
-            ServingError: ``take`` raised it.
-        """
-        ...
-
-
 class Intake:
     """Makes media ready to be encoded; one per process."""
 
-    def __init__(self, urls: Urls, *, max_item_bytes: int, max_items: int) -> None:
+    def __init__(self, urls: UrlFetcher, *, max_item_bytes: int, max_items: int) -> None:
         """Fetch with ``urls``; bounds are per file and per conversation."""
         self._urls = urls
         self.max_item_bytes = max_item_bytes

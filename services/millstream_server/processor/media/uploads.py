@@ -14,7 +14,8 @@ MAX_UPLOADS = 64
 """Uploads of a conversation that no message has named yet."""
 MIN_BYTES_PER_S = 32 << 10
 """Slowest pace of a client that has begun to send a file."""
-DEFAULT_IDLE_S = 10.0
+IDLE_S = 10.0
+"""How far the client may be behind that while a file isn't complete."""
 _MAX_ID_BYTES = 128
 _TRIM_BYTES = 64 << 20
 """After so many bytes it is worth to give the heaps' free memory back."""
@@ -66,17 +67,11 @@ class _Upload:
 class Uploads:
     """One conversation's uploads. The memory is taken as the chunks come, not when announced."""
 
-    def __init__(
-        self, budget: MediaBudget, max_item_bytes: int, idle_s: float = DEFAULT_IDLE_S
-    ) -> None:
-        """Count the bytes in ``budget``, as all media of the conversation.
-
-        While a file isn't complete the client may be ``idle_s`` behind `MIN_BYTES_PER_S`.
-        """
+    def __init__(self, budget: MediaBudget, max_item_bytes: int) -> None:
+        """Count the bytes in ``budget``, as all media of the conversation."""
         self._budget = budget
         self._hold: Hold | None = None
         self._max_item_bytes = max_item_bytes
-        self._idle_s = idle_s
         self._open: dict[str, _Upload] = {}
         self._incomplete = 0
         self._due_s = 0.0  # on the clock of `time.monotonic`
@@ -138,7 +133,7 @@ class Uploads:
                 f"must be from 1 to {self._max_item_bytes} in an upload's first chunk, not {total}",
             )
         if not self._incomplete:
-            self._due_s = time.monotonic() + self._idle_s
+            self._due_s = time.monotonic() + IDLE_S
         self._incomplete += 1
         upload = self._open[upload_id] = _Upload(total)
         return upload

@@ -73,19 +73,15 @@ class FetchBounds:
 DEFAULT_BOUNDS = FetchBounds()
 
 
-class SystemResolver:
-    """Looks names up as the system does, in threads of its own.
+_RESOLVING = ThreadPoolExecutor(8, "resolve")
+"""A look-up can't be cancelled, so slow ones must not hold up the loop's other threads."""
 
-    A look-up can't be cancelled, so slow ones must not hold up the loop's other threads.
-    """
 
-    def __init__(self, threads: int = 8) -> None:
-        self._threads = ThreadPoolExecutor(threads, "resolve")
-
-    async def __call__(self, host: str) -> Sequence[str]:
-        look_up = partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
-        found = await asyncio.get_running_loop().run_in_executor(self._threads, look_up)
-        return [str(address[0]) for *_, address in found]
+async def resolve_by_system(host: str) -> Sequence[str]:
+    """Look a name up as the system does."""
+    look_up = partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
+    found = await asyncio.get_running_loop().run_in_executor(_RESOLVING, look_up)
+    return [str(address[0]) for *_, address in found]
 
 
 class UrlFetcher:
@@ -98,7 +94,7 @@ class UrlFetcher:
         hosts: Sequence[str],
         max_bytes: int,
         bounds: FetchBounds = DEFAULT_BOUNDS,
-        resolve: Resolve | None = None,
+        resolve: Resolve = resolve_by_system,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         """Fetch http and https URLs if ``enabled``; ``data:`` URLs are always decoded.
@@ -110,7 +106,7 @@ class UrlFetcher:
         self._hosts = frozenset(_entry(host) for host in hosts)
         self._max_bytes = max_bytes
         self._bounds = bounds
-        self._resolve = resolve or SystemResolver()
+        self._resolve = resolve
         self._tls = tls
         self._slots = asyncio.Semaphore(bounds.concurrency)
 

@@ -15,7 +15,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,9 @@ def read_model_facts(path: Path) -> ModelFacts:
     config = _read_object(path / "config.json")
     generation = _read_object(path / "generation_config.json")
     # generation_config.json comes first: chat models add their end-of-turn token there.
-    sections = [generation, config, *_text_sections(config)]
+    # Multimodal models have it one level down.
+    texts = [config[name] for name in _TEXT_SECTIONS if isinstance(config.get(name), dict)]
+    sections = [generation, config, *texts]
     return ModelFacts(
         eos_token_ids=next(filter(None, (_eos_ids(section) for section in sections)), ()),
         bos_token_id=_first_int(sections, ("bos_token_id",)),
@@ -94,7 +96,7 @@ def read_model_facts(path: Path) -> ModelFacts:
     )
 
 
-def _read_object(file: Path) -> Mapping[str, object]:
+def _read_object(file: Path) -> Mapping[str, Any]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -104,14 +106,6 @@ def _read_object(file: Path) -> Mapping[str, object]:
     if not isinstance(content, dict):
         raise UnusableModelError(f"{file} must hold a JSON object")
     return content
-
-
-def _text_sections(config: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
-    """Yield the sections to search: in multimodal models also one level down."""
-    for name in _TEXT_SECTIONS:
-        section = config.get(name)
-        if isinstance(section, dict):
-            yield section
 
 
 def _eos_ids(section: Mapping[str, object]) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ from millstream_server.processor.text.model_files import (
     read_model_facts,
     read_tokenizer,
 )
-from millstream_server.processor.text.template import DEFAULT_MAX_PROMPT_CHARS, ChatTemplate
+from millstream_server.processor.text.template import ChatTemplate
 from millstream_server.processor.text.threads import stop_if_gone
 from millstream_server.runtime.telemetry.log import get_log
 
@@ -72,7 +72,7 @@ class TextModel:
         return frozenset(family.soft_token(m) for m in family.modalities) if family else frozenset()
 
     @classmethod
-    def load(cls, path: Path, *, max_prompt_chars: int = DEFAULT_MAX_PROMPT_CHARS) -> TextModel:
+    def load(cls, path: Path) -> TextModel:
         """Read the directory; takes about a second for a large vocabulary.
 
         Raises:
@@ -89,9 +89,7 @@ class TextModel:
         return cls(
             tokenizer=tokenizer,
             pieces=pieces,
-            chat_template=ChatTemplate(
-                files.templates, files.special_tokens, max_prompt_chars=max_prompt_chars
-            ),
+            chat_template=ChatTemplate(files.templates, files.special_tokens),
             vocab_size=max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1,
             eos_token_ids=facts.eos_token_ids or (() if eos is None else (eos,)),
             bos_token_id=bos if facts.bos_token_id is None else facts.bos_token_id,
