@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Iterable, Iterator
+from operator import methodcaller
 from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from millstream.v1 import embedding_pb2, processor_pb2, processor_pb2_grpc
-from millstream_client.request import Adapt, Request, Retry, client_closed
+from millstream_client.request import Request, Retry, client_closed
 from millstream_client.results import CollectedVectors, Embeddings, GeneratedMedia
 from millstream_client.service_config import DIFFUSION_SERVICE, EMBEDDING_SERVICE, SERVICE
 from millstream_client.streams import AnswerStream, MediaStream
 from millstream_client.transport import Metadata, Transport
 
 Response = TypeVar("Response", bound=Message)
+_serialize = methodcaller("SerializeToString")
 
 
 class Connection:
@@ -75,29 +77,22 @@ class Connection:
             request.end(client_closed())
 
     async def close(self) -> None:
-        """End every request, and disconnect."""
         self.end_requests()
         channel, self._channel, self._stub = self._channel, None, None
         if channel is not None:
             await channel.close(None)
 
-    def request(
-        self, timeout_s: float | None, request_id: str = "", adapt: Adapt = lambda _: False
-    ) -> Request:
-        """Make a request; its time-out starts now."""
-        return Request(self, self.retry, timeout_s, request_id, adapt)
-
     def complete(
         self, message: processor_pb2.CompleteRequest, timeout_s: float | None
     ) -> AnswerStream:
-        request = self.request(timeout_s, message.request_id)
+        request = Request(self, timeout_s, message.request_id)
         rpc, response = f"/{SERVICE}/Complete", processor_pb2.CompleteResponse
         return AnswerStream(request, self._stream(request, request.answer, rpc, response, message))
 
     def media(self, response: type[Any], message: Any, timeout_s: float | None) -> MediaStream:
         """Prepare a request for images or videos; ``response`` is the type of its messages."""
         media = GeneratedMedia()
-        request = Request(self, self.retry, timeout_s, message.start.request_id, collected=media)
+        request = Request(self, timeout_s, message.start.request_id, collected=media)
         rpc = f"/{DIFFUSION_SERVICE}/{response.__name__.removesuffix('Response')}"
         return MediaStream(request, media, self._stream(request, media, rpc, response, message))
 
@@ -106,8 +101,7 @@ class Connection:
         result = Embeddings()
         for message in messages:
             found = CollectedVectors(len(message.start.inputs))
-            request_id = message.start.request_id
-            request = Request(self, self.retry, timeout_s, request_id, collected=found)
+            request = Request(self, timeout_s, message.start.request_id, collected=found)
             rpc, response = f"/{EMBEDDING_SERVICE}/Embed", embedding_pb2.EmbedResponse
             async for _ in self._stream(request, found, rpc, response, message):
                 pass
@@ -140,8 +134,7 @@ class Connection:
         timeout_s: float | None,
         retry: Retry | None = None,
     ) -> Response:
-        """Make a call with one response, with retries."""
-        request = Request(self, retry or self.retry, timeout_s)
+        request = Request(self, timeout_s, retry=retry)
 
         async def attempt() -> AsyncGenerator[Response, None]:
             parse: Any = response
@@ -167,7 +160,3 @@ class Connection:
         )
         request.watch(call)
         return call
-
-
-def _serialize(message: Message) -> bytes:
-    return message.SerializeToString()

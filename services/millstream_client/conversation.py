@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import grpc
@@ -126,7 +127,7 @@ def ask(
     connection: Connection, history: History, turn: Turn, timeout_s: float | None
 ) -> AnswerStream:
     """Prepare a Chat of one turn."""
-    request = connection.request(timeout_s, history.request_id)
+    request = Request(connection, timeout_s, history.request_id)
 
     async def attempt() -> AsyncGenerator[Any, None]:
         await history.read(turn)
@@ -242,8 +243,9 @@ class Conversation:
         await self.close()
 
     def _stream(self, turn: Turn, timeout_s: float | None) -> AnswerStream:
-        request = self._connection.request(
-            timeout_s, self._history.request_id, lambda failed: self._history.refit(turn, failed)
+        history = self._history
+        request = Request(
+            self._connection, timeout_s, history.request_id, partial(history.refit, turn)
         )
         messages = request.messages(lambda: self._attempt(turn, request), self._one_turn(request))
         return AnswerStream(request, messages)

@@ -117,16 +117,16 @@ class Request:
     def __init__(
         self,
         connection: Connection,
-        retry: Retry,
         timeout_s: float | None,
         request_id: str = "",
         adapt: Adapt = lambda _: False,
         *,
         collected: Collected | None = None,
+        retry: Retry | None = None,
     ) -> None:
         """Prepare; the time-out starts now. ``collected``: a result that is no `Answer`."""
         self._connection = connection
-        self._attempts = Attempts(retry, timeout_s)
+        self._attempts = Attempts(retry or connection.retry, timeout_s)
         self._request_id = request_id
         self._adapt = adapt
         self.answer = Answer()
@@ -141,7 +141,6 @@ class Request:
         return self._collected.request_id or self._request_id
 
     def timeout_s(self) -> float | None:
-        """Return the seconds left; None without a limit."""
         return self._attempts.timeout_s()
 
     async def messages(
@@ -190,7 +189,6 @@ class Request:
             call.cancel()
 
     def cancel(self) -> None:
-        """End the request with a RequestCancelledError."""
         self.end(RequestCancelledError("cancelled by the caller"))
 
     def end(self, error: MillstreamError) -> None:
@@ -203,7 +201,7 @@ class Request:
     def _failure(self, error: BaseException) -> MillstreamError:
         """Return the request's failure: the error given to `end`, else ``error`` converted."""
         if self._ended is not None:
-            failed: MillstreamError = self._ended
+            failed = self._ended
         elif isinstance(error, MillstreamError):
             failed = error
         elif isinstance(error, asyncio.CancelledError):  # the channel itself was closed
