@@ -19,6 +19,7 @@ from millstream_server.cli.flags import (
     add_model_dir,
     add_timeout,
     command,
+    fail,
     list_examples,
     positive_seconds,
     whole_number,
@@ -237,6 +238,8 @@ def _interval(text: str) -> float:
 
 
 def _run_top(args: argparse.Namespace) -> int:
-    from millstream_server.cli.top.show import show  # noqa: PLC0415 - not for other commands
-
+    try:
+        from millstream_server.cli.top.show import show  # noqa: PLC0415 - not for other commands
+    except ModuleNotFoundError as error:
+        return fail(f"top needs {error.name}: pip install 'millstream[cli,processor]'")
     return show(args)

@@ -21,8 +21,6 @@ from millstream_server.routing.policy import AFFINITY_SLACK, RoleWorkers, Routin
 from millstream_server.routing.workers import Candidate, WorkerView, info_of, known
 from millstream_server.runtime.errors import NoWorkerError, WorkerLostError
 
-_ANSWERING = (Role.DECODE, Role.AGGREGATED, Role.DIFFUSION)
-"""The workers that tokens come from: they limit how many requests run at once."""
 _ALONE = (Role.PREFILL, Role.AGGREGATED, Role.DIFFUSION)
 """What may be missing besides decode workers where no worker is left."""
 
@@ -139,15 +137,14 @@ class ModelWorkers:
         Raises:
             NoWorkerError: a role has none.
         """
-        if self.unpaired and not self.ready:
-            raise NoWorkerError(
-                self.unpaired.sentence,
-                retry_delay_s=retry_delay_s(time.monotonic() - self.made_s),
-            )
-        if not self.ready and self.decode.views:
+        if self.ready:
+            return
+        if self.unpaired:
+            lasted_s = time.monotonic() - self.made_s
+            raise NoWorkerError(self.unpaired.sentence, retry_delay_s=retry_delay_s(lasted_s))
+        if self.decode.views:
             raise self.absent(Role.PREFILL)
-        if not self.ready:
-            raise self.absent(Role.DECODE, *(() if self.prefill.views else _ALONE))
+        raise self.absent(Role.DECODE, *(() if self.prefill.views else _ALONE))
 
 
 def workers_of(
@@ -209,12 +206,12 @@ def _sorted(
 
 
 def _answers(worker: WorkerDescription) -> bool:
-    return worker.role in _ANSWERING and info_of(worker, GeneratorInfo) is not None
+    """Return whether tokens come from a worker; such ones limit how many requests run at once."""
+    answering = (Role.DECODE, Role.AGGREGATED, Role.DIFFUSION)
+    return worker.role in answering and info_of(worker, GeneratorInfo) is not None
 
 
-def _whole(
-    by_role: Mapping[Role, Sequence[WorkerView]],
-) -> tuple[Role, Sequence[WorkerView]]:
+def _whole(by_role: Mapping[Role, Sequence[WorkerView]]) -> tuple[Role, Sequence[WorkerView]]:
     """Return the workers that run prompt and tokens, and their role; a model has one kind."""
     diffusion = [
         view for view in by_role[Role.DIFFUSION] if view.description and _answers(view.description)

@@ -23,9 +23,6 @@ from millstream_server.runtime.errors import NoWorkerError
 AFFINITY_SLACK = 8
 """A conversation stays with its worker while that has at most this many requests more."""
 
-_A_CHOICE = 2
-"""Candidates from which on there is one to choose."""
-
 Scorer = Callable[[RoutingRequest, Candidate], float]
 """Returns how well a worker fits a request; higher is better."""
 
@@ -67,7 +64,7 @@ class BestInRotation:
         self._rotation = itertools.count()
 
     def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Candidate | None:
-        if len(candidates) < _A_CHOICE:
+        if len(candidates) <= 1:
             return candidates[0] if candidates else None
         scores = [self._scorer(request, view) for view in candidates]
         best = max(scores)
@@ -89,7 +86,7 @@ class BestOfTwo:
 
     def pick(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Candidate | None:
         count = len(candidates)
-        if count < _A_CHOICE:
+        if count <= 1:
             return candidates[0] if candidates else None
         first = int(self._draw() * count)
         second = int(self._draw() * (count - 1))

@@ -64,7 +64,6 @@ class Router:
         self.changed()
 
     def changed(self) -> None:
-        """Recompute: a view's description changed."""
         accepting = (view.description for view in self._views)
         self._absences.changed({(found.model, found.role) for found in accepting if found})
         self._models.clear()
@@ -87,15 +86,13 @@ class Router:
         return frozenset().union(*(d.tasks for d in found if d and d.model == model))
 
     def task_workers(self, model: str) -> TaskWorkers:
-        found = self._task_workers.get(model)
-        if found is None:
+        if (found := self._task_workers.get(model)) is None:
             found = self._task_workers[model] = task_workers_of(
                 model, self._views, self._policies[model], self._absences
             )
         return found
 
     def ready(self, model: str) -> bool:
-        """Return whether there is a worker of every role that a request needs."""
         return self.of(model).ready or bool(self.task_workers(model).views)
 
     def runs_in(self, model: str, role: Role) -> bool:
@@ -109,22 +106,16 @@ class Router:
         A draining worker counts with the requests it still runs, since those use no capacity of the
         others. Cancelled requests there don't count, even if the worker never ends them.
         """
-        workers = self._models.get(model) or self.of(model)
+        workers = self.of(model)
         capacity = workers.running
         if capacity and workers.leaving:
             capacity += sum(view.in_use for view in workers.leaving)
-        whole = self._task_workers.get(model) or self.task_workers(model)
+        whole = self.task_workers(model)
         return capacity + whole.capacity if whole.views else capacity
 
     def require(self, model: str) -> None:
-        """Check that a request can be routed now.
-
-        Raises:
-            NoWorkerError: a role that it needs has no worker.
-        """
-        workers = self.of(model)
-        if not workers.ready:
-            workers.require()
+        """Check that a request can be routed now; see `ModelWorkers.require`."""
+        self.of(model).require()
 
     # ---- one request -----------------------------------------------------------------------------
 
@@ -135,9 +126,8 @@ class Router:
             NoWorkerError: a role that it needs has no worker.
             AdapterNotFoundError: no worker has its LoRA adapter.
         """
-        workers = self._models.get(request.model) or self.of(request.model)
-        if not workers.ready:
-            workers.require()
+        workers = self.of(request.model)
+        workers.require()
         if request.adapter:
             workers = self._with_adapter(request, workers)
         whole = workers.aggregated

@@ -22,7 +22,7 @@ from millstream_server.cli.suite.running import NoSuiteError, RunningSuite, find
 from millstream_server.cli.top.rows import Meter, ModelRow, Reach, Row, model_rows, sort_rows
 from millstream_server.cli.top.table import as_object, draw, signs_of
 from millstream_server.cli.top.workers import Workers
-from millstream_server.routing.discovery.sources import Discovery, StaticDiscovery
+from millstream_server.routing.discovery.sources import Discovery, StaticDiscovery, make_discovery
 from millstream_server.runtime.settings import SettingsError
 
 _SETTLE_TICK_S = 0.02
@@ -61,12 +61,6 @@ def _discovery(args: argparse.Namespace) -> tuple[Discovery, RunningSuite]:
         except NoSuiteError as error:
             raise ValueError(f"{error}; or name workers with --workers") from error
         return StaticDiscovery([worker.address for worker in suite.workers]), suite
-    try:
-        from millstream_server.routing.discovery.sources import make_discovery  # noqa: PLC0415
-    except ModuleNotFoundError as error:  # of Kubernetes' discovery
-        raise ValueError(
-            f"--workers needs {error.name}: pip install 'millstream[cli,processor]'"
-        ) from error
     entries = [entry.strip() for entry in args.workers.split(",") if entry.strip()]
     try:
         return make_discovery(entries), RunningSuite(())

@@ -291,8 +291,4 @@ def _kubernetes(rest: str) -> Discovery:
     return KubernetesDiscovery(name["service"], name["namespace"] or "")
 
 
-_KINDS: dict[str, Callable[[str], Discovery]] = {
-    "dns": _dns,
-    "file": _file,
-    "k8s": _kubernetes,
-}
+_KINDS: dict[str, Callable[[str], Discovery]] = {"dns": _dns, "file": _file, "k8s": _kubernetes}

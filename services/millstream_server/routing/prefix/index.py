@@ -62,9 +62,7 @@ class PrefixIndex:
     """
 
     def __init__(
-        self,
-        max_blocks: int = DEFAULT_MAX_BLOCKS,
-        now: Callable[[], float] = time.monotonic,
+        self, max_blocks: int = DEFAULT_MAX_BLOCKS, now: Callable[[], float] = time.monotonic
     ) -> None:
         """Start without members; ``now`` is in seconds."""
         self.blocks = 0

@@ -242,11 +242,9 @@ class Prefixes:
         self._memberships: dict[WorkerView, Membership] = {}
 
     def of(self, model: str) -> ModelPrefixes:
-        found = self._models.get(model)
-        if found is None:
-            found = self._models[model] = ModelPrefixes(
-                model, self._max_blocks, self._now, self._rng
-            )
+        if (found := self._models.get(model)) is None:
+            found = ModelPrefixes(model, self._max_blocks, self._now, self._rng)
+            self._models[model] = found
         return found
 
     def admit(self, view: WorkerView, description: WorkerDescription) -> Membership | None:
@@ -255,7 +253,9 @@ class Prefixes:
         None: it doesn't generate text. A worker that has changed loses its blocks.
         """
         known = self._memberships.get(view)
-        if known and _alike(known.description, description):
+        if known and (
+            known.description is description or _caches(known.description) == _caches(description)
+        ):
             return known
         self.dismiss(view)
         engine = info_of(description, GeneratorInfo)
@@ -279,19 +279,9 @@ class Prefixes:
                 known.prefixes.leave(place)
 
 
-def _alike(one: WorkerDescription, other: WorkerDescription) -> bool:
-    """Tell whether two descriptions have the same caches; other facts may change meanwhile."""
-    return one is other or _caches(one) == _caches(other)
-
-
 def _caches(description: WorkerDescription) -> tuple[object, ...]:
+    """Return what a worker's caches depend on; other facts may change meanwhile."""
     engine = info_of(description, GeneratorInfo)
     if engine is None:
         return ()
-    return (
-        description.model,
-        engine.dp_start,
-        engine.dp_size,
-        engine.block_size,
-        engine.tells_kv,
-    )
+    return (description.model, engine.dp_start, engine.dp_size, engine.block_size, engine.tells_kv)
