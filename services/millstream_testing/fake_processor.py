@@ -26,6 +26,7 @@ from typing import Any, Self
 
 import grpc
 from google.protobuf import duration_pb2
+from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
@@ -41,6 +42,7 @@ from millstream.v1 import (
 )
 
 MODEL = "fake"
+_ROLES = (worker_pb2.WORKER_ROLE_PREFILL, worker_pb2.WORKER_ROLE_DECODE)
 
 
 class _EndOfStreamError(Exception):
@@ -163,15 +165,14 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
 
     def _take(self, request: processor_pb2.ChatRequest, conversation: _Conversation) -> None:
         conversation.turn += 1
-        if request.WhichOneof("message") == "start":
+        content = request.user_turn.content
+        messages = [chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_USER, content=content)]
+        if request.HasField("start"):
             self.starts.append(request.start)
             conversation.options = request.start.options
-            for message in request.start.messages:
-                conversation.add(message)
-            return
-        conversation.add(
-            chat_pb2.ChatMessage(role=chat_pb2.CHAT_ROLE_USER, content=request.user_turn.content)
-        )
+            messages = list(request.start.messages)
+        for message in messages:
+            conversation.add(message)
 
     async def _answer(
         self, conversation: _Conversation, cancelled: asyncio.Event, context: Any
@@ -202,11 +203,9 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
             delta = processor_pb2.ChoiceDelta(text=word, token_count=1)
             yield processor_pb2.ChatResponse(turn=turn, choices=[delta])
         conversation.said.append(("assistant", "".join(sent)))
-        reason = (
-            generation_pb2.FINISH_REASON_CANCELLED
-            if cancelled.is_set()
-            else generation_pb2.FINISH_REASON_STOP
-        )
+        reason = generation_pb2.FINISH_REASON_STOP
+        if cancelled.is_set():
+            reason = generation_pb2.FINISH_REASON_CANCELLED
         yield processor_pb2.ChatResponse(
             turn=turn,
             choices=[processor_pb2.ChoiceDelta(finish_reason=reason)],
@@ -248,10 +247,8 @@ class FakeProcessor(processor_pb2_grpc.ProcessorServiceServicer):
                     chat=True,
                     modalities=[media_pb2.MODALITY_IMAGE, media_pb2.MODALITY_VIDEO],
                     workers=[
-                        processor_pb2.ModelWorkers(
-                            role=worker_pb2.WORKER_ROLE_PREFILL, connected=1
-                        ),
-                        processor_pb2.ModelWorkers(role=worker_pb2.WORKER_ROLE_DECODE, connected=2),
+                        processor_pb2.ModelWorkers(role=role, connected=connected)
+                        for connected, role in enumerate(_ROLES, 1)
                     ],
                 ),
                 processor_pb2.ServedModel(name="away", ready=False),
@@ -294,9 +291,8 @@ def _finished(
 
 
 async def _fail_if_asked(question: str, context: Any) -> None:
-    status = _FAILURES.get(question)
-    if status is not None:
-        await _abort(context, status())
+    if (status := _FAILURES.get(question)) is not None:
+        await _abort(context, status)
 
 
 async def _abort(context: Any, status: status_pb2.Status) -> None:
@@ -305,42 +301,14 @@ async def _abort(context: Any, status: status_pb2.Status) -> None:
     await context.abort(code, status.message, (details,))
 
 
-def _failure(code: int, message: str, reason: str, **metadata: str) -> status_pb2.Status:
+def _failure(
+    code: int, message: str, reason: str, *more: Message, **metadata: str
+) -> status_pb2.Status:
+    info = error_details_pb2.ErrorInfo(reason=reason, domain="millstream.io", metadata=metadata)
     status = status_pb2.Status(code=code, message=message)
-    status.details.add().Pack(
-        error_details_pb2.ErrorInfo(reason=reason, domain="millstream.io", metadata=metadata)
-    )
+    for detail in (info, *more):
+        status.details.add().Pack(detail)
     return status
-
-
-def _bad() -> status_pb2.Status:
-    status = _failure(code_pb2.INVALID_ARGUMENT, "two fields are wrong", "INVALID_REQUEST")
-    violation = error_details_pb2.BadRequest.FieldViolation
-    status.details.add().Pack(
-        error_details_pb2.BadRequest(
-            field_violations=[
-                violation(field="options.sampling.top_p", description="must be in (0, 1]"),
-                violation(field="messages[0].role", description="must be set"),
-            ]
-        )
-    )
-    return status
-
-
-def _busy() -> status_pb2.Status:
-    status = _failure(code_pb2.RESOURCE_EXHAUSTED, "no room right now", "OVERLOADED")
-    delay = duration_pb2.Duration(seconds=1, nanos=500_000_000)
-    status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
-    return status
-
-
-def _internal() -> status_pb2.Status:
-    return _failure(code_pb2.INTERNAL, "a fault of the server", "INTERNAL", error_id="e-42")
-
-
-def _blind() -> status_pb2.Status:
-    sentence = "the model fake takes no images; ListModels says what a model takes"
-    return _failure(code_pb2.INVALID_ARGUMENT, sentence, "UNSUPPORTED_FEATURE", retryable="false")
 
 
 def _too_large(chunk: media_pb2.MediaChunk) -> status_pb2.Status:
@@ -348,7 +316,35 @@ def _too_large(chunk: media_pb2.MediaChunk) -> status_pb2.Status:
     return _failure(code_pb2.INVALID_ARGUMENT, sentence, "INVALID_REQUEST", retryable="false")
 
 
-_FAILURES = {"bad": _bad, "busy": _busy, "internal": _internal, "blind": _blind}
+_Violation = error_details_pb2.BadRequest.FieldViolation
+_FAILURES = {
+    "bad": _failure(
+        code_pb2.INVALID_ARGUMENT,
+        "two fields are wrong",
+        "INVALID_REQUEST",
+        error_details_pb2.BadRequest(
+            field_violations=[
+                _Violation(field="options.sampling.top_p", description="must be in (0, 1]"),
+                _Violation(field="messages[0].role", description="must be set"),
+            ]
+        ),
+    ),
+    "busy": _failure(
+        code_pb2.RESOURCE_EXHAUSTED,
+        "no room right now",
+        "OVERLOADED",
+        error_details_pb2.RetryInfo(
+            retry_delay=duration_pb2.Duration(seconds=1, nanos=500_000_000)
+        ),
+    ),
+    "internal": _failure(code_pb2.INTERNAL, "a fault of the server", "INTERNAL", error_id="e-42"),
+    "blind": _failure(
+        code_pb2.INVALID_ARGUMENT,
+        "the model fake takes no images; ListModels says what a model takes",
+        "UNSUPPORTED_FEATURE",
+        retryable="false",
+    ),
+}
 
 
 class FakeServer:

@@ -66,11 +66,7 @@ ALPHABET = SimulatedConfig(vocab_size=VOCAB_SIZE, context_length=CONTEXT_LENGTH)
 
 
 @dataclass
-class InProcessWorker:
-    """A worker with a simulated engine."""
-
-    engine: SimulatedEngine
-    host: WorkerHost[GeneratorInfo]
+class _InProcess:
     server: Server
     port: int
     channel: Any
@@ -78,6 +74,14 @@ class InProcessWorker:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+
+@dataclass
+class InProcessWorker(_InProcess):
+    """A worker with a simulated engine."""
+
+    engine: SimulatedEngine
+    host: WorkerHost[GeneratorInfo]
 
     @property
     def decode(self) -> Any:
@@ -118,13 +122,10 @@ class InProcessWorker:
 
 
 def hosted(
-    engine: GeneratorEngine,
-    role: Role,
-    tracing: Tracing | None = None,
-    fetcher: Fetcher | None = None,
+    engine: GeneratorEngine, role: Role, tracing: Tracing | None = None
 ) -> WorkerHost[GeneratorInfo]:
     """Put an engine on the host that its role's process has."""
-    return WorkerHost(plan_of(engine, role, lambda: fetcher), tracing=tracing)
+    return WorkerHost(plan_of(engine, role), tracing=tracing)
 
 
 def plan_of(
@@ -133,14 +134,7 @@ def plan_of(
     """Make the plan that the role's process has; ``fetcher`` is called when a server gets it."""
     gate = TicketGate(KEY) if role.hands_off else None
     service = {Role.PREFILL: PREFILL, Role.DIFFUSION: TEXT_DIFFUSION}.get(role, DECODE)
-    return make_plan(
-        engine,
-        role,
-        MODEL,
-        service,
-        gate,
-        open_fetcher=lambda _: fetcher(),
-    )
+    return make_plan(engine, role, MODEL, service, gate, open_fetcher=lambda _: fetcher())
 
 
 @contextlib.asynccontextmanager
@@ -164,7 +158,7 @@ async def worker(
     async with grpc.aio.insecure_channel(
         f"127.0.0.1:{port}", options=[("grpc.max_send_message_length", -1)]
     ) as channel:
-        started = InProcessWorker(engine, host, server, port, channel)
+        started = InProcessWorker(server, port, channel, engine, host)
         try:
             if loaded:
                 await started.load()
@@ -175,19 +169,12 @@ async def worker(
 
 
 @dataclass
-class InProcessProcessor:
+class InProcessProcessor(_InProcess):
     """A Processor."""
 
     core: ProcessorCore
     router: Router
     pacer: Pacer
-    server: Server
-    port: int
-    channel: Any
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
 
     @property
     def stub(self) -> Any:
@@ -267,7 +254,7 @@ async def processor(
                 await until(
                     lambda: sum(sum(router.connected(m).values()) for m in models) == len(workers)
                 )
-            yield InProcessProcessor(core, router, pacer, server, port, channel)
+            yield InProcessProcessor(server, port, channel, core, router, pacer)
         finally:
             health.cancel()
             await server.stop(0)

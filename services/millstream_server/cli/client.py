@@ -27,9 +27,8 @@ from millstream_server.cli.flags import (
 # A person waits for a result, also from a suite that isn't ready: no retries and no health checks.
 _OPTIONS = Options(service_config=ONE_SERVER, max_reconnect_pause_s=0.5)
 
-UNKNOWN_METHOD = "UNKNOWN_METHOD"
-UNREPORTED = ("", SERVER_NOT_REACHED, CONNECTION_LOST)
-"""Reasons of failures that no server of ours has reported."""
+ELSEWHERE = ("", SERVER_NOT_REACHED, CONNECTION_LOST, "UNKNOWN_METHOD")
+"""Reasons of failures on the way, or of a server of another kind."""
 _ROLES = [name.removeprefix("WORKER_ROLE_").lower() for name, _ in worker_pb2.WorkerRole.items()]
 """By number, from UNSPECIFIED on, in the order of a request's way."""
 
@@ -96,10 +95,10 @@ def print_error(error: MillstreamError, server: Destination) -> None:
 
 def explain(error: MillstreamError, server: Destination) -> list[str]:
     """Return a failed call's lines: code, reason, message, invalid fields, what to do."""
-    if error.reason in (*UNREPORTED, UNKNOWN_METHOD) and (
-        hint := explain_tls(error.message, server) or _network_hint(error, server.address)
-    ):
-        return [f"error: {hint}"]
+    if error.reason in ELSEWHERE:
+        hint = explain_tls(error.message, server) or _network_hint(error, server.address)
+        if hint:
+            return [f"error: {hint}"]
     reason = f" ({error.reason})" if error.reason else ""
     lines = [f"error: {error.code.name}{reason}: {error.message}"]
     said = error.message  # a single violation may be all that it says

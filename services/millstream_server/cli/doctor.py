@@ -73,7 +73,10 @@ def _all(model: Path | None, address: str) -> Iterator[Finding]:
     yield _ports(running=running)
     yield check_model(model or default_model())
     yield machine.buf()
-    yield _suite(address, running=running)
+    if running:
+        yield ok(f"a suite serves at {address}")
+    else:
+        yield warn(f"no suite serves at {address}", "start one with `millstream up`")
 
 
 def _ports(*, running: bool) -> Finding:
@@ -128,9 +131,3 @@ def _has_chat_template(directory: Path) -> bool:
         return bool(machine.read_json(directory / "tokenizer_config.json").get("chat_template"))
     except (OSError, ValueError):
         return False
-
-
-def _suite(address: str, *, running: bool) -> Finding:
-    if running:
-        return ok(f"a suite serves at {address}")
-    return warn(f"no suite serves at {address}", "start one with `millstream up`")

@@ -17,7 +17,7 @@ from millstream.v1 import engine_control_pb2
 from millstream_client import MillstreamError
 from millstream_client.errors import CONNECTION_LOST
 from millstream_server.cli.admin.results import size
-from millstream_server.cli.client import UNKNOWN_METHOD, UNREPORTED
+from millstream_server.cli.client import ELSEWHERE
 from millstream_server.cli.flags import Destination, explain_tls
 
 _ADVICE: Mapping[str, str] = {
@@ -82,7 +82,7 @@ class Failure:
 
 def explain(error: MillstreamError, server: Destination, command: str) -> Failure:
     """Explain a failed call of a command."""
-    if error.reason in (*UNREPORTED, UNKNOWN_METHOD) and (found := _connection(error, server)):
+    if error.reason in ELSEWHERE and (found := _connection(error, server)):
         return found
     message = error.message
     for violation in error.violations:

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from millstream_server.cli.flags import DEFAULT_LOG_DIR
@@ -101,19 +101,6 @@ class UpOptions:
     engine_args: tuple[str, ...] = ()
     """The engine's own arguments, for prefill and decode workers."""
 
-    def check(self) -> None:
-        """Check that the options fit together.
-
-        Raises:
-            PlanError: two models have the same name.
-        """
-        names = [self.model_name, *(model.name for model in self.further)]
-        for name in names:
-            if names.count(name) > 1:
-                raise PlanError(
-                    f"two models would be called {name!r}: rename a directory, or give --model-name"
-                )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedService:
@@ -172,7 +159,12 @@ class SuitePlan:
         if service.role == "processor":
             return module + self._processor_flags()
         if service.role == "encode":
-            return module + self._encode_flags(service)
+            return [
+                *module,
+                *service.flags(),
+                *self._model_flags(),
+                *self._flags_of_engine(service),
+            ]
         if service.further is not None:
             return module + service.flags() + service.further.flags(self.options.engine)
         return module + self._worker_flags(service)
@@ -196,9 +188,6 @@ class SuitePlan:
             *("--model-path", str(self.options.model)),
             *("--model-name", self.options.model_name),
         ]
-
-    def _encode_flags(self, service: PlannedService) -> list[str]:
-        return [*service.flags(), *self._model_flags(), *self._flags_of_engine(service)]
 
     def _worker_flags(self, service: PlannedService) -> list[str]:
         flags = [
@@ -229,7 +218,12 @@ def make_plan(options: UpOptions, ports: PortClaims, gpus: int = 0) -> SuitePlan
     Raises:
         PlanError: the counts or the models' names make no suite, or a port is not available.
     """
-    options.check()
+    names = [options.model_name, *(model.name for model in options.further)]
+    for name in names:
+        if names.count(name) > 1:
+            raise PlanError(
+                f"two models would be called {name!r}: rename a directory, or give --model-name"
+            )
     roles = ["prefill"] * options.prefill if options.topology == "disaggregated" else []
     if options.decode < 1 or (options.topology == "disaggregated" and not roles):
         raise PlanError("a suite needs --decode 1 or more, and --prefill 1 or more to disaggregate")
@@ -237,35 +231,30 @@ def make_plan(options: UpOptions, ports: PortClaims, gpus: int = 0) -> SuitePlan
     if options.encode:
         check_vision(options.model)  # before anything is started
     front = _processor(options, ports)
-    workers = [
-        _worker(role, roles[:i].count(role) + 1, ports, i % gpus if gpus > 1 else None)
-        for i, role in enumerate(roles)
-    ]
-    for further in options.further:
-        number = [other.task for other in options.further[: options.further.index(further)]]
-        gpu = len(workers) % gpus if gpus > 1 else None
-        workers.append(_further(further, number.count(further.task) + 1, ports, gpu))
+    wanted: list[tuple[str, str, FurtherModel | None]] = [(role, role, None) for role in roles]
+    wanted += [(model.task.value, model.task.role, model) for model in options.further]
+    workers = []
+    for i, (kind, role, further) in enumerate(wanted):
+        number = 1 + sum(other == kind for other, _, _ in wanted[:i])
+        gpu = i % gpus if gpus > 1 else None
+        workers.append(_worker(f"{kind}-{number}", role, further, ports, gpu))
     return SuitePlan(options, (*workers, front))
 
 
-def _worker(role: str, number: int, ports: PortClaims, gpu: int | None) -> PlannedService:
+def _worker(
+    name: str, role: str, further: FurtherModel | None, ports: PortClaims, gpu: int | None
+) -> PlannedService:
     port = ports.next_free(LOOPBACK, PORTS[role])
     return PlannedService(
-        name=f"{role}-{number}",
+        name=name,
         role=role,
         address=f"{LOOPBACK}:{port}",
         metrics_port=ports.next_free(LOOPBACK, METRICS_PORT),
         admin_port=ports.next_free(LOOPBACK, ADMIN_PORT),
         bootstrap_port=ports.next_free(LOOPBACK, BOOTSTRAP_PORT) if role == "prefill" else None,
         gpu=gpu,
+        further=further,
     )
-
-
-def _further(
-    model: FurtherModel, number: int, ports: PortClaims, gpu: int | None
-) -> PlannedService:
-    service = _worker(model.task.role, number, ports, gpu)
-    return replace(service, name=f"{model.task.value}-{number}", further=model)
 
 
 def _processor(options: UpOptions, ports: PortClaims) -> PlannedService:
