@@ -303,7 +303,7 @@ async def test_a_prompt_that_is_too_long_with_its_pictures_is_refused(suite: Med
 async def nothing_is_held(suite: MediaSuite) -> None:
     """Wait until no lease and no client's file is held."""
     await until(lambda: suite.encode.engine.store.pinned_bytes == 0)
-    await until(lambda: suite.front.core.media._budget.used == 0)
+    await until(lambda: suite.front.core.media.budget.used == 0)
 
 
 async def test_results_and_files_are_given_back(suite: MediaSuite) -> None:
@@ -342,7 +342,7 @@ async def test_a_picture_above_the_message_limit_of_memory_is_refused(suite: Med
     block = bytes(1 << 20)
     for chat in chats:
         await chat.say(chunk("a", block, MAX_ITEM_BYTES), *([chunk("a", block)] * 3))
-    budget = suite.front.core.media._budget
+    budget = suite.front.core.media.budget
     await until(lambda: budget.used == budget.most)
     late = Conversation(suite.stub)
     await late.say(chunk("a", b"x", 1))

@@ -111,16 +111,14 @@ def explain(error: MillstreamError, server: Destination) -> list[str]:
         soon = f"try again in {error.retry_delay_s:g} s" if error.retry_delay_s > 0 else ""
         lines.append(f"  {soon or 'trying again may help'}")
     if error.code is grpc.StatusCode.UNAUTHENTICATED and "certificate" not in error.message:
-        lines.append(_key_line(server))
+        lines.append(
+            "  the server doesn't know this key; its file holds the key alone, without a name"
+            if server.api_key
+            else f"  give the key by --api-key-file, or in {KEY_VARIABLE}"
+        )
     if error.error_id:
         lines.append(f"  the server's log has more under error id {error.error_id}")
     return lines
-
-
-def _key_line(server: Destination) -> str:
-    if server.api_key:
-        return "  the server doesn't know this key; its file holds the key alone, without a name"
-    return f"  give the key by --api-key-file, or in {KEY_VARIABLE}"
 
 
 def _network_hint(error: MillstreamError, address: str) -> str | None:

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from operator import mul
 
 from rich import box
 from rich.table import Table
@@ -132,14 +133,10 @@ async def _embed(client: Client, args: argparse.Namespace, texts: list[str]) -> 
 def _print_similarities(texts: Sequence[str], vectors: Sequence[Sequence[float]]) -> None:
     table = Table("", *(str(i + 1) for i in range(len(texts))), box=box.SIMPLE_HEAD)
     for i, (text, vector) in enumerate(zip(texts, vectors, strict=True)):
-        row = [f"{_similarity(vector, other):.2f}" for other in vectors]
+        # Of vectors of length 1 it is the cosine.
+        row = [f"{sum(map(mul, vector, other)):.2f}" for other in vectors]
         table.add_row(f"{i + 1}  {text}", *row)
     open_console().print(table)
-
-
-def _similarity(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the cosine of two vectors of length 1."""
-    return sum(a * b for a, b in zip(one, other, strict=True))
 
 
 async def _rerank(client: Client, args: argparse.Namespace, documents: list[str]) -> int:

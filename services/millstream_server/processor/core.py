@@ -78,7 +78,7 @@ class ProcessorCore:
                 if conversation.has_media:
                     check_options(request_id, options, paths)  # before files are encoded in vain
                     routing = RoutingRequest(model=served.name, session=conversation.workers)
-                    media = self.media.of_turn(routing, request_id, caller, asked.telemetry)
+                    media = TurnMedia(self.media, routing, request_id, caller, asked.telemetry)
                     conversation.runs(media)
                     prompt = await self._media_prompt(conversation, said, served, media)
                 else:

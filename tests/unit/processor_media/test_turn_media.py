@@ -19,7 +19,7 @@ from millstream_server.processor.media.core import ProcessorMedia, TurnMedia
 from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.uploads import MediaBudget
 from millstream_server.processor.media.urls import UrlFetcher
-from millstream_server.processor.telemetry import FrontTelemetry, RequestSpan, TurnTelemetry
+from millstream_server.processor.telemetry import FrontTelemetry, TurnTelemetry
 from millstream_server.processor.text.messages import MediaPart
 from millstream_server.routing.kv_aware import make_policy
 from millstream_server.routing.plan import RoutingRequest
@@ -115,16 +115,15 @@ class Workers:
         self.released.append((address, lease))
 
 
-def file_of(part: MediaPart, _span: RequestSpan) -> MediaFile:
-    return MediaFile(modality=part.modality, data=part.data, sha256=part.sha256)
-
-
 def _telemetry() -> TurnTelemetry:
     return FrontTelemetry().open(Task.CHAT)
 
 
-def media_of(router: Router, workers: Any) -> TurnMedia:
-    return TurnMedia(router, workers, RoutingRequest(model="m"), file_of, _telemetry())
+def media_of(router: Router, workers: Any, name: str = "", *, shared: bool = False) -> TurnMedia:
+    urls = UrlFetcher(enabled=False, hosts=(), max_bytes=1)
+    intake = Intake(urls, max_item_bytes=1, max_items=1)
+    media = ProcessorMedia(router, workers, intake, MediaBudget(0), shared_cache=shared)
+    return TurnMedia(media, RoutingRequest(model="m"), "r", Caller(name=name), _telemetry())
 
 
 async def prepared() -> None:
@@ -320,18 +319,10 @@ async def test_callers_share_cached_results_only_if_they_may(
     shared: bool,  # noqa: FBT001 - a case of the test
     salts: list[str],
 ) -> None:
-    workers: Any = Workers()
+    workers = Workers()
     router = router_of(encode_view("e"), aggregated_view("a"))
-    urls = UrlFetcher(enabled=False, hosts=(), max_bytes=1)
-    media = ProcessorMedia(
-        router,
-        workers,
-        Intake(urls, max_item_bytes=1, max_items=1),
-        MediaBudget(0),
-        shared_cache=shared,
-    )
     for name in ("a", "b"):
-        turn = media.of_turn(RoutingRequest(model="m"), "r", Caller(name=name), _telemetry())
+        turn = media_of(router, workers, name, shared=shared)
         done = started(turn, [part(b"1")])
         await until(lambda: not workers.items[-1].outcome.done() if workers.items else False)
         workers.items[-1].finish()

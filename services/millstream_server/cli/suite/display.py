@@ -79,7 +79,9 @@ def examples(plan: SuitePlan) -> list[str]:
     where = "" if address == DEFAULT_ADDRESS else f" --address {address}"
     millstream = _tool("millstream")
     if plan.options.encode:
-        once = f'--image {_picture()} --once "What is in this picture?"'
+        picture = demo_picture()
+        file = shlex.quote(_typed(picture)) if picture is not None else "PICTURE.png"
+        once = f'--image {file} --once "What is in this picture?"'
         content = f'{{"image":{{"data":"{_RED_CIRCLE}"}}}},{{"text":"What is in this picture?"}}'
     else:
         once, content = '--once "What is Millstream?"', '{"text":"What is Millstream?"}'
@@ -99,7 +101,8 @@ def examples(plan: SuitePlan) -> list[str]:
             f'{{"slot":1,"modality":"MODALITY_IMAGE","total_bytes":{size},"data":"{_RED_CIRCLE}"}}'
         )
         lines.append(_curl(encode.address, "EncodeService/Encode", item))
-        lines.append(_grpcurl(encode.address, "EncodeService/Encode", item))
+        grpcurl = f"grpcurl -plaintext -d '{{\"start\":{item}}}' {encode.address}"
+        lines.append(f"{grpcurl} {_SERVICES}.EncodeService/Encode")
     decode = plan.first("decode")
     if decode is not None and plan.options.topology == "aggregated":  # else it needs a ticket
         lines.append(_curl(decode.address, "DecodeService/Decode", _START))
@@ -130,16 +133,6 @@ def _further(model: FurtherModel, millstream: str, where: str) -> str:
 def _curl(address: str, method: str, start: str) -> str:
     data = f'{{"start":{start}}}'
     return f"{_tool('buf')} curl {_BUF_FLAGS} -d '{data}' http://{address}/{_SERVICES}.{method}"
-
-
-def _grpcurl(address: str, method: str, start: str) -> str:
-    return f"grpcurl -plaintext -d '{{\"start\":{start}}}' {address} {_SERVICES}.{method}"
-
-
-def _picture() -> str:
-    """Return the path of a picture that the demo model knows, as short as it can be typed."""
-    picture = demo_picture()
-    return shlex.quote(_typed(picture)) if picture is not None else "PICTURE.png"
 
 
 def _tool(name: str) -> str:

@@ -180,7 +180,8 @@ class Suite:
         """
         for child in self.children:
             child.log.parent.mkdir(parents=True, exist_ok=True)
-            _rotate_log(child.log)
+            if child.log.exists():  # the last run's; an older one is replaced
+                child.log.replace(child.log.with_suffix(".log.old"))
             await child.start()
         while not all(child.serving for child in self.children):
             await asyncio.gather(*(child.check() for child in self.children))
@@ -206,7 +207,10 @@ class Suite:
                 failures = 0
             delay_s = _RESTART_DELAYS_S[min(failures, len(_RESTART_DELAYS_S) - 1)]
             failures += 1
-            self._report_end(child, f"starting it again in {delay_s:g} s")
+            what = f"{child.service.name} {child.ending()}; starting it again in {delay_s:g} s"
+            self._notify(f"{what}. Last lines of {child.log}:")
+            for line in child.tail():
+                self._notify(f"  {line}")
             await asyncio.sleep(delay_s)
             await child.start()
             await self._wait_until_serving(child)
@@ -220,11 +224,6 @@ class Suite:
                 self._notify(f"{child.service.name} serves again after {took_s:.1f} s")
                 return
             await asyncio.sleep(_TICK_S)
-
-    def _report_end(self, child: Child, then: str) -> None:
-        self._notify(f"{child.service.name} {child.ending()}; {then}. Last lines of {child.log}:")
-        for line in child.tail():
-            self._notify(f"  {line}")
 
     async def drain(self, force: asyncio.Event) -> bool:
         """Let running requests finish: first the Processor, then all workers.
@@ -267,9 +266,3 @@ class Suite:
         for child in running:
             child.kill()
         await ended
-
-
-def _rotate_log(log: Path) -> None:
-    """Rename the last run's log; an older one is replaced."""
-    if log.exists():
-        log.replace(log.with_suffix(".log.old"))

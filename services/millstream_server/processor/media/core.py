@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from millstream_server.encode.transfer.ticket import EmbeddingTickets
 from millstream_server.generation.request import Prompt
@@ -15,7 +15,7 @@ from millstream_server.media.items import Content, EncodedItem, MediaFile, Media
 from millstream_server.processor.conversation import Caller
 from millstream_server.processor.media.intake import Intake
 from millstream_server.processor.media.uploads import MediaBudget, Uploads
-from millstream_server.processor.telemetry import RequestSpan, TurnTelemetry
+from millstream_server.processor.telemetry import TurnTelemetry
 from millstream_server.processor.text.messages import MediaPart
 from millstream_server.routing.plan import RoutingRequest
 from millstream_server.routing.router import Router
@@ -32,54 +32,23 @@ _ATTEMPTS = 3
 """Workers that an item is sent to, when each is lost or shuts down."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class ProcessorMedia:
-    """Makes the parts that take in and encode conversations' media; one per process."""
+    """What takes in and encodes conversations' media; one per process."""
 
-    def __init__(
-        self,
-        router: Router,
-        encoders: Fleet,
-        intake: Intake,
-        budget: MediaBudget,
-        *,
-        tickets: EmbeddingTickets | None = None,
-        shared_cache: bool = False,
-    ) -> None:
-        """Encode on ``encoders``; all conversations' bytes count in ``budget``.
-
-        ``tickets`` signs where a worker fetches the results; None: without a key. With
-        ``shared_cache`` callers share cached results, otherwise each has its own.
-        """
-        self._tickets = tickets
-        self._shared_cache = shared_cache
-        self.intake = intake
-        self._router = router
-        self._encoders = encoders
-        self._budget = budget
+    router: Router
+    encoders: Fleet
+    intake: Intake
+    budget: MediaBudget
+    """Where the bytes of all conversations count."""
+    tickets: EmbeddingTickets | None = field(default=None, kw_only=True)
+    """Signs where a worker fetches the results; None: without a key."""
+    shared_cache: bool = field(default=False, kw_only=True)
+    """Whether callers share cached results; otherwise each has its own."""
 
     def uploads(self) -> Uploads:
         """Make the uploads of a new conversation; `close` frees the bytes of all its media."""
-        return Uploads(self._budget, self.intake.max_item_bytes)
-
-    def of_turn(
-        self, request: RoutingRequest, request_id: str, caller: Caller, telemetry: TurnTelemetry
-    ) -> TurnMedia:
-        """Make what encodes one turn's media; ``request`` has its model and session."""
-
-        def file_of(part: MediaPart, span: RequestSpan) -> MediaFile:
-            return MediaFile(
-                modality=part.modality,
-                data=part.data,
-                sha256=part.sha256,
-                salt="" if self._shared_cache else caller.name,
-                request_id=request_id,
-                trace=span.carry(caller.trace),
-                deadline_s=caller.deadline_s,
-            )
-
-        return TurnMedia(
-            self._router, self._encoders, request, file_of, telemetry, tickets=self._tickets
-        )
+        return Uploads(self.budget, self.intake.max_item_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,22 +68,19 @@ class TurnMedia:
 
     def __init__(
         self,
-        router: Router,
-        encoders: Fleet,
+        media: ProcessorMedia,
         request: RoutingRequest,
-        file_of: Callable[[MediaPart, RequestSpan], MediaFile],
+        request_id: str,
+        caller: Caller,
         telemetry: TurnTelemetry,
-        *,
-        tickets: EmbeddingTickets | None = None,
     ) -> None:
-        """``file_of`` makes what a worker gets of a part; the span is the item's."""
+        """``request`` has the turn's model and session."""
         self.encoded: tuple[EncodedPart, ...] = ()
         self.cancelled = False
-        self._router = router
-        self._encoders = encoders
+        self._media = media
         self._request = request
-        self._file_of = file_of
-        self._tickets = tickets
+        self._request_id = request_id
+        self._caller = caller
         self._telemetry = telemetry
         self._held: list[tuple[str, str]] = []
         self._released = False
@@ -169,7 +135,7 @@ class TurnMedia:
     async def _encode(self, part: MediaPart) -> EncodedPart:
         failed: set[str] = set()
         while True:
-            workers = self._router.of(self._request.model)
+            workers = self._media.router.of(self._request.model)
             planned = workers.encoder(self._request, part.sha256, failed)
             if planned.own:  # the turn's other files, and the turn itself, go there too
                 self._request = replace(self._request, media_at=planned.worker.address)
@@ -181,19 +147,31 @@ class TurnMedia:
                 if len(failed) >= _ATTEMPTS or planned.own:
                     raise
             except InvalidRequestError as error:
-                raise at_path(error, part.field) from error
+                if not error.violations:
+                    raise
+                # At the path of the client's field.
+                found = [FieldViolation(part.field, v.description) for v in error.violations]
+                raise type(error).of_all(found) from error
 
     async def _encode_at(self, address: str, part: MediaPart) -> EncodedPart:
         span = self._telemetry.at_worker("encode", address)
-        file = self._file_of(part, span)
+        file = MediaFile(
+            modality=part.modality,
+            data=part.data,
+            sha256=part.sha256,
+            salt="" if self._media.shared_cache else self._caller.name,
+            request_id=self._request_id,
+            trace=span.carry(self._caller.trace),
+            deadline_s=self._caller.deadline_s,
+        )
         try:
-            item = await self._encoders.encode(address, file).result()
+            item = await self._media.encoders.encode(address, file).result()
         except BaseException as error:
             span.failed(error)
             raise
         span.succeeded()
         if self._released:  # another item has failed meanwhile
-            self._encoders.release(address, item.lease)
+            self._media.encoders.release(address, item.lease)
             raise RequestCancelledError("the turn ended before its media were encoded")
         self._held.append((address, item.lease))
         return EncodedPart(part, item, address)
@@ -204,10 +182,11 @@ class TurnMedia:
         Raises:
             UnavailableError: this server can't make tickets.
         """
-        if self._tickets is None:
+        tickets = self._media.tickets
+        if tickets is None:
             raise UnavailableError("this server has no ticket key and can't use media")
         media = tuple(
-            replace(item, ticket=self._tickets.mint(source.address, source.item))
+            replace(item, ticket=tickets.mint(source.address, source.item))
             for item, source in zip(prompt.media, self.encoded, strict=True)
         )
         return replace(prompt, media=media)
@@ -231,14 +210,7 @@ class TurnMedia:
         self._released = True
         held, self._held = self._held, []
         for address, lease in held:
-            self._encoders.release(address, lease)
-
-
-def at_path(error: InvalidRequestError, field: str) -> InvalidRequestError:
-    """Return an encode worker's refusal with the path of the client's field."""
-    if not error.violations:
-        return error
-    return type(error).of_all([FieldViolation(field, v.description) for v in error.violations])
+            self._media.encoders.release(address, lease)
 
 
 # ---- the prompt ----------------------------------------------------------------------------------

@@ -199,7 +199,9 @@ class PieceTable:
 
 def build_piece_table(tokenizer: Tokenizer) -> PieceTable | None:
     """Make the table; return None if the decoder is of neither known family."""
-    readers = _readers(_decoder_steps(tokenizer))
+    decoder = tokenizer.decoder
+    steps = [] if decoder is None else _flatten(json.loads(decoder.__getstate__()))
+    readers = _readers(steps)
     if readers is None:
         return None
     read, read_opening = readers
@@ -219,13 +221,6 @@ def _tokens_by_id(tokenizer: Tokenizer) -> list[str]:
     for token, token_id in vocabulary.items():
         tokens[token_id] = token
     return tokens
-
-
-def _decoder_steps(tokenizer: Tokenizer) -> list[Step]:
-    decoder = tokenizer.decoder
-    if decoder is None:
-        return []
-    return _flatten(json.loads(decoder.__getstate__()))
 
 
 def _flatten(step: Step) -> list[Step]:

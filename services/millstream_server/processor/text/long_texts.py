@@ -107,13 +107,12 @@ def _keeps_words(normalizer: dict[str, Any] | None) -> bool:
         return True
     if normalizer["type"] == "Sequence":
         return all(map(_keeps_words, normalizer["normalizers"]))
-    return normalizer["type"] == "Replace" and _is_blanks(normalizer)
-
-
-def _is_blanks(replace: dict[str, Any]) -> bool:
-    """Whether it replaces blanks by others, as SentencePiece's tokenizers do."""
-    pattern = replace["pattern"]
-    return pattern in ({"String": " "}, {"Regex": " {2,}"}) and replace["content"] in (" ", "▁")
+    # Blanks by others, as SentencePiece's tokenizers do.
+    return (
+        normalizer["type"] == "Replace"
+        and normalizer["pattern"] in ({"String": " "}, {"Regex": " {2,}"})
+        and normalizer["content"] in (" ", "▁")
+    )
 
 
 def _splits(pre_tokenizer: dict[str, Any] | None) -> bool:
@@ -164,7 +163,8 @@ def _can_be_cut(tokenizer: dict[str, Any]) -> bool:
     normalizer, splits = tokenizer["normalizer"], tokenizer["pre_tokenizer"]
     if normalizer is not None and normalizer["type"] != "NFC":
         return False
-    if any(_may_reach_over(token) for token in tokenizer["added_tokens"]):
+    # An added token may reach over a cut.
+    if any(token["rstrip"] or " " in token["content"] for token in tokenizer["added_tokens"]):
         return False
     if splits is None:
         return False
@@ -182,7 +182,3 @@ def _is_known_split(step: dict[str, Any]) -> bool:
         and step["behavior"] == "Isolated"
         and not step["invert"]
     )
-
-
-def _may_reach_over(token: dict[str, Any]) -> bool:
-    return bool(token["rstrip"]) or " " in token["content"]
