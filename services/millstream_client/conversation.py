@@ -276,7 +276,8 @@ class Conversation:
         try:
             call = await self._send(turn, request)
             while not finished:
-                message = await self._read(call)
+                ahead, self._ahead = self._ahead, None
+                message = await (ahead or call.read())
                 if not isinstance(message, processor_pb2.ChatResponse):  # EOF
                     raise incomplete()
                 if message.HasField("draining"):
@@ -327,10 +328,6 @@ class Conversation:
         # If it has failed, reading raises the error.
         await self._write(call, self._history.start(turn))
         return call
-
-    async def _read(self, call: Any) -> Any:
-        ahead, self._ahead = self._ahead, None
-        return await (ahead or call.read())
 
     async def _write(self, call: Any, message: processor_pb2.ChatRequest) -> bool:
         """Send a turn's files that don't fit in its message, then the message."""

@@ -16,12 +16,7 @@ from millstream.v1 import processor_pb2
 from millstream_client import Client, MillstreamError
 from millstream_client.errors import from_rpc_error
 from millstream_client.service_config import DIFFUSION_SERVICE, EMBEDDING_SERVICE, SERVICE
-from millstream_server.cli.check.model import (
-    CheckFailedError,
-    answer_steps,
-    connected,
-    lacking,
-)
+from millstream_server.cli.check.model import Asked, CheckFailedError, connected, lacking
 from millstream_server.cli.client import explain
 from millstream_server.cli.flags import Destination, explain_tls
 
@@ -264,12 +259,8 @@ class _Check:
             await self._report.step(name, _not_ready(model))
             return
         wanted = self._wanted
-        steps = answer_steps(
-            self._client,
-            model,
-            timeout_s=wanted.timeout_s,
-            disaggregated=model.name in wanted.disaggregated,
-        )
+        asked = Asked(self._client, model, wanted.timeout_s)
+        steps = asked.steps(disaggregated=model.name in wanted.disaggregated)
         for work in steps:
             await self._report.step(name, work)
         if not steps:

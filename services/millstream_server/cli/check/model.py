@@ -58,44 +58,37 @@ def lacking(model: processor_pb2.ServedModel) -> str:
     return "workers"
 
 
-def answer_steps(
-    client: Client, model: processor_pb2.ServedModel, *, timeout_s: float, disaggregated: bool
-) -> list[Awaitable[str]]:
-    """Return a step for each thing that the model does; each returns what came of it."""
-    asked = _Asked(client, model, timeout_s)
-    tasks = set(model.tasks)
-    steps: list[Awaitable[str]] = []
-    if tasks & {processor_pb2.MODEL_TASK_CHAT, processor_pb2.MODEL_TASK_COMPLETE}:
-        chats = processor_pb2.MODEL_TASK_CHAT in tasks
-        steps.append(asked.text(chats=chats, disaggregated=disaggregated))
-        if chats and media_pb2.MODALITY_IMAGE in model.modalities:
-            steps.append(asked.picture())
-    if processor_pb2.MODEL_TASK_EMBED in tasks:
-        steps.append(asked.embed())
-    if processor_pb2.MODEL_TASK_RERANK in tasks:
-        steps.append(asked.rerank())
-    if processor_pb2.MODEL_TASK_GENERATE_IMAGE in tasks:
-        steps.append(asked.image())
-    if processor_pb2.MODEL_TASK_GENERATE_VIDEO in tasks:
-        steps.append(asked.video())
-    return steps
-
-
-class _Asked:
+class Asked:
     """One model's requests."""
 
     def __init__(self, client: Client, model: processor_pb2.ServedModel, timeout_s: float) -> None:
         self._client = client
         self._model = model
-        self._name = model.name
         self._timeout_s = timeout_s
         self._short: Any = {"max_new_tokens": _TOKENS, "temperature": 0.0}
         self._to: Any = {"model": model.name, "timeout_s": timeout_s}
 
+    def steps(self, *, disaggregated: bool) -> list[Awaitable[str]]:
+        """Return a step for each thing that the model does; each returns what came of it."""
+        tasks = set(self._model.tasks)
+        steps: list[Awaitable[str]] = []
+        if tasks & {processor_pb2.MODEL_TASK_CHAT, processor_pb2.MODEL_TASK_COMPLETE}:
+            chats = processor_pb2.MODEL_TASK_CHAT in tasks
+            steps.append(self.text(chats=chats, disaggregated=disaggregated))
+            if chats and media_pb2.MODALITY_IMAGE in self._model.modalities:
+                steps.append(self.picture())
+        others = {
+            processor_pb2.MODEL_TASK_EMBED: self.embed,
+            processor_pb2.MODEL_TASK_RERANK: self.rerank,
+            processor_pb2.MODEL_TASK_GENERATE_IMAGE: self.image,
+            processor_pb2.MODEL_TASK_GENERATE_VIDEO: self.video,
+        }
+        return steps + [ask() for task, ask in others.items() if task in tasks]
+
     async def text(self, *, chats: bool, disaggregated: bool) -> str:
         before = _roles(self._model)
-        answer = await self._answer(chats=chats)
-        tokens = _tokens(answer)
+        ask = self._client.chat if chats else self._client.complete
+        tokens = _tokens(await ask(_QUESTION, **self._short, **self._to).answer())
         way = await self._way(before, disaggregated=disaggregated)
         return f"{'chat' if chats else 'complete'}: {tokens} tokens{way}"
 
@@ -104,11 +97,6 @@ class _Asked:
             _QUESTION, image=small_png(), **self._short, **self._to
         ).answer()
         return f"chat with an image: {_tokens(answer)} tokens"
-
-    async def _answer(self, *, chats: bool) -> Answer:
-        make = self._client.chat if chats else self._client.complete
-        stream = make(_QUESTION, **self._short, **self._to)
-        return await stream.answer()
 
     async def _way(self, before: frozenset[int], *, disaggregated: bool) -> str:
         """Return which workers answered, as far as it is certain.
@@ -119,7 +107,7 @@ class _Asked:
         if not disaggregated and not {_PREFILL, _DECODE} <= before:
             return ""
         models = await self._client.models(timeout_s=self._timeout_s)
-        after = next((_roles(m) for m in models if m.name == self._name), frozenset[int]())
+        after = next((_roles(m) for m in models if m.name == self._model.name), frozenset[int]())
         alone = worker_pb2.WORKER_ROLE_AGGREGATED not in before | after
         if {_PREFILL, _DECODE} <= before & after and alone:
             return ", through prefill and decode"

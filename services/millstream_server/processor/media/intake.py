@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Collection, Sequence
+from dataclasses import dataclass, field
 
 from millstream_server.media.items import Modality
 from millstream_server.media.sniff import check_media
@@ -18,14 +19,13 @@ _SMALL_BYTES = 64 << 10
 """Up to this size hashing on the event loop takes less time than a thread costs."""
 
 
+@dataclass(frozen=True, slots=True)
 class Intake:
-    """Makes media ready to be encoded; one per process."""
+    """Makes media ready to be encoded; one per process. Bounds are per file and conversation."""
 
-    def __init__(self, urls: UrlFetcher, *, max_item_bytes: int, max_items: int) -> None:
-        """Fetch with ``urls``; bounds are per file and per conversation."""
-        self._urls = urls
-        self.max_item_bytes = max_item_bytes
-        self._max_items = max_items
+    urls: UrlFetcher
+    max_item_bytes: int = field(kw_only=True)
+    max_items: int = field(kw_only=True)
 
     async def prepare(
         self, parts: Sequence[MediaPart], modalities: Collection[Modality], hold: Hold
@@ -35,10 +35,10 @@ class Intake:
         Raises:
             ServingError: one of them can't be used; it is named by its field.
         """
-        if len(parts) > self._max_items:
+        if len(parts) > self.max_items:
             raise InvalidRequestError.of(
-                parts[self._max_items].field,
-                f"the conversation has {len(parts)} images and videos; at most {self._max_items} "
+                parts[self.max_items].field,
+                f"the conversation has {len(parts)} images and videos; at most {self.max_items} "
                 "are allowed",
             )
         for part in parts:
@@ -78,7 +78,7 @@ class Intake:
             taken += size
 
         try:
-            part.data = await self._urls.fetch(part.url, part.field, take)
+            part.data = await self.urls.fetch(part.url, part.field, take)
         except BaseException:
             hold.give_back(taken)
             raise

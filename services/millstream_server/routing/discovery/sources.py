@@ -10,7 +10,8 @@ import random
 import re
 import socket
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -109,31 +110,33 @@ async def pause(interval_s: float) -> None:
     await asyncio.sleep(interval_s * random.uniform(1 - _JITTER, 1 + _JITTER))  # noqa: S311
 
 
+@dataclass(frozen=True, slots=True)
 class StaticDiscovery:
     """A fixed list."""
 
-    def __init__(self, addresses: Sequence[str]) -> None:
-        self._addresses = frozenset(addresses)
+    addresses: Iterable[str]
 
     async def watch(self) -> AsyncIterator[Addresses]:
-        yield self._addresses
+        yield frozenset(self.addresses)
 
 
 DNS_INTERVAL_S = 5.0
 
 
+@dataclass(frozen=True, slots=True)
 class DnsDiscovery:
-    """The addresses that a DNS name resolves to, such as a headless Kubernetes service's."""
+    """The addresses that a DNS name resolves to, such as a headless Kubernetes service's.
 
-    def __init__(self, host: str, port: int, *, interval_s: float = DNS_INTERVAL_S) -> None:
-        """Resolve ``host`` about every ``interval_s``; all workers listen on ``port``."""
-        self._host = host
-        self._port = port
-        self._interval_s = interval_s
+    It is resolved about every ``interval_s``; all workers listen on ``port``.
+    """
+
+    host: str
+    port: int
+    interval_s: float = field(default=DNS_INTERVAL_S, kw_only=True)
 
     async def watch(self) -> AsyncIterator[Addresses]:
         known: Addresses | None = None
-        failures = Failures(log, "name of the workers not resolved", host=self._host)
+        failures = Failures(log, "name of the workers not resolved", host=self.host)
         while True:
             try:
                 found = await self._look_up()
@@ -144,13 +147,13 @@ class DnsDiscovery:
                 if found != known:
                     yield found
                 known = found
-            await pause(self._interval_s)
+            await pause(self.interval_s)
 
     async def _look_up(self) -> Addresses:
         found = await asyncio.get_running_loop().getaddrinfo(
-            self._host, self._port, type=socket.SOCK_STREAM
+            self.host, self.port, type=socket.SOCK_STREAM
         )
-        return frozenset(join(str(address[0]), self._port) for *_, address in found)
+        return frozenset(join(str(address[0]), self.port) for *_, address in found)
 
 
 FILE_INTERVAL_S = 1.0
@@ -200,17 +203,17 @@ class FileDiscovery:
 _News = asyncio.Queue[tuple[int, Addresses | None]]
 
 
+@dataclass(frozen=True, slots=True)
 class MergedDiscovery:
     """The workers of all ``sources``; one that fails doesn't hinder the others."""
 
-    def __init__(self, sources: Sequence[Discovery]) -> None:
-        self._sources = sources
+    sources: Sequence[Discovery]
 
     async def watch(self) -> AsyncGenerator[Addresses, None]:
         news: _News = asyncio.Queue()
         tasks = [
             asyncio.ensure_future(_report(number, source, news))
-            for number, source in enumerate(self._sources)
+            for number, source in enumerate(self.sources)
         ]
         known: Addresses | None = None
         found: dict[int, Addresses] = {}
