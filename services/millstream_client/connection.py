@@ -43,7 +43,6 @@ class Connection:
 
     @property
     def channel(self) -> grpc.aio.Channel:
-        """The channel of the running loop."""
         self.check_open()
         if self._channel is None:
             self._channel = self.transport.open_aio()

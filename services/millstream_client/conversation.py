@@ -97,7 +97,6 @@ class History:
         return processor_pb2.ChatRequest(start=start)
 
     def add(self, turn: Turn, answer: Answer) -> None:
-        """Keep a finished turn and its options."""
         self._start.messages.extend(turn.messages)
         self._start.messages.append(assistant(answer.text))
         if turn.options is not None:

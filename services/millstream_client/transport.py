@@ -164,7 +164,6 @@ class Transport:
         return grpc.secure_channel(self.uri, self.credentials, options=self.args)
 
     def metadata(self) -> Metadata:
-        """Return a call's metadata: the API key, and the current span if there is one."""
         if _inject is None:
             return self.authorization
         carrier: dict[str, str] = {}

@@ -25,7 +25,6 @@ class Attachments:
 
     @property
     def prompt(self) -> str:
-        """The prompt of the next line; it says what is attached."""
         counts = []
         for kind in (Image, Video):
             number = sum(isinstance(item, kind) for item in self._media)

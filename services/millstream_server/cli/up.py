@@ -85,7 +85,6 @@ def up_options(args: argparse.Namespace) -> UpOptions:
 
 
 def _further(args: argparse.Namespace) -> tuple[FurtherModel, ...]:
-    """Return the models for other tasks than chats."""
     given: dict[Task, Path | None] = {
         Task.IMAGE: args.image_model,
         Task.TEXT_DIFFUSION: args.dllm_model,

@@ -134,7 +134,6 @@ class RoleWorkers:
         return place
 
     def full(self) -> bool:
-        """Return whether every worker has as many requests as it runs at once."""
         return all(
             requests_at(view) >= view.description.engine.max_running_requests
             for view in self.views

@@ -68,7 +68,6 @@ class Report:
         self._said = line
 
     def note(self, name: str, what: str) -> None:
-        """Print what is neither good nor bad."""
         print(f"- {name}: {what}", flush=True)
 
     def conclude(self) -> int:

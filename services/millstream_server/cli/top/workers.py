@@ -192,7 +192,6 @@ class Workers:
 
     @property
     def settled(self) -> bool:
-        """Whether all have told what they can tell soon."""
         return self._found and all(state.settled for state in self._states.values())
 
     async def aclose(self) -> None:

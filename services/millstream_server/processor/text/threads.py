@@ -97,7 +97,6 @@ class TextThreads:
         return [await self.run(piece, seconds, batch=True) for piece, seconds in pieces]
 
     def close(self) -> None:
-        """Start no further work."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -142,7 +142,6 @@ class TextModel:
         return "".join(parts) + text.flush()
 
     def decode_seconds(self, count: int) -> float:
-        """Estimate how long `decode` of so many ids takes."""
         return count * (3e-6 if self.pieces is None else 0.1e-6)
 
     def token_bytes(self, token_id: int) -> bytes:
