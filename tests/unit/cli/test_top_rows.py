@@ -59,9 +59,8 @@ def test_rates_are_of_two_reports() -> None:
     assert (first.now, first.total) == (None, Counts(1000, 100, 50))
     _report(state, 12.0, (1400, 400, 90))
     second = _row(meter, state, 12.3)
-    assert second.now is not None
-    assert second.now.tokens_per_s == pytest.approx(20.0)
-    assert second.now.counts.hit_rate == pytest.approx(0.75)
+    assert second.tokens_per_s == pytest.approx(20.0)
+    assert second.hits_now == pytest.approx(0.75)
     assert second.total is not None
     assert second.total.hit_rate == pytest.approx(400 / 1400)
 
@@ -72,12 +71,11 @@ def test_without_a_new_report_nothing_has_happened() -> None:
     _row(meter, state, 10.5)
     idle = _row(meter, state, 13.0)
     assert idle.now is not None
-    assert idle.now.tokens_per_s == 0
-    assert idle.now.counts.hit_rate is None
+    assert idle.tokens_per_s == 0
+    assert idle.hits_now is None
     _report(state, 13.5, (10, 0, 60))
     busy = _row(meter, state, 14.0)
-    assert busy.now is not None
-    assert busy.now.tokens_per_s == pytest.approx(20.0), "since the last refresh, not since 10.0"
+    assert busy.tokens_per_s == pytest.approx(20.0), "since the last refresh, not since 10.0"
 
 
 @pytest.mark.parametrize("worker_id", ["id-a:1", "another"])

@@ -8,7 +8,8 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import sub
+from typing import Any, NamedTuple
 
 from millstream.v1 import worker_pb2
 from millstream_server.cli.client import role_name, role_order
@@ -91,20 +92,12 @@ class Mood(enum.Enum):
     GONE = "dim"
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(NamedTuple):
     """Tokens of a time."""
 
     prompt: int = 0
     cached: int = 0
     completion: int = 0
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.prompt + other.prompt,
-            self.cached + other.cached,
-            self.completion + other.completion,
-        )
 
     @property
     def hit_rate(self) -> float | None:
@@ -112,25 +105,12 @@ class Counts:
         return self.cached / self.prompt if self.prompt else None
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
+class _Sample(NamedTuple):
     """The totals of one process at one moment."""
 
     worker_id: str
     at_s: float
     total: Counts
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What happened since the refresh before."""
-
-    seconds: float
-    counts: Counts
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.counts.completion / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +153,8 @@ class Row:
     ranks: tuple[RankRow, ...]
     state: WorkerState
     mood: Mood
-    now: Measured | None
+    now: Counts | None
+    """What happened since the refresh before."""
     total: Counts | None
 
 
@@ -197,7 +178,7 @@ class Meter:
     """Makes rows of states, and rates of two samples; one for a table."""
 
     def __init__(self) -> None:
-        self._samples: dict[str, Sample] = {}
+        self._samples: dict[str, _Sample] = {}
 
     def rows(self, states: Iterable[WorkerState], now_s: float) -> list[Row]:
         """Measure from the call before to this one."""
@@ -209,8 +190,13 @@ class Meter:
     def _row(self, state: WorkerState, now_s: float) -> Row:
         info, load = state.info, state.load
         health, mood = status_of(state, now_s)
-        total = _total(load) if load is not None else None
-        now = self._measure(state, total, now_s) if total is not None else None
+        total = now = tokens_per_s = None
+        if load is not None:
+            total = Counts(
+                load.prompt_tokens_total, load.cached_tokens_total, load.completion_tokens_total
+            )
+            now, seconds = self._measure(state, total, now_s)
+            tokens_per_s = now.completion / seconds if now is not None else None
         ranks = tuple(_rank(rank) for rank in load.ranks) if load is not None else ()
         waits = [rank.idle_s for rank in ranks if rank.idle_s is not None]
         return Row(
@@ -225,9 +211,9 @@ class Meter:
             queued=load.queued_requests if load else None,
             used_blocks=load.used_blocks if load else None,
             total_blocks=load.total_blocks if load else None,
-            hits_now=now.counts.hit_rate if now else None,
-            hits=total.hit_rate if total else None,
-            tokens_per_s=now.tokens_per_s if now else None,
+            hits_now=now.hit_rate if now is not None else None,
+            hits=total.hit_rate if total is not None else None,
+            tokens_per_s=tokens_per_s,
             since_progress_s=max(waits, default=None),
             weight_version=info.weight_version if info else "",
             adapters=tuple(adapter.name for adapter in info.adapters) if info else (),
@@ -238,23 +224,20 @@ class Meter:
             total=total,
         )
 
-    def _measure(self, state: WorkerState, total: Counts, now_s: float) -> Measured | None:
+    def _measure(
+        self, state: WorkerState, total: Counts, now_s: float
+    ) -> tuple[Counts | None, float]:
+        """Return what happened since the last call, if it can be told, and in how many seconds."""
         worker_id = state.info.worker_id if state.info else ""
         before = self._samples.get(state.address)
         # Without a new report the totals are still the same: they are sent when they change.
         unchanged = before is not None and before.total == total
         at_s = now_s if unchanged else state.load_s
-        self._samples[state.address] = Sample(worker_id, at_s, total)
+        self._samples[state.address] = _Sample(worker_id, at_s, total)
         if before is None or before.worker_id != worker_id or at_s <= before.at_s:
-            return None
-        counts = Counts(
-            total.prompt - before.total.prompt,
-            total.cached - before.total.cached,
-            total.completion - before.total.completion,
-        )
-        if min(counts.prompt, counts.cached, counts.completion) < 0:
-            return None
-        return Measured(at_s - before.at_s, counts)
+            return None, 0.0
+        counts = Counts(*map(sub, total, before.total))
+        return counts if min(counts) >= 0 else None, at_s - before.at_s
 
 
 def status_of(state: WorkerState, now_s: float) -> tuple[str, Mood]:
@@ -319,8 +302,8 @@ def _model_row(model: str, rows: Sequence[Row]) -> ModelRow:
     prompts = [row for row in rows if row.role != "decode"]
     answers = [row for row in rows if row.role != "prefill"]
     measured = [row.tokens_per_s for row in answers if row.tokens_per_s is not None]
-    now = sum((row.now.counts for row in prompts if row.now is not None), Counts())
-    total = sum((row.total for row in prompts if row.total is not None), Counts())
+    now = _sum(row.now for row in prompts if row.now is not None)
+    total = _sum(row.total for row in prompts if row.total is not None)
     return ModelRow(
         model=model,
         workers=len(rows),
@@ -335,8 +318,8 @@ def _model_row(model: str, rows: Sequence[Row]) -> ModelRow:
     )
 
 
-def _total(load: worker_pb2.LoadReport) -> Counts:
-    return Counts(load.prompt_tokens_total, load.cached_tokens_total, load.completion_tokens_total)
+def _sum(counts: Iterable[Counts]) -> Counts:
+    return Counts(*map(sum, zip(*counts, strict=True)))
 
 
 def _rank(rank: worker_pb2.RankLoad) -> RankRow:
