@@ -119,7 +119,7 @@ class TextModel:
             ids.extend(self.frame.behind)
         return ids
 
-    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+    def _encode(self, text: str | tuple[str, str], *, add_special_tokens: bool) -> list[int]:
         # The library's `encode` keeps the GIL, its batch calls release it.
         batch = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return batch[0].ids
@@ -129,8 +129,7 @@ class TextModel:
 
         It releases the GIL: tokenize long texts in a thread.
         """
-        batch = self.tokenizer.encode_batch_fast([(first, second)], add_special_tokens=True)
-        return batch[0].ids
+        return self._encode((first, second), add_special_tokens=True)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Return the text of all ids, as `detokenizer` returns it in parts."""
