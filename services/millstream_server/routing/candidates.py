@@ -19,38 +19,6 @@ from millstream_server.routing.workers import Candidate, WorkerView, candidates_
 from millstream_server.runtime.errors import NoWorkerError
 from millstream_server.runtime.retry_delay import jittered
 
-
-class Candidates(tuple[Candidate, ...]):  # noqa: SLOT001 - the cached properties need a dict
-    """Workers, or their ranks, in order of address. It never changes."""
-
-    @classmethod
-    def of(cls, views: Iterable[WorkerView]) -> Candidates:
-        return cls(
-            place
-            for view in views
-            if view.description
-            for place in candidates_of(view, view.description)
-        )
-
-    @cached_property
-    def members(self) -> int:
-        """Their numbers in their model's `PrefixIndex`, as bits."""
-        return _members(self)
-
-    @cached_property
-    def ring(self) -> SessionRing:
-        return SessionRing(self)
-
-
-def members_of(candidates: Sequence[Candidate]) -> int:
-    """Return candidates' numbers in their model's `PrefixIndex`, as bits."""
-    return candidates.members if isinstance(candidates, Candidates) else _members(candidates)
-
-
-def _members(candidates: Iterable[Candidate]) -> int:
-    return sum(1 << place.member for place in candidates if place.member >= 0)
-
-
 _POINTS = 32
 """Per place: the number of keys of a place differs by some 18 % from the mean."""
 _UNPACK = struct.Struct(f">{_POINTS}Q").unpack
@@ -60,12 +28,11 @@ class SessionRing:
     """The ring of some candidates; made again when they change."""
 
     def __init__(self, candidates: Sequence[Candidate]) -> None:
-        owned = [
+        owned = sorted(
             (point, number)
             for number, place in enumerate(candidates)
             for point in _points(place.name)
-        ]
-        owned.sort()
+        )
         self._points = [point for point, _ in owned]
         self._owners = [candidates[number] for _, number in owned]
 
@@ -80,6 +47,32 @@ class SessionRing:
 @functools.lru_cache(8192)
 def _points(name: str) -> tuple[int, ...]:
     return _UNPACK(hashlib.shake_128(name.encode()).digest(8 * _POINTS))
+
+
+def _members(candidates: Iterable[Candidate]) -> int:
+    return sum(1 << place.member for place in candidates if place.member >= 0)
+
+
+class Candidates(tuple[Candidate, ...]):  # noqa: SLOT001 - the cached properties need a dict
+    """Workers, or their ranks, in order of address. It never changes."""
+
+    @classmethod
+    def of(cls, views: Iterable[WorkerView]) -> Candidates:
+        return cls(
+            place
+            for view in views
+            if view.description
+            for place in candidates_of(view, view.description)
+        )
+
+    members = cached_property(_members)
+    ring = cached_property(SessionRing)
+    """For session keys."""
+
+
+def members_of(candidates: Sequence[Candidate]) -> int:
+    """Return candidates' numbers in their model's `PrefixIndex`, as bits."""
+    return candidates.members if isinstance(candidates, Candidates) else _members(candidates)
 
 
 # ---- no candidates -------------------------------------------------------------------------------
