@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 import grpc
@@ -29,8 +29,12 @@ _OPTIONS = Options(service_config=ONE_SERVER, max_reconnect_pause_s=0.5)
 
 ELSEWHERE = ("", SERVER_NOT_REACHED, CONNECTION_LOST, "UNKNOWN_METHOD")
 """Reasons of failures on the way, or of a server of another kind."""
-_ROLES = [name.removeprefix("WORKER_ROLE_").lower() for name, _ in worker_pb2.WorkerRole.items()]
-"""By number, from UNSPECIFIED on, in the order of a request's way."""
+_ROLES: Mapping[int, str] = {
+    role: name.removeprefix("WORKER_ROLE_").lower()
+    for name, role in worker_pb2.WorkerRole.items()
+    if role
+}
+"""Without UNSPECIFIED; their numbers are in the order of a request's way."""
 
 
 def connect(server: Destination) -> Client:
@@ -139,9 +143,9 @@ def _network_hint(error: MillstreamError, address: str) -> str | None:
 
 def role_name(role: int) -> str:
     """Return a role's name; a newer server may have roles that this command doesn't know."""
-    return _ROLES[role] if 0 < role < len(_ROLES) else "unknown"
+    return _ROLES.get(role, "unknown")
 
 
 def role_order(role: int) -> int:
     """Return where a role stands in lists: in the order of a request's way."""
-    return role or len(_ROLES)
+    return role if role in _ROLES else max(_ROLES) + 1
