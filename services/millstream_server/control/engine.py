@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from millstream_server.control.operations import LoraAdapter
 from millstream_server.runtime.errors import EngineFailedError, ServingError
 
 
@@ -71,6 +72,8 @@ class EngineInfo:
     """Data-parallel ranks."""
     weight_version: str = ""
     """Version of the weights that new requests run on."""
+    adapters: tuple[LoraAdapter, ...] = ()
+    """Loaded LoRA adapters, by name."""
 
     def tasks(self, role: Role) -> frozenset[Task]:
         """Return what a worker of this role does, by itself or with others.

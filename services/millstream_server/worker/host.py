@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from millstream.v1 import worker_pb2_grpc
 from millstream_server.control.engine import (
@@ -124,8 +124,6 @@ class WorkerHost(Generic[InfoT]):
         """Counts streams that carry requests; a drain waits until the notified ones have ended."""
         self.info: Watched[InfoT] = Watched()
         """The engine's info; None until it is loaded and warmed up."""
-        self.control = plan.control
-        """The engine's controls."""
         self.description: Watched[WorkerDescription] = Watched()
         """What the worker is; None until the engine is loaded and warmed up."""
         self._loads: HealthCondition | None = None
@@ -189,6 +187,10 @@ class WorkerHost(Generic[InfoT]):
             if known
             else WorkerDescription(role=self.plan.role, model=self.plan.model, engine=info)
         )
+
+    def change_info(self, **changes: Any) -> None:
+        """Replace fields of the engine's info: an operator has changed the engine."""
+        self.set_info(replace(self.loaded(), **changes))
 
     def loaded(self) -> InfoT:
         """Return the engine's info.

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from millstream_server.control.engine import Role
-from millstream_server.control.operations import NO_CONTROLS, Controlled, LoraAdapter
+from millstream_server.control.operations import NO_CONTROLS, Controlled
 from millstream_server.encode.fetching.fetch import EmbeddingFetcher, fetch_tls
 from millstream_server.encode.transfer.store import Leases
 from millstream_server.encode.transfer.ticket import EmbeddingTickets
@@ -23,7 +23,7 @@ from millstream_server.runtime.rpc.serving import ServicerTable
 from millstream_server.runtime.settings import SettingsError
 from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.worker import app, follower
-from millstream_server.worker.control.plan import ControlOptions, ControlPlan
+from millstream_server.worker.control.plan import ControlPlan
 from millstream_server.worker.host import WorkerHost, WorkerPlan
 from millstream_server.worker.kv_events.log import KvEventLog
 from millstream_server.worker.open_requests import DEFAULT_TIMES
@@ -112,7 +112,7 @@ async def run(
         service,
         TicketGate(key) if key and role.hands_off else None,
         max_open_tokens=settings.max_open_tokens,
-        options=settings.control.options(settings.model_path),
+        control=settings.control.plan(settings.model_path),
         open_fetcher=source.open if source else None,
     )
     try:
@@ -130,7 +130,7 @@ def make_plan(
     gate: TicketGate | None,
     *,
     max_open_tokens: int = 0,
-    options: ControlOptions | None = None,
+    control: ControlPlan | None = None,
     open_fetcher: Callable[[Tracing | None], Fetcher | None] | None = None,
 ) -> WorkerPlan[GeneratorInfo]:
     """Make a worker's plan; ``max_open_tokens`` 0: four times the KV cache's size.
@@ -159,19 +159,10 @@ def make_plan(
         max_receive_bytes=_MAX_RECEIVE_BYTES,
         kv=kv,
         without_spans=(f"{service.name}/{service.stream}",),
-        control=_control_plan(engine, options or ControlOptions()),
-    )
-
-
-def _control_plan(engine: GeneratorEngine, options: ControlOptions) -> ControlPlan:
-    def with_adapters(info: GeneratorInfo, adapters: tuple[LoraAdapter, ...]) -> GeneratorInfo:
-        return replace(info, adapters=adapters)
-
-    return ControlPlan(
-        controls=lambda: engine.controls if isinstance(engine, Controlled) else NO_CONTROLS,
-        adapters=lambda info: info.adapters,
-        with_adapters=with_adapters,
-        options=options,
+        control=replace(
+            control or ControlPlan(),
+            controls=lambda: engine.controls if isinstance(engine, Controlled) else NO_CONTROLS,
+        ),
     )
 
 
