@@ -126,13 +126,13 @@ def hosted(
     fetcher: Fetcher | None = None,
 ) -> WorkerHost[GeneratorInfo]:
     """Put an engine on the host that its role's process has."""
-    return WorkerHost(plan_of(engine, role, lambda: fetcher), tracing=tracing)
+    return WorkerHost(plan_of(engine, role, fetcher), tracing=tracing)
 
 
 def plan_of(
-    engine: GeneratorEngine, role: Role, fetcher: Callable[[], Fetcher | None] = lambda: None
+    engine: GeneratorEngine, role: Role, fetcher: Fetcher | None = None
 ) -> WorkerPlan[GeneratorInfo]:
-    """Make the plan that the role's process has; ``fetcher`` is called when a server gets it."""
+    """Make the plan that the role's process has."""
     gate = TicketGate(KEY) if role.hands_off else None
     service = {Role.PREFILL: PREFILL, Role.DIFFUSION: TEXT_DIFFUSION}.get(role, DECODE)
     return make_plan(
@@ -141,7 +141,7 @@ def plan_of(
         MODEL,
         service,
         gate,
-        open_fetcher=lambda _: fetcher(),
+        fetcher=fetcher,
     )
 
 
@@ -155,7 +155,7 @@ async def worker(
 ) -> AsyncIterator[InProcessWorker]:
     """Serve what a worker process serves; with ``loaded`` False it is still loading."""
     engine = SimulatedEngine(config)
-    make = make or partial(plan_of, fetcher=lambda: fetcher)
+    make = make or partial(plan_of, fetcher=fetcher)
     host = WorkerHost(make(engine, config.role))
     server = Server(
         (*host.plan.services, WORKER),

@@ -8,14 +8,17 @@ runs it as a process, with a canary. The host uses engines through `control.engi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
+
+from prometheus_client.core import Metric
 
 from millstream.v1 import worker_pb2_grpc
 from millstream_server.control.engine import (
     Engine,
     EngineInfo,
+    EngineLoad,
     LoadStage,
     Probeable,
     Role,
@@ -35,7 +38,7 @@ from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.worker.canary import ExpectedSilence
 from millstream_server.worker.control.plan import ControlPlan
 from millstream_server.worker.control.weights_record import restored
-from millstream_server.worker.engine_metrics import EngineMetrics
+from millstream_server.worker.engine_metrics import EngineMetrics, MetricsSource
 from millstream_server.worker.kv_events.log import KvEventLog
 from millstream_server.worker.load_report import LoadReports
 from millstream_server.worker.loading import ModelLoading, Watched
@@ -64,6 +67,31 @@ class HostedEngine(Engine, Probeable, Protocol[InfoT_co]):
     async def start(self, on_failure: Callable[[ServingError], None]) -> InfoT_co:
         """See `Engine.start`."""
         ...
+
+
+class WrappedEngine:
+    """An engine with something around it: satisfies `HostedEngine`, with a subclass's `start`.
+
+    Passes everything on; a subclass says what it does itself.
+    """
+
+    def __init__(self, engine: HostedEngine[EngineInfo]) -> None:
+        self._wrapped = engine
+
+    async def warm_up(self) -> None:
+        await self._wrapped.warm_up()
+
+    async def load(self) -> EngineLoad:
+        return await self._wrapped.load()
+
+    def progress(self, dp_rank: int) -> int:
+        return self._wrapped.progress(dp_rank)
+
+    async def probe(self, dp_rank: int) -> None:
+        await self._wrapped.probe(dp_rank)
+
+    def metrics(self) -> Iterable[Metric]:
+        return self._wrapped.metrics() if isinstance(self._wrapped, MetricsSource) else ()
 
 
 def _no_token_limit(_: EngineInfo) -> int:

@@ -280,8 +280,8 @@ async def test_what_ends_at_once_is_in_one_message() -> None:
         one.tower.wedge()
         for slot in range(6):
             await stream.start(slot, solid(size=(8 + slot, 8)))
-            await until(lambda: one.hosted.pipeline.running == 1)
-        await until(lambda: one.hosted.pipeline.queued == 5)
+            await until(lambda: one.hosted.pipeline.batcher.running == 1)
+        await until(lambda: one.hosted.pipeline.batcher.queued == 5)
         one.tower.unwedge()
         for slot in range(6):
             await stream.encoded(slot)

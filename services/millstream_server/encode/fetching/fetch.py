@@ -62,8 +62,13 @@ class EmbeddingFetcher:
         self._peers = Peers(transfer, tls)
         self._timeout_s = timeout_s
         self._local = local
-        self._tracing = tracing
+        self.tracing = tracing
+        """Makes spans; None: there are none."""
         self._running: dict[_Key, _Fetch] = {}
+
+    def use_local(self, leases: Leases) -> None:
+        """Read what this process itself encodes without a transfer."""
+        self._local = leases
 
     async def fetch(self, ticket: EmbeddingTicket, trace: TraceContext | None = None) -> Tensor:
         """Return the tensor, in memory of its own; who fetches the same one shares it: don't write.
@@ -149,10 +154,10 @@ class EmbeddingFetcher:
     # ---- telemetry -------------------------------------------------------------------------------
 
     def _span(self, ticket: EmbeddingTicket, trace: TraceContext | None) -> Span | None:
-        if self._tracing is None:
+        if self.tracing is None:
             return None
         parent = Tracing.extract(trace) if trace is not None else get_current()
-        return self._tracing.tracer.start_span(
+        return self.tracing.tracer.start_span(
             "fetch embedding",
             parent,
             SpanKind.CLIENT,

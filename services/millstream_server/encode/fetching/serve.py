@@ -21,7 +21,6 @@ from millstream_server.encode.transfer.ways import (
     Opening,
     SharedMemoryOffer,
 )
-from millstream_server.media.items import EmbeddingTicket
 from millstream_server.protobuf.media import ticket_from_proto
 from millstream_server.runtime.errors import EmbeddingTransferError, InvalidRequestError
 from millstream_server.runtime.rpc.call import Call
@@ -77,12 +76,13 @@ class EmbeddingServer:
         finally:
             idle.stop()
 
-    def close(self) -> None:
-        """Free what the ways hold; call it when all fetches have ended."""
-        self._sender.close()
-
     def _find(self, request: encode_pb2.FetchRequest) -> Stored:
-        ticket = self._checked(request.start)
+        ticket = ticket_from_proto(request.start.ticket, "start.ticket")
+        try:
+            self._tickets.check(ticket)
+        except InvalidRequestError:
+            TICKETS_REFUSED.inc()
+            raise
         lease = self._leases.find(ticket.lease)
         if lease is None:
             raise EmbeddingTransferError(
@@ -91,15 +91,6 @@ class EmbeddingServer:
         if lease.stored.spec != ticket.tensor:
             raise InvalidRequestError.of("start.ticket.tensor", "is not the lease's tensor")
         return lease.stored
-
-    def _checked(self, start: encode_pb2.FetchStart) -> EmbeddingTicket:
-        ticket = ticket_from_proto(start.ticket, "start.ticket")
-        try:
-            self._tickets.check(ticket)
-        except InvalidRequestError:
-            TICKETS_REFUSED.inc()
-            raise
-        return ticket
 
 
 class _ServedFetch:

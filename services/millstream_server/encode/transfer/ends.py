@@ -15,7 +15,6 @@ from millstream_server.encode.transfer.ways import (
     InlineOffer,
     NixlOffer,
     Opening,
-    SendingWay,
     SharedMemoryOffer,
     WayError,
 )
@@ -26,7 +25,7 @@ class Sender:
 
     def __init__(self, store: EmbeddingStore, transfer: Transfer = Transfer.AUTO) -> None:
         """Offer what ``transfer`` allows; inline always is."""
-        self._ways: list[SendingWay] = []
+        self._ways: list[SharedMemorySender | NixlSender] = []
         if transfer in (Transfer.AUTO, Transfer.SHARED_MEMORY):
             self._ways.append(SharedMemorySender(store.arena))
         if transfer in (Transfer.AUTO, Transfer.NIXL) and nixl.available():
@@ -39,11 +38,6 @@ class Sender:
             if opening is not None:
                 return opening
         return Opening(InlineOffer())
-
-    def close(self) -> None:
-        """Free what the ways hold."""
-        for way in self._ways:
-            way.close()
 
 
 class Receiver:

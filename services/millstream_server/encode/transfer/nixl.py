@@ -139,7 +139,7 @@ class NixlSender:
         self._starter = _Starter(lambda: _Agent(arena.address, arena.nbytes))
 
     async def open(self, stored: Stored, abilities: Abilities) -> Opening | None:
-        """See `SendingWay`."""
+        """Offer a pinned tensor; None: this receiver can't take it in this way."""
         if not abilities.nixl_metadata:
             return None
         self._starter.begin()
@@ -147,9 +147,6 @@ class NixlSender:
         if agent is None:
             return None
         return Opening(NixlOffer(agent.metadata, self._arena.address + stored.offset))
-
-    def close(self) -> None:
-        """See `SendingWay`."""
 
 
 # ---- the receiver --------------------------------------------------------------------------------

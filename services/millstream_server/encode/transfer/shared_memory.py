@@ -86,7 +86,7 @@ class SharedMemorySender:
             log.info("names of killed processes removed", count=removed)
 
     async def open(self, stored: Stored, abilities: Abilities) -> Opening | None:
-        """See `SendingWay`."""
+        """Offer a pinned tensor; None: this receiver can't take it in this way."""
         arena = self._arena
         if arena.fd is None or not domain() or abilities.shared_memory_domain != domain():
             return None
@@ -99,9 +99,6 @@ class SharedMemorySender:
             log.warning("the memory can't be handed over; using another way", reason=str(error))
             return None
         return Opening(SharedMemoryOffer(segment, hand_over.name, size, offset), hand_over.close)
-
-    def close(self) -> None:
-        """See `SendingWay`."""
 
 
 class _HandOver:

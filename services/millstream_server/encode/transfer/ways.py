@@ -12,9 +12,6 @@ import contextlib
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
-
-from millstream_server.encode.transfer.store import Stored
 
 CHUNK_BYTES = 2 << 20
 """Most bytes of an inline message, and of what is copied while the event loop waits."""
@@ -72,18 +69,6 @@ class Opening:
 
     offer: Offer
     close: Callable[[], None] = lambda: None
-
-
-class SendingWay(Protocol):
-    """A sender's end of a way."""
-
-    async def open(self, stored: Stored, abilities: Abilities) -> Opening | None:
-        """Offer a pinned tensor; None: this receiver can't take it in this way."""
-        ...
-
-    def close(self) -> None:
-        """Free what the way holds."""
-        ...
 
 
 def new_memory(nbytes: int) -> memoryview:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from millstream_server.encode.encoder import EncoderInfo
+from millstream_server.encode.transfer.settings import Transfer
 from millstream_server.encode.transfer.store import Lease, Leases, Stored
+from millstream_server.encode.transfer.ticket import EmbeddingTickets
 from millstream_server.encode.worker.batcher import EncodeStage, EncodeStages
-from millstream_server.encode.worker.pipeline import HostedEncoder, ItemFacts, Pipeline
+from millstream_server.encode.worker.pipeline import HostedEncoder, Pipeline
 from millstream_server.encode.worker.upload import ItemUpload, UploadBytes
 from millstream_server.media.items import EncodedItem, MediaFile
 from millstream_server.runtime.drain import OpenWork
@@ -27,7 +30,7 @@ _HASH_HERE_BYTES = 256 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodeOptions:
-    """Limits of the service, besides those of files."""
+    """How EncodeService serves; what files may be is in the encoder's info."""
 
     max_upload_bytes: int = 1 << 30
     """Most bytes of files that are held at once."""
@@ -35,6 +38,9 @@ class EncodeOptions:
     """Longest wait for the next bytes of a file."""
     lease_s: float = 300.0
     """A result that isn't fetched for so long may be dropped."""
+    tickets: EmbeddingTickets | None = None
+    """Checks who may fetch; None: nobody may, the results are for this process itself."""
+    transfer: Transfer = Transfer.AUTO
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +50,7 @@ class EncodeRequest:
     file: MediaFile
     """``data`` is what came of it with its start."""
     upload: ItemUpload
-    owner: Hashable
+    owner: object
     """Whose lease it gets: the stream."""
 
     @property
@@ -114,7 +120,7 @@ class EncodeWorker:
             }
             return leased
 
-    def _lease(self, stored: Stored, owner: Hashable) -> Lease:
+    def _lease(self, stored: Stored, owner: object) -> Lease:
         """Lease a result; it counts as open work, so that a drain waits until it is fetched."""
         lease = self.leases.grant(stored, owner)
         self.work.begin()
@@ -137,33 +143,20 @@ class EncodeWorker:
     async def _result(
         self, pipeline: Pipeline, item: EncodeRequest, stages: EncodeStages
     ) -> LeasedItem:
-        def take(stored: Stored) -> Lease:
-            return self._lease(stored, item.owner)
-
         digest = pipeline.digest(item.file)
         stored = self._engine.store.get(digest)
         if stored is not None:
             metrics.ENCODE_LOOKUPS.labels("hit").inc()
-            return _encoded(take(stored), cached=True)
+            return _encoded(self._lease(stored, item.owner), cached=True)
         joins = pipeline.being_made(digest)
         metrics.ENCODE_LOOKUPS.labels("joined" if joins else "miss").inc()
+        take = partial(self._lease, owner=item.owner)
         return _encoded(await pipeline.encode(digest, item.file, stages, take), cached=joins)
 
 
 def _encoded(lease: Lease, *, cached: bool) -> LeasedItem:
-    stored = lease.stored
-    described: ItemFacts = stored.item
-    item = EncodedItem(
-        modality=described.modality,
-        digest=stored.digest,
-        tokens=described.tokens,
-        geometry=described.geometry,
-        tensor=stored.spec,
-        content=described.content,
-        lease=lease.name,
-        cached=cached,
-    )
-    return LeasedItem(item, lease)
+    item: EncodedItem = lease.stored.item
+    return LeasedItem(replace(item, lease=lease.name, cached=cached), lease)
 
 
 def _check(file: MediaFile, total_bytes: int, info: EncoderInfo) -> None:

@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
-
-from prometheus_client.core import Metric
+from typing import TypeVar
 
 from millstream_server.control.engine import EngineLoad
 from millstream_server.encode.encoder import EncoderInfo, MediaEncoder, Prepared
@@ -20,8 +18,7 @@ from millstream_server.media.decoding.pool import DecoderPool
 from millstream_server.media.decoding.sampling import FrameSampling
 from millstream_server.media.items import (
     Content,
-    Frames,
-    Geometry,
+    EncodedItem,
     MediaFile,
     MediaLimits,
     Modality,
@@ -30,40 +27,14 @@ from millstream_server.media.tensor import Tensor
 from millstream_server.runtime.errors import InternalError, ServingError, UnavailableError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.threads import DaemonThreads
-from millstream_server.worker.engine_metrics import MetricsSource
+from millstream_server.worker.host import WrappedEngine
 
 log = get_log(__name__)
 
 T = TypeVar("T")
 
 
-class Decoders(Protocol):
-    """What decodes files: `media.decoding.pool.DecoderPool`."""
-
-    async def decode(self, data: bytes | memoryview, modality: Modality) -> Frames:
-        """Decode a file; cancel it to stop.
-
-        Raises:
-            ServingError: the file can't be decoded.
-        """
-        ...
-
-    async def close(self) -> None:
-        """End the processes."""
-        ...
-
-
-MakeDecoders = Callable[[MediaLimits, int, FrameSampling], Decoders]
-
-
-@dataclass(frozen=True, slots=True)
-class ItemFacts:
-    """What the store remembers of an item, besides its tensor."""
-
-    modality: Modality
-    tokens: int
-    geometry: Geometry
-    content: Content
+MakeDecoders = Callable[[MediaLimits, int, FrameSampling], DecoderPool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,20 +80,10 @@ class Pipeline:
         self._limits = options.limits
         self._decoders = options.make_decoders(options.limits, options.decoders, info.sampling)
         self._prepare_threads = DaemonThreads(options.prepare_threads, "prepare")
-        self._batcher = ItemBatcher(encoder.encode, options.batch_patches)
+        self.batcher = ItemBatcher(encoder.encode, options.batch_patches)
         # A few more than the processes: while one item is prepared, the next one is decoded.
         self._turns = asyncio.Semaphore(options.decoders + options.prepare_threads)
         self._makings: dict[bytes, _Making] = {}
-
-    @property
-    def running(self) -> int:
-        """Items in the vision tower."""
-        return self._batcher.running
-
-    @property
-    def queued(self) -> int:
-        """Prepared items that wait for the tower."""
-        return self._batcher.queued
 
     def digest(self, file: MediaFile) -> bytes:
         """Return the digest of the result, from the SHA-256 of the file's bytes."""
@@ -168,7 +129,7 @@ class Pipeline:
             making.task.cancel()
         await self._decoders.close()
         self._prepare_threads.close()
-        self._batcher.close()
+        self.batcher.close()
 
     def _forget(self, digest: bytes, making: _Making) -> None:
         """Nobody waits any more."""
@@ -185,12 +146,18 @@ class Pipeline:
         try:
             async with self._turn(stages):
                 prepared = await self._prepared(file, stages)
-            tensor = await self._batcher.run(prepared, stages)
+            tensor = await self.batcher.run(prepared, stages)
             self._check(prepared, tensor)
-            described = ItemFacts(
-                prepared.modality, prepared.tokens, prepared.geometry, self._info.content
+            item = EncodedItem(
+                modality=prepared.modality,
+                digest=digest,
+                tokens=prepared.tokens,
+                geometry=prepared.geometry,
+                tensor=tensor.spec,
+                content=self._info.content,
+                lease="",
             )
-            stored = await self.store.put_in_steps(digest, tensor, described)
+            stored = await self.store.put_in_steps(digest, tensor, item)
             self.store.pin(stored)
             return stored
         finally:
@@ -204,7 +171,7 @@ class Pipeline:
         """Bound what is decoded and prepared at once: pixels take much more memory than files."""
         began = time.monotonic()
         async with self._turns:
-            await self._batcher.room()
+            await self.batcher.room()
             stages.add(EncodeStage.QUEUE, time.monotonic() - began)
             yield
 
@@ -230,13 +197,14 @@ class Pipeline:
             raise fault
 
 
-class HostedEncoder:
-    """Satisfies `worker.host.HostedEngine`; `pipeline` encodes."""
+class HostedEncoder(WrappedEngine):
+    """The engine that a worker's host sees; `pipeline` encodes."""
 
     def __init__(
         self, encoder: MediaEncoder, store: EmbeddingStore, options: PipelineOptions
     ) -> None:
         """Use ``encoder`` and ``store`` alone; `close` closes them."""
+        super().__init__(encoder)
         self.store = store
         self.info: EncoderInfo | None = None
         """Its facts; None before `start`."""
@@ -244,9 +212,10 @@ class HostedEncoder:
         self._options = options
         self._pipeline: Pipeline | None = None
         self._closed = False
-        self._when_closing: list[Callable[[], None]] = []
         self.open_items: Callable[[], int] = lambda: 0
         """Returns how many items are open, for load reports."""
+        self.before_store_closes: Callable[[], None] = lambda: None
+        """Called when the pipeline has stopped."""
 
     @property
     def pipeline(self) -> Pipeline:
@@ -267,18 +236,12 @@ class HostedEncoder:
         self._pipeline = Pipeline(self._encoder, info, self.store, self._options)
         return info
 
-    async def warm_up(self) -> None:
-        """See `Engine.warm_up`."""
-        await self._encoder.warm_up()
-
     async def load(self) -> EngineLoad:
         """Return the items in the tower, and those that wait."""
-        running = self._pipeline.running if self._pipeline else 0
+        running = self._pipeline.batcher.running if self._pipeline else 0
         return EngineLoad(
             running_requests=running,
             queued_requests=max(0, self.open_items() - running),
-            used_blocks=0,
-            total_blocks=0,
         )
 
     async def close(self) -> None:
@@ -289,24 +252,7 @@ class HostedEncoder:
         try:
             if self._pipeline:
                 await self._pipeline.close()
-            for callback in self._when_closing:
-                callback()
+            self.before_store_closes()
         finally:
             await self._encoder.close()
             self.store.close()
-
-    def when_closing(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when the pipeline has stopped, before the store is closed."""
-        self._when_closing.append(callback)
-
-    def progress(self, dp_rank: int) -> int:
-        """See `Probeable.progress`."""
-        return self._encoder.progress(dp_rank)
-
-    async def probe(self, dp_rank: int) -> None:
-        """See `Probeable.probe`."""
-        await self._encoder.probe(dp_rank)
-
-    def metrics(self) -> Iterable[Metric]:
-        """Return the encoder's own metrics, if it has any."""
-        return self._encoder.metrics() if isinstance(self._encoder, MetricsSource) else ()

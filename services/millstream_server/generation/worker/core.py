@@ -40,6 +40,8 @@ class GenerationWorker:
         self._host = host
         self._engine = engine
         self._gate = gate
+        if fetcher is not None:
+            fetcher.tracing = host.tracing
         self._fetches = FetchThenSubmit(fetcher, engine) if fetcher else None
         self._requests = host.requests
         self.role = host.plan.role

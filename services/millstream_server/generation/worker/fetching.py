@@ -15,12 +15,16 @@ from millstream_server.media.tensor import Tensor
 from millstream_server.runtime.errors import InternalError, ServingError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.trace_context import TraceContext
+from millstream_server.runtime.telemetry.tracing import Tracing
 
 log = get_log(__name__)
 
 
 class Fetcher(Protocol):
     """Fetches tensors from encode workers."""
+
+    tracing: Tracing | None
+    """Makes spans of fetches; set by the worker that uses it."""
 
     async def fetch(self, ticket: EmbeddingTicket, trace: TraceContext | None = None) -> Tensor:
         """Fetch one tensor, with a span below ``trace``; cancelling the task stops it.
