@@ -7,8 +7,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from millstream.v1 import kv_events_pb2, worker_pb2, worker_pb2_grpc
-from millstream_server.control.engine import LoadProgress, LoadStage, WorkerDescription
-from millstream_server.protobuf.common import duration
+from millstream_server.control.engine import (
+    EngineLoad,
+    LoadProgress,
+    LoadStage,
+    RankLoad,
+    WorkerDescription,
+)
+from millstream_server.protobuf.common import duration, same_fields, values
 from millstream_server.protobuf.kv_events import kv_message_to_proto, kv_position_from_proto
 from millstream_server.runtime.errors import (
     FieldViolation,
@@ -38,6 +44,11 @@ _QUIET_INTERVALS = 10  # an unchanged load is repeated after this many intervals
 _MAX_KV_REQUEST_BYTES = 256 << 10
 """The request is held as long as the stream; the positions of 4,096 ranks take 160 KiB."""
 _STAGES = {stage: worker_pb2.LoadStage.Value(f"LOAD_STAGE_{stage.name}") for stage in LoadStage}
+
+
+_LOAD_FIELDS = same_fields(worker_pb2.LoadReport, EngineLoad)
+_RANK_FIELDS = same_fields(worker_pb2.RankLoad, RankLoad)
+_PROGRESS_FIELDS = same_fields(worker_pb2.WatchLoadProgressResponse, LoadProgress)
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
@@ -214,30 +225,20 @@ def _ranks(info: worker_pb2.WorkerInfo, request: kv_events_pb2.WatchKvEventsRequ
 def _load_to_proto(
     state: LoadState, dp_start: int, silent_s: Sequence[float]
 ) -> worker_pb2.LoadReport:
-    load = state.engine
     ranks = (
         worker_pb2.RankLoad(
-            dp_rank=dp_rank,
-            running_requests=rank.running_requests,
-            queued_requests=rank.queued_requests,
-            queued_tokens=rank.queued_tokens,
-            used_blocks=rank.used_blocks,
-            total_blocks=rank.total_blocks,
-            since_progress=duration(since_s),
+            dp_rank=dp_rank, since_progress=duration(since_s), **values(rank, _RANK_FIELDS)
         )
         for dp_rank, (rank, since_s) in enumerate(
             zip(state.ranks, silent_s, strict=False), dp_start
         )
     )
     return worker_pb2.LoadReport(
-        running_requests=load.running_requests,
-        queued_requests=load.queued_requests,
-        used_blocks=load.used_blocks,
-        total_blocks=load.total_blocks,
         ranks=ranks,
         prompt_tokens_total=state.tokens.prompt,
         cached_tokens_total=state.tokens.cached,
         completion_tokens_total=state.tokens.completion,
+        **values(state.engine, _LOAD_FIELDS),
     )
 
 
@@ -246,9 +247,6 @@ def _progress_to_proto(
 ) -> worker_pb2.WatchLoadProgressResponse:
     return worker_pb2.WatchLoadProgressResponse(
         stage=_STAGES[progress.stage],
-        files_done=progress.files_done,
-        files_total=progress.files_total,
-        bytes_done=progress.bytes_done,
-        bytes_total=progress.bytes_total,
         elapsed=duration(elapsed_s),
+        **values(progress, _PROGRESS_FIELDS),
     )

@@ -23,6 +23,7 @@ from millstream_server.runtime.errors import (
     ServingError,
     UnavailableError,
 )
+from millstream_server.runtime.settings import setting
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.metrics import DIFFUSION_QUEUED
 from millstream_server.runtime.threads import DaemonThreads
@@ -130,21 +131,30 @@ _FILE_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiffusionOptions:
-    """What a worker makes, and its limits; 0 and "" leave the model's own."""
+class DiffusionLimits:
+    """Limits and defaults of requests."""
+
+    requests_at_once: int = setting(
+        2,
+        help="requests that each Processor sends at once: one runs, the others wait here, so that "
+        "the device has no pause between two; all further ones wait at the Processors, where "
+        "priorities count and another worker may take them",
+    )
+    max_steps: int = setting(50, help="most steps; 0: the model's")
+    max_pixels: int = setting(0, help="most pixels of an output: width x height; 0: the model's")
+    max_outputs: int = setting(4, help="most outputs of a request")
+    max_frames: int = setting(0, help="most frames of a video; 0: the model's")
+    default_steps: int = setting(0, help="steps of requests that name none; 0: the model's")
+    default_width: int = setting(0, help="width of requests that name no size; 0: the model's")
+    default_height: int = setting(0, help="height of requests that name no size; 0: the model's")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffusionOptions(DiffusionLimits):
+    """What a worker makes, and its limits."""
 
     kind: Kind = Kind.IMAGE
-    requests_at_once: int = 2
-    """See `settings.DiffusionWorkerSettings.requests_at_once`."""
-    max_steps: int = 50
-    max_pixels: int = 0
-    max_outputs: int = 4
-    max_frames: int = 0
-    default_steps: int = 0
-    default_width: int = 0
-    default_height: int = 0
     max_input_bytes: int = 16 << 20
-    decoders: int = 1
     storage: Storage | None = None
 
 
@@ -161,7 +171,7 @@ class HostedDiffuser(WrappedEngine):
         self._token_threads = DaemonThreads(1, "tokens")
         self._diffuser = diffuser
         limits = MediaLimits(max_item_bytes=options.max_input_bytes, max_frames=1)
-        self._decoders = DecoderPool(limits, options.decoders)
+        self._decoders = DecoderPool(limits, 1)
         self._info: DiffuserInfo | None = None
         self._closed = False
 
