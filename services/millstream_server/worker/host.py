@@ -40,7 +40,7 @@ from millstream_server.worker.control.plan import ControlPlan
 from millstream_server.worker.control.weights_record import restored
 from millstream_server.worker.engine_metrics import EngineMetrics, MetricsSource
 from millstream_server.worker.kv_events.log import KvEventLog
-from millstream_server.worker.load_report import LoadReports
+from millstream_server.worker.load_report import LoadState, RankSilence
 from millstream_server.worker.loading import ModelLoading, Watched
 from millstream_server.worker.open_requests import (
     DEFAULT_TIMES,
@@ -150,7 +150,7 @@ class WorkerHost(Generic[InfoT]):
         """Tells the canary when the engine may make no progress."""
         self.streams = OpenWork()
         """Counts streams that carry requests; a drain waits until the notified ones have ended."""
-        self.info: Watched[InfoT] = Watched()
+        self.info: InfoT | None = None
         """The engine's info; None until it is loaded and warmed up."""
         self.description: Watched[WorkerDescription] = Watched()
         """What the worker is; None until the engine is loaded and warmed up."""
@@ -164,7 +164,7 @@ class WorkerHost(Generic[InfoT]):
             plan.counted,
         )
         self.metrics = EngineMetrics(plan.engine, plan.role, plan.model)
-        self.reports = LoadReports(plan.engine, self.requests.ended)
+        self.progress = RankSilence(plan.engine)
         self.loading = ModelLoading(plan.engine)
         """How far the model is loaded."""
 
@@ -208,7 +208,7 @@ class WorkerHost(Generic[InfoT]):
             max_requests=self._max_open_requests or DEFAULT_TIMES * info.max_running_requests,
             max_tokens=self.plan.max_open_tokens(info),
         )
-        self.info.set(info)
+        self.info = info
         known = self.description.value
         self.description.set(
             replace(known, engine=info)
@@ -226,10 +226,14 @@ class WorkerHost(Generic[InfoT]):
         Raises:
             UnavailableError: the model is being loaded.
         """
-        info = self.info.value
-        if info is None:
+        if self.info is None:
             raise UnavailableError("this worker is still loading its model", retry_delay_s=1.0)
-        return info
+        return self.info
+
+    async def load_state(self) -> LoadState:
+        """Return what a load report of now says."""
+        engine = await self.plan.engine.load()
+        return LoadState(engine=engine, tokens=replace(self.requests.ended))
 
     async def drain(self, propagation_s: float, limit_s: float) -> bool:
         """Let open work finish; return whether all of it ended in time.
@@ -245,5 +249,4 @@ class WorkerHost(Generic[InfoT]):
 
     def _utilization(self) -> float:
         """Return open requests divided by those that the engine runs at once."""
-        info = self.info.value
-        return self.requests.count / info.max_running_requests if info else 0.0
+        return self.requests.count / self.info.max_running_requests if self.info else 0.0

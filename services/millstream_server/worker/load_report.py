@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
 
-from millstream_server.control.engine import Engine, EngineLoad, Probeable, RankLoad
+from millstream_server.control.engine import EngineLoad, Probeable, RankLoad
 from millstream_server.worker.open_requests import TokenTotals
 
 _SAMPLE_S = 0.1
@@ -89,25 +88,6 @@ class RankSilence:
             seen = self._engine.progress(dp_rank)
             if seen != rank.seen:
                 rank.seen, rank.since_s = seen, now_s
-
-
-class ReportingEngine(Engine, Probeable, Protocol):
-    """An engine as reports need it."""
-
-
-class LoadReports:
-    """What reports are made of. All calls come from one event loop."""
-
-    def __init__(self, engine: ReportingEngine, ended: TokenTotals) -> None:
-        """Nothing is asked before `state`; ``ended`` are the tokens of requests that have ended."""
-        self._engine = engine
-        self._ended = ended
-        self.progress = RankSilence(engine)
-
-    async def state(self) -> LoadState:
-        """Return the load of now."""
-        engine = await self._engine.load()
-        return LoadState(engine=engine, tokens=replace(self._ended))
 
 
 @dataclass(slots=True)

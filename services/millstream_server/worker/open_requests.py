@@ -28,9 +28,10 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.runtime.retry_delay import jittered
 from millstream_server.runtime.rpc.slot_session import Output
+from millstream_server.runtime.rpc.slots import internal
 from millstream_server.runtime.telemetry import metrics
 from millstream_server.runtime.telemetry.counts import LoadMeter, RequestCounts
-from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
+from millstream_server.runtime.telemetry.trace_context import TraceContext
 from millstream_server.runtime.telemetry.tracing import Tracing, fail, reason_of
 
 DEFAULT_TIMES = 4
@@ -146,22 +147,6 @@ class OpenRequests:
             request.failed(error)
             raise
         request.finished("OK", request.attributes)
-
-    @contextlib.contextmanager
-    def hold(
-        self, *, tokens: int = 0, request_id: str = "", trace: TraceContext = NOT_TRACED
-    ) -> Iterator[CountedRequest]:
-        """Admit a request for the duration of a ``with`` block, such as a unary RPC's.
-
-        Raises:
-            UnavailableError: the worker accepts no new requests.
-            OverloadedError: a limit would be exceeded.
-        """
-        with self.running(request_id, trace) as request:
-            self.check_accepts()
-            self.check(tokens)
-            request.admit(tokens)
-            yield request
 
     def check_accepts(self) -> None:
         """Check that new requests are accepted, of callers without a long stream.
@@ -309,6 +294,11 @@ class CountedRequest:
         if self._span is not None:
             fail(self._span, reason, error)
             self._span.end()
+
+
+def told(event: str, error: BaseException) -> ServingError:
+    """Return what the caller is told of a failure; a bug goes into the log, as ``event``."""
+    return error if isinstance(error, ServingError) else internal(event, error)
 
 
 def _is_server_fault(error: BaseException) -> bool:

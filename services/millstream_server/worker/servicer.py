@@ -93,15 +93,15 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     ) -> AsyncIterator[worker_pb2.WatchLoadResponse]:
         """Report the load now and as it changes; times alone don't count as a change."""
         interval_s = _interval(request)
-        dp_start, reports = self._info().dp_start, self._host.reports
+        dp_start, host = self._info().dp_start, self._host
         last: LoadState | None = None
         quiet = 0
-        with reports.progress.watching():
+        with host.progress.watching():
             while True:
-                state = await reports.state()
+                state = await host.load_state()
                 if state != last or quiet >= _QUIET_INTERVALS:
                     last, quiet = state, 0
-                    silent_s = reports.progress.silent_s(state.ranks)
+                    silent_s = host.progress.silent_s(state.ranks)
                     load = _load_to_proto(state, dp_start, silent_s)
                     yield worker_pb2.WatchLoadResponse(load=load)
                 quiet += 1

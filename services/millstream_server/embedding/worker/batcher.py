@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream_server.runtime.errors import EngineFailedError, InternalError, ServingError
+from millstream_server.runtime.errors import EngineFailedError, ServingError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.metrics import EMBED_BATCHED_INPUTS, EMBED_BATCHES
+from millstream_server.worker.open_requests import told
 
 log = get_log(__name__)
 
@@ -199,7 +200,7 @@ class Batcher:
 
     def _failed(self, batch: _Batch, error: BaseException) -> None:
         """Fail a request whose inputs failed alone; else its inputs are tried alone."""
-        failure = _serving_error(error)
+        failure = told("a batch failed", error)
         again = len(batch) > 1 and not isinstance(error, EngineFailedError)
         if again:
             log.warning("a batch failed; its requests are tried alone", requests=len(batch))
@@ -241,11 +242,3 @@ class _Room:
         self.tokens -= size
         self.inputs -= 1
         return True
-
-
-def _serving_error(error: BaseException) -> ServingError:
-    if isinstance(error, ServingError):
-        return error
-    fault = InternalError.with_id()
-    log.error("a batch failed", error_id=fault.error_id, error=error)
-    return fault

@@ -50,7 +50,7 @@ class GenerationWorker:
 
     def context_length_of(self, model: str) -> int:
         """See `RequestRunner.context_length_of`; 0 until the model is loaded."""
-        info = self._host.info.value
+        info = self._host.info
         return info.context_length if info else 0
 
     def submit(self, request: GenerationRequest, sink: OutputSink) -> str:
@@ -64,7 +64,7 @@ class GenerationWorker:
         """
         opened = _OpenText(self._requests, request, sink)
         try:
-            info = self._host.info.value or self._host.loaded()
+            info = self._host.loaded()
             check_length(request.request_id)
             check_request(request, info, self.role)
             engine = self._engine_for(request)
