@@ -32,7 +32,6 @@ class Role(enum.Enum):
     """Texts to vectors and scores."""
 
     def __init__(self, value: str) -> None:
-        """Set what is asked for each request."""
         self.hands_off = value in {"prefill", "decode"}
         """Whether a request is shared by two workers, and so needs a ticket in this role."""
 
@@ -129,7 +128,6 @@ class WorkerDescription:
 
     @property
     def tasks(self) -> frozenset[Task]:
-        """See `EngineInfo.tasks`."""
         return self.engine.tasks(self.role)
 
 

@@ -45,7 +45,6 @@ class DecodeSettings(WorkerSettings):
 
     @property
     def role(self) -> Role:
-        """The worker's role in this mode."""
         return Role.AGGREGATED if self.mode is DecodeMode.AGGREGATED else Role.DECODE
 
 

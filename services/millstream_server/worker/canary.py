@@ -43,7 +43,6 @@ class ExpectedSilence:
     """
 
     def __init__(self) -> None:
-        """Start with an engine that must make progress."""
         self.expected: Callable[[], bool] = lambda: False
         """Returns whether the engine makes no progress because an operator wanted that."""
         self.probes = OpenWork()
@@ -52,7 +51,6 @@ class ExpectedSilence:
 
     @property
     def probes_wanted(self) -> bool:
-        """Whether the canary may run a new probe."""
         return not (self._held_off or self.expected())
 
     @contextlib.contextmanager
@@ -86,7 +84,6 @@ class CanaryTimes:
 
     @property
     def poll_s(self) -> float:
-        """Time between two checks of the engine's progress."""
         return min(self.interval_s, self.deadline_s, self.retry_s) / 10
 
 
@@ -124,11 +121,9 @@ class Canary:
 
     @property
     def healthy(self) -> bool:
-        """Whether no rank counts as hung."""
         return not self._hung
 
     async def run(self) -> None:
-        """Watch until cancelled."""
         async with asyncio.TaskGroup() as group:
             for rank in range(self._dp_size):
                 group.create_task(self._watch(rank), name=f"canary-{rank}")
@@ -214,7 +209,6 @@ class _Silence:
         self.restart()
 
     def restart(self) -> None:
-        """Measure from now on."""
         self._seen = self._engine.progress(self._rank)
         self._since_s = asyncio.get_running_loop().time()
 
@@ -227,7 +221,6 @@ class _Silence:
 
     @property
     def length_s(self) -> float:
-        """Seconds without progress."""
         return asyncio.get_running_loop().time() - self._since_s
 
 

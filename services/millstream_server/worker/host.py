@@ -231,7 +231,6 @@ class WorkerHost(Generic[InfoT]):
         return self.info
 
     async def load_state(self) -> LoadState:
-        """Return what a load report of now says."""
         engine = await self.plan.engine.load()
         return LoadState(engine=engine, tokens=replace(self.requests.ended))
 

@@ -21,7 +21,6 @@ class Watched(Generic[T]):
     """Holds the latest value, None at first. All calls come from one event loop."""
 
     def __init__(self) -> None:
-        """Start without a value."""
         self.value: T | None = None
         self._listeners: set[Callable[[], None]] = set()
 
@@ -62,7 +61,6 @@ class ModelLoading:
 
     @property
     def now(self) -> LoadProgress:
-        """How far it is."""
         return self.progress.value or LoadProgress()
 
     @property
@@ -83,7 +81,6 @@ class ModelLoading:
             polling.cancel()
 
     def reach(self, stage: LoadStage) -> None:
-        """Begin a stage."""
         if stage is LoadStage.READY and self._ended_s is None:
             self._ended_s = time.monotonic()
         self._advance(LoadProgress(stage=stage))

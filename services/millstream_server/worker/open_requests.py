@@ -123,7 +123,6 @@ class OpenRequests:
         self.counts = RequestCounts(described.role.value)
 
     def span(self, tracing: Tracing, request_id: str, trace: TraceContext) -> Span:
-        """Start a request's span, a child of ``trace``."""
         attributes = {**self._attributes, "millstream.request_id": request_id[:MAX_REQUEST_ID]}
         return tracing.tracer.start_span(
             self._span_name, tracing.extract(trace), SpanKind.SERVER, attributes
@@ -188,7 +187,6 @@ class Stages(Generic[StageT]):
     """By the stage."""
 
     def __init__(self) -> None:
-        """Start without any."""
         self._took: dict[StageT, float] = {}
 
     def __getitem__(self, stage: StageT) -> float:
@@ -196,7 +194,6 @@ class Stages(Generic[StageT]):
         return self._took.get(stage, 0.0)
 
     def add(self, stage: StageT, took_s: float) -> None:
-        """Record a stage that has ended."""
         self._took[stage] = self[stage] + took_s
         self.histograms[stage].observe(took_s)
 
@@ -208,7 +205,6 @@ class Stages(Generic[StageT]):
         self.add(stage, time.monotonic() - began_s)
 
     def attributes(self) -> dict[str, float]:
-        """Return a span's attributes."""
         return {f"millstream.{self.ability}.{at.value}_s": took for at, took in self._took.items()}
 
 
@@ -242,7 +238,6 @@ class CountedRequest:
 
     @property
     def traced(self) -> bool:
-        """Whether the request has a span, for attributes."""
         return self._span is not None
 
     def admit(self, tokens: int) -> None:
@@ -254,7 +249,6 @@ class CountedRequest:
         self._requests.work.begin()
 
     def fetched(self, nbytes: int) -> None:
-        """Note in the span that inputs of so many bytes have come from another worker."""
         if self._span is not None:
             self._span.add_event("millstream.inputs_fetched", {"millstream.bytes": nbytes})
 

@@ -55,13 +55,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     """Serves WorkerService."""
 
     def __init__(self, host: WorkerHost[Any]) -> None:
-        """Tell what ``host`` knows."""
         self._host = host
 
     async def GetWorkerInfo(
         self, request: worker_pb2.GetWorkerInfoRequest, call: Call
     ) -> worker_pb2.GetWorkerInfoResponse:
-        """Describe the worker."""
         if self._host.work.leaving:
             raise _draining()
         return worker_pb2.GetWorkerInfoResponse(info=self._info())

@@ -89,20 +89,11 @@ class MediaDiffusionSettings(ModelSettings):
     worker: DiffusionWorkerSettings = group(DiffusionWorkerSettings)
 
     def checked(self) -> Self:
-        """Return the settings with the engine's own arguments read; called once, by `load`.
-
-        Raises:
-            SettingsError: one is unknown, wrong, or managed by us, or the engine takes none.
-        """
         return DIFFUSERS.checked(self)
 
 
 async def run(settings: MediaDiffusionSettings) -> int:
-    """Run a worker that makes images or videos; return the process's exit code.
-
-    Raises:
-        SettingsError: settings contradict each other.
-    """
+    """Run a worker that makes images or videos; return the process's exit code."""
     kind = Kind(settings.what.kind.value)
     diffuser = DIFFUSERS.make(settings, Role.DIFFUSION, kind=kind)
     plan = make_plan(

@@ -73,7 +73,6 @@ class ProgressReporter:
     """
 
     def __init__(self, report: Callable[[Progress], None], threads: DaemonThreads) -> None:
-        """Call ``report`` on the event loop; ``threads`` write previews."""
         self._report = report
         self._threads = threads
         self._began: float | None = None
@@ -85,7 +84,6 @@ class ProgressReporter:
         """Steps that were run, over all outputs."""
 
     def waiting(self, position: int) -> None:
-        """Report a position in the queue."""
         self._report(Progress(queue_position=position))
 
     def begins(self, output: int, steps: int) -> None:
@@ -101,7 +99,6 @@ class ProgressReporter:
             self._add(Progress(output=output, steps=steps), None)
 
     def step(self, step: Step) -> None:
-        """Report that a step is done."""
         now = time.monotonic()
         self.steps += 1
         DIFFUSION_STEPS.inc()
@@ -116,7 +113,6 @@ class ProgressReporter:
         self._add(progress, step)
 
     def close(self) -> None:
-        """Report nothing more."""
         self._held = None
         self._report = lambda _: None
 
@@ -182,7 +178,6 @@ class Deliveries:
             raise
 
     def add(self, frames: Frames) -> None:
-        """Deliver the next output."""
         index = len(self._tasks)
         before = self._tasks[-1] if self._tasks else None
         self._tasks.append(asyncio.create_task(self._deliver(index, frames, before)))
@@ -244,7 +239,6 @@ class DiffusionWorker:
     def __init__(
         self, engine: HostedDiffuser, requests: OpenRequests, streams: OpenWork, model: str
     ) -> None:
-        """Make outputs with ``engine``; requests count in ``requests``, streams in ``streams``."""
         self._engine = engine
         self._requests = requests
         self._model = model
@@ -290,7 +284,6 @@ class _Making:
         self._deliveries = Deliveries(engine, request, settings, output, stages)
 
     async def finished(self) -> Finished:
-        """Make and deliver all outputs."""
         try:
             async with self._deliveries.undone_on_failure():
                 with self._engine.queue.join(self._reporter.waiting) as entry:

@@ -47,7 +47,6 @@ class QueueEntry:
 
     @property
     def is_request(self) -> bool:
-        """Whether it is a request, not a probe."""
         return self.on_position is not None
 
     async def acquire(self) -> None:
@@ -65,7 +64,6 @@ class DeviceQueue:
     """
 
     def __init__(self) -> None:
-        """Start with nobody in it."""
         self._waiting: list[QueueEntry] = []
         self._running: QueueEntry | None = None
 
@@ -76,7 +74,6 @@ class DeviceQueue:
 
     @property
     def queued_requests(self) -> int:
-        """Requests that wait for it."""
         return sum(entry.is_request for entry in self._waiting)
 
     @contextlib.contextmanager
@@ -192,14 +189,12 @@ class HostedDiffuser(WrappedEngine):
         return self._info
 
     async def load(self) -> EngineLoad:
-        """Return the request that has the device, and those that wait for it."""
         return EngineLoad(
             running_requests=self.queue.running_requests,
             queued_requests=self.queue.queued_requests,
         )
 
     async def close(self) -> None:
-        """See `Engine.close`."""
         if self._closed:
             return
         self._closed = True

@@ -56,7 +56,6 @@ class MediaDiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
     """Serves one of GenerateImage and GenerateVideo; other workers serve the other methods."""
 
     def __init__(self, worker: DiffusionWorker, kind: Kind) -> None:
-        """Run requests of ``kind`` on ``worker``."""
         self._kind = kind
         self._images = _Streams(worker, image_from_proto, image_response)
         self._videos = _Streams(worker, video_from_proto, video_response)
@@ -64,14 +63,12 @@ class MediaDiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
     async def GenerateText(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateTextRequest], call: Call
     ) -> AsyncIterator[diffusion_pb2.GenerateTextResponse]:
-        """Refuse: another kind of worker makes text."""
         self._refuse("text", "text")
         yield diffusion_pb2.GenerateTextResponse()
 
     def GenerateImage(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateImageRequest], call: Call
     ) -> AsyncGenerator[diffusion_pb2.GenerateImageResponse, None]:
-        """Serve one stream's requests; see diffusion.proto for the rules."""
         if self._kind is not Kind.IMAGE:
             self._refuse("images", "image")
         return SlotSession(self._images).responses(request_iterator)
@@ -79,7 +76,6 @@ class MediaDiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
     def GenerateVideo(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateVideoRequest], call: Call
     ) -> AsyncGenerator[diffusion_pb2.GenerateVideoResponse, None]:
-        """Serve one stream's requests; see diffusion.proto for the rules."""
         if self._kind is not Kind.VIDEO:
             self._refuse("videos", "video")
         return SlotSession(self._videos).responses(request_iterator)

@@ -85,7 +85,6 @@ class Batcher:
     """
 
     def __init__(self, compute: Compute, limits: BatchLimits) -> None:
-        """Call ``compute`` with batches within ``limits``."""
         self._compute = compute
         self._limits = limits
         self._queue: deque[_Job] = deque()

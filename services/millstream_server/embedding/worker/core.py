@@ -98,7 +98,6 @@ class VectorWorker:
         tokens: int,
         check: Callable[[EmbedderInfo], None],
     ) -> Iterator[EmbedderInfo]:
-        """Count a request during the ``with`` block, after it was checked."""
         opened = CountedRequest(self._requests, request.request_id, request.trace)
         try:
             info = self._loaded()

@@ -57,7 +57,6 @@ class EmbeddingFetcher:
         local: Leases | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """Read the leases of ``local`` directly."""
         self._tickets = tickets
         self._peers = Peers(transfer, tls)
         self._timeout_s = timeout_s
@@ -67,7 +66,6 @@ class EmbeddingFetcher:
         self._running: dict[_Key, _Fetch] = {}
 
     def use_local(self, leases: Leases) -> None:
-        """Read what this process itself encodes without a transfer."""
         self._local = leases
 
     async def fetch(self, ticket: EmbeddingTicket, trace: TraceContext | None = None) -> Tensor:
@@ -183,7 +181,6 @@ class _Route:
 
 
 async def _read_here(leases: Leases, lease: Lease, ticket: EmbeddingTicket) -> memoryview:
-    """Copy what this process itself holds."""
     if lease.stored.spec != ticket.tensor:
         raise InvalidRequestError.of("ticket.tensor", "is not the lease's tensor")
     with leases.store.pinned(lease.stored):

@@ -184,7 +184,6 @@ class Peers:
     def __init__(
         self, transfer: Transfer, tls: ClientTls | None, *, unused_s: float = UNUSED_S
     ) -> None:
-        """Offer the ways of ``transfer``."""
         self._transfer = transfer
         self._tls = tls
         self._unused_s = unused_s
@@ -195,7 +194,6 @@ class Peers:
         self._closing: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        """Return how many are connected."""
         return len(self._open)
 
     @contextlib.contextmanager

@@ -128,7 +128,6 @@ class _ServedFetch:
         yield encode_pb2.FetchResponse(released=encode_pb2.FetchReleased())
 
     def end(self) -> None:
-        """Count the outcome."""
         self._opening.close()
         get_current_span().set_attribute("millstream.embedding.outcome", self._outcome)
         EMBEDDING_TRANSFERS.labels("sender", self._way, self._outcome).inc()

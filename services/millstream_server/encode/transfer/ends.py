@@ -32,7 +32,6 @@ class Sender:
             self._ways.append(NixlSender(store.arena))
 
     async def open(self, stored: Stored, abilities: Abilities) -> Opening:
-        """Offer a pinned tensor."""
         for way in self._ways:
             opening = await way.open(stored, abilities)
             if opening is not None:
@@ -52,7 +51,6 @@ class Receiver:
         """Metadata of the sender's NIXL agent."""
 
     def abilities(self) -> Abilities:
-        """Say what this end can."""
         if self._nixl is not None and not self._shared:
             self._nixl.begin()
         return Abilities(
@@ -75,12 +73,10 @@ class Receiver:
         return await self._nixl.read(offer, nbytes)
 
     def went_inline(self) -> None:
-        """The sender offered nothing better: start NIXL's agent, for the next time."""
         if self._nixl is not None:
             self._nixl.begin()
 
     def close(self) -> None:
-        """Forget the sender."""
         self._segments.close()
         if self._nixl is not None and self._remote:
             self._nixl.forget(self._remote)

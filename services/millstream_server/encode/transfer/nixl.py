@@ -66,7 +66,6 @@ class _Agent:
         return self._agent.register_memory([(address, nbytes, 0, "")], "DRAM")
 
     def deregister(self, registered: Any) -> None:
-        """Undo `register`."""
         self._agent.deregister_memory(registered)
 
     async def read(self, offer: NixlOffer, into: int, nbytes: int) -> None:
@@ -95,7 +94,6 @@ class _Agent:
             raise WayError("nixl_state", str(state))
 
     def forget(self, metadata: bytes) -> None:
-        """Forget a peer."""
         remote = self._remotes.pop(metadata, None)
         if remote is not None:
             self._agent.remove_remote_agent(remote)
@@ -115,7 +113,6 @@ class _Starter:
 
     @property
     def ready(self) -> _Agent | None:
-        """The agent, if it has started."""
         task = self._starting
         return task.result() if task and task.done() and not task.cancelled() else None
 
@@ -166,7 +163,6 @@ class NixlReceiver:
     """Reads from all senders into a pool of registered memory."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
         self._starter = _Starter(_Agent)
         self._idle: list[_Buffer] = []
         self._lost: list[_Buffer] = []
@@ -198,7 +194,6 @@ class NixlReceiver:
         return await asyncio.shield(read)
 
     def forget(self, metadata: bytes) -> None:
-        """A sender is gone."""
         agent = self._starter.ready
         if agent is not None:
             try:

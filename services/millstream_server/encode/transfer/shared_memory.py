@@ -80,7 +80,6 @@ class SharedMemorySender:
     """Offers tensors of an arena that other processes can map."""
 
     def __init__(self, arena: Arena) -> None:
-        """Remove what killed processes left."""
         self._arena = arena
         if removed := sweep():
             log.info("names of killed processes removed", count=removed)
@@ -121,7 +120,6 @@ class _HandOver:
             raise
 
     def close(self) -> None:
-        """Remove the name."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._socket.fileno())
@@ -151,12 +149,10 @@ class SharedMemoryReceiver:
     """The segments of one sender that are mapped here."""
 
     def __init__(self) -> None:
-        """Nothing is mapped."""
         self._mapped: dict[str, mmap.mmap] = {}
 
     @property
     def open_segments(self) -> tuple[str, ...]:
-        """Their ids."""
         return tuple(self._mapped)
 
     async def read(self, offer: SharedMemoryOffer, nbytes: int) -> memoryview:

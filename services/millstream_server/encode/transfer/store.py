@@ -33,7 +33,6 @@ class Stored:
     def __init__(
         self, arena: Arena, digest: bytes, spec: TensorSpec, item: Any, offset: int
     ) -> None:
-        """Describe bytes of ``arena``."""
         self.arena = arena
         self.digest = digest
         self.spec = spec
@@ -45,7 +44,6 @@ class Stored:
 
     @property
     def nbytes(self) -> int:
-        """Size of the tensor."""
         return self.spec.nbytes
 
     @property
@@ -132,7 +130,6 @@ class EmbeddingStore:
 
     @contextlib.contextmanager
     def pinned(self, stored: Stored) -> Iterator[None]:
-        """Keep a tensor inside the block."""
         self.pin(stored)
         try:
             yield
@@ -194,7 +191,6 @@ class Lease:
 
     @property
     def left_s(self) -> float:
-        """Seconds until it ends, at least 0."""
         return max(0.0, self.expires_s - time.monotonic())
 
 
@@ -211,7 +207,6 @@ class Leases:
         self._open: dict[str, tuple[Lease, object, asyncio.TimerHandle]] = {}
 
     def __len__(self) -> int:
-        """Return how many are open."""
         return len(self._open)
 
     def grant(self, stored: Stored, owner: object) -> Lease:
@@ -223,7 +218,6 @@ class Leases:
         return lease
 
     def find(self, name: str) -> Lease | None:
-        """Return an open lease."""
         entry = self._open.get(name)
         return entry[0] if entry else None
 
@@ -243,6 +237,5 @@ class Leases:
             self.release(name)
 
     def close(self) -> None:
-        """End all."""
         for name in list(self._open):
             self.release(name)

@@ -46,11 +46,6 @@ class EncodeSettings(ModelSettings):
     transfer: EmbeddingTransferSettings = group(EmbeddingTransferSettings)
 
     def checked(self) -> Self:
-        """Return the settings with the engine's own arguments read; called once, by `load`.
-
-        Raises:
-            SettingsError: one is unknown or wrong, or the engine takes none.
-        """
         if self.engine == AUTO:
             refuse_arguments(self.common.engine_args, AUTO)
             return self
@@ -58,11 +53,7 @@ class EncodeSettings(ModelSettings):
 
 
 async def run(settings: EncodeSettings) -> int:
-    """Run an encode worker; return the process's exit code.
-
-    Raises:
-        SettingsError: settings contradict each other.
-    """
+    """Run an encode worker; return the process's exit code."""
     options = EncodeOptions(
         tickets=_tickets(settings.ticket_key), transfer=settings.transfer.embedding_transfer
     )

@@ -80,12 +80,10 @@ class ItemBatcher:
 
     @property
     def running(self) -> int:
-        """Items in the tower."""
         return self._running
 
     @property
     def queued(self) -> int:
-        """Items that wait for it."""
         return len(self._queue)
 
     async def run(self, prepared: Prepared, stages: EncodeStages) -> Tensor:

@@ -55,7 +55,6 @@ class EncodeRequest:
 
     @property
     def deadline_s(self) -> float | None:
-        """See `MediaFile.deadline_s`."""
         return self.file.deadline_s
 
 
@@ -77,7 +76,6 @@ class EncodeWorker:
         streams: OpenWork,
         options: EncodeOptions,
     ) -> None:
-        """Encode with ``engine``; items count in ``requests`` and their streams in ``streams``."""
         self._engine = engine
         self._requests = requests
         self.work = requests.work

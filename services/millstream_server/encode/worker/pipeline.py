@@ -73,7 +73,6 @@ class Pipeline:
         store: EmbeddingStore,
         options: PipelineOptions,
     ) -> None:
-        """Use a started ``encoder``; nothing else does."""
         self.store = store
         self._encoder = encoder
         self._info = info
@@ -124,7 +123,6 @@ class Pipeline:
                 self._forget(digest, making)
 
     async def close(self) -> None:
-        """Stop all work."""
         for making in self._makings.values():
             making.task.cancel()
         await self._decoders.close()
@@ -132,7 +130,6 @@ class Pipeline:
         self.batcher.close()
 
     def _forget(self, digest: bytes, making: _Making) -> None:
-        """Nobody waits any more."""
         if self._makings.get(digest) is making:
             del self._makings[digest]
         task = making.task
@@ -229,7 +226,6 @@ class HostedEncoder(WrappedEngine):
         return self._pipeline
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> EncoderInfo:
-        """See `Engine.start`."""
         info = await self._encoder.start(on_failure)
         at_once = info.max_running_requests or self._options.running_items
         self.info = info = replace(info, limits=self._options.limits, max_running_requests=at_once)
@@ -237,7 +233,6 @@ class HostedEncoder(WrappedEngine):
         return info
 
     async def load(self) -> EngineLoad:
-        """Return the items in the tower, and those that wait."""
         running = self._pipeline.batcher.running if self._pipeline else 0
         return EngineLoad(
             running_requests=running,
@@ -245,7 +240,6 @@ class HostedEncoder(WrappedEngine):
         )
 
     async def close(self) -> None:
-        """See `Engine.close`."""
         if self._closed:
             return
         self._closed = True

@@ -117,7 +117,6 @@ class EncodeServicer(encode_pb2_grpc.EncodeServiceServicer):
     async def Encode(
         self, request_iterator: AsyncIterator[encode_pb2.EncodeRequest], call: Call
     ) -> AsyncIterator[encode_pb2.EncodeResponse]:
-        """Encode one stream's items; see encode.proto for the rules."""
         stream = _Stream(self._worker)
         session = SlotSession(stream)
         try:

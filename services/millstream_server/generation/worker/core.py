@@ -82,7 +82,6 @@ class GenerationWorker:
         return request.engine_id
 
     def cancel(self, engine_id: str) -> None:
-        """Stop a request at any stage."""
         if engine_id and not (self._fetches and self._fetches.cancel(engine_id)):
             self._engine.abort(engine_id)
 

@@ -59,7 +59,6 @@ class FetchThenSubmit:
     """
 
     def __init__(self, fetcher: Fetcher, engine: Generator) -> None:
-        """Fetch with ``fetcher``, then submit to ``engine``."""
         self._fetcher = fetcher
         self._engine = engine
         self._fetches: dict[str, _Fetch] = {}

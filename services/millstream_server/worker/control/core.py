@@ -95,7 +95,6 @@ class ControlCore:
         )
 
     def report(self) -> OperationReport:
-        """Make what follows an operation for its caller."""
         return OperationReport(lambda: self._stop.open_requests)
 
     def expects_silence(self) -> bool:

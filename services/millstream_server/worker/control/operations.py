@@ -56,7 +56,6 @@ class OperationReport:
         """Received or checked, and in all (0: not known)."""
 
     def enter(self, stage: OperationStage) -> None:
-        """Set the stage."""
         self.stage = stage
         self.changed.set()
 
@@ -118,7 +117,6 @@ class Operations:
     """Lets one operation run at a time. All calls come from one event loop."""
 
     def __init__(self) -> None:
-        """Run none."""
         self.busy = OpenWork()
         """Counts the operations that change the engine."""
         self._running: list[Operation] = []
@@ -168,7 +166,6 @@ class Operations:
             self._running.remove(operation)
 
     def interrupt(self, name: str, failure: ServingError) -> None:
-        """Interrupt the operations of that name."""
         for operation in [o for o in self._running if o.name == name]:
             # Each its own: one exception can't be raised through two RPCs at the same time.
             operation.interrupt(type(failure)(failure.message))
@@ -266,7 +263,6 @@ class ServiceStop:
         self._refusing = asyncio.Event()
 
     def holds(self, cause: Cause) -> bool:
-        """Return whether the worker is out of service for this cause."""
         return self._conditions[cause].holds
 
     @property
@@ -296,7 +292,6 @@ class ServiceStop:
 
     @contextlib.contextmanager
     def out_for(self, cause: Cause) -> Iterator[None]:
-        """Take the worker out of service during a ``with`` block."""
         self.take_out(cause)
         try:
             yield

@@ -41,13 +41,11 @@ class FreezableDict(Generic[V]):
     """
 
     def __init__(self) -> None:
-        """Start empty and not frozen."""
         self._base: dict[int, V] = {}
         self._changes: dict[int, V | _Gone] | None = None
         self._size = 0
 
     def __len__(self) -> int:
-        """Return the current number of keys."""
         return self._size
 
     @property
@@ -56,14 +54,12 @@ class FreezableDict(Generic[V]):
         return len(self._changes or ())
 
     def get(self, key: int, default: D) -> V | D:
-        """Return the current value, or ``default``."""
         if self._changes and key in self._changes:
             value = self._changes[key]
             return default if isinstance(value, _Gone) else value
         return self._base.get(key, default)
 
     def set(self, key: int, value: V) -> None:
-        """Add or replace a key's value."""
         if self._changes is None:
             self._base[key] = value
             self._size = len(self._base)
@@ -73,7 +69,6 @@ class FreezableDict(Generic[V]):
         self._changes[key] = value
 
     def discard(self, key: int) -> None:
-        """Remove a key, if it is there."""
         if self._changes is None:
             self._base.pop(key, None)
             self._size = len(self._base)
@@ -85,7 +80,6 @@ class FreezableDict(Generic[V]):
                 del self._changes[key]
 
     def __contains__(self, key: int) -> bool:
-        """Tell whether the key is there now."""
         if self._changes and key in self._changes:
             return self._changes[key] is not _GONE
         return key in self._base
@@ -177,7 +171,6 @@ class CachedBlocks:
     """
 
     def __init__(self) -> None:
-        """Start empty."""
         self._parents: FreezableDict[int | None] = FreezableDict()
         self._kinds: FreezableDict[Kind] = FreezableDict()  # of blocks that aren't _PLAIN
 
@@ -186,7 +179,6 @@ class CachedBlocks:
         return len(self._parents)
 
     def apply(self, event: KvEvent) -> None:
-        """Change the set."""
         match event:
             case BlocksStored():
                 self._store(event)
@@ -215,7 +207,6 @@ class CachedBlocks:
         return self._parents.changes + self._kinds.changes
 
     def thaw(self) -> None:
-        """Give up what `freeze` returned."""
         self._parents.thaw()
         self._kinds.thaw()
 
@@ -278,7 +269,6 @@ class MessageRing:
     """
 
     def __init__(self, max_hashes: int) -> None:
-        """Start empty."""
         self._max_hashes = max_hashes
         self._messages: deque[_Message] = deque()
         self.hashes = 0

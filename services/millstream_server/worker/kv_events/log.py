@@ -39,7 +39,6 @@ class Snapshot:
     def __init__(
         self, sequence: int, chains: Iterator[BlocksStored], on_close: Callable[[Snapshot], None]
     ) -> None:
-        """Made by `RankLog.snapshot`."""
         self.sequence = sequence
         self._chains: Iterator[BlocksStored] | None = chains
         self._on_close = on_close
@@ -77,12 +76,10 @@ class RankLog:
         self._gauge.set(0)
 
     def __len__(self) -> int:
-        """Return the number of cached blocks."""
         return len(self._blocks)
 
     @property
     def held_changes(self) -> int:
-        """Number of entries that are held because snapshots are read."""
         return self._blocks.changes
 
     def media(self, block: int) -> frozenset[Medium]:
