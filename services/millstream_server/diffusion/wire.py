@@ -1,4 +1,7 @@
-"""Conversion of what streams of images and videos carry."""
+"""Conversion of what streams of images and videos carry.
+
+What a message has that can't be read raises `InvalidRequestError`, with its field.
+"""
 
 from __future__ import annotations
 
@@ -63,11 +66,7 @@ _MODEL = same_fields(worker_pb2.DiffusionModelInfo, DiffuserInfo)
 
 
 def image_from_proto(message: diffusion_pb2.StartImage, stream: TraceContext) -> DiffusionRequest:
-    """Convert a start; ``stream`` is the stream's trace context.
-
-    Raises:
-        InvalidRequestError: an enum has an unknown value.
-    """
+    """Convert a start; ``stream`` is the stream's trace context."""
     return DiffusionRequest(
         kind=Kind.IMAGE,
         format=known("format", _FORMATS, message.format),
@@ -78,11 +77,7 @@ def image_from_proto(message: diffusion_pb2.StartImage, stream: TraceContext) ->
 
 
 def video_from_proto(message: diffusion_pb2.StartVideo, stream: TraceContext) -> DiffusionRequest:
-    """Convert a start; ``stream`` is the stream's trace context.
-
-    Raises:
-        InvalidRequestError: an enum has an unknown value.
-    """
+    """Convert a start; ``stream`` is the stream's trace context."""
     return DiffusionRequest(
         kind=Kind.VIDEO,
         format=FileFormat.MP4,
@@ -199,11 +194,7 @@ def settings_to_proto(settings: DiffusionSettings) -> diffusion_pb2.DiffusionSet
 
 
 def content_from_proto(response: Response) -> Content:
-    """Convert a message of either kind of stream.
-
-    Raises:
-        InvalidRequestError: a file has a media type that isn't known.
-    """
+    """Convert a message of either kind of stream."""
     return SlotContent(
         latest=[
             (

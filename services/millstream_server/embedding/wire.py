@@ -1,4 +1,7 @@
-"""Conversion of what EmbeddingService carries."""
+"""Conversion of what EmbeddingService carries.
+
+What a message has that can't be read raises `InvalidRequestError`, with its field.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +41,7 @@ _MODEL_FIELDS = same_fields(worker_pb2.EmbeddingModelInfo, EmbedderInfo)
 
 
 def embed_from_proto(message: embedding_pb2.StartEmbed, stream: TraceContext) -> EmbedRequest:
-    """Convert a start; ``stream`` is the stream's trace context.
-
-    Raises:
-        InvalidRequestError: an input is neither text nor token ids, or an enum's value is unknown.
-    """
+    """Convert a start; ``stream`` is the stream's trace context."""
     return EmbedRequest(
         inputs=[_input_from_proto(i, part) for i, part in enumerate(message.inputs)],
         dimensions=optional(message, "dimensions"),
@@ -137,11 +136,7 @@ def embed_content(response: embedding_pb2.EmbedResponse) -> Content:
 def rerank_from_proto(
     message: embedding_pb2.RerankRequest, trace: TraceContext, deadline_s: float | None
 ) -> RerankRequest:
-    """Convert a request; trace and deadline are the RPC's.
-
-    Raises:
-        InvalidRequestError: an enum's value is unknown.
-    """
+    """Convert a request; trace and deadline are the RPC's."""
     return RerankRequest(
         documents=list(message.documents),
         pairs=[list(pair.ids) for pair in message.pairs],

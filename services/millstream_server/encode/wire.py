@@ -1,4 +1,7 @@
-"""Conversion of what an Encode stream carries."""
+"""Conversion of what an Encode stream carries.
+
+What a message has that can't be read raises `InvalidRequestError`, with its field.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +51,6 @@ def file_from_proto(message: encode_pb2.EncodeItem, stream: TraceContext) -> Med
     """Convert a start; ``data`` is what the message has of the file, possibly nothing.
 
     ``stream`` is the trace of an item that has none of its own.
-
-    Raises:
-        InvalidRequestError: its kind of media is unknown.
     """
     if message.modality not in MODALITIES:
         raise InvalidRequestError.of("modality", "is not one that this server knows")

@@ -1,21 +1,34 @@
-"""Conversion of what requests and workers of several abilities have."""
+"""Conversion of what requests and workers of several abilities have.
+
+What a message has that can't be read raises `InvalidRequestError`, with its field.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from importlib.metadata import version
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from millstream.v1 import generation_pb2, processor_pb2, worker_pb2
 from millstream_server.control.engine import EngineInfo, Role, WorkerDescription
+from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.priority import Priority
-from millstream_server.runtime.rpc.slot_session import CancelSlot, RequestT, StartSlot
+from millstream_server.runtime.rpc.slot_session import (
+    CancelSlot,
+    EndT,
+    EntryT,
+    Output,
+    RequestT,
+    ResponseT,
+    SlotContent,
+    StartSlot,
+)
 from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
 
 PRIORITIES = {
@@ -67,11 +80,7 @@ ENGINE_FIELDS = same_fields(worker_pb2.WorkerInfo, EngineInfo)
 
 
 def known(field: str, values: dict[KeyT, ValueT], value: Any) -> ValueT:
-    """Look an enum's value up.
-
-    Raises:
-        InvalidRequestError: it is not a known one.
-    """
+    """Look an enum's value up."""
     found = values.get(value)
     if found is None:
         raise InvalidRequestError.of(field, f"{value} is not a value that this server knows")
@@ -81,11 +90,7 @@ def known(field: str, values: dict[KeyT, ValueT], value: Any) -> ValueT:
 def control_of(
     message: Any, convert: Callable[[Any, TraceContext], RequestT]
 ) -> StartSlot[RequestT] | CancelSlot:
-    """Read a slot stream's message, whose oneof `control` is `start` or `cancel`.
-
-    Raises:
-        InvalidRequestError: it is neither.
-    """
+    """Read a slot stream's message, whose oneof `control` is `start` or `cancel`."""
     match message.WhichOneof("control"):
         case "start":
             start = message.start
@@ -94,6 +99,20 @@ def control_of(
             return CancelSlot(message.cancel.slot)
         case _:
             raise InvalidRequestError.of("control", "set one of start, cancel")
+
+
+@dataclasses.dataclass(slots=True)
+class SlotCalls(Generic[RequestT, EntryT, EndT, ResponseT]):
+    """A `SlotService` whose messages only start and cancel requests."""
+
+    work: OpenWork
+    streams: OpenWork
+    run: Callable[[RequestT, Output[EntryT]], Coroutine[Any, Any, EndT]]
+    read: Callable[[Any, TraceContext], RequestT]
+    response: Callable[[SlotContent[EntryT, EndT]], ResponseT]
+
+    def control(self, message: Any) -> StartSlot[RequestT] | CancelSlot:
+        return control_of(message, self.read)
 
 
 def optional(message: Any, field: str) -> Any:
@@ -113,11 +132,7 @@ def write_common(message: Any, request: Any) -> None:
 
 
 def read_common(message: Any, stream: TraceContext) -> dict[str, Any]:
-    """Read the fields that starts of several abilities have; ``stream`` is the stream's trace.
-
-    Raises:
-        InvalidRequestError: the priority is unknown.
-    """
+    """Read the fields that starts of several abilities have; ``stream`` is the stream's trace."""
     return {
         "model": message.model,
         "request_id": message.request_id,

@@ -36,7 +36,7 @@ from millstream_server.runtime.telemetry.metrics import (
     DIFFUSION_STEPS,
 )
 from millstream_server.runtime.threads import DaemonThreads
-from millstream_server.worker.open_requests import CountedRequest, OpenRequests, Stages
+from millstream_server.worker.open_requests import OpenRequests, Stages
 
 log = get_log(__name__)
 
@@ -189,11 +189,7 @@ class Deliveries:
                 task.result()
 
     async def all(self) -> tuple[OutputFile, ...]:
-        """Wait until all outputs are delivered.
-
-        Raises:
-            ServingError: one can't be.
-        """
+        """Wait until all outputs are delivered."""
         return tuple([await task for task in self._tasks])
 
     async def _deliver(
@@ -246,23 +242,16 @@ class DiffusionWorker:
         self.streams = streams
 
     async def run(self, request: DiffusionRequest, output: DiffusionOutput) -> Finished:
-        """Serve a request; cancel it to stop.
-
-        Raises:
-            ServingError: it failed; the message is for the caller.
-        """
+        """Serve a request; cancel it to stop."""
         with self._requests.running(request.request_id, request.trace, output) as opened:
-            settings, stages = self._admitted(request, opened), DiffusionStages()
+            settings = resolve(request, self._engine.info, model=self._model)
+            pixel_steps = settings.pixel_steps * outputs_of(request)
+            self._requests.check(pixel_steps)
+            opened.admit(pixel_steps)
+            stages = DiffusionStages()
             finished = await _Making(self._engine, request, settings, output, stages).finished()
             opened.attributes = _attributes(finished) | stages.attributes()
             return finished
-
-    def _admitted(self, request: DiffusionRequest, opened: CountedRequest) -> DiffusionSettings:
-        settings = resolve(request, self._engine.info, model=self._model)
-        pixel_steps = settings.pixel_steps * outputs_of(request)
-        self._requests.check(pixel_steps)
-        opened.admit(pixel_steps)
-        return settings
 
 
 class _Making:

@@ -92,11 +92,7 @@ class Batcher:
         self._waking = False
 
     async def run(self, inputs: Sequence[Sequence[int]]) -> AsyncGenerator[Part, None]:
-        """Yield the results of all inputs, as they finish; close it to drop the rest.
-
-        Raises:
-            ServingError: some inputs have no result.
-        """
+        """Yield the results of all inputs, as they finish; close it to drop the rest."""
         job = _Job(inputs, tokens=sum(map(len, inputs)))
         self._queue.append(job)
         self._wake()

@@ -54,11 +54,7 @@ class VectorWorker:
         self._ranking: Batcher | None = None
 
     async def embed(self, request: EmbedRequest, output: Output[Vectors]) -> EmbedFinished:
-        """Embed a batch; cancel the call to stop it.
-
-        Raises:
-            ServingError: it was refused, or failed; what was put in ``output`` is valid.
-        """
+        """Embed a batch; cancel it to stop. If it raises, what is in ``output`` is valid."""
         tokens = sum(map(len, request.inputs))
         with self._admitted(request, tokens, lambda info: check_embed(request, info)) as info:
             inputs: Sequence[Sequence[int]] = request.inputs  # type: ignore[assignment]  # checked
@@ -70,11 +66,7 @@ class VectorWorker:
         return EmbedFinished(request_id=request.request_id, model=self._model, input_tokens=tokens)
 
     async def rerank(self, request: RerankRequest) -> Ranking:
-        """Score pairs; the best first, equal ones by index. Cancel the call to stop it.
-
-        Raises:
-            ServingError: it was refused, or failed.
-        """
+        """Score pairs; the best first, equal ones by index. Cancel the call to stop it."""
         self._requests.check_accepts()
         tokens = sum(map(len, request.pairs))
         with self._admitted(request, tokens, lambda info: check_rerank(request, info)) as info:

@@ -10,7 +10,6 @@ from functools import partial
 from millstream.v1 import embedding_pb2, embedding_pb2_grpc
 from millstream_server.control.engine import Role
 from millstream_server.embedding.embedder import Embedder, EmbedderInfo
-from millstream_server.embedding.request import EmbedRequest
 from millstream_server.embedding.wire import (
     embed_from_proto,
     embed_response,
@@ -18,12 +17,12 @@ from millstream_server.embedding.wire import (
     rerank_from_proto,
 )
 from millstream_server.embedding.worker.core import VectorWorker
-from millstream_server.protobuf.common import control_of
+from millstream_server.protobuf.common import SlotCalls
 from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.channel import MAX_WORKER_MESSAGE_BYTES
 from millstream_server.runtime.rpc.serving import ServicerTable
-from millstream_server.runtime.rpc.slot_session import CancelSlot, SlotSession, StartSlot
+from millstream_server.runtime.rpc.slot_session import SlotSession
 from millstream_server.runtime.settings import setting
 from millstream_server.runtime.telemetry.tracing import ambient
 from millstream_server.worker.host import WorkerHost, WorkerPlan
@@ -46,25 +45,12 @@ SERVICE = "millstream.v1.EmbeddingService"
 STREAM = f"{SERVICE}/Embed"
 
 
-class EmbedSlots:
-    """Satisfies `runtime.rpc.slot_session.SlotService`: an Embed stream's batches."""
-
-    def __init__(self, worker: VectorWorker, work: OpenWork, streams: OpenWork) -> None:
-        self.work = work
-        self.streams = streams
-        self.run = worker.embed
-        self.response = embed_response
-
-    def control(self, message: embedding_pb2.EmbedRequest) -> StartSlot[EmbedRequest] | CancelSlot:
-        return control_of(message, embed_from_proto)
-
-
 class VectorServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
     """Serves EmbeddingService from one engine."""
 
     def __init__(self, worker: VectorWorker, work: OpenWork, streams: OpenWork) -> None:
         self._worker = worker
-        self._slots = EmbedSlots(worker, work, streams)
+        self._slots = SlotCalls(work, streams, worker.embed, embed_from_proto, embed_response)
 
     def Embed(
         self, request_iterator: AsyncIterator[embedding_pb2.EmbedRequest], call: Call

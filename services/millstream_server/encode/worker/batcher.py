@@ -87,11 +87,7 @@ class ItemBatcher:
         return len(self._queue)
 
     async def run(self, prepared: Prepared, stages: EncodeStages) -> Tensor:
-        """Encode an item. Cancel it to drop the result.
-
-        Raises:
-            ServingError: it failed by itself.
-        """
+        """Encode an item. Cancel it to drop the result."""
         loop = asyncio.get_running_loop()
         entry = _Entry(prepared, stages, loop.create_future())
         self._queue.append(entry)

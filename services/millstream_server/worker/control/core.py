@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from millstream_server.control.operations import LoraAdapter, MemoryTag
 from millstream_server.runtime.lifecycle.conditions import HealthConditions
 from millstream_server.worker.control.in_service import (
     AdapterOperations,
@@ -28,22 +26,6 @@ from millstream_server.worker.control.weights import WeightOperations
 from millstream_server.worker.host import WorkerHost
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineState:
-    """What operations have set."""
-
-    drained: bool
-    paused: bool
-    released: frozenset[MemoryTag]
-    weight_version: str
-    adapters: tuple[LoraAdapter, ...]
-    profiling: bool
-    open_requests: int
-    operation: str
-    """The one that runs, by the name of its RPC; empty: none."""
-    supported: tuple[str, ...]
-
-
 class ControlCore:
     """All operations of one worker. All calls come from one event loop.
 
@@ -58,12 +40,12 @@ class ControlCore:
 
         New requests are accepted for ``propagation_s`` after the worker has left service.
         """
-        self._host = host
+        self.host = host
         plan = host.plan.control
         self._limit_s = plan.operation_limit_s
-        self._operations = operations = Operations()
-        self._controls = controls = SupportedControls(plan.controls, host.loaded)
-        self._stop = stop = ServiceStop(host.work, host.silence, conditions, propagation_s)
+        self.operations = operations = Operations()
+        self.controls = controls = SupportedControls(plan.controls, host.loaded)
+        self.stop = stop = ServiceStop(host.work, host.silence, conditions, propagation_s)
         shared = (operations, stop, controls)
         self.drain = DrainOperations(*shared)
         self.pause = PauseOperations(*shared)
@@ -75,46 +57,27 @@ class ControlCore:
         host.silence.expected = self.expects_silence
         host.work.when_leaving(self._leave)
 
-    def state(self) -> EngineState:
-        """Return what operations have set.
-
-        Raises:
-            UnavailableError: the model is being loaded.
-        """
-        info = self._host.loaded()
-        return EngineState(
-            drained=self._stop.holds(Cause.DRAINED),
-            paused=self.pause.paused,
-            released=self.memory.released,
-            weight_version=info.weight_version,
-            adapters=info.adapters,
-            profiling=self.profile.recording,
-            open_requests=self._stop.open_requests,
-            operation=self._operations.current,
-            supported=self._controls.names(),
-        )
-
     def report(self) -> OperationReport:
-        return OperationReport(lambda: self._stop.open_requests)
+        return OperationReport(lambda: self.stop.open_requests)
 
     def expects_silence(self) -> bool:
         """Return whether the engine may make no progress and still be well.
 
         It is paused, without memory, or being changed; the latter counts for a limited time only.
         """
-        changing_s = self._operations.changing_s
+        changing_s = self.operations.changing_s
         if changing_s is not None:
             return changing_s < self._limit_s
-        return self._stop.holds(Cause.PAUSED) or bool(self.memory.released)
+        return self.stop.holds(Cause.PAUSED) or bool(self.memory.released)
 
     async def until_done(self, limit_s: float) -> bool:
         """Wait for an operation that changes the engine; return whether none is left."""
-        return await self._operations.busy.until_idle(limit_s)
+        return await self.operations.busy.until_idle(limit_s)
 
     def close(self) -> None:
         """End what still runs: the engine is about to be closed."""
-        self._operations.cut()
+        self.operations.cut()
 
     def _leave(self) -> None:
-        self._operations.leave()
+        self.operations.leave()
         self.pause.leave()

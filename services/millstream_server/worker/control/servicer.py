@@ -66,7 +66,7 @@ class EngineControlServicer(engine_control_pb2_grpc.EngineControlServiceServicer
     async def GetEngineState(
         self, request: pb.GetEngineStateRequest, call: Call
     ) -> pb.GetEngineStateResponse:
-        return pb.GetEngineStateResponse(state=wire.state_to_proto(self._control.state()))
+        return pb.GetEngineStateResponse(state=wire.state_to_proto(self._control))
 
     # ---- in and out of service -------------------------------------------------------------------
 

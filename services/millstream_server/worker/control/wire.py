@@ -1,4 +1,7 @@
-"""Conversion of what `worker.control` does to messages, and of requests to what it takes."""
+"""Conversion of what `worker.control` does to messages, and of requests to what it takes.
+
+What a message has that can't be read raises `InvalidRequestError`, with its field.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ from millstream_server.control.operations import (
     PauseMode,
     ProfileActivity,
 )
-from millstream_server.protobuf.common import duration, known, seconds
+from millstream_server.protobuf.common import duration, known, same_fields, seconds, values
 from millstream_server.protobuf.media import spec_from_proto
 from millstream_server.runtime.errors import InvalidRequestError
-from millstream_server.worker.control.core import EngineState
-from millstream_server.worker.control.operations import OperationReport
+from millstream_server.worker.control.core import ControlCore
+from millstream_server.worker.control.operations import Cause, OperationReport
 from millstream_server.worker.control.out_of_service import Released, Resumed
 from millstream_server.worker.control.weights import Piece, Source, TensorsInCall, Update, Updated
 
@@ -39,6 +42,8 @@ _MODES: dict[Any, PauseMode] = {
     pb.PAUSE_MODE_UNSPECIFIED: PauseMode.IN_PLACE,
     **{pb.PauseMode.Value(f"PAUSE_MODE_{mode.name}"): mode for mode in PauseMode},
 }
+_USE = same_fields(pb.MemoryUse, MemoryUse)
+_BROADCAST = same_fields(pb.WeightsBroadcast, BroadcastWeights)
 _MOST_VALUES = 64
 """Most values of an enum in one list, each of which may come several times."""
 T = TypeVar("T")
@@ -70,18 +75,23 @@ def _shown(field: Any, value: Any) -> Any:
     return ",".join(names[v].name if v in names else str(v) for v in values)
 
 
-def state_to_proto(state: EngineState) -> pb.EngineState:
-    """Convert what operations have set."""
+def state_to_proto(control: ControlCore) -> pb.EngineState:
+    """Return what operations have set.
+
+    Raises:
+        UnavailableError: the model is being loaded.
+    """
+    info = control.host.loaded()
     return pb.EngineState(
-        drained=state.drained,
-        paused=state.paused,
-        released=tags_to_proto(state.released),
-        weight_version=state.weight_version,
-        adapters=map(adapter_to_proto, state.adapters),
-        profiling=state.profiling,
-        open_requests=state.open_requests,
-        operation=state.operation,
-        supported=state.supported,
+        drained=control.stop.holds(Cause.DRAINED),
+        paused=control.pause.paused,
+        released=tags_to_proto(control.memory.released),
+        weight_version=info.weight_version,
+        adapters=map(adapter_to_proto, info.adapters),
+        profiling=control.profile.recording,
+        open_requests=control.stop.open_requests,
+        operation=control.operations.current,
+        supported=control.controls.names(),
     )
 
 
@@ -128,11 +138,7 @@ def updated_to_proto(updated: Updated) -> pb.WeightsUpdated:
 def update_from_proto(
     first: pb.UpdateWeightsRequest | None, others: AsyncIterator[pb.UpdateWeightsRequest]
 ) -> Update:
-    """Convert the first message of an update; its tensors are read as they are needed.
-
-    Raises:
-        InvalidRequestError: the first message isn't `start`, or has no source.
-    """
+    """Convert the first message of an update; its tensors are read as they are needed."""
     if first is None or first.WhichOneof("message") != "start":
         raise InvalidRequestError.of("start", "must be the first message")
     start = first.start
@@ -175,11 +181,7 @@ def _tensor_from_proto(message: pb.WeightTensor, field: str) -> NamedTensor:
 
 def _broadcast_from_proto(message: pb.WeightsBroadcast) -> BroadcastWeights:
     return BroadcastWeights(
-        master_address=message.master_address,
-        rank_offset=message.rank_offset,
-        world_size=message.world_size,
-        group_name=message.group_name,
-        backend=message.backend,
+        **values(message, _BROADCAST),
         tensors=[
             _tensor_from_proto(tensor, f"start.broadcast.tensors[{n}]")
             for n, tensor in enumerate(message.tensors)
@@ -191,11 +193,7 @@ def _broadcast_from_proto(message: pb.WeightsBroadcast) -> BroadcastWeights:
 
 
 def tags_from_proto(tags: Sequence[Any]) -> frozenset[MemoryTag]:
-    """Convert memory tags.
-
-    Raises:
-        InvalidRequestError: one isn't set or not known, or they are too many.
-    """
+    """Convert memory tags."""
     return _known_set("tags", _TAGS, tags)
 
 
@@ -205,33 +203,21 @@ def tags_to_proto(tags: Iterable[MemoryTag]) -> list[Any]:
 
 
 def _use_to_proto(use: MemoryUse) -> pb.MemoryUse:
-    return pb.MemoryUse(host_bytes=use.host_bytes, device_bytes=use.device_bytes)
+    return pb.MemoryUse(**values(use, _USE))
 
 
 def mode_from_proto(mode: Any) -> PauseMode:
-    """Convert a pause's mode.
-
-    Raises:
-        InvalidRequestError: it isn't known.
-    """
+    """Convert a pause's mode."""
     return known("mode", _MODES, mode)
 
 
 def activities_from_proto(activities: Sequence[Any]) -> frozenset[ProfileActivity]:
-    """Convert what a profile is to record.
-
-    Raises:
-        InvalidRequestError: one isn't set or not known, or they are too many.
-    """
+    """Convert what a profile is to record."""
     return _known_set("activities", _ACTIVITIES, activities)
 
 
 def timeout_from_proto(message: Any, field: str = "timeout") -> float | None:
-    """Convert the longest time to wait, in seconds; None: it isn't set.
-
-    Raises:
-        InvalidRequestError: it is negative.
-    """
+    """Convert the longest time to wait, in seconds; None: it isn't set."""
     if not message.HasField("timeout"):
         return None
     found = seconds(message.timeout)
