@@ -48,11 +48,6 @@ class FreezableDict(Generic[V]):
     def __len__(self) -> int:
         return self._size
 
-    @property
-    def changes(self) -> int:
-        """Number of keys that changed since it was frozen."""
-        return len(self._changes or ())
-
     def get(self, key: int, default: D) -> V | D:
         if self._changes and key in self._changes:
             value = self._changes[key]
@@ -120,37 +115,21 @@ def _kind(media: int, adapter: str) -> Kind:
     return (media, adapter)
 
 
-@functools.lru_cache(16)
-def media_of(bits: int) -> frozenset[Medium]:
-    """Return the media of a `Kind`."""
-    return frozenset(medium for medium, bit in _BITS.items() if bits & bit)
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenBlocks:
-    """The set at one moment."""
-
-    parents: Mapping[int, int | None]
-    kinds: Mapping[int, Kind]
-
-    def chains(self, max_hashes: int) -> Iterator[BlocksStored]:
-        """Yield all blocks as chains of at most ``max_hashes``, once for each medium.
-
-        A block comes after its parent if it was cached after it.
-        """
-        chain: list[int] = []
-        before: int | None = None
-        last, kind = None, _PLAIN
-        kinds = self.kinds
-        for block, parent in self.parents.items():
-            its_kind = kinds.get(block, _PLAIN) if kinds else _PLAIN
-            if chain and parent == last and its_kind == kind and len(chain) < max_hashes:
-                chain.append(block)
-            else:
-                yield from _stored(chain, before, kind)
-                chain, before, kind = [block], parent, its_kind
-            last = block
-        yield from _stored(chain, before, kind)
+def _chains(
+    parents: Mapping[int, int | None], kinds: Mapping[int, Kind], max_hashes: int
+) -> Iterator[BlocksStored]:
+    chain: list[int] = []
+    before: int | None = None
+    last, kind = None, _PLAIN
+    for block, parent in parents.items():
+        its_kind = kinds.get(block, _PLAIN) if kinds else _PLAIN
+        if chain and parent == last and its_kind == kind and len(chain) < max_hashes:
+            chain.append(block)
+        else:
+            yield from _stored(chain, before, kind)
+            chain, before, kind = [block], parent, its_kind
+        last = block
+    yield from _stored(chain, before, kind)
 
 
 def _stored(chain: list[int], parent: int | None, kind: Kind) -> Iterator[BlocksStored]:
@@ -188,23 +167,14 @@ class CachedBlocks:
                 self._parents.clear()
                 self._kinds.clear()
 
-    def media(self, block: int) -> frozenset[Medium]:
-        """Return where a block is cached; empty: nowhere."""
-        if block not in self._parents:
-            return frozenset()
-        return media_of(self._kinds.get(block, _PLAIN)[0])
+    def freeze(self, max_hashes: int) -> Iterator[BlocksStored]:
+        """Return all blocks of now, or of the moment when it was frozen; valid until `thaw`.
 
-    def freeze(self) -> FrozenBlocks:
-        """Return the set at this moment, or at the moment when it was frozen; valid until `thaw`.
-
-        Nothing is copied. Until `thaw` each block that changes costs an entry more.
+        They come as chains of at most ``max_hashes``, once for each medium; a block comes after its
+        parent if it was cached after it. Nothing is copied. Until `thaw` each block that changes
+        costs an entry more.
         """
-        return FrozenBlocks(self._parents.freeze(), self._kinds.freeze())
-
-    @property
-    def changes(self) -> int:
-        """Number of blocks that changed since it was frozen."""
-        return self._parents.changes + self._kinds.changes
+        return _chains(self._parents.freeze(), self._kinds.freeze(), max_hashes)
 
     def thaw(self) -> None:
         self._parents.thaw()
