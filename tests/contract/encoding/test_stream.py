@@ -10,8 +10,7 @@ import grpc
 import pytest
 
 from millstream.v1 import media_pb2, tensor_pb2
-from millstream_server.encode.worker.core import EncodeOptions
-from millstream_server.encode.worker.upload import MAX_CHUNK_BYTES
+from millstream_server.encode.worker.core import MAX_CHUNK_BYTES, EncodeOptions
 from millstream_server.engines.simulated.encoder import SimulatedEncoderConfig
 from millstream_server.media.items import MediaLimits
 from millstream_testing.waiting import until

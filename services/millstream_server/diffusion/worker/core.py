@@ -7,7 +7,7 @@ import contextlib
 import enum
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from millstream_server.diffusion.checks import check_tokens, jobs, outputs_of, resolve
@@ -41,6 +41,7 @@ from millstream_server.worker.open_requests import OpenRequests, Stages
 log = get_log(__name__)
 
 _CHUNK_OVERHEAD = 64
+DiffusionOutput = Output[Progress | Chunk]
 
 
 class DiffusionStage(enum.Enum):
@@ -139,28 +140,21 @@ class ProgressReporter:
             self._add(*held)
 
 
+@dataclass(slots=True, eq=False)
 class Deliveries:
     """The outputs of one request, delivered in order while the next one is being made.
 
-    A caller that reads slowly holds up its own deliveries only, not the device.
+    They go to ``output``, or to the engine's storage if the request says so. A caller that reads
+    slowly holds up its own deliveries only, not the device.
     """
 
-    def __init__(
-        self,
-        engine: HostedDiffuser,
-        request: DiffusionRequest,
-        settings: DiffusionSettings,
-        output: Output[Progress | Chunk],
-        stages: DiffusionStages,
-    ) -> None:
-        """Deliver to ``output``, or to the engine's storage if the request says so."""
-        self._engine = engine
-        self._request = request
-        self._settings = settings
-        self._output = output
-        self._stages = stages
-        self._tasks: list[asyncio.Task[OutputFile]] = []
-        self._stored: list[StoredFile] = []
+    engine: HostedDiffuser
+    request: DiffusionRequest
+    settings: DiffusionSettings
+    output: DiffusionOutput
+    stages: DiffusionStages
+    _tasks: list[asyncio.Task[OutputFile]] = field(default_factory=list)
+    _stored: list[StoredFile] = field(default_factory=list)
 
     @contextlib.asynccontextmanager
     async def undone_on_failure(self) -> AsyncIterator[None]:
@@ -171,7 +165,7 @@ class Deliveries:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            storage = self._engine.options.storage
+            storage = self.engine.options.storage
             if storage is not None:
                 for stored in self._stored:
                     await storage.remove(stored)
@@ -195,14 +189,14 @@ class Deliveries:
     async def _deliver(
         self, index: int, frames: Frames, before: asyncio.Task[OutputFile] | None
     ) -> OutputFile:
-        request, settings = self._request, self._settings
-        with self._stages.timed(DiffusionStage.WRITE):
-            threads = self._engine.file_threads
+        request, settings = self.request, self.settings
+        with self.stages.timed(DiffusionStage.WRITE):
+            threads = self.engine.file_threads
             data = await in_thread(threads, write_file, frames, request, settings, index)
         if before is not None:
             await asyncio.wait({before})
             before.result()
-        with self._stages.timed(DiffusionStage.DELIVER):
+        with self.stages.timed(DiffusionStage.DELIVER):
             url = await (self._store(data) if request.to_url else self._send(index, data))
         DIFFUSION_FILES.labels(request.format.value).inc()
         DIFFUSION_FILE_BYTES.labels(request.format.value).inc(len(data))
@@ -214,19 +208,16 @@ class Deliveries:
         for start in range(0, len(data), MAX_CHUNK_BYTES):
             end = start + MAX_CHUNK_BYTES
             chunk = Chunk(index, data[start:end], end >= len(data))
-            await self._output.put(chunk, len(chunk.data) + _CHUNK_OVERHEAD)
+            await self.output.put(chunk, len(chunk.data) + _CHUNK_OVERHEAD)
         return ""
 
     async def _store(self, data: bytes) -> str:
-        storage = self._engine.options.storage
+        storage = self.engine.options.storage
         assert storage is not None  # noqa: S101 - the request was checked
-        extension = EXTENSIONS[self._request.format]
-        stored = await storage.write(self._request.request_id, extension, data)
+        extension = EXTENSIONS[self.request.format]
+        stored = await storage.write(self.request.request_id, extension, data)
         self._stored.append(stored)
         return stored.url
-
-
-DiffusionOutput = Output[Progress | Chunk]
 
 
 class DiffusionWorker:
@@ -249,7 +240,8 @@ class DiffusionWorker:
             self._requests.check(pixel_steps)
             opened.admit(pixel_steps)
             stages = DiffusionStages()
-            finished = await _Making(self._engine, request, settings, output, stages).finished()
+            deliveries = Deliveries(self._engine, request, settings, output, stages)
+            finished = await _Making(deliveries).finished()
             opened.attributes = _attributes(finished) | stages.attributes()
             return finished
 
@@ -257,20 +249,11 @@ class DiffusionWorker:
 class _Making:
     """One admitted request."""
 
-    def __init__(
-        self,
-        engine: HostedDiffuser,
-        request: DiffusionRequest,
-        settings: DiffusionSettings,
-        output: DiffusionOutput,
-        stages: DiffusionStages,
-    ) -> None:
-        self._engine = engine
-        self._request = request
-        self._settings = settings
-        self._stages = stages
-        self._reporter = ProgressReporter(output.latest, engine.preview_threads)
-        self._deliveries = Deliveries(engine, request, settings, output, stages)
+    def __init__(self, deliveries: Deliveries) -> None:
+        self._engine, self._request = deliveries.engine, deliveries.request
+        self._settings, self._stages = deliveries.settings, deliveries.stages
+        self._reporter = ProgressReporter(deliveries.output.latest, self._engine.preview_threads)
+        self._deliveries = deliveries
 
     async def finished(self) -> Finished:
         try:

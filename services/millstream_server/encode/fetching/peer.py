@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 
 from millstream.v1 import encode_pb2, encode_pb2_grpc
-from millstream_server.encode.transfer import nixl
-from millstream_server.encode.transfer.ends import Receiver
+from millstream_server.encode.transfer import nixl, shared_memory
 from millstream_server.encode.transfer.nixl import NixlReceiver
 from millstream_server.encode.transfer.settings import Transfer
+from millstream_server.encode.transfer.shared_memory import SharedMemoryReceiver
 from millstream_server.encode.transfer.ways import (
     CHUNK_BYTES,
     WAY_OF,
@@ -41,6 +41,45 @@ _METHOD = "millstream.v1.EncodeService/Fetch"
 
 class BrokenTransferError(Exception):
     """The sender didn't keep to the protocol, or ended the stream."""
+
+
+class Receiver:
+    """Reads what one sender offers. NIXL's agent is shared by all receivers of the process."""
+
+    def __init__(self, transfer: Transfer, reader: NixlReceiver | None) -> None:
+        """Take what ``transfer`` allows; ``reader`` None: no NIXL, or it isn't allowed."""
+        self._shared = transfer in (Transfer.AUTO, Transfer.SHARED_MEMORY)
+        self._nixl = reader
+        self._segments = SharedMemoryReceiver()
+        self._remote = b""
+        """Metadata of the sender's NIXL agent."""
+
+    def abilities(self) -> Abilities:
+        if self._nixl is not None and not self._shared:
+            self._nixl.begin()
+        return Abilities(
+            shared_memory.domain() if self._shared else "",
+            self._segments.open_segments,
+            self._nixl.metadata if self._nixl else b"",
+        )
+
+    async def read(self, offer: SharedMemoryOffer | NixlOffer, nbytes: int) -> memoryview:
+        """Return the bytes in memory of their own."""
+        if isinstance(offer, SharedMemoryOffer):
+            return await self._segments.read(offer, nbytes)
+        if self._nixl is None:
+            raise WayError("nixl_agent", "offered without being asked for")
+        self._remote = offer.metadata
+        return await self._nixl.read(offer, nbytes)
+
+    def went_inline(self) -> None:
+        if self._nixl is not None:
+            self._nixl.begin()
+
+    def close(self) -> None:
+        self._segments.close()
+        if self._nixl is not None and self._remote:
+            self._nixl.forget(self._remote)
 
 
 class Peer:

@@ -9,8 +9,11 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from opentelemetry.trace import get_current_span
 
 from millstream.v1 import encode_pb2, tensor_pb2
-from millstream_server.encode.transfer.ends import Sender
-from millstream_server.encode.transfer.store import Leases, Stored
+from millstream_server.encode.transfer import nixl
+from millstream_server.encode.transfer.nixl import NixlSender
+from millstream_server.encode.transfer.settings import Transfer
+from millstream_server.encode.transfer.shared_memory import SharedMemorySender
+from millstream_server.encode.transfer.store import EmbeddingStore, Leases, Stored
 from millstream_server.encode.transfer.ticket import EmbeddingTickets
 from millstream_server.encode.transfer.ways import (
     CHUNK_BYTES,
@@ -38,6 +41,25 @@ _CAUSE_LENGTH = 64
 
 Requests = AsyncIterator[encode_pb2.FetchRequest]
 Responses = AsyncGenerator[encode_pb2.FetchResponse, None]
+
+
+class Sender:
+    """Offers tensors of a store in the best way that both ends can."""
+
+    def __init__(self, store: EmbeddingStore, transfer: Transfer = Transfer.AUTO) -> None:
+        """Offer what ``transfer`` allows; inline always is."""
+        self._ways: list[SharedMemorySender | NixlSender] = []
+        if transfer in (Transfer.AUTO, Transfer.SHARED_MEMORY):
+            self._ways.append(SharedMemorySender(store.arena))
+        if transfer in (Transfer.AUTO, Transfer.NIXL) and nixl.available():
+            self._ways.append(NixlSender(store.arena))
+
+    async def open(self, stored: Stored, abilities: Abilities) -> Opening:
+        for way in self._ways:
+            opening = await way.open(stored, abilities)
+            if opening is not None:
+                return opening
+        return Opening(InlineOffer())
 
 
 class EmbeddingServer:

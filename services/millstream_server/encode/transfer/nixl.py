@@ -180,11 +180,7 @@ class NixlReceiver:
         self._starter.begin()
 
     async def read(self, offer: NixlOffer, nbytes: int) -> memoryview:
-        """Return the bytes. Once it has begun a read goes on to its end, also when cancelled.
-
-        Raises:
-            WayError: NIXL failed.
-        """
+        """Return the bytes. Once it has begun a read goes on to its end, also when cancelled."""
         agent = self._starter.ready
         if agent is None:
             raise WayError("nixl_agent")

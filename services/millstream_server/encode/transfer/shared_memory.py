@@ -156,11 +156,7 @@ class SharedMemoryReceiver:
         return tuple(self._mapped)
 
     async def read(self, offer: SharedMemoryOffer, nbytes: int) -> memoryview:
-        """Return a copy of the bytes.
-
-        Raises:
-            WayError: the segment can't be mapped, or isn't what the offer says.
-        """
+        """Return a copy of the bytes."""
         mapped = self._mapped.get(offer.segment)
         if mapped is None:
             mapped = self._mapped[offer.segment] = await _mapped(offer)

@@ -55,7 +55,7 @@ WAY_OF = {InlineOffer: "inline", SharedMemoryOffer: "shared_memory", NixlOffer: 
 
 
 class WayError(Exception):
-    """A way doesn't work at the moment; the inline one may."""
+    """A way's `read` doesn't work at the moment; the inline way may."""
 
     def __init__(self, cause: str, detail: str = "") -> None:
         """``cause`` is a short word for the other end; ``detail`` is for this end's log."""

@@ -13,18 +13,17 @@ from prometheus_client.core import Metric
 from millstream.v1 import encode_pb2, encode_pb2_grpc, worker_pb2
 from millstream_server.control.engine import Role, WorkerDescription
 from millstream_server.encode.encoder import EncoderInfo
-from millstream_server.encode.fetching.serve import EmbeddingServer
-from millstream_server.encode.transfer.ends import Sender
+from millstream_server.encode.fetching.serve import EmbeddingServer, Sender
 from millstream_server.encode.transfer.store import Leases
 from millstream_server.encode.wire import file_from_proto
 from millstream_server.encode.worker.core import (
     EncodeOptions,
     EncodeRequest,
     EncodeWorker,
+    ItemUpload,
     LeasedItem,
 )
 from millstream_server.encode.worker.pipeline import HostedEncoder
-from millstream_server.encode.worker.upload import ItemUpload
 from millstream_server.protobuf.errors import error_to_proto
 from millstream_server.protobuf.media import ref_to_proto
 from millstream_server.runtime.drain import OpenWork
