@@ -100,17 +100,14 @@ class Canary:
         dp_size: int,
         on_change: Callable[[bool], None],
         times: CanaryTimes,
-        expected_silence: ExpectedSilence | None = None,
+        expected_silence: ExpectedSilence,
     ) -> None:
-        """Prepare to watch ranks 0 to ``dp_size`` - 1 of ``engine``; `run` starts.
-
-        ``expected_silence`` tells when silence doesn't count; None: it always does.
-        """
+        """Prepare to watch ranks 0 to ``dp_size`` - 1 of ``engine``; `run` starts."""
         self._engine = engine
         self._dp_size = dp_size
         self._on_change = on_change
         self._times = times
-        self._silence = expected_silence or ExpectedSilence()
+        self._silence = expected_silence
         self._hung: set[int] = set()
         self.probes = 0
         """Number of probes that were run."""
@@ -226,9 +223,8 @@ class _Silence:
 
 def _was_paused(probe: asyncio.Task[None]) -> bool:
     """Return whether an operator's pause ended the probe, perhaps one that is over already."""
-    if not probe.done() or probe.cancelled():
-        return False
-    return isinstance(probe.exception(), WorkerPausedError)
+    ended = probe.done() and not probe.cancelled()
+    return ended and isinstance(probe.exception(), WorkerPausedError)
 
 
 class EngineWatch:
@@ -243,12 +239,9 @@ class EngineWatch:
         conditions: HealthConditions,
         stuck_limit_s: float,
         on_failure: Callable[[ServingError], None],
-        expected_silence: ExpectedSilence | None = None,
+        expected_silence: ExpectedSilence,
     ) -> None:
-        """Add the condition; ``on_failure`` is called when the engine counts as failed.
-
-        ``expected_silence`` tells when the engine needn't make progress; None: it always must.
-        """
+        """Add the condition; ``on_failure`` is called when the engine counts as failed."""
         self._conditions = conditions
         self._stuck = conditions.own(STUCK)
         self._stuck_limit_s = stuck_limit_s
@@ -264,7 +257,8 @@ class EngineWatch:
         if not times.interval_s:
             yield
             return
-        running = asyncio.ensure_future(self._canary(engine, dp_size, times).run())
+        canary = Canary(engine, dp_size, self._changed, times, self._silence)
+        running = asyncio.ensure_future(canary.run())
         running.add_done_callback(self._ended)
         try:
             yield
@@ -272,19 +266,19 @@ class EngineWatch:
             running.cancel()
             self._keep()
 
-    def _canary(self, engine: Probeable, dp_size: int, times: CanaryTimes) -> Canary:
-        return Canary(engine, dp_size, self._changed, times, self._silence)
-
     def _changed(self, healthy: bool) -> None:  # noqa: FBT001 - the canary's callback
         self._stuck.set(holds=not healthy)
         self._keep()
         if not healthy:
             log.phase("stuck: the engine makes no progress")
             if self._stuck_limit_s:
-                loop = asyncio.get_running_loop()
-                self._giving_up = loop.call_later(self._stuck_limit_s, self._give_up)
+                self._wait()
         elif self._conditions.serving:
             log.phase("serving")
+
+    def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._giving_up = loop.call_later(self._stuck_limit_s, self._give_up)
 
     def _keep(self) -> None:
         if self._giving_up is not None:
@@ -292,12 +286,10 @@ class EngineWatch:
             self._giving_up = None
 
     def _give_up(self) -> None:
-        silence = self._silence
-        if silence is not None and silence.expected():  # whether it is stuck isn't known now
-            loop = asyncio.get_running_loop()
-            self._giving_up = loop.call_later(self._stuck_limit_s, self._give_up)
-            return
-        self._on_failure(EngineFailedError(f"it was stuck for {self._stuck_limit_s:g} s"))
+        if self._silence.expected():  # whether it is stuck isn't known now
+            self._wait()
+        else:
+            self._on_failure(EngineFailedError(f"it was stuck for {self._stuck_limit_s:g} s"))
 
     def _ended(self, running: asyncio.Task[None]) -> None:
         if running.cancelled():

@@ -152,7 +152,7 @@ class WorkerHost(Generic[InfoT]):
         """Counts streams that carry requests; a drain waits until the notified ones have ended."""
         self.info: InfoT | None = None
         """The engine's info; None until it is loaded and warmed up."""
-        self.description: Watched[WorkerDescription] = Watched()
+        self.description: Watched[WorkerDescription | None] = Watched(None)
         """What the worker is; None until the engine is loaded and warmed up."""
         self._loads: HealthCondition | None = None
         self._max_open_requests = max_open_requests

@@ -18,10 +18,10 @@ T = TypeVar("T")
 
 
 class Watched(Generic[T]):
-    """Holds the latest value, None at first. All calls come from one event loop."""
+    """Holds the latest value. All calls come from one event loop."""
 
-    def __init__(self) -> None:
-        self.value: T | None = None
+    def __init__(self, value: T) -> None:
+        self.value = value
         self._listeners: set[Callable[[], None]] = set()
 
     def set(self, value: T) -> None:
@@ -53,15 +53,10 @@ class ModelLoading:
         self._engine = engine
         self._began_s = time.monotonic()
         self._ended_s: float | None = None
-        self.progress: Watched[LoadProgress] = Watched()
-        """How far it is; also when it has failed. Never None."""
-        self.progress.set(LoadProgress())
-        self.failed: Watched[bool] = Watched()
+        self.progress = Watched(LoadProgress())
+        """How far it is; also when it has failed."""
+        self.failed = Watched(value=False)
         """True: it won't become ready."""
-
-    @property
-    def now(self) -> LoadProgress:
-        return self.progress.value or LoadProgress()
 
     @property
     def elapsed_s(self) -> float:
@@ -105,7 +100,7 @@ class ModelLoading:
             self._advance(engine.load_progress())
 
     def _advance(self, new: LoadProgress) -> None:
-        known = self.now
+        known = self.progress.value
         self.progress.set(
             replace(
                 known,
@@ -119,7 +114,7 @@ class ModelLoading:
 
     def _numbers(self) -> str:
         """Say how much of the weights is read; empty: it isn't known, or all of it."""
-        now = self.now
+        now = self.progress.value
         if now.stage is not LoadStage.LOADING_WEIGHTS or not now.bytes_total:
             return ""
         files = f"{now.files_done} of {now.files_total} files, " if now.files_total else ""

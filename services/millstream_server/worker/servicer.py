@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from millstream.v1 import kv_events_pb2, worker_pb2, worker_pb2_grpc
@@ -68,10 +69,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.WatchWorkerInfoRequest, call: Call
     ) -> AsyncIterator[worker_pb2.WatchWorkerInfoResponse]:
         """Describe the worker now and after each change, until it drains."""
-        host, changed = self._host, asyncio.Event()
-        forget = (host.description.listen(changed.set), host.work.when_leaving(changed.set))
+        host = self._host
         sent: WorkerDescription | None = None
-        try:
+        with _told(host.description.listen, host.work.when_leaving) as changed:
             while not host.work.leaving:
                 description = host.description.value
                 if description is not None and description is not sent:
@@ -81,9 +81,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 else:
                     await changed.wait()
                     changed.clear()
-        finally:
-            for undo in forget:
-                undo()
         raise _draining()
 
     async def WatchLoad(
@@ -120,10 +117,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             )
         ranks = [log.rank(dp_rank) for dp_rank in _ranks(info, request)]
         at = {message.dp_rank: kv_position_from_proto(message) for message in request.positions}
-        changed = asyncio.Event()
-        forget = [rank.listen(changed.set) for rank in ranks]
-        readers = [LogReader(rank, at.get(rank.dp_rank)) for rank in ranks]
-        try:
+        with contextlib.ExitStack() as ends:
+            changed = ends.enter_context(_told(*(rank.listen for rank in ranks)))
+            readers = [LogReader(rank, at.get(rank.dp_rank)) for rank in ranks]
+            for reader in readers:
+                ends.callback(reader.close)
             while True:
                 changed.clear()
                 idle = True
@@ -133,23 +131,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                         yield kv_message_to_proto(message)
                 if idle:
                     await changed.wait()
-        finally:
-            for undo in forget:
-                undo()
-            for reader in readers:
-                reader.close()
 
     async def WatchLoadProgress(
         self, request: worker_pb2.WatchLoadProgressRequest, call: Call
     ) -> AsyncIterator[worker_pb2.WatchLoadProgressResponse]:
         """Report how far the model is loaded, now and at each change, until it is ready."""
-        loading, changed = self._host.loading, asyncio.Event()
-        forget = (loading.progress.listen(changed.set), loading.failed.listen(changed.set))
+        loading = self._host.loading
         sent: LoadProgress | None = None
-        try:
+        with _told(loading.progress.listen, loading.failed.listen) as changed:
             while not loading.failed.value:
                 changed.clear()
-                now = loading.now
+                now = loading.progress.value
                 if now != sent:
                     sent = now
                     yield _progress_to_proto(now, loading.elapsed_s)
@@ -157,9 +149,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                         return
                 else:
                     await changed.wait()
-        finally:
-            for undo in forget:
-                undo()
         raise UnavailableError("this worker can't load its model; its log says why")
 
     def _info(self) -> worker_pb2.WorkerInfo:
@@ -172,6 +161,16 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         description = self._host.description.value
         assert description is not None  # noqa: S101 - it is set with the info
         return self._host.plan.describe(description)
+
+
+@contextlib.contextmanager
+def _told(*listens: Callable[[Callable[[], None]], Callable[[], None]]) -> Iterator[asyncio.Event]:
+    """Yield an event that is set at each change which one of ``listens`` tells."""
+    changed = asyncio.Event()
+    with contextlib.ExitStack() as forget:
+        for listen in listens:
+            forget.callback(listen(changed.set))
+        yield changed
 
 
 def _draining() -> WorkerDrainingError:
