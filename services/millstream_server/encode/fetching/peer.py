@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, fields
 from typing import Any
 
 import grpc
@@ -165,12 +166,7 @@ class Peer:
 
 def _start(ticket: EmbeddingTicket, abilities: Abilities) -> encode_pb2.FetchRequest:
     return encode_pb2.FetchRequest(
-        start=encode_pb2.FetchStart(
-            ticket=ticket_to_proto(ticket),
-            shared_memory_domain=abilities.shared_memory_domain,
-            open_segments=abilities.open_segments,
-            nixl_metadata=abilities.nixl_metadata,
-        )
+        start=encode_pb2.FetchStart(ticket=ticket_to_proto(ticket), **asdict(abilities))
     )
 
 
@@ -200,16 +196,10 @@ def _offer_from_proto(response: encode_pb2.FetchResponse, ticket: EmbeddingTicke
     offer = response.offer
     if offer.total_bytes != ticket.tensor.nbytes:
         raise BrokenTransferError(f"{offer.total_bytes} bytes for {ticket.tensor.nbytes}")
-    match offer.WhichOneof("way"):
-        case "inline":
-            return InlineOffer()
-        case "shared_memory":
-            shared = offer.shared_memory
-            return SharedMemoryOffer(
-                shared.segment, shared.name, shared.segment_size_bytes, shared.offset
-            )
-        case "nixl":
-            return NixlOffer(bytes(offer.nixl.metadata), offer.nixl.address)
+    for kind, way in WAY_OF.items():
+        if way == offer.WhichOneof("way"):
+            message = getattr(offer, way)
+            return kind(**{f.name: getattr(message, f.name) for f in fields(kind)})
     raise BrokenTransferError("an offer of a way that this worker doesn't know")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import asdict
+from typing import Any
 
 from opentelemetry.trace import get_current_span
 
@@ -20,9 +22,7 @@ from millstream_server.encode.transfer.ways import (
     WAY_OF,
     Abilities,
     InlineOffer,
-    NixlOffer,
     Opening,
-    SharedMemoryOffer,
 )
 from millstream_server.protobuf.media import ticket_from_proto
 from millstream_server.runtime.errors import EmbeddingTransferError, InvalidRequestError
@@ -195,16 +195,5 @@ def _abilities(start: encode_pb2.FetchStart) -> Abilities:
 
 
 def _offer_to_proto(opening: Opening, nbytes: int) -> encode_pb2.FetchOffer:
-    message = encode_pb2.FetchOffer(total_bytes=nbytes)
-    match opening.offer:
-        case SharedMemoryOffer(segment, name, segment_size_bytes, offset):
-            message.shared_memory.segment = segment
-            message.shared_memory.name = name
-            message.shared_memory.segment_size_bytes = segment_size_bytes
-            message.shared_memory.offset = offset
-        case NixlOffer(metadata, address):
-            message.nixl.metadata = metadata
-            message.nixl.address = address
-        case _:
-            message.inline.SetInParent()
-    return message
+    way: dict[str, Any] = {WAY_OF[type(opening.offer)]: asdict(opening.offer)}
+    return encode_pb2.FetchOffer(total_bytes=nbytes, **way)

@@ -50,8 +50,12 @@ class NixlOffer:
 
 
 Offer = InlineOffer | SharedMemoryOffer | NixlOffer
-WAY_OF = {InlineOffer: "inline", SharedMemoryOffer: "shared_memory", NixlOffer: "nixl"}
-"""Their names in metrics and traces."""
+WAY_OF: dict[type[Offer], str] = {
+    InlineOffer: "inline",
+    SharedMemoryOffer: "shared_memory",
+    NixlOffer: "nixl",
+}
+"""Their names in metrics, traces and `FetchOffer`, whose fields are named as these types' are."""
 
 
 class WayError(Exception):
