@@ -231,7 +231,6 @@ class LoadStage(enum.IntEnum):
     """A part of a worker's start; later ones are greater. The names are the contract's."""
 
     STARTING = 1
-    """The engine's processes start."""
     LOADING_WEIGHTS = 2
     PREPARING = 3
     """Weights are read; the engine allocates its KV cache and prepares kernels."""

@@ -32,6 +32,7 @@ from millstream_server.runtime.errors import EngineFailedError, ServingError, Wo
 from millstream_server.runtime.lifecycle.conditions import STUCK, HealthConditions
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.worker.engine_metrics import record_canary
+from millstream_server.worker.load_report import Silence
 
 log = get_log(__name__)
 
@@ -110,7 +111,6 @@ class Canary:
         self._silence = expected_silence
         self._hung: set[int] = set()
         self.probes = 0
-        """Number of probes that were run."""
         self.failures = 0
         """Number of probes that failed or didn't end in time."""
         self.last_duration_s: float | None = None
@@ -127,12 +127,12 @@ class Canary:
 
     async def _watch(self, rank: int) -> None:
         times = self._times
-        silence = _Silence(self._engine, rank)
+        silence = Silence(self._engine, rank)
         while True:
             await asyncio.sleep(times.poll_s)
             if not self._silence.probes_wanted:
                 silence.restart()
-            elif silence.had_progress():
+            elif silence.look():
                 self._set_working(rank, works=True)
             elif silence.length_s >= (times.retry_s if rank in self._hung else times.interval_s):
                 works = await self._probe(rank, silence)
@@ -140,7 +140,7 @@ class Canary:
                     self._set_working(rank, works=works)
                 silence.restart()
 
-    async def _probe(self, rank: int, silence: _Silence) -> bool | None:
+    async def _probe(self, rank: int, silence: Silence) -> bool | None:
         """Run a probe; return whether it succeeded before ``deadline_s`` without progress.
 
         None: it was given up, because silence is expected now.
@@ -158,7 +158,7 @@ class Canary:
                     return None
                 if probe.done():
                     return self._record_result(rank, probe, began_s)
-                silence.had_progress()
+                silence.look()
         finally:
             # Not awaited: an engine that hangs must not block the canary.
             probe.cancel()
@@ -195,30 +195,6 @@ class Canary:
             else:
                 log.error("the engine hangs", rank=rank)
             self._on_change(self.healthy)
-
-
-class _Silence:
-    """Measures how long one rank has made no progress."""
-
-    def __init__(self, engine: Probeable, rank: int) -> None:
-        self._engine = engine
-        self._rank = rank
-        self.restart()
-
-    def restart(self) -> None:
-        self._seen = self._engine.progress(self._rank)
-        self._since_s = asyncio.get_running_loop().time()
-
-    def had_progress(self) -> bool:
-        """Return whether there was progress since the last call; if so, measure from now on."""
-        if self._engine.progress(self._rank) == self._seen:
-            return False
-        self.restart()
-        return True
-
-    @property
-    def length_s(self) -> float:
-        return asyncio.get_running_loop().time() - self._since_s
 
 
 def _was_paused(probe: asyncio.Task[None]) -> bool:

@@ -111,7 +111,6 @@ class WorkerPlan(Generic[InfoT]):
     services: tuple[str, ...]
     """Full proto names of the ability's services, without WorkerService."""
     add: Callable[[WorkerHost[InfoT], ServicerTable], None]
-    """Adds the ability's servicers to the server."""
     describe: Describe = info_to_proto
     """Makes the worker's info message; an ability with further fields replaces it."""
     max_open_tokens: Callable[[InfoT], int] = _no_token_limit
@@ -124,7 +123,6 @@ class WorkerPlan(Generic[InfoT]):
     without_spans: Collection[str] = ()
     """Methods whose streams carry many requests: each request has a span, the stream has none."""
     control: ControlPlan = field(default_factory=ControlPlan)
-    """What operators can do with the engine."""
 
 
 class WorkerHost(Generic[InfoT]):
@@ -166,7 +164,6 @@ class WorkerHost(Generic[InfoT]):
         self.metrics = EngineMetrics(plan.engine, plan.role, plan.model)
         self.progress = RankSilence(plan.engine)
         self.loading = ModelLoading(plan.engine)
-        """How far the model is loaded."""
 
     def attach(self, server: ServicerTable, conditions: HealthConditions) -> None:
         """Add the servicers, and add the condition `LOADING`."""

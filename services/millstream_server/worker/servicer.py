@@ -178,11 +178,7 @@ def _draining() -> WorkerDrainingError:
 
 
 def _interval(request: worker_pb2.WatchLoadRequest) -> float:
-    """Return the interval that is asked for, in seconds.
-
-    Raises:
-        InvalidRequestError: it is out of bounds.
-    """
+    """Return the interval that is asked for, in seconds."""
     if not request.HasField("interval"):
         return _DEFAULT_INTERVAL_S
     interval_s = request.interval.ToNanoseconds() / 1e9

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
-from functools import partial
 
 from millstream.v1 import embedding_pb2, embedding_pb2_grpc
 from millstream_server.control.engine import Role
@@ -88,11 +87,9 @@ def make_plan(
         services=(SERVICE,),
         add=add,
         describe=description_to_proto,
-        max_open_tokens=partial(_most_open_tokens, chosen.max_open_tokens),
+        max_open_tokens=lambda info: (
+            chosen.max_open_tokens or _OPEN_BATCHES * info.max_batch_tokens
+        ),
         max_receive_bytes=MAX_WORKER_MESSAGE_BYTES,
         without_spans=(STREAM,),
     )
-
-
-def _most_open_tokens(setting: int, info: EmbedderInfo) -> int:
-    return setting or _OPEN_BATCHES * info.max_batch_tokens

@@ -89,7 +89,6 @@ class Peer:
     def __init__(self, address: str, tls: ClientTls | None, receiver: Receiver) -> None:
         """Connect when it is first used."""
         self.fetching = 0
-        """Fetches that run."""
         self._receiver = receiver
         self._channel = open_channel(address, tls, options=_CHANNEL_OPTIONS)
         self._stub: Any = encode_pb2_grpc.EncodeServiceStub(self._channel)

@@ -43,12 +43,10 @@ class PipelineOptions:
 
     limits: MediaLimits = field(default_factory=MediaLimits)
     decoders: int = 2
-    """Decoder processes."""
     prepare_threads: int = 2
     running_items: int = 32
     """Items at once that use the worker fully, if its encoder doesn't know."""
     batch_patches: int = 16384
-    """Most patches of a batch."""
     make_decoders: MakeDecoders = DecoderPool
     """Makes what decodes, from the limits, the number of processes and the model's sampling."""
 

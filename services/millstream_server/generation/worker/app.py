@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from millstream_server.control.engine import Role
 from millstream_server.control.operations import NO_CONTROLS, Controlled
@@ -118,7 +117,9 @@ def make_plan(
         services=(service.name,),
         add=add,
         describe=description_to_proto,
-        max_open_tokens=partial(_most_open_tokens, max_open_tokens),
+        max_open_tokens=lambda info: (
+            max_open_tokens or DEFAULT_TIMES * info.total_blocks * info.block_size
+        ),
         max_receive_bytes=_MAX_RECEIVE_BYTES,
         kv=kv,
         without_spans=(f"{service.name}/{service.stream}",),
@@ -127,10 +128,6 @@ def make_plan(
             controls=lambda: engine.controls if isinstance(engine, Controlled) else NO_CONTROLS,
         ),
     )
-
-
-def _most_open_tokens(setting: int, info: GeneratorInfo) -> int:
-    return setting or DEFAULT_TIMES * info.total_blocks * info.block_size
 
 
 def _ticket_key(key: str, role: Role) -> TicketKey | None:

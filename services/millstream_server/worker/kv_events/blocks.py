@@ -242,9 +242,7 @@ class MessageRing:
         self._max_hashes = max_hashes
         self._messages: deque[_Message] = deque()
         self.hashes = 0
-        """Hashes in it."""
         self.events = 0
-        """Events in it."""
         self.last = 0
         """Number of the last message; 0: there was none."""
 
