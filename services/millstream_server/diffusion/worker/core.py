@@ -21,7 +21,7 @@ from millstream_server.diffusion.request import (
     OutputFile,
     Progress,
 )
-from millstream_server.diffusion.worker.engine import HostedDiffuser, QueueEntry, in_thread
+from millstream_server.diffusion.worker.engine import HostedDiffuser, in_thread
 from millstream_server.diffusion.worker.files import EXTENSIONS, StoredFile, write_file
 from millstream_server.media import writing
 from millstream_server.media.items import Frames
@@ -234,66 +234,47 @@ class DiffusionWorker:
 
     async def run(self, request: DiffusionRequest, output: DiffusionOutput) -> Finished:
         """Serve a request; cancel it to stop."""
+        engine = self._engine
         with self._requests.running(request.request_id, request.trace, output) as opened:
-            settings = resolve(request, self._engine.info, model=self._model)
+            settings = resolve(request, engine.info, model=self._model)
             pixel_steps = settings.pixel_steps * outputs_of(request)
             self._requests.check(pixel_steps)
             opened.admit(pixel_steps)
             stages = DiffusionStages()
-            deliveries = Deliveries(self._engine, request, settings, output, stages)
-            finished = await _Making(deliveries).finished()
+            reporter = ProgressReporter(output.latest, engine.preview_threads)
+            deliveries = Deliveries(engine, request, settings, output, stages)
+            try:
+                async with deliveries.undone_on_failure():
+                    with engine.queue.join(reporter.waiting) as entry:
+                        with stages.timed(DiffusionStage.QUEUE):
+                            tokens, image = await self._prepared(request, settings)
+                            await entry.acquire()
+                        with stages.timed(DiffusionStage.RUN):
+                            for number, job in enumerate(jobs(request, settings, image)):
+                                deliveries.check()
+                                reporter.begins(number, _steps(settings))
+                                deliveries.add(await engine.diffuse(job, reporter.step))
+                    outputs = await deliveries.all()
+            finally:
+                reporter.close()
+            finished = Finished(
+                request_id=request.request_id,
+                settings=settings,
+                outputs=outputs,
+                steps=reporter.steps,
+                pixel_steps=pixel_steps,
+                prompt_tokens=tokens,
+                queued_s=stages[DiffusionStage.QUEUE],
+                running_s=stages[DiffusionStage.RUN],
+            )
             opened.attributes = _attributes(finished) | stages.attributes()
             return finished
 
-
-class _Making:
-    """One admitted request."""
-
-    def __init__(self, deliveries: Deliveries) -> None:
-        self._engine, self._request = deliveries.engine, deliveries.request
-        self._settings, self._stages = deliveries.settings, deliveries.stages
-        self._reporter = ProgressReporter(deliveries.output.latest, self._engine.preview_threads)
-        self._deliveries = deliveries
-
-    async def finished(self) -> Finished:
-        try:
-            async with self._deliveries.undone_on_failure():
-                with self._engine.queue.join(self._reporter.waiting) as entry:
-                    tokens = await self._made(entry)
-                outputs = await self._deliveries.all()
-        finally:
-            self._reporter.close()
-        settings, stages = self._settings, self._stages
-        return Finished(
-            request_id=self._request.request_id,
-            settings=settings,
-            outputs=outputs,
-            steps=self._reporter.steps,
-            pixel_steps=settings.pixel_steps * len(outputs),
-            prompt_tokens=tokens,
-            queued_s=stages[DiffusionStage.QUEUE],
-            running_s=stages[DiffusionStage.RUN],
-        )
-
-    async def _made(self, entry: QueueEntry) -> int:
-        """Make the outputs, in turn with other requests; return the prompt's tokens."""
-        settings = self._settings
-        with self._stages.timed(DiffusionStage.QUEUE):
-            tokens, image = await self._prepared()
-            await entry.acquire()
-        steps = settings.steps
-        if settings.strength is not None:
-            steps = max(1, round(steps * settings.strength))
-        with self._stages.timed(DiffusionStage.RUN):
-            for output, job in enumerate(jobs(self._request, settings, image)):
-                self._deliveries.check()
-                self._reporter.begins(output, steps)
-                self._deliveries.add(await self._engine.diffuse(job, self._reporter.step))
-        return tokens
-
-    async def _prepared(self) -> tuple[int, Frames | None]:
-        """Do what can be done before the device is free; return the prompt's tokens."""
-        request, settings, engine = self._request, self._settings, self._engine
+    async def _prepared(
+        self, request: DiffusionRequest, settings: DiffusionSettings
+    ) -> tuple[int, Frames | None]:
+        """Do what can be done before the device is free; return the prompt's tokens, the image."""
+        engine = self._engine
         tokens = await engine.count_tokens(request.prompt)
         check_tokens("options.prompt", tokens, engine.info)
         if request.negative_prompt:
@@ -303,6 +284,13 @@ class _Making:
         if request.input_image:
             image = await engine.decode(request.input_image, settings.width, settings.height)
         return tokens, image
+
+
+def _steps(settings: DiffusionSettings) -> int:
+    """Return about how many steps an output takes: fewer with an input image."""
+    if settings.strength is None:
+        return settings.steps
+    return max(1, round(settings.steps * settings.strength))
 
 
 def _attributes(finished: Finished) -> dict[str, Any]:
