@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from millstream_server.control.engine import EngineLoad
 from millstream_server.encode.encoder import EncoderInfo, MediaEncoder, Prepared
+from millstream_server.encode.shared_work import SharedWork
 from millstream_server.encode.transfer.store import EmbeddingStore, Stored
 from millstream_server.encode.worker.batcher import EncodeStage, EncodeStages, ItemBatcher
 from millstream_server.media.decoding.pool import DecoderPool
@@ -51,16 +52,6 @@ class PipelineOptions:
     """Makes what decodes, from the limits, the number of processes and the model's sampling."""
 
 
-class _Making:
-    """One file that is being encoded, for all who wait for it."""
-
-    __slots__ = ("task", "waiting")
-
-    def __init__(self, task: asyncio.Task[Stored]) -> None:
-        self.task = task
-        self.waiting = 0
-
-
 class Pipeline:
     """Decodes, prepares and encodes files, and puts the results in a store. For one event loop."""
 
@@ -80,7 +71,7 @@ class Pipeline:
         self.batcher = ItemBatcher(encoder.encode, options.batch_patches)
         # A few more than the processes: while one item is prepared, the next one is decoded.
         self._turns = asyncio.Semaphore(options.decoders + options.prepare_threads)
-        self._makings: dict[bytes, _Making] = {}
+        self._making: SharedWork[bytes, Stored] = SharedWork(store.unpin)
 
     def digest(self, file: MediaFile) -> bytes:
         """Return the digest of the result, from the SHA-256 of the file's bytes."""
@@ -95,7 +86,7 @@ class Pipeline:
 
     def being_made(self, digest: bytes) -> bool:
         """Return whether `encode` wouldn't need the file's bytes."""
-        return digest in self._makings
+        return digest in self._making
 
     async def encode(
         self, digest: bytes, file: MediaFile, stages: EncodeStages, take: Callable[[Stored], T]
@@ -108,58 +99,33 @@ class Pipeline:
         Raises:
             ServingError: it can't be encoded.
         """
-        making = self._makings.get(digest)
-        if making is None:
-            task = asyncio.create_task(self._make(digest, file, stages), name="encode")
-            making = self._makings[digest] = _Making(task)
-        making.waiting += 1
-        try:
-            return take(await asyncio.shield(making.task))
-        finally:
-            making.waiting -= 1
-            if not making.waiting:
-                self._forget(digest, making)
+        async with self._making.result(digest, lambda: self._make(digest, file, stages)) as stored:
+            return take(stored)
 
     async def close(self) -> None:
-        for making in self._makings.values():
-            making.task.cancel()
+        self._making.cancel()
         await self._decoders.close()
         self._prepare_threads.close()
         self.batcher.close()
 
-    def _forget(self, digest: bytes, making: _Making) -> None:
-        if self._makings.get(digest) is making:
-            del self._makings[digest]
-        task = making.task
-        if not task.done():
-            task.cancel()
-        elif not task.cancelled() and task.exception() is None:
-            self.store.unpin(task.result())
-
     async def _make(self, digest: bytes, file: MediaFile, stages: EncodeStages) -> Stored:
-        """Return the result, pinned; it no longer counts as being made then."""
-        try:
-            async with self._turn(stages):
-                prepared = await self._prepared(file, stages)
-            tensor = await self.batcher.run(prepared, stages)
-            self._check(prepared, tensor)
-            item = EncodedItem(
-                modality=prepared.modality,
-                digest=digest,
-                tokens=prepared.tokens,
-                geometry=prepared.geometry,
-                tensor=tensor.spec,
-                content=self._info.content,
-                lease="",
-            )
-            stored = await self.store.put_in_steps(digest, tensor, item)
-            self.store.pin(stored)
-            return stored
-        finally:
-            # Who comes from now on finds it in the store, or tries again what failed.
-            making = self._makings.get(digest)
-            if making is not None and making.task is asyncio.current_task():
-                del self._makings[digest]
+        """Return the result, pinned."""
+        async with self._turn(stages):
+            prepared = await self._prepared(file, stages)
+        tensor = await self.batcher.run(prepared, stages)
+        self._check(prepared, tensor)
+        item = EncodedItem(
+            modality=prepared.modality,
+            digest=digest,
+            tokens=prepared.tokens,
+            geometry=prepared.geometry,
+            tensor=tensor.spec,
+            content=self._info.content,
+            lease="",
+        )
+        stored = await self.store.put_in_steps(digest, tensor, item)
+        self.store.pin(stored)
+        return stored
 
     @contextlib.asynccontextmanager
     async def _turn(self, stages: EncodeStages) -> AsyncIterator[None]:
