@@ -26,24 +26,13 @@ from millstream_server.encode.wire import encoder_from_proto, encoder_to_proto
 from millstream_server.generation.generator import GeneratorInfo, MediaModel
 from millstream_server.generation.sampling import Ability
 from millstream_server.generation.ticket import KvTransfer
-from millstream_server.protobuf.common import ENGINE_FIELDS, ROLES_TO_PROTO, info_to_proto
+from millstream_server.protobuf.common import ROLES_TO_PROTO, info_to_proto, same_fields, values
 from millstream_server.protobuf.media import modalities_from_proto, modalities_to_proto
 
-# Fields of WorkerInfo with the same name in GeneratorInfo.
-_GENERATOR_FIELDS = (
-    "vocab_size",
-    "context_length",
-    "block_size",
-    "total_blocks",
-    "bootstrap_host",
-    "bootstrap_port",
-    "model_hash",
-    "max_batched_tokens",
-    "dp_start",
-    "tool_call_parser",
-    "reasoning_parser",
-    "takes_adapters",
-)
+_GENERATOR_FIELDS = same_fields(worker_pb2.WorkerInfo, GeneratorInfo)
+_MEDIA_FIELDS = same_fields(worker_pb2.MediaModelInfo, MediaModel)
+_LOAD_FIELDS = same_fields(worker_pb2.LoadReport, EngineLoad)
+_RANK_FIELDS = same_fields(worker_pb2.RankLoad, RankLoad)
 _MAX_RANKS = 4096
 """Most data-parallel ranks of one worker: routing keeps each of them apart."""
 _MAX_ADAPTER_NAME = 128
@@ -108,11 +97,15 @@ def description_from_proto(info: worker_pb2.WorkerInfo) -> WorkerDescription:
     )
 
 
+def _write(message: Any, plain: Any, names: Collection[str]) -> None:
+    for name in names:
+        setattr(message, name, getattr(plain, name))
+
+
 def _write_generator(info: worker_pb2.WorkerInfo, engine: GeneratorInfo) -> None:
     info.abilities.extend(abilities_to_proto(engine.abilities))
     info.batched_controls = True
-    for name in _GENERATOR_FIELDS:
-        setattr(info, name, getattr(engine, name))
+    _write(info, engine, _GENERATOR_FIELDS)
     info.refused_fields.extend(sorted(engine.refused_fields))
     info.adapters.extend(
         worker_pb2.LoraAdapter(name=adapter.name, rank=adapter.rank) for adapter in engine.adapters
@@ -125,15 +118,8 @@ def _write_generator(info: worker_pb2.WorkerInfo, engine: GeneratorInfo) -> None
     if engine.tells_kv:
         info.block_hashing = kv_events_pb2.BLOCK_HASHING_SHA256_CHAIN
     if engine.media is not None:
-        info.media_model.CopyFrom(_media_model_to_proto(engine.media))
-
-
-def _write_encoder(info: worker_pb2.WorkerInfo, encoder: EncoderInfo) -> None:
-    info.encoder.CopyFrom(encoder_to_proto(encoder))
-
-
-def _write_diffuser(info: worker_pb2.WorkerInfo, engine: DiffuserInfo) -> None:
-    info.diffusion_model.CopyFrom(diffusion_model_to_proto(engine))
+        info.media_model.modalities.extend(modalities_to_proto(engine.media.modalities))
+        _write(info.media_model, engine.media, _MEDIA_FIELDS)
 
 
 def _write_embedder(info: worker_pb2.WorkerInfo, engine: EmbedderInfo) -> None:
@@ -143,8 +129,10 @@ def _write_embedder(info: worker_pb2.WorkerInfo, engine: EmbedderInfo) -> None:
 
 _WRITE: dict[type[EngineInfo], Callable[[worker_pb2.WorkerInfo, Any], None]] = {
     GeneratorInfo: _write_generator,
-    EncoderInfo: _write_encoder,
-    DiffuserInfo: _write_diffuser,
+    EncoderInfo: lambda info, engine: info.encoder.CopyFrom(encoder_to_proto(engine)),
+    DiffuserInfo: lambda info, engine: info.diffusion_model.CopyFrom(
+        diffusion_model_to_proto(engine)
+    ),
     EmbedderInfo: _write_embedder,
 }
 
@@ -159,7 +147,7 @@ def _generator_from_proto(info: worker_pb2.WorkerInfo) -> GeneratorInfo:
     hashing = info.block_hashing == kv_events_pb2.BLOCK_HASHING_SHA256_CHAIN
     return GeneratorInfo(
         abilities=frozenset(_ABILITIES[a] for a in info.abilities if a in _ABILITIES),
-        media=_media_model_from_proto(info.media_model) if info.HasField("media_model") else None,
+        media=_media_from_proto(info.media_model),
         refused_fields=frozenset(info.refused_fields),
         adapters=tuple(
             LoraAdapter(adapter.name, adapter.rank)
@@ -170,8 +158,15 @@ def _generator_from_proto(info: worker_pb2.WorkerInfo) -> GeneratorInfo:
         kv_transfer=_transfer_from_proto(info.kv_transfer)
         if info.HasField("kv_transfer")
         else None,
-        **{name: getattr(info, name) for name in (*ENGINE_FIELDS, *_GENERATOR_FIELDS)},
+        **values(info, _GENERATOR_FIELDS),
     )
+
+
+def _media_from_proto(message: worker_pb2.MediaModelInfo) -> MediaModel | None:
+    modalities = modalities_from_proto(message.modalities)
+    if not modalities:
+        return None
+    return MediaModel(modalities=modalities, **values(message, _MEDIA_FIELDS))
 
 
 def _transfer_from_proto(message: kv_transfer_pb2.KvTransfer) -> KvTransfer:
@@ -187,48 +182,10 @@ def _transfer_from_proto(message: kv_transfer_pb2.KvTransfer) -> KvTransfer:
     return KvTransfer(message.kind, message.data, prefill_first=message.order == _PREFILL_FIRST)
 
 
-# ---- media ---------------------------------------------------------------------------------------
-
-
-def _media_model_to_proto(media: MediaModel) -> worker_pb2.MediaModelInfo:
-    return worker_pb2.MediaModelInfo(
-        modalities=modalities_to_proto(media.modalities),
-        family=media.family,
-        embedding_width=media.embedding_width,
-        takes_pixels=media.takes_pixels,
-    )
-
-
-def _media_model_from_proto(message: worker_pb2.MediaModelInfo) -> MediaModel | None:
-    modalities = modalities_from_proto(message.modalities)
-    if not modalities:
-        return None
-    return MediaModel(
-        modalities=modalities,
-        family=message.family,
-        embedding_width=message.embedding_width,
-        takes_pixels=message.takes_pixels,
-    )
-
-
 # ---- load ----------------------------------------------------------------------------------------
 
 
 def load_from_proto(load: worker_pb2.LoadReport) -> EngineLoad:
     """Convert a load report."""
-    return EngineLoad(
-        running_requests=load.running_requests,
-        queued_requests=load.queued_requests,
-        used_blocks=load.used_blocks,
-        total_blocks=load.total_blocks,
-        ranks=tuple(
-            RankLoad(
-                running_requests=rank.running_requests,
-                queued_requests=rank.queued_requests,
-                queued_tokens=rank.queued_tokens,
-                used_blocks=rank.used_blocks,
-                total_blocks=rank.total_blocks,
-            )
-            for rank in load.ranks
-        ),
-    )
+    ranks = tuple(RankLoad(**values(rank, _RANK_FIELDS)) for rank in load.ranks)
+    return EngineLoad(ranks=ranks, **values(load, _LOAD_FIELDS))

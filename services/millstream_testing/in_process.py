@@ -129,12 +129,12 @@ def hosted(
 
 
 def plan_of(
-    engine: GeneratorEngine, role: Role, fetcher: Callable[[], Fetcher | None] = lambda: None
+    engine: GeneratorEngine, role: Role, fetcher: Fetcher | None = None
 ) -> WorkerPlan[GeneratorInfo]:
-    """Make the plan that the role's process has; ``fetcher`` is called when a server gets it."""
+    """Make the plan that the role's process has."""
     gate = TicketGate(KEY) if role.hands_off else None
     service = {Role.PREFILL: PREFILL, Role.DIFFUSION: TEXT_DIFFUSION}.get(role, DECODE)
-    return make_plan(engine, role, MODEL, service, gate, open_fetcher=lambda _: fetcher())
+    return make_plan(engine, role, MODEL, service, gate, fetcher=fetcher)
 
 
 @contextlib.asynccontextmanager
@@ -147,7 +147,7 @@ async def worker(
 ) -> AsyncIterator[InProcessWorker]:
     """Serve what a worker process serves; with ``loaded`` False it is still loading."""
     engine = SimulatedEngine(config)
-    make = make or partial(plan_of, fetcher=lambda: fetcher)
+    make = make or partial(plan_of, fetcher=fetcher)
     host = WorkerHost(make(engine, config.role))
     server = Server(
         (*host.plan.services, WORKER),

@@ -108,8 +108,8 @@ async def test_numbers_never_fall_when_the_engines_do() -> None:
 
 async def test_an_engine_that_says_nothing_has_the_hosts_stages() -> None:
     loading = ModelLoading(object())
-    stages = [loading.now.stage]
-    loading.progress.listen(lambda: stages.append(loading.now.stage))
+    stages = [loading.progress.value.stage]
+    loading.progress.listen(lambda: stages.append(loading.progress.value.stage))
     async with loading.following():
         pass
     loading.reach(LoadStage.WARMING_UP)

@@ -17,7 +17,7 @@ def _cached(one: InProcessWorker) -> list[int]:
     """Return how many blocks each rank has cached."""
     log = one.host.plan.kv
     assert log
-    return [len(log.rank(rank)) for rank in range(2)]
+    return [len(log.rank(rank)._blocks) for rank in range(2)]
 
 
 async def test_hand_offs_use_all_ranks_of_both_workers(text_model: TextModel) -> None:

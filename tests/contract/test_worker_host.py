@@ -123,7 +123,11 @@ def plan(engine: EmbeddingEngine) -> WorkerPlan[EngineInfo]:
         async def embed(request: StringValue, _: Any) -> DoubleValue:
             host.loaded()
             tokens = len(request.value.split())
-            with host.requests.hold(tokens=tokens, trace=ambient()) as held:
+            requests = host.requests
+            with requests.running("", ambient()) as held:
+                requests.check_accepts()
+                requests.check(tokens)
+                held.admit(tokens)
                 return DoubleValue(value=await engine.embed(request.value, held.trace))
 
         handler = grpc.unary_unary_rpc_method_handler(
@@ -321,7 +325,7 @@ async def test_over_tls_it_serves_only_those_who_are_named(tmp_path: Path) -> No
 async def test_what_the_worker_is_can_change_and_watchers_are_told() -> None:
     host = WorkerHost(plan(EmbeddingEngine()))
     seen: list[EngineInfo | None] = []
-    undo = host.info.listen(lambda: seen.append(host.info.value))
+    undo = host.description.listen(lambda: seen.append(host.info))
     host.set_info(INFO)
     host.set_info(INFO)
     newer = replace(INFO, weight_version="b", max_running_requests=3)

@@ -19,6 +19,7 @@ from millstream_server.engines.simulated.state import of_digests, of_tensors
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.media.items import EncodedItem, MediaInput, Modality
 from millstream_server.media.tensor import Tensor
+from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_testing.in_process import KEY, worker
 from tests.support.media.media_requests import MODEL, fetched, geometry_only, item, request, tensor
 from tests.support.worker.worker_streams import decode_stream, prefill_stream
@@ -30,6 +31,8 @@ OWNER = "test"
 
 class Hanging:
     """A fetcher whose encode workers never send a byte."""
+
+    tracing: Tracing | None = None
 
     async def fetch(self, *_: object) -> Tensor:
         """Wait until cancelled."""

@@ -15,7 +15,6 @@ from millstream_server.control.engine import Role
 from millstream_server.control.operations import MemoryTag, NamedTensor
 from millstream_server.engines.simulated.engine import SimulatedEngine
 from millstream_server.media.tensor import ElementType, TensorSpec
-from millstream_server.protobuf.engine_control import tags_from_proto
 from millstream_server.runtime.errors import DeadlinePassedError, InvalidRequestError
 from millstream_server.runtime.lifecycle.conditions import HealthConditions
 from millstream_server.runtime.settings.load import load
@@ -31,7 +30,7 @@ from tests.support.worker.scripted_controls import ScriptedControls
 
 async def _allowed(settings: ControlSettings, model: Path | None, asked: Path) -> bool:
     try:
-        await settings.options(model).directories.resolve("path", str(asked))
+        await settings.plan(model).directories.resolve("path", str(asked))
     except InvalidRequestError:
         return False
     return True
@@ -60,8 +59,9 @@ async def test_a_change_keeps_the_canary_away_for_a_limited_time() -> None:
     engine = SimulatedEngine(ALPHABET)
     plan = plan_of(engine, Role.AGGREGATED)
     script = ScriptedControls(engine)
-    options = replace(plan.control.options, operation_limit_s=0.05)
-    control_plan = replace(plan.control, controls=lambda: script.all_of_them, options=options)
+    control_plan = replace(
+        plan.control, controls=lambda: script.all_of_them, operation_limit_s=0.05
+    )
     host = WorkerHost(replace(plan, control=control_plan))
     host.ready(await engine.start(lambda _: None))
     control = ControlCore(host, HealthConditions(lambda _: None), 0.0)
@@ -115,5 +115,5 @@ async def test_a_tensor_takes_memory_only_as_its_bytes_come() -> None:
 def test_a_list_of_a_million_tags_is_neither_read_nor_logged() -> None:
     request = pb.ReleaseMemoryRequest(tags=[pb.MEMORY_TAG_WEIGHTS] * 1_000_000)
     with pytest.raises(InvalidRequestError, match="1000000 values; 64 are allowed"):
-        tags_from_proto(request.tags)
+        wire.tags_from_proto(request.tags)
     assert wire.shown(request) == {"tags": ",".join(["MEMORY_TAG_WEIGHTS"] * 16)}

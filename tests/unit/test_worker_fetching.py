@@ -32,6 +32,7 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.telemetry.trace_context import TraceContext
+from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.worker.host import WorkerHost
 from millstream_testing.in_process import hosted
 from millstream_testing.waiting import until
@@ -43,6 +44,8 @@ ASKED = request(item("a", 2), item("b", 8))
 
 class Fetcher:
     """Delivers what the test lets through; counts what was asked for and what was stopped."""
+
+    tracing: Tracing | None = None
 
     def __init__(self) -> None:
         self.asked: list[str] = []

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from millstream_server.control.operations import LoraAdapter
 from millstream_server.runtime.errors import EngineFailedError, ServingError
 
 
@@ -31,7 +32,6 @@ class Role(enum.Enum):
     """Texts to vectors and scores."""
 
     def __init__(self, value: str) -> None:
-        """Set what is asked for each request."""
         self.hands_off = value in {"prefill", "decode"}
         """Whether a request is shared by two workers, and so needs a ticket in this role."""
 
@@ -71,6 +71,8 @@ class EngineInfo:
     """Data-parallel ranks."""
     weight_version: str = ""
     """Version of the weights that new requests run on."""
+    adapters: tuple[LoraAdapter, ...] = ()
+    """Loaded LoRA adapters, by name."""
 
     def tasks(self, role: Role) -> frozenset[Task]:
         """Return what a worker of this role does, by itself or with others.
@@ -126,7 +128,6 @@ class WorkerDescription:
 
     @property
     def tasks(self) -> frozenset[Task]:
-        """See `EngineInfo.tasks`."""
         return self.engine.tasks(self.role)
 
 
@@ -230,7 +231,6 @@ class LoadStage(enum.IntEnum):
     """A part of a worker's start; later ones are greater. The names are the contract's."""
 
     STARTING = 1
-    """The engine's processes start."""
     LOADING_WEIGHTS = 2
     PREPARING = 3
     """Weights are read; the engine allocates its KV cache and prepares kernels."""

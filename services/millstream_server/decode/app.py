@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream_server.control.engine import Role
-from millstream_server.encode.worker.servicer import Serving, with_encoding
+from millstream_server.encode.fetching.fetch import EmbeddingFetcher
+from millstream_server.encode.worker.core import EncodeOptions
+from millstream_server.encode.worker.servicer import with_encoding
 from millstream_server.encode.worker.settings import EncodingSettings
 from millstream_server.engines.registry import adapter
-from millstream_server.generation.worker.app import EmbeddingSource, Extend, Plan
+from millstream_server.generation.worker.app import Extend, Plan
 from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.media import families
 from millstream_server.runtime.settings import group, setting
@@ -43,20 +45,19 @@ class DecodeSettings(WorkerSettings):
 
     @property
     def role(self) -> Role:
-        """The worker's role in this mode."""
         return Role.AGGREGATED if self.mode is DecodeMode.AGGREGATED else Role.DECODE
 
 
 def media_of(settings: DecodeSettings) -> Extend:
     """Return what adds EncodeService to the worker's plan, if it is to encode."""
 
-    def extend(plan: Plan, source: EmbeddingSource | None) -> Plan:
+    def extend(plan: Plan, fetcher: EmbeddingFetcher | None) -> Plan:
         path, pixels = settings.model_path, adapter(settings.engine).pixels
-        if source is None or path is None or pixels is None or not _encodes(settings, path):
+        if fetcher is None or path is None or pixels is None or not _encodes(settings, path):
             return plan
         hosted = settings.encoding.hosted(pixels(path))
-        serving = Serving()  # nobody else may fetch pixels
-        return with_encoding(plan, hosted, serving, source.use_local)
+        options = EncodeOptions()  # nobody else may fetch pixels
+        return with_encoding(plan, hosted, options, fetcher.use_local)
 
     return extend
 

@@ -65,7 +65,6 @@ class DiffuserInfo(EngineInfo):
     default_fps: int = 0
 
     def tasks(self, role: Role) -> frozenset[Task]:
-        """See `EngineInfo.tasks`."""
         return frozenset(TASK_OF_KIND[kind] for kind in self.kinds)
 
 

@@ -80,7 +80,6 @@ class DiffusionSettings:
     """None: no input image."""
 
     def seed_of(self, output: int) -> int:
-        """Return an output's seed."""
         return (self.seed + output) & MAX_SEED
 
     @property

@@ -1,8 +1,11 @@
-"""Conversion of what streams of images and videos carry."""
+"""Conversion of what streams of images and videos carry.
+
+What a message has that can't be read raises `InvalidRequestError`, with its field.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from millstream.v1 import diffusion_pb2, worker_pb2
 from millstream_server.diffusion.diffuser import DiffuserInfo
@@ -18,13 +21,13 @@ from millstream_server.diffusion.request import (
 )
 from millstream_server.protobuf.common import (
     ENGINE_FIELDS,
-    PRIORITIES,
-    deadline_of,
     duration,
     known,
     optional,
+    read_common,
+    same_fields,
     seconds,
-    trace_of,
+    values,
     write_common,
 )
 from millstream_server.protobuf.errors import error_from_proto, error_to_proto
@@ -32,6 +35,9 @@ from millstream_server.runtime.rpc.slot_session import SlotContent
 from millstream_server.runtime.telemetry.trace_context import TraceContext
 
 Response = diffusion_pb2.GenerateImageResponse | diffusion_pb2.GenerateVideoResponse
+ResponseT = TypeVar(
+    "ResponseT", diffusion_pb2.GenerateImageResponse, diffusion_pb2.GenerateVideoResponse
+)
 Content = SlotContent[Progress | Chunk, Finished]
 
 _FORMATS = {
@@ -48,42 +54,19 @@ _TO_URL = {
     diffusion_pb2.OUTPUT_DELIVERY_BYTES: False,
     diffusion_pb2.OUTPUT_DELIVERY_URL: True,
 }
-_OPTIONAL = ("n", "width", "height", "steps", "guidance_scale", "seed", "preview_every_steps")
-"""Optional fields of DiffusionOptions with the same name in DiffusionRequest."""
-_SETTINGS = ("model", "width", "height", "steps", "guidance_scale", "seed", "scheduler")
-"""Fields of DiffusionSettings with the same name in the plain type."""
-
-_MODEL_FIELDS = (
-    "default_width",
-    "default_height",
-    "size_step",
-    "min_size",
-    "max_pixels",
-    "default_steps",
-    "max_steps",
-    "default_guidance_scale",
-    "max_outputs",
-    "max_prompt_tokens",
-    "image_to_image",
-    "negative_prompts",
-    "urls",
-    "default_frames",
-    "max_frames",
-    "frame_step",
-    "default_fps",
-)
-"""Fields of DiffusionModelInfo with the same name in DiffuserInfo."""
+_OPTIONAL = same_fields(diffusion_pb2.DiffusionOptions, DiffusionRequest, optional=True)
+_OPTIONS = same_fields(diffusion_pb2.DiffusionOptions, DiffusionRequest)
+_SETTINGS = same_fields(diffusion_pb2.DiffusionSettings, DiffusionSettings)
+_PROGRESS = same_fields(diffusion_pb2.DiffusionProgress, Progress)
+_USAGE = same_fields(diffusion_pb2.DiffusionUsage, Finished)
+_MODEL = same_fields(worker_pb2.DiffusionModelInfo, DiffuserInfo)
 
 
 # ---- requests ------------------------------------------------------------------------------------
 
 
 def image_from_proto(message: diffusion_pb2.StartImage, stream: TraceContext) -> DiffusionRequest:
-    """Convert a start; ``stream`` is the stream's trace context.
-
-    Raises:
-        InvalidRequestError: an enum has an unknown value.
-    """
+    """Convert a start; ``stream`` is the stream's trace context."""
     return DiffusionRequest(
         kind=Kind.IMAGE,
         format=known("format", _FORMATS, message.format),
@@ -94,11 +77,7 @@ def image_from_proto(message: diffusion_pb2.StartImage, stream: TraceContext) ->
 
 
 def video_from_proto(message: diffusion_pb2.StartVideo, stream: TraceContext) -> DiffusionRequest:
-    """Convert a start; ``stream`` is the stream's trace context.
-
-    Raises:
-        InvalidRequestError: an enum has an unknown value.
-    """
+    """Convert a start; ``stream`` is the stream's trace context."""
     return DiffusionRequest(
         kind=Kind.VIDEO,
         format=FileFormat.MP4,
@@ -113,16 +92,10 @@ def _common_from_proto(
 ) -> dict[str, Any]:
     options = message.options
     return {
-        "prompt": options.prompt,
-        "negative_prompt": options.negative_prompt,
-        "scheduler": options.scheduler,
+        **values(options, _OPTIONS),
         "to_url": known("options.delivery", _TO_URL, options.delivery),
         **{name: optional(options, name) for name in _OPTIONAL},
-        "model": message.model,
-        "request_id": message.request_id,
-        "priority": known("priority", PRIORITIES, message.priority),
-        "trace": trace_of(message, stream),
-        "deadline_s": deadline_of(message),
+        **read_common(message, stream),
     }
 
 
@@ -157,16 +130,11 @@ def _write_start(
     request: DiffusionRequest,
 ) -> None:
     start.slot = slot
-    start.request_id = request.request_id
-    start.model = request.model
     options = start.options
-    options.prompt = request.prompt
-    options.negative_prompt = request.negative_prompt
-    options.scheduler = request.scheduler
     if request.to_url:
         options.delivery = diffusion_pb2.OUTPUT_DELIVERY_URL
-    for name in _OPTIONAL:
-        if (value := getattr(request, name)) is not None:
+    for name, value in values(request, _OPTIONS + _OPTIONAL).items():
+        if value is not None:
             setattr(options, name, value)
     write_common(start, request)
 
@@ -176,103 +144,71 @@ def _write_start(
 
 def image_response(content: Content) -> diffusion_pb2.GenerateImageResponse:
     """Make a message of a stream of images."""
-    response = diffusion_pb2.GenerateImageResponse()
-    _write_response(response, content)
-    return response
+    return _filled(diffusion_pb2.GenerateImageResponse(), content)
 
 
 def video_response(content: Content) -> diffusion_pb2.GenerateVideoResponse:
     """Make a message of a stream of videos."""
-    response = diffusion_pb2.GenerateVideoResponse()
-    _write_response(response, content)
-    return response
+    return _filled(diffusion_pb2.GenerateVideoResponse(), content)
 
 
-def _write_response(response: Response, content: Content) -> None:
+def _filled(response: ResponseT, content: Content) -> ResponseT:
     for slot, entry in (*content.latest, *content.entries):
         if isinstance(entry, Progress):
-            _write_progress(response.progress.add(), slot, entry)
+            elapsed = duration(entry.elapsed_s)
+            response.progress.add(slot=slot, elapsed=elapsed, **values(entry, _PROGRESS))
         else:
             response.chunks.add(slot=slot, output=entry.output, data=entry.data, last=entry.last)
-    for slot, end in content.finished:
-        _write_finished(response.finished.add(), slot, end)
+    response.finished.extend(_finished_to_proto(slot, end) for slot, end in content.finished)
     for slot, error in content.errors:
         response.errors.add(slot=slot, error=error_to_proto(error))
     response.draining = content.draining
+    return response
 
 
-def _write_progress(
-    message: diffusion_pb2.DiffusionProgress, slot: int, progress: Progress
-) -> None:
-    message.slot = slot
-    message.queue_position = progress.queue_position
-    message.output = progress.output
-    message.step = progress.step
-    message.steps = progress.steps
-    message.elapsed.FromNanoseconds(int(progress.elapsed_s * 1e9))
-    message.preview = progress.preview
-
-
-def _write_finished(message: diffusion_pb2.DiffusionFinished, slot: int, end: Finished) -> None:
-    message.slot = slot
-    message.request_id = end.request_id
-    message.settings.CopyFrom(settings_to_proto(end.settings))
-    for file in end.outputs:
-        message.outputs.add(
-            seed=file.seed,
-            total_bytes=file.total_bytes,
-            media_type=file.format.value,
-            url=file.url,
-        )
-    message.usage.CopyFrom(
-        diffusion_pb2.DiffusionUsage(
-            steps=end.steps,
-            pixel_steps=end.pixel_steps,
-            prompt_tokens=end.prompt_tokens,
-            queued=duration(end.queued_s),
-            running=duration(end.running_s),
-        )
+def _finished_to_proto(slot: int, end: Finished) -> diffusion_pb2.DiffusionFinished:
+    return diffusion_pb2.DiffusionFinished(
+        slot=slot,
+        request_id=end.request_id,
+        settings=settings_to_proto(end.settings),
+        outputs=[
+            diffusion_pb2.DiffusionOutput(
+                seed=file.seed,
+                total_bytes=file.total_bytes,
+                media_type=file.format.value,
+                url=file.url,
+            )
+            for file in end.outputs
+        ],
+        usage=diffusion_pb2.DiffusionUsage(
+            queued=duration(end.queued_s), running=duration(end.running_s), **values(end, _USAGE)
+        ),
     )
 
 
 def settings_to_proto(settings: DiffusionSettings) -> diffusion_pb2.DiffusionSettings:
     """Convert settings."""
-    message = diffusion_pb2.DiffusionSettings(
-        frames=settings.frames,
-        fps=settings.fps,
-        **{name: getattr(settings, name) for name in _SETTINGS},
+    return diffusion_pb2.DiffusionSettings(
+        strength=settings.strength, **values(settings, _SETTINGS)
     )
-    if settings.strength is not None:
-        message.strength = settings.strength
-    return message
 
 
 def content_from_proto(response: Response) -> Content:
-    """Convert a message of either kind of stream.
-
-    Raises:
-        InvalidRequestError: a file has a media type that isn't known.
-    """
-    entries: list[tuple[int, Progress | Chunk]] = [
-        (chunk.slot, Chunk(chunk.output, chunk.data, chunk.last)) for chunk in response.chunks
-    ]
+    """Convert a message of either kind of stream."""
     return SlotContent(
-        latest=[(message.slot, _progress_from_proto(message)) for message in response.progress],
-        entries=entries,
+        latest=[
+            (
+                message.slot,
+                Progress(elapsed_s=seconds(message.elapsed), **values(message, _PROGRESS)),
+            )
+            for message in response.progress
+        ],
+        entries=[
+            (chunk.slot, Chunk(chunk.output, chunk.data, chunk.last)) for chunk in response.chunks
+        ],
         finished=[(message.slot, _finished_from_proto(message)) for message in response.finished],
         errors=[(message.slot, error_from_proto(message.error)) for message in response.errors],
         draining=response.draining,
-    )
-
-
-def _progress_from_proto(message: diffusion_pb2.DiffusionProgress) -> Progress:
-    return Progress(
-        queue_position=message.queue_position,
-        output=message.output,
-        step=message.step,
-        steps=message.steps,
-        elapsed_s=seconds(message.elapsed),
-        preview=message.preview,
     )
 
 
@@ -282,10 +218,7 @@ def _finished_from_proto(message: diffusion_pb2.DiffusionFinished) -> Finished:
     return Finished(
         request_id=message.request_id,
         settings=DiffusionSettings(
-            frames=settings.frames,
-            fps=settings.fps,
-            strength=optional(settings, "strength"),
-            **{name: getattr(settings, name) for name in _SETTINGS},
+            strength=optional(settings, "strength"), **values(settings, _SETTINGS)
         ),
         outputs=tuple(
             OutputFile(
@@ -296,11 +229,9 @@ def _finished_from_proto(message: diffusion_pb2.DiffusionFinished) -> Finished:
             )
             for output in message.outputs
         ),
-        steps=usage.steps,
-        pixel_steps=usage.pixel_steps,
-        prompt_tokens=usage.prompt_tokens,
         queued_s=seconds(usage.queued),
         running_s=seconds(usage.running),
+        **values(usage, _USAGE),
     )
 
 
@@ -313,7 +244,7 @@ def diffusion_model_to_proto(info: DiffuserInfo) -> worker_pb2.DiffusionModelInf
         images=Kind.IMAGE in info.kinds,
         videos=Kind.VIDEO in info.kinds,
         schedulers=info.schedulers,
-        **{name: getattr(info, name) for name in _MODEL_FIELDS},
+        **values(info, _MODEL),
     )
 
 
@@ -332,6 +263,6 @@ def diffuser_from_proto(info: worker_pb2.WorkerInfo) -> DiffuserInfo:
     return DiffuserInfo(
         kinds=kinds,
         schedulers=tuple(message.schedulers),
-        **{name: getattr(message, name) for name in _MODEL_FIELDS},
-        **{name: getattr(info, name) for name in ENGINE_FIELDS},
+        **values(message, _MODEL),
+        **values(info, ENGINE_FIELDS),
     )

@@ -30,7 +30,6 @@ class EmbedderInfo(EngineInfo):
     """Tokens that the engine runs in one batch; an input may have more."""
 
     def tasks(self, role: Role) -> frozenset[Task]:
-        """See `EngineInfo.tasks`."""
         does = {Task.EMBED: self.embeds, Task.RERANK: self.ranks}
         return frozenset(task for task, able in does.items() if able)
 

@@ -1,4 +1,7 @@
-"""Conversion of what EmbeddingService carries."""
+"""Conversion of what EmbeddingService carries.
+
+What a message has that can't be read raises `InvalidRequestError`, with its field.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,11 @@ from millstream_server.embedding.request import (
 from millstream_server.protobuf.common import (
     ENGINE_FIELDS,
     PRIORITIES,
-    deadline_of,
     known,
     optional,
-    trace_of,
+    read_common,
+    same_fields,
+    values,
     write_common,
 )
 from millstream_server.protobuf.errors import error_from_proto, error_to_proto
@@ -29,26 +33,20 @@ from millstream_server.runtime.rpc.slot_session import SlotContent
 from millstream_server.runtime.telemetry.trace_context import TraceContext
 
 Content = SlotContent[Vectors, EmbedFinished]
+_RERANK_FIELDS = same_fields(embedding_pb2.RerankRequest, RerankRequest)
+_MODEL_FIELDS = same_fields(worker_pb2.EmbeddingModelInfo, EmbedderInfo)
 
 
 # ---- Embed ---------------------------------------------------------------------------------------
 
 
 def embed_from_proto(message: embedding_pb2.StartEmbed, stream: TraceContext) -> EmbedRequest:
-    """Convert a start; ``stream`` is the stream's trace context.
-
-    Raises:
-        InvalidRequestError: an input is neither text nor token ids, or an enum's value is unknown.
-    """
+    """Convert a start; ``stream`` is the stream's trace context."""
     return EmbedRequest(
         inputs=[_input_from_proto(i, part) for i, part in enumerate(message.inputs)],
         dimensions=optional(message, "dimensions"),
         normalize=message.normalize if message.HasField("normalize") else True,
-        model=message.model,
-        request_id=message.request_id,
-        priority=known("priority", PRIORITIES, message.priority),
-        trace=trace_of(message, stream),
-        deadline_s=deadline_of(message),
+        **read_common(message, stream),
     )
 
 
@@ -67,8 +65,6 @@ def embed_to_proto(slot: int, request: EmbedRequest) -> embedding_pb2.EmbedReque
     message = embedding_pb2.EmbedRequest()
     start = message.start
     start.slot = slot
-    start.request_id = request.request_id
-    start.model = request.model
     for part in request.inputs:
         if isinstance(part, str):
             start.inputs.add(text=part)
@@ -140,19 +136,12 @@ def embed_content(response: embedding_pb2.EmbedResponse) -> Content:
 def rerank_from_proto(
     message: embedding_pb2.RerankRequest, trace: TraceContext, deadline_s: float | None
 ) -> RerankRequest:
-    """Convert a request; trace and deadline are the RPC's.
-
-    Raises:
-        InvalidRequestError: an enum's value is unknown.
-    """
+    """Convert a request; trace and deadline are the RPC's."""
     return RerankRequest(
-        query=message.query,
         documents=list(message.documents),
         pairs=[list(pair.ids) for pair in message.pairs],
         top_n=optional(message, "top_n"),
-        return_documents=message.return_documents,
-        model=message.model,
-        request_id=message.request_id,
+        **values(message, _RERANK_FIELDS),
         priority=known("priority", PRIORITIES, message.priority),
         trace=trace,
         deadline_s=deadline_s,
@@ -162,11 +151,7 @@ def rerank_from_proto(
 def rerank_to_proto(request: RerankRequest) -> embedding_pb2.RerankRequest:
     """Convert a request; trace and deadline belong to the RPC."""
     message = embedding_pb2.RerankRequest(
-        model=request.model,
-        query=request.query,
-        documents=request.documents,
-        return_documents=request.return_documents,
-        request_id=request.request_id,
+        documents=request.documents, **values(request, _RERANK_FIELDS)
     )
     for pair in request.pairs:
         message.pairs.add().ids.extend(pair)
@@ -212,11 +197,7 @@ def ranking_from_proto(message: embedding_pb2.RerankResponse) -> Ranking:
 def embedding_model_to_proto(engine: EmbedderInfo) -> worker_pb2.EmbeddingModelInfo:
     """Convert what a worker embeds or ranks."""
     return worker_pb2.EmbeddingModelInfo(
-        embeds=engine.embeds,
-        ranks=engine.ranks,
-        width=engine.width,
-        dimensions=engine.dimensions,
-        max_input_tokens=engine.max_input_tokens,
+        dimensions=engine.dimensions, **values(engine, _MODEL_FIELDS)
     )
 
 
@@ -224,12 +205,9 @@ def embedder_from_proto(info: worker_pb2.WorkerInfo) -> EmbedderInfo:
     """Read `WorkerInfo.embedding_model` and the fields that every worker has."""
     model = info.embedding_model
     return EmbedderInfo(
-        embeds=model.embeds,
-        ranks=model.ranks,
-        width=model.width,
         dimensions=tuple(model.dimensions),
-        max_input_tokens=model.max_input_tokens,
         vocab_size=info.vocab_size,
         max_batch_tokens=0,  # the worker's own business
-        **{name: getattr(info, name) for name in ENGINE_FIELDS},
+        **values(model, _MODEL_FIELDS),
+        **values(info, ENGINE_FIELDS),
     )

@@ -1,11 +1,23 @@
-"""Conversion of what an Encode stream carries."""
+"""Conversion of what an Encode stream carries.
+
+What a message has that can't be read raises `InvalidRequestError`, with its field.
+"""
 
 from __future__ import annotations
 
 from millstream.v1 import encode_pb2, worker_pb2
 from millstream_server.encode.encoder import EncoderInfo
 from millstream_server.media.items import MediaFile, MediaLimits
-from millstream_server.protobuf.common import ENGINE_FIELDS, deadline_of, trace_of, write_trace
+from millstream_server.protobuf.common import (
+    ENGINE_FIELDS,
+    deadline_of,
+    duration,
+    same_fields,
+    seconds,
+    trace_of,
+    values,
+    write_trace,
+)
 from millstream_server.protobuf.media import (
     CONTENTS,
     CONTENTS_TO_PROTO,
@@ -16,6 +28,8 @@ from millstream_server.protobuf.media import (
 )
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.telemetry.trace_context import TraceContext
+
+_LIMITS = same_fields(worker_pb2.EncoderInfo, MediaLimits)
 
 
 def write_item(message: encode_pb2.EncodeItem, slot: int, file: MediaFile, *, inline: bool) -> None:
@@ -37,9 +51,6 @@ def file_from_proto(message: encode_pb2.EncodeItem, stream: TraceContext) -> Med
     """Convert a start; ``data`` is what the message has of the file, possibly nothing.
 
     ``stream`` is the trace of an item that has none of its own.
-
-    Raises:
-        InvalidRequestError: its kind of media is unknown.
     """
     if message.modality not in MODALITIES:
         raise InvalidRequestError.of("modality", "is not one that this server knows")
@@ -57,16 +68,13 @@ def file_from_proto(message: encode_pb2.EncodeItem, stream: TraceContext) -> Med
 def encoder_to_proto(encoder: EncoderInfo) -> worker_pb2.EncoderInfo:
     """Convert what a worker encodes, and its limits."""
     limits = encoder.limits
-    message = worker_pb2.EncoderInfo(
+    return worker_pb2.EncoderInfo(
         modalities=modalities_to_proto(encoder.modalities),
-        max_item_bytes=limits.max_item_bytes,
-        max_pixels=limits.max_pixels,
-        max_frames=limits.max_frames,
         max_item_tokens=encoder.max_item_tokens,
         content=CONTENTS_TO_PROTO[encoder.content],
+        max_video=duration(limits.max_video_s),
+        **values(limits, _LIMITS),
     )
-    message.max_video.FromNanoseconds(int(limits.max_video_s * 1e9))
-    return message
 
 
 def encoder_from_proto(info: worker_pb2.WorkerInfo) -> EncoderInfo | None:
@@ -79,11 +87,6 @@ def encoder_from_proto(info: worker_pb2.WorkerInfo) -> EncoderInfo | None:
         modalities=modalities,
         content=CONTENTS[message.content],
         max_item_tokens=message.max_item_tokens,
-        limits=MediaLimits(
-            max_item_bytes=message.max_item_bytes,
-            max_pixels=message.max_pixels,
-            max_frames=message.max_frames,
-            max_video_s=message.max_video.ToNanoseconds() / 1e9,
-        ),
-        **{name: getattr(info, name) for name in ENGINE_FIELDS},
+        limits=MediaLimits(max_video_s=seconds(message.max_video), **values(message, _LIMITS)),
+        **values(info, ENGINE_FIELDS),
     )

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Protocol
 
 from millstream_server.control.engine import Engine, EngineInfo, Probeable, Role, Task
-from millstream_server.control.operations import LoraAdapter
 from millstream_server.generation.output import OutputSink
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.generation.sampling import Ability
@@ -56,8 +55,6 @@ class GeneratorInfo(EngineInfo):
     tool_call_parser: str = ""
     """Name of the parser that the model's tool calls need; empty: not known."""
     reasoning_parser: str = ""
-    adapters: tuple[LoraAdapter, ...] = ()
-    """Loaded LoRA adapters, by name."""
     takes_adapters: bool = False
     """Whether adapters can be loaded and used."""
     tells_kv: bool = False

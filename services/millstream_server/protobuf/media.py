@@ -1,4 +1,7 @@
-"""Conversion of media items, tensors and tickets to messages and back."""
+"""Conversion of media items, tensors and tickets to messages and back.
+
+What a message has that can't be read raises `InvalidRequestError`, with its field.
+"""
 
 from __future__ import annotations
 
@@ -56,11 +59,7 @@ def spec_to_proto(spec: TensorSpec) -> tensor_pb2.TensorSpec:
 
 
 def spec_from_proto(message: tensor_pb2.TensorSpec, field: str) -> TensorSpec:
-    """Convert and check a tensor's description; ``field`` is its path.
-
-    Raises:
-        InvalidRequestError: no dense tensor of an allowed size has it.
-    """
+    """Convert and check a tensor's description; ``field`` is its path."""
     if message.element_type not in _ELEMENTS:
         raise InvalidRequestError.of(f"{field}.element_type", "is not one that this server knows")
     spec = TensorSpec(_ELEMENTS[message.element_type], tuple(message.shape))
@@ -82,11 +81,7 @@ def geometry_to_proto(geometry: Geometry) -> media_pb2.MediaGeometry:
 
 
 def geometry_from_proto(message: media_pb2.MediaGeometry, field: str) -> Geometry:
-    """Convert a geometry; ``field`` is its path.
-
-    Raises:
-        InvalidRequestError: its grid is none.
-    """
+    """Convert a geometry; ``field`` is its path."""
     grid = tuple(message.grid)
     if grid and (len(grid) != _GRID or min(grid) < 1):
         raise InvalidRequestError.of(
@@ -117,11 +112,7 @@ def ticket_to_proto(ticket: EmbeddingTicket) -> media_pb2.EmbeddingTicket:
 
 
 def ticket_from_proto(message: media_pb2.EmbeddingTicket, field: str) -> EmbeddingTicket:
-    """Convert a ticket; its signature isn't checked here.
-
-    Raises:
-        InvalidRequestError: its tensor or its content can't be read.
-    """
+    """Convert a ticket; its signature isn't checked here."""
     if message.content not in CONTENTS:
         raise InvalidRequestError.of(f"{field}.content", "is not one that this server knows")
     expires_at = message.expires_at
@@ -147,11 +138,7 @@ def item_to_proto(item: MediaInput) -> media_pb2.MediaItem:
 
 
 def item_from_proto(message: media_pb2.MediaItem, field: str) -> MediaInput:
-    """Convert an item of a prompt; ``field`` is its path.
-
-    Raises:
-        InvalidRequestError: a part of it can't be read.
-    """
+    """Convert an item of a prompt; ``field`` is its path."""
     if message.modality not in MODALITIES:
         raise InvalidRequestError.of(f"{field}.modality", "is not one that this server knows")
     ticket = (
@@ -183,11 +170,7 @@ def ref_to_proto(item: EncodedItem, lease_left_s: float) -> encode_pb2.Embedding
 
 
 def ref_from_proto(message: encode_pb2.EmbeddingRef, modality: Modality) -> EncodedItem:
-    """Convert an encoded item.
-
-    Raises:
-        InvalidRequestError: the worker sent something that can't be read.
-    """
+    """Convert an encoded item."""
     if message.content not in CONTENTS:
         raise InvalidRequestError.of("ref.content", "is not one that this server knows")
     return EncodedItem(

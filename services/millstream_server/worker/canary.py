@@ -32,6 +32,7 @@ from millstream_server.runtime.errors import EngineFailedError, ServingError, Wo
 from millstream_server.runtime.lifecycle.conditions import STUCK, HealthConditions
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.worker.engine_metrics import record_canary
+from millstream_server.worker.load_report import Silence
 
 log = get_log(__name__)
 
@@ -43,7 +44,6 @@ class ExpectedSilence:
     """
 
     def __init__(self) -> None:
-        """Start with an engine that must make progress."""
         self.expected: Callable[[], bool] = lambda: False
         """Returns whether the engine makes no progress because an operator wanted that."""
         self.probes = OpenWork()
@@ -52,7 +52,6 @@ class ExpectedSilence:
 
     @property
     def probes_wanted(self) -> bool:
-        """Whether the canary may run a new probe."""
         return not (self._held_off or self.expected())
 
     @contextlib.contextmanager
@@ -86,7 +85,6 @@ class CanaryTimes:
 
     @property
     def poll_s(self) -> float:
-        """Time between two checks of the engine's progress."""
         return min(self.interval_s, self.deadline_s, self.retry_s) / 10
 
 
@@ -103,20 +101,16 @@ class Canary:
         dp_size: int,
         on_change: Callable[[bool], None],
         times: CanaryTimes,
-        expected_silence: ExpectedSilence | None = None,
+        expected_silence: ExpectedSilence,
     ) -> None:
-        """Prepare to watch ranks 0 to ``dp_size`` - 1 of ``engine``; `run` starts.
-
-        ``expected_silence`` tells when silence doesn't count; None: it always does.
-        """
+        """Prepare to watch ranks 0 to ``dp_size`` - 1 of ``engine``; `run` starts."""
         self._engine = engine
         self._dp_size = dp_size
         self._on_change = on_change
         self._times = times
-        self._silence = expected_silence or ExpectedSilence()
+        self._silence = expected_silence
         self._hung: set[int] = set()
         self.probes = 0
-        """Number of probes that were run."""
         self.failures = 0
         """Number of probes that failed or didn't end in time."""
         self.last_duration_s: float | None = None
@@ -124,23 +118,21 @@ class Canary:
 
     @property
     def healthy(self) -> bool:
-        """Whether no rank counts as hung."""
         return not self._hung
 
     async def run(self) -> None:
-        """Watch until cancelled."""
         async with asyncio.TaskGroup() as group:
             for rank in range(self._dp_size):
                 group.create_task(self._watch(rank), name=f"canary-{rank}")
 
     async def _watch(self, rank: int) -> None:
         times = self._times
-        silence = _Silence(self._engine, rank)
+        silence = Silence(self._engine, rank)
         while True:
             await asyncio.sleep(times.poll_s)
             if not self._silence.probes_wanted:
                 silence.restart()
-            elif silence.had_progress():
+            elif silence.look():
                 self._set_working(rank, works=True)
             elif silence.length_s >= (times.retry_s if rank in self._hung else times.interval_s):
                 works = await self._probe(rank, silence)
@@ -148,7 +140,7 @@ class Canary:
                     self._set_working(rank, works=works)
                 silence.restart()
 
-    async def _probe(self, rank: int, silence: _Silence) -> bool | None:
+    async def _probe(self, rank: int, silence: Silence) -> bool | None:
         """Run a probe; return whether it succeeded before ``deadline_s`` without progress.
 
         None: it was given up, because silence is expected now.
@@ -166,7 +158,7 @@ class Canary:
                     return None
                 if probe.done():
                     return self._record_result(rank, probe, began_s)
-                silence.had_progress()
+                silence.look()
         finally:
             # Not awaited: an engine that hangs must not block the canary.
             probe.cancel()
@@ -205,37 +197,10 @@ class Canary:
             self._on_change(self.healthy)
 
 
-class _Silence:
-    """Measures how long one rank has made no progress."""
-
-    def __init__(self, engine: Probeable, rank: int) -> None:
-        self._engine = engine
-        self._rank = rank
-        self.restart()
-
-    def restart(self) -> None:
-        """Measure from now on."""
-        self._seen = self._engine.progress(self._rank)
-        self._since_s = asyncio.get_running_loop().time()
-
-    def had_progress(self) -> bool:
-        """Return whether there was progress since the last call; if so, measure from now on."""
-        if self._engine.progress(self._rank) == self._seen:
-            return False
-        self.restart()
-        return True
-
-    @property
-    def length_s(self) -> float:
-        """Seconds without progress."""
-        return asyncio.get_running_loop().time() - self._since_s
-
-
 def _was_paused(probe: asyncio.Task[None]) -> bool:
     """Return whether an operator's pause ended the probe, perhaps one that is over already."""
-    if not probe.done() or probe.cancelled():
-        return False
-    return isinstance(probe.exception(), WorkerPausedError)
+    ended = probe.done() and not probe.cancelled()
+    return ended and isinstance(probe.exception(), WorkerPausedError)
 
 
 class EngineWatch:
@@ -250,12 +215,9 @@ class EngineWatch:
         conditions: HealthConditions,
         stuck_limit_s: float,
         on_failure: Callable[[ServingError], None],
-        expected_silence: ExpectedSilence | None = None,
+        expected_silence: ExpectedSilence,
     ) -> None:
-        """Add the condition; ``on_failure`` is called when the engine counts as failed.
-
-        ``expected_silence`` tells when the engine needn't make progress; None: it always must.
-        """
+        """Add the condition; ``on_failure`` is called when the engine counts as failed."""
         self._conditions = conditions
         self._stuck = conditions.own(STUCK)
         self._stuck_limit_s = stuck_limit_s
@@ -271,7 +233,8 @@ class EngineWatch:
         if not times.interval_s:
             yield
             return
-        running = asyncio.ensure_future(self._canary(engine, dp_size, times).run())
+        canary = Canary(engine, dp_size, self._changed, times, self._silence)
+        running = asyncio.ensure_future(canary.run())
         running.add_done_callback(self._ended)
         try:
             yield
@@ -279,19 +242,19 @@ class EngineWatch:
             running.cancel()
             self._keep()
 
-    def _canary(self, engine: Probeable, dp_size: int, times: CanaryTimes) -> Canary:
-        return Canary(engine, dp_size, self._changed, times, self._silence)
-
     def _changed(self, healthy: bool) -> None:  # noqa: FBT001 - the canary's callback
         self._stuck.set(holds=not healthy)
         self._keep()
         if not healthy:
             log.phase("stuck: the engine makes no progress")
             if self._stuck_limit_s:
-                loop = asyncio.get_running_loop()
-                self._giving_up = loop.call_later(self._stuck_limit_s, self._give_up)
+                self._wait()
         elif self._conditions.serving:
             log.phase("serving")
+
+    def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._giving_up = loop.call_later(self._stuck_limit_s, self._give_up)
 
     def _keep(self) -> None:
         if self._giving_up is not None:
@@ -299,12 +262,10 @@ class EngineWatch:
             self._giving_up = None
 
     def _give_up(self) -> None:
-        silence = self._silence
-        if silence is not None and silence.expected():  # whether it is stuck isn't known now
-            loop = asyncio.get_running_loop()
-            self._giving_up = loop.call_later(self._stuck_limit_s, self._give_up)
-            return
-        self._on_failure(EngineFailedError(f"it was stuck for {self._stuck_limit_s:g} s"))
+        if self._silence.expected():  # whether it is stuck isn't known now
+            self._wait()
+        else:
+            self._on_failure(EngineFailedError(f"it was stuck for {self._stuck_limit_s:g} s"))
 
     def _ended(self, running: asyncio.Task[None]) -> None:
         if running.cancelled():

@@ -54,7 +54,6 @@ class EngineMetrics:
     """
 
     def __init__(self, engine: Engine, role: Role, model: str) -> None:
-        """Collect nothing before `ready`."""
         self._engine = engine
         self._labels = (model, role.value)
         self._info: EngineInfo | None = None
@@ -62,12 +61,10 @@ class EngineMetrics:
         self._last: tuple[EngineLoad, float] | None = None
 
     def ready(self, info: EngineInfo) -> None:
-        """Start collecting: the engine is loaded and warmed up."""
         self._loop = asyncio.get_running_loop()
         self._info = info
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the engine's gauges and its own metrics."""
         if self._info is None or self._loop is None:
             return
         versions = (self._info.engine, self._info.engine_version)

@@ -8,14 +8,17 @@ runs it as a process, with a canary. The host uses engines through `control.engi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+
+from prometheus_client.core import Metric
 
 from millstream.v1 import worker_pb2_grpc
 from millstream_server.control.engine import (
     Engine,
     EngineInfo,
+    EngineLoad,
     LoadStage,
     Probeable,
     Role,
@@ -35,9 +38,9 @@ from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.worker.canary import ExpectedSilence
 from millstream_server.worker.control.plan import ControlPlan
 from millstream_server.worker.control.weights_record import restored
-from millstream_server.worker.engine_metrics import EngineMetrics
+from millstream_server.worker.engine_metrics import EngineMetrics, MetricsSource
 from millstream_server.worker.kv_events.log import KvEventLog
-from millstream_server.worker.load_report import LoadReports
+from millstream_server.worker.load_report import LoadState, RankSilence
 from millstream_server.worker.loading import ModelLoading, Watched
 from millstream_server.worker.open_requests import (
     DEFAULT_TIMES,
@@ -66,6 +69,31 @@ class HostedEngine(Engine, Probeable, Protocol[InfoT_co]):
         ...
 
 
+class WrappedEngine:
+    """An engine with something around it: satisfies `HostedEngine`, with a subclass's `start`.
+
+    Passes everything on; a subclass says what it does itself.
+    """
+
+    def __init__(self, engine: HostedEngine[EngineInfo]) -> None:
+        self._wrapped = engine
+
+    async def warm_up(self) -> None:
+        await self._wrapped.warm_up()
+
+    async def load(self) -> EngineLoad:
+        return await self._wrapped.load()
+
+    def progress(self, dp_rank: int) -> int:
+        return self._wrapped.progress(dp_rank)
+
+    async def probe(self, dp_rank: int) -> None:
+        await self._wrapped.probe(dp_rank)
+
+    def metrics(self) -> Iterable[Metric]:
+        return self._wrapped.metrics() if isinstance(self._wrapped, MetricsSource) else ()
+
+
 def _no_token_limit(_: EngineInfo) -> int:
     return 0
 
@@ -83,7 +111,6 @@ class WorkerPlan(Generic[InfoT]):
     services: tuple[str, ...]
     """Full proto names of the ability's services, without WorkerService."""
     add: Callable[[WorkerHost[InfoT], ServicerTable], None]
-    """Adds the ability's servicers to the server."""
     describe: Describe = info_to_proto
     """Makes the worker's info message; an ability with further fields replaces it."""
     max_open_tokens: Callable[[InfoT], int] = _no_token_limit
@@ -96,7 +123,6 @@ class WorkerPlan(Generic[InfoT]):
     without_spans: Collection[str] = ()
     """Methods whose streams carry many requests: each request has a span, the stream has none."""
     control: ControlPlan = field(default_factory=ControlPlan)
-    """What operators can do with the engine."""
 
 
 class WorkerHost(Generic[InfoT]):
@@ -122,11 +148,9 @@ class WorkerHost(Generic[InfoT]):
         """Tells the canary when the engine may make no progress."""
         self.streams = OpenWork()
         """Counts streams that carry requests; a drain waits until the notified ones have ended."""
-        self.info: Watched[InfoT] = Watched()
+        self.info: InfoT | None = None
         """The engine's info; None until it is loaded and warmed up."""
-        self.control = plan.control
-        """The engine's controls."""
-        self.description: Watched[WorkerDescription] = Watched()
+        self.description: Watched[WorkerDescription | None] = Watched(None)
         """What the worker is; None until the engine is loaded and warmed up."""
         self._loads: HealthCondition | None = None
         self._max_open_requests = max_open_requests
@@ -138,9 +162,8 @@ class WorkerHost(Generic[InfoT]):
             plan.counted,
         )
         self.metrics = EngineMetrics(plan.engine, plan.role, plan.model)
-        self.reports = LoadReports(plan.engine, self.requests.ended)
+        self.progress = RankSilence(plan.engine)
         self.loading = ModelLoading(plan.engine)
-        """How far the model is loaded."""
 
     def attach(self, server: ServicerTable, conditions: HealthConditions) -> None:
         """Add the servicers, and add the condition `LOADING`."""
@@ -182,7 +205,7 @@ class WorkerHost(Generic[InfoT]):
             max_requests=self._max_open_requests or DEFAULT_TIMES * info.max_running_requests,
             max_tokens=self.plan.max_open_tokens(info),
         )
-        self.info.set(info)
+        self.info = info
         known = self.description.value
         self.description.set(
             replace(known, engine=info)
@@ -190,16 +213,23 @@ class WorkerHost(Generic[InfoT]):
             else WorkerDescription(role=self.plan.role, model=self.plan.model, engine=info)
         )
 
+    def change_info(self, **changes: Any) -> None:
+        """Replace fields of the engine's info: an operator has changed the engine."""
+        self.set_info(replace(self.loaded(), **changes))
+
     def loaded(self) -> InfoT:
         """Return the engine's info.
 
         Raises:
             UnavailableError: the model is being loaded.
         """
-        info = self.info.value
-        if info is None:
+        if self.info is None:
             raise UnavailableError("this worker is still loading its model", retry_delay_s=1.0)
-        return info
+        return self.info
+
+    async def load_state(self) -> LoadState:
+        engine = await self.plan.engine.load()
+        return LoadState(engine=engine, tokens=replace(self.requests.ended))
 
     async def drain(self, propagation_s: float, limit_s: float) -> bool:
         """Let open work finish; return whether all of it ended in time.
@@ -215,5 +245,4 @@ class WorkerHost(Generic[InfoT]):
 
     def _utilization(self) -> float:
         """Return open requests divided by those that the engine runs at once."""
-        info = self.info.value
-        return self.requests.count / info.max_running_requests if info else 0.0
+        return self.requests.count / self.info.max_running_requests if self.info else 0.0

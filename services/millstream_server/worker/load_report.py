@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
 
-from millstream_server.control.engine import Engine, EngineLoad, Probeable, RankLoad
+from millstream_server.control.engine import EngineLoad, Probeable, RankLoad
 from millstream_server.worker.open_requests import TokenTotals
 
 _SAMPLE_S = 0.1
@@ -36,6 +35,34 @@ class LoadState:
         )
 
 
+class Silence:
+    """Measures how long one rank has made no progress, as seen by `look`."""
+
+    def __init__(
+        self, engine: Probeable, dp_rank: int, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._engine = engine
+        self._dp_rank = dp_rank
+        self._now_s = now_s
+        self.restart()
+
+    def restart(self) -> None:
+        """Measure from now on."""
+        self._seen = self._engine.progress(self._dp_rank)
+        self._since_s = self._now_s()
+
+    def look(self) -> bool:
+        """Return whether there was progress since the last look; if so, measure from now on."""
+        if self._engine.progress(self._dp_rank) == self._seen:
+            return False
+        self.restart()
+        return True
+
+    @property
+    def length_s(self) -> float:
+        return self._now_s() - self._since_s
+
+
 class RankSilence:
     """Measures how long each rank has made no progress, to about 0.1 s.
 
@@ -47,7 +74,8 @@ class RankSilence:
         """Measure on the clock ``now_s``, in seconds, while there is a `watching` block."""
         self._now_s = now_s
         self._engine = engine
-        self._ranks: list[_Rank] = []
+        self._ranks: list[Silence] = []
+        self._busy: list[bool] = []
         self._watchers = 0
         self._sampling: asyncio.Task[None] | None = None
 
@@ -68,50 +96,18 @@ class RankSilence:
     def silent_s(self, ranks: Sequence[RankLoad]) -> list[float]:
         """Return each rank's seconds without progress; ``ranks`` are their loads of now."""
         for dp_rank in range(len(self._ranks), len(ranks)):
-            self._ranks.append(_Rank(self._engine.progress(dp_rank), self._now_s()))
-        self._look()
-        now_s = self._now_s()
-        for rank, load in zip(self._ranks, ranks, strict=False):
+            self._ranks.append(Silence(self._engine, dp_rank, self._now_s))
+            self._busy.append(False)
+        for dp_rank, (rank, load) in enumerate(zip(self._ranks, ranks, strict=False)):
+            rank.look()
             busy = bool(load.running_requests or load.queued_requests)
-            if busy and not rank.busy:
-                rank.since_s = now_s
-            rank.busy = busy
-        return [now_s - rank.since_s for rank in self._ranks]
+            if busy and not self._busy[dp_rank]:
+                rank.restart()
+            self._busy[dp_rank] = busy
+        return [rank.length_s for rank in self._ranks]
 
     async def _sample(self) -> None:
         while True:
             await asyncio.sleep(_SAMPLE_S)
-            self._look()
-
-    def _look(self) -> None:
-        now_s = self._now_s()
-        for dp_rank, rank in enumerate(self._ranks):
-            seen = self._engine.progress(dp_rank)
-            if seen != rank.seen:
-                rank.seen, rank.since_s = seen, now_s
-
-
-class ReportingEngine(Engine, Probeable, Protocol):
-    """An engine as reports need it."""
-
-
-class LoadReports:
-    """What reports are made of. All calls come from one event loop."""
-
-    def __init__(self, engine: ReportingEngine, ended: TokenTotals) -> None:
-        """Nothing is asked before `state`; ``ended`` are the tokens of requests that have ended."""
-        self._engine = engine
-        self._ended = ended
-        self.progress = RankSilence(engine)
-
-    async def state(self) -> LoadState:
-        """Return the load of now."""
-        engine = await self._engine.load()
-        return LoadState(engine=engine, tokens=replace(self._ended))
-
-
-@dataclass(slots=True)
-class _Rank:
-    seen: int
-    since_s: float
-    busy: bool = False
+            for rank in self._ranks:
+                rank.look()

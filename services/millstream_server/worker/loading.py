@@ -18,11 +18,10 @@ T = TypeVar("T")
 
 
 class Watched(Generic[T]):
-    """Holds the latest value, None at first. All calls come from one event loop."""
+    """Holds the latest value. All calls come from one event loop."""
 
-    def __init__(self) -> None:
-        """Start without a value."""
-        self.value: T | None = None
+    def __init__(self, value: T) -> None:
+        self.value = value
         self._listeners: set[Callable[[], None]] = set()
 
     def set(self, value: T) -> None:
@@ -54,16 +53,10 @@ class ModelLoading:
         self._engine = engine
         self._began_s = time.monotonic()
         self._ended_s: float | None = None
-        self.progress: Watched[LoadProgress] = Watched()
-        """How far it is; also when it has failed. Never None."""
-        self.progress.set(LoadProgress())
-        self.failed: Watched[bool] = Watched()
+        self.progress = Watched(LoadProgress())
+        """How far it is; also when it has failed."""
+        self.failed = Watched(value=False)
         """True: it won't become ready."""
-
-    @property
-    def now(self) -> LoadProgress:
-        """How far it is."""
-        return self.progress.value or LoadProgress()
 
     @property
     def elapsed_s(self) -> float:
@@ -83,7 +76,6 @@ class ModelLoading:
             polling.cancel()
 
     def reach(self, stage: LoadStage) -> None:
-        """Begin a stage."""
         if stage is LoadStage.READY and self._ended_s is None:
             self._ended_s = time.monotonic()
         self._advance(LoadProgress(stage=stage))
@@ -108,7 +100,7 @@ class ModelLoading:
             self._advance(engine.load_progress())
 
     def _advance(self, new: LoadProgress) -> None:
-        known = self.now
+        known = self.progress.value
         self.progress.set(
             replace(
                 known,
@@ -122,7 +114,7 @@ class ModelLoading:
 
     def _numbers(self) -> str:
         """Say how much of the weights is read; empty: it isn't known, or all of it."""
-        now = self.now
+        now = self.progress.value
         if now.stage is not LoadStage.LOADING_WEIGHTS or not now.bytes_total:
             return ""
         files = f"{now.files_done} of {now.files_total} files, " if now.files_total else ""

@@ -28,9 +28,10 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.runtime.retry_delay import jittered
 from millstream_server.runtime.rpc.slot_session import Output
+from millstream_server.runtime.rpc.slots import internal
 from millstream_server.runtime.telemetry import metrics
 from millstream_server.runtime.telemetry.counts import LoadMeter, RequestCounts
-from millstream_server.runtime.telemetry.trace_context import NOT_TRACED, TraceContext
+from millstream_server.runtime.telemetry.trace_context import TraceContext
 from millstream_server.runtime.telemetry.tracing import Tracing, fail, reason_of
 
 DEFAULT_TIMES = 4
@@ -122,7 +123,6 @@ class OpenRequests:
         self.counts = RequestCounts(described.role.value)
 
     def span(self, tracing: Tracing, request_id: str, trace: TraceContext) -> Span:
-        """Start a request's span, a child of ``trace``."""
         attributes = {**self._attributes, "millstream.request_id": request_id[:MAX_REQUEST_ID]}
         return tracing.tracer.start_span(
             self._span_name, tracing.extract(trace), SpanKind.SERVER, attributes
@@ -146,22 +146,6 @@ class OpenRequests:
             request.failed(error)
             raise
         request.finished("OK", request.attributes)
-
-    @contextlib.contextmanager
-    def hold(
-        self, *, tokens: int = 0, request_id: str = "", trace: TraceContext = NOT_TRACED
-    ) -> Iterator[CountedRequest]:
-        """Admit a request for the duration of a ``with`` block, such as a unary RPC's.
-
-        Raises:
-            UnavailableError: the worker accepts no new requests.
-            OverloadedError: a limit would be exceeded.
-        """
-        with self.running(request_id, trace) as request:
-            self.check_accepts()
-            self.check(tokens)
-            request.admit(tokens)
-            yield request
 
     def check_accepts(self) -> None:
         """Check that new requests are accepted, of callers without a long stream.
@@ -203,7 +187,6 @@ class Stages(Generic[StageT]):
     """By the stage."""
 
     def __init__(self) -> None:
-        """Start without any."""
         self._took: dict[StageT, float] = {}
 
     def __getitem__(self, stage: StageT) -> float:
@@ -211,7 +194,6 @@ class Stages(Generic[StageT]):
         return self._took.get(stage, 0.0)
 
     def add(self, stage: StageT, took_s: float) -> None:
-        """Record a stage that has ended."""
         self._took[stage] = self[stage] + took_s
         self.histograms[stage].observe(took_s)
 
@@ -223,7 +205,6 @@ class Stages(Generic[StageT]):
         self.add(stage, time.monotonic() - began_s)
 
     def attributes(self) -> dict[str, float]:
-        """Return a span's attributes."""
         return {f"millstream.{self.ability}.{at.value}_s": took for at, took in self._took.items()}
 
 
@@ -257,7 +238,6 @@ class CountedRequest:
 
     @property
     def traced(self) -> bool:
-        """Whether the request has a span, for attributes."""
         return self._span is not None
 
     def admit(self, tokens: int) -> None:
@@ -269,7 +249,6 @@ class CountedRequest:
         self._requests.work.begin()
 
     def fetched(self, nbytes: int) -> None:
-        """Note in the span that inputs of so many bytes have come from another worker."""
         if self._span is not None:
             self._span.add_event("millstream.inputs_fetched", {"millstream.bytes": nbytes})
 
@@ -309,6 +288,11 @@ class CountedRequest:
         if self._span is not None:
             fail(self._span, reason, error)
             self._span.end()
+
+
+def told(event: str, error: BaseException) -> ServingError:
+    """Return what the caller is told of a failure; a bug goes into the log, as ``event``."""
+    return error if isinstance(error, ServingError) else internal(event, error)
 
 
 def _is_server_fault(error: BaseException) -> bool:

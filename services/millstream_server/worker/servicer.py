@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from millstream.v1 import kv_events_pb2, worker_pb2, worker_pb2_grpc
-from millstream_server.control.engine import LoadProgress, LoadStage, WorkerDescription
-from millstream_server.protobuf.common import duration
+from millstream_server.control.engine import (
+    EngineLoad,
+    LoadProgress,
+    LoadStage,
+    RankLoad,
+    WorkerDescription,
+)
+from millstream_server.protobuf.common import duration, same_fields, values
 from millstream_server.protobuf.kv_events import kv_message_to_proto, kv_position_from_proto
 from millstream_server.runtime.errors import (
     FieldViolation,
@@ -40,17 +47,20 @@ _MAX_KV_REQUEST_BYTES = 256 << 10
 _STAGES = {stage: worker_pb2.LoadStage.Value(f"LOAD_STAGE_{stage.name}") for stage in LoadStage}
 
 
+_LOAD_FIELDS = same_fields(worker_pb2.LoadReport, EngineLoad)
+_RANK_FIELDS = same_fields(worker_pb2.RankLoad, RankLoad)
+_PROGRESS_FIELDS = same_fields(worker_pb2.WatchLoadProgressResponse, LoadProgress)
+
+
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     """Serves WorkerService."""
 
     def __init__(self, host: WorkerHost[Any]) -> None:
-        """Tell what ``host`` knows."""
         self._host = host
 
     async def GetWorkerInfo(
         self, request: worker_pb2.GetWorkerInfoRequest, call: Call
     ) -> worker_pb2.GetWorkerInfoResponse:
-        """Describe the worker."""
         if self._host.work.leaving:
             raise _draining()
         return worker_pb2.GetWorkerInfoResponse(info=self._info())
@@ -59,10 +69,9 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, request: worker_pb2.WatchWorkerInfoRequest, call: Call
     ) -> AsyncIterator[worker_pb2.WatchWorkerInfoResponse]:
         """Describe the worker now and after each change, until it drains."""
-        host, changed = self._host, asyncio.Event()
-        forget = (host.description.listen(changed.set), host.work.when_leaving(changed.set))
+        host = self._host
         sent: WorkerDescription | None = None
-        try:
+        with _told(host.description.listen, host.work.when_leaving) as changed:
             while not host.work.leaving:
                 description = host.description.value
                 if description is not None and description is not sent:
@@ -72,9 +81,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                 else:
                     await changed.wait()
                     changed.clear()
-        finally:
-            for undo in forget:
-                undo()
         raise _draining()
 
     async def WatchLoad(
@@ -82,15 +88,15 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     ) -> AsyncIterator[worker_pb2.WatchLoadResponse]:
         """Report the load now and as it changes; times alone don't count as a change."""
         interval_s = _interval(request)
-        dp_start, reports = self._info().dp_start, self._host.reports
+        dp_start, host = self._info().dp_start, self._host
         last: LoadState | None = None
         quiet = 0
-        with reports.progress.watching():
+        with host.progress.watching():
             while True:
-                state = await reports.state()
+                state = await host.load_state()
                 if state != last or quiet >= _QUIET_INTERVALS:
                     last, quiet = state, 0
-                    silent_s = reports.progress.silent_s(state.ranks)
+                    silent_s = host.progress.silent_s(state.ranks)
                     load = _load_to_proto(state, dp_start, silent_s)
                     yield worker_pb2.WatchLoadResponse(load=load)
                 quiet += 1
@@ -111,10 +117,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
             )
         ranks = [log.rank(dp_rank) for dp_rank in _ranks(info, request)]
         at = {message.dp_rank: kv_position_from_proto(message) for message in request.positions}
-        changed = asyncio.Event()
-        forget = [rank.listen(changed.set) for rank in ranks]
-        readers = [LogReader(rank, at.get(rank.dp_rank)) for rank in ranks]
-        try:
+        with contextlib.ExitStack() as ends:
+            changed = ends.enter_context(_told(*(rank.listen for rank in ranks)))
+            readers = [LogReader(rank, at.get(rank.dp_rank)) for rank in ranks]
+            for reader in readers:
+                ends.callback(reader.close)
             while True:
                 changed.clear()
                 idle = True
@@ -124,23 +131,17 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                         yield kv_message_to_proto(message)
                 if idle:
                     await changed.wait()
-        finally:
-            for undo in forget:
-                undo()
-            for reader in readers:
-                reader.close()
 
     async def WatchLoadProgress(
         self, request: worker_pb2.WatchLoadProgressRequest, call: Call
     ) -> AsyncIterator[worker_pb2.WatchLoadProgressResponse]:
         """Report how far the model is loaded, now and at each change, until it is ready."""
-        loading, changed = self._host.loading, asyncio.Event()
-        forget = (loading.progress.listen(changed.set), loading.failed.listen(changed.set))
+        loading = self._host.loading
         sent: LoadProgress | None = None
-        try:
+        with _told(loading.progress.listen, loading.failed.listen) as changed:
             while not loading.failed.value:
                 changed.clear()
-                now = loading.now
+                now = loading.progress.value
                 if now != sent:
                     sent = now
                     yield _progress_to_proto(now, loading.elapsed_s)
@@ -148,9 +149,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
                         return
                 else:
                     await changed.wait()
-        finally:
-            for undo in forget:
-                undo()
         raise UnavailableError("this worker can't load its model; its log says why")
 
     def _info(self) -> worker_pb2.WorkerInfo:
@@ -165,16 +163,22 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         return self._host.plan.describe(description)
 
 
+@contextlib.contextmanager
+def _told(*listens: Callable[[Callable[[], None]], Callable[[], None]]) -> Iterator[asyncio.Event]:
+    """Yield an event that is set at each change which one of ``listens`` tells."""
+    changed = asyncio.Event()
+    with contextlib.ExitStack() as forget:
+        for listen in listens:
+            forget.callback(listen(changed.set))
+        yield changed
+
+
 def _draining() -> WorkerDrainingError:
     return WorkerDrainingError("this worker is shutting down; retry on another one")
 
 
 def _interval(request: worker_pb2.WatchLoadRequest) -> float:
-    """Return the interval that is asked for, in seconds.
-
-    Raises:
-        InvalidRequestError: it is out of bounds.
-    """
+    """Return the interval that is asked for, in seconds."""
     if not request.HasField("interval"):
         return _DEFAULT_INTERVAL_S
     interval_s = request.interval.ToNanoseconds() / 1e9
@@ -214,30 +218,20 @@ def _ranks(info: worker_pb2.WorkerInfo, request: kv_events_pb2.WatchKvEventsRequ
 def _load_to_proto(
     state: LoadState, dp_start: int, silent_s: Sequence[float]
 ) -> worker_pb2.LoadReport:
-    load = state.engine
     ranks = (
         worker_pb2.RankLoad(
-            dp_rank=dp_rank,
-            running_requests=rank.running_requests,
-            queued_requests=rank.queued_requests,
-            queued_tokens=rank.queued_tokens,
-            used_blocks=rank.used_blocks,
-            total_blocks=rank.total_blocks,
-            since_progress=duration(since_s),
+            dp_rank=dp_rank, since_progress=duration(since_s), **values(rank, _RANK_FIELDS)
         )
         for dp_rank, (rank, since_s) in enumerate(
             zip(state.ranks, silent_s, strict=False), dp_start
         )
     )
     return worker_pb2.LoadReport(
-        running_requests=load.running_requests,
-        queued_requests=load.queued_requests,
-        used_blocks=load.used_blocks,
-        total_blocks=load.total_blocks,
         ranks=ranks,
         prompt_tokens_total=state.tokens.prompt,
         cached_tokens_total=state.tokens.cached,
         completion_tokens_total=state.tokens.completion,
+        **values(state.engine, _LOAD_FIELDS),
     )
 
 
@@ -246,9 +240,6 @@ def _progress_to_proto(
 ) -> worker_pb2.WatchLoadProgressResponse:
     return worker_pb2.WatchLoadProgressResponse(
         stage=_STAGES[progress.stage],
-        files_done=progress.files_done,
-        files_total=progress.files_total,
-        bytes_done=progress.bytes_done,
-        bytes_total=progress.bytes_total,
         elapsed=duration(elapsed_s),
+        **values(progress, _PROGRESS_FIELDS),
     )

@@ -22,7 +22,7 @@ from millstream.v1 import (
 from millstream_server.control.engine import Role
 from millstream_server.encode.transfer.store import Leases
 from millstream_server.encode.worker.pipeline import HostedEncoder
-from millstream_server.encode.worker.servicer import Serving, with_encoding
+from millstream_server.encode.worker.servicer import with_encoding
 from millstream_server.engines.simulated.encoder import SimulatedEncoder
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.generation.worker.app import make_plan
@@ -71,7 +71,7 @@ async def both(**changes: Any) -> AsyncIterator[Both]:
     hosted = setup.hosted(tower)
     leases: list[Leases] = []
     plan = make_plan(generator, Role.AGGREGATED, MODEL, DECODE, None)
-    plan = with_encoding(plan, hosted, Serving(options=setup.options), leases.append)
+    plan = with_encoding(plan, hosted, setup.options, leases.append)
     settings = host_settings(**changes)
     code = asyncio.ensure_future(app.run(settings, plan))
     names = ("millstream.v1.DecodeService", "millstream.v1.EncodeService")

@@ -35,7 +35,7 @@ async def blocked(one: Encoder, stream: Stream, slot: int = 99) -> None:
     """Keep the tower busy with an item until `unwedge`."""
     one.tower.wedge()
     await stream.start(slot, BLOCKER)
-    await until(lambda: one.hosted.pipeline.running == 1)
+    await until(lambda: one.hosted.pipeline.batcher.running == 1)
 
 
 # ---- batches -------------------------------------------------------------------------------------
@@ -47,7 +47,7 @@ async def test_items_of_several_streams_go_through_the_tower_together() -> None:
         for slot in range(3):
             await a.start(slot, image(slot + 1))
             await b.start(slot, image(slot + 4))
-        await until(lambda: one.hosted.pipeline.queued == 6)
+        await until(lambda: one.hosted.pipeline.batcher.queued == 6)
         one.tower.unwedge()
         for slot in range(3):
             assert (await a.encoded(slot)).tokens == slot + 1
@@ -60,7 +60,7 @@ async def test_a_batch_keeps_to_its_budget_and_takes_what_fits() -> None:
         await blocked(one, stream)
         for slot, tokens in enumerate([6, 5, 4, 30]):
             await stream.start(slot, image(tokens))
-            await until(lambda n=slot + 1: one.hosted.pipeline.queued == n)  # type: ignore[misc]
+            await until(lambda n=slot + 1: one.hosted.pipeline.batcher.queued == n)  # type: ignore[misc]
         one.tower.unwedge()
         for slot in range(4):
             await stream.encoded(slot)
@@ -72,7 +72,7 @@ async def test_no_more_is_decoded_while_the_queue_of_the_tower_is_full() -> None
         await blocked(one, stream)
         for slot in range(12):
             await stream.start(slot, image(1, f"#0000{slot:02x}"))
-        await until(lambda: one.hosted.pipeline.queued >= 3)
+        await until(lambda: one.hosted.pipeline.batcher.queued >= 3)
         await asyncio.wait_for(one.hosted.load(), 5)
         assert one.decoders.decoded < 12
         one.tower.unwedge()
@@ -92,7 +92,7 @@ async def test_a_bad_item_of_a_batch_fails_alone() -> None:
         await blocked(one, stream)
         for slot in range(3):
             await stream.start(slot, image(slot + 1))
-        await until(lambda: one.hosted.pipeline.queued == 3)
+        await until(lambda: one.hosted.pipeline.batcher.queued == 3)
         one.tower.unwedge()
         assert (await stream.encoded(0)).tokens == 1
         assert (await stream.encoded(2)).tokens == 3
@@ -124,7 +124,7 @@ async def test_the_same_file_at_the_same_moment_is_encoded_once() -> None:
     async with streaming() as (one, a), encode_stream(one) as b:
         one.tower.wedge()
         await a.start(0, PNG)
-        await until(lambda: one.hosted.pipeline.running == 1)
+        await until(lambda: one.hosted.pipeline.batcher.running == 1)
         await b.announce(0, PNG)  # being made: no bytes are wanted
         await b.start(1, PNG)
         await until(lambda: one.hosted.open_items() == 3)
@@ -142,7 +142,7 @@ async def test_the_first_caller_may_leave_and_the_others_get_the_result() -> Non
     async with streaming() as (one, stream):
         one.tower.wedge()
         await stream.start(0, PNG)
-        await until(lambda: one.hosted.pipeline.running == 1)
+        await until(lambda: one.hosted.pipeline.batcher.running == 1)
         await stream.start(1, PNG)
         await until(lambda: one.hosted.open_items() == 2)
         await stream.cancel(0)
@@ -216,19 +216,19 @@ async def decoding(one: Encoder, stream: Stream, **changes: Any) -> None:
 async def preparing(one: Encoder, stream: Stream, **changes: Any) -> None:
     await stream.start(0, PNG, **changes)
     await until(lambda: one.decoders.decoded == 1)
-    assert one.hosted.pipeline.running == 0
+    assert one.hosted.pipeline.batcher.running == 0
 
 
 async def in_the_queue_of_the_tower(one: Encoder, stream: Stream, **changes: Any) -> None:
     await blocked(one, stream)
     await stream.start(0, PNG, **changes)
-    await until(lambda: one.hosted.pipeline.queued == 1)
+    await until(lambda: one.hosted.pipeline.batcher.queued == 1)
 
 
 async def in_the_tower(one: Encoder, stream: Stream, **changes: Any) -> None:
     one.tower.wedge()
     await stream.start(0, PNG, **changes)
-    await until(lambda: one.hosted.pipeline.running == 1)
+    await until(lambda: one.hosted.pipeline.batcher.running == 1)
 
 
 STAGES = [

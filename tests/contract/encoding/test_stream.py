@@ -10,8 +10,7 @@ import grpc
 import pytest
 
 from millstream.v1 import media_pb2, tensor_pb2
-from millstream_server.encode.worker.core import EncodeOptions
-from millstream_server.encode.worker.upload import MAX_CHUNK_BYTES
+from millstream_server.encode.worker.core import MAX_CHUNK_BYTES, EncodeOptions
 from millstream_server.engines.simulated.encoder import SimulatedEncoderConfig
 from millstream_server.media.items import MediaLimits
 from millstream_testing.waiting import until
@@ -280,8 +279,8 @@ async def test_what_ends_at_once_is_in_one_message() -> None:
         one.tower.wedge()
         for slot in range(6):
             await stream.start(slot, solid(size=(8 + slot, 8)))
-            await until(lambda: one.hosted.pipeline.running == 1)
-        await until(lambda: one.hosted.pipeline.queued == 5)
+            await until(lambda: one.hosted.pipeline.batcher.running == 1)
+        await until(lambda: one.hosted.pipeline.batcher.queued == 5)
         one.tower.unwedge()
         for slot in range(6):
             await stream.encoded(slot)

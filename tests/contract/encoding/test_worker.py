@@ -70,8 +70,8 @@ async def test_it_says_what_it_encodes_and_how_loaded_it_is() -> None:
         one.tower.wedge()
         for slot in range(3):
             await stream.start(slot, PNG, cache_salt=str(slot))
-            await until(lambda: one.hosted.pipeline.running == 1)
-        await until(lambda: one.hosted.pipeline.queued == 2)
+            await until(lambda: one.hosted.pipeline.batcher.running == 1)
+        await until(lambda: one.hosted.pipeline.batcher.queued == 2)
         load = (await one.about.WatchLoad(worker_pb2.WatchLoadRequest()).read()).load
         assert (load.running_requests, load.queued_requests) == (1, 2)
 
@@ -123,7 +123,7 @@ async def test_told_to_stop_it_finishes_its_items_and_keeps_leased_results() -> 
         lease = (await stream.encoded(0)).lease
         one.tower.wedge()
         await stream.start(1, solid(size=(28, 28)))
-        await until(lambda: one.hosted.pipeline.running == 1)
+        await until(lambda: one.hosted.pipeline.batcher.running == 1)
         os.kill(os.getpid(), signal.SIGTERM)
         await until(lambda: any(response.draining for response in stream.responses))
         assert one.health.told[-1] == NOT_SERVING
@@ -131,7 +131,7 @@ async def test_told_to_stop_it_finishes_its_items_and_keeps_leased_results() -> 
         async def refused() -> bool:
             async with encode_stream(one) as late:
                 await late.start(0, PNG, cache_salt="late", request_id="late")
-                await until(lambda: bool(late.ends(0)) or one.hosted.pipeline.queued > 0)
+                await until(lambda: bool(late.ends(0)) or one.hosted.pipeline.batcher.queued > 0)
                 if not late.ends(0):
                     return False  # taken: peers may not have heard yet
                 assert (await late.error(0))[0] == "WORKER_DRAINING"

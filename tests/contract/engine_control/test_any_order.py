@@ -22,6 +22,7 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.worker.control.core import ControlCore
 from millstream_server.worker.control.weights import Piece, TensorsInCall, Update
+from millstream_server.worker.control.wire import state_to_proto
 from millstream_testing.in_process import ALPHABET, InProcessWorker, worker
 from millstream_testing.waiting import until
 from tests.support.worker.worker_streams import Stream, decode_stream
@@ -54,8 +55,8 @@ class Operators:
 
     def check(self) -> None:
         """Check what must hold at any time."""
-        conditions, state = set(self._one.server.conditions.holding), self.control.state()
-        refuses, will_refuse = self._one.host.work.paused, self.control._stop._timer is not None
+        conditions, state = set(self._one.server.conditions.holding), state_to_proto(self.control)
+        refuses, will_refuse = self._one.host.work.paused, self.control.stop._timer is not None
         assert bool(conditions) == (refuses or will_refuse), "it seems to serve, and doesn't"
         assert ("drained" in conditions, "paused" in conditions) == (state.drained, state.paused)
         assert state.operation == "Drain" or state.drained == self.drained
@@ -144,7 +145,7 @@ async def test_requests_end_and_the_worker_comes_back(seed: int) -> None:
             operators.check()
         await operators.settle()
         assert one.server.conditions.holding == ()
-        assert operators.control.state().operation == ""
+        assert state_to_proto(operators.control).operation == ""
         enough.set()
         refused = await asyncio.wait_for(asyncio.gather(*clients), 10)
         assert sum(refused), "some came while it was out of service"

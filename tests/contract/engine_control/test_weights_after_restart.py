@@ -15,7 +15,7 @@ from millstream_server.control.operations import EngineControls
 from millstream_server.engines.simulated.controls import TENSOR
 from millstream_server.generation.generator import GeneratorInfo
 from millstream_server.runtime.errors import EngineFailedError
-from millstream_server.worker.control.plan import AllowedDirectories, ControlOptions, ControlPlan
+from millstream_server.worker.control.plan import AllowedDirectories, ControlPlan
 from millstream_server.worker.control.weights_record import WeightsRecord, restored, state_of
 from tests.support.worker.controlled_worker import controlled_worker, from_disk, pb, start_of
 from tests.support.worker.scripted_controls import ScriptedControls
@@ -121,9 +121,8 @@ async def test_a_start_that_fails_by_it_is_followed_by_one_without(
     info = GeneratorInfo(engine="x", engine_version="1", max_running_requests=1, **_SIZES)
     plan = ControlPlan(
         controls=lambda: EngineControls(weights=kind(path)),
-        options=ControlOptions(
-            directories=AllowedDirectories([tmp_path]), weights_record=tmp_path / "record.json"
-        ),
+        directories=AllowedDirectories([tmp_path]),
+        weights_record=tmp_path / "record.json",
     )
     with pytest.raises(EngineFailedError):
         await restored(info, plan)

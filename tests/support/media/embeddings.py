@@ -14,9 +14,8 @@ from typing import Any
 import grpc
 
 from millstream.v1 import encode_pb2, encode_pb2_grpc
-from millstream_server.encode.fetching.serve import EmbeddingServer
+from millstream_server.encode.fetching.serve import EmbeddingServer, Sender
 from millstream_server.encode.transfer import shared_memory
-from millstream_server.encode.transfer.ends import Sender
 from millstream_server.encode.transfer.settings import Transfer
 from millstream_server.encode.transfer.shared_memory import FOLDER
 from millstream_server.encode.transfer.store import EmbeddingStore, Leases
@@ -188,6 +187,5 @@ async def sending(
         yield Sending(store, leases, server, f"127.0.0.1:{port}")
     finally:
         await server.stop(0)
-        embeddings.close()
         leases.close()
         store.close()

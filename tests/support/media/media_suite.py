@@ -14,8 +14,9 @@ from millstream_server.encode.encoder import EncoderInfo
 from millstream_server.encode.fetching.fetch import EmbeddingFetcher
 from millstream_server.encode.transfer.store import EmbeddingStore
 from millstream_server.encode.transfer.ticket import EmbeddingTickets
+from millstream_server.encode.worker.core import EncodeOptions
 from millstream_server.encode.worker.pipeline import HostedEncoder, PipelineOptions
-from millstream_server.encode.worker.servicer import Serving, make_plan, with_encoding
+from millstream_server.encode.worker.servicer import make_plan, with_encoding
 from millstream_server.engines.simulated.encoder import SimulatedEncoder, SimulatedEncoderConfig
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
 from millstream_server.generation.generator import GeneratorInfo, read_media_model
@@ -53,7 +54,7 @@ async def encode_worker(
 ) -> AsyncIterator[InProcessEncoder]:
     """Serve EncodeService with a simulated tower that fits the model in ``directory``."""
     engine, encoder = hosted_encoder(directory, limits, **config)
-    host = WorkerHost(make_plan(engine, MODEL, Serving(tickets=TICKETS)))
+    host = WorkerHost(make_plan(engine, MODEL, EncodeOptions(tickets=TICKETS)))
     server = Server((*host.plan.services, WORKER), ServerOptions(max_receive_bytes=4 << 20))
     host.attach(server.methods, server.conditions)
     port = await server.listen("127.0.0.1:0")
@@ -108,21 +109,21 @@ async def own_tower_worker(
 ) -> AsyncIterator[InProcessWorker]:
     """Serve an aggregated worker that encodes for itself."""
     engine, _ = hosted_encoder(directory, **encoder)
-    fetchers: list[EmbeddingFetcher] = []
+    fetcher = EmbeddingFetcher(TICKETS)
 
     def plan(generator: SimulatedEngine, role: Role) -> WorkerPlan[GeneratorInfo]:
         return with_encoding(
-            in_process.plan_of(generator, role, lambda: fetchers[0]),
+            in_process.plan_of(generator, role, fetcher),
             engine,
-            Serving(tickets=TICKETS),
-            lambda leases: fetchers.append(EmbeddingFetcher(TICKETS, local=leases)),
+            EncodeOptions(tickets=TICKETS),
+            fetcher.use_local,
         )
 
     async with in_process.worker(config, make=plan) as one:
         try:
             yield one
         finally:
-            await fetchers[0].close()
+            await fetcher.close()
 
 
 @dataclass

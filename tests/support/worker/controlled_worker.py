@@ -15,7 +15,7 @@ from millstream.v1 import decode_pb2_grpc, engine_control_pb2, engine_control_pb
 from millstream_server.control.engine import Role
 from millstream_server.control.operations import EngineControls
 from millstream_server.engines.simulated.engine import SimulatedConfig, SimulatedEngine
-from millstream_server.worker.control.plan import AllowedDirectories, ControlOptions
+from millstream_server.worker.control.plan import AllowedDirectories
 from millstream_testing.in_process import ALPHABET, plan_of
 from millstream_testing.waiting import EOF, until
 from tests.support.worker.hosted_worker import HostedWorker, host_settings, hosted_worker
@@ -155,13 +155,11 @@ async def controlled_worker(
     control = replace(
         plan.control,
         controls=plan.control.controls if controls is None else lambda: controls,
-        options=ControlOptions(
-            directories=AllowedDirectories([weights]),
-            profile_dir=folder / "profiles",
-            max_weights_bytes=1000,
-            weights_record=folder / "record.json",
-            model_path=model,
-        ),
+        directories=AllowedDirectories([weights]),
+        profile_dir=folder / "profiles",
+        max_weights_bytes=1000,
+        weights_record=folder / "record.json",
+        model_path=model,
     )
     settings = host_settings(**changes)
     async with (

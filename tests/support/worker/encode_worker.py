@@ -8,7 +8,7 @@ import hashlib
 import io
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from PIL import Image
@@ -18,9 +18,10 @@ from millstream_server.encode.transfer.store import EmbeddingStore
 from millstream_server.encode.transfer.ticket import EmbeddingTickets
 from millstream_server.encode.worker.core import EncodeOptions
 from millstream_server.encode.worker.pipeline import HostedEncoder, PipelineOptions
-from millstream_server.encode.worker.servicer import Serving, make_plan
+from millstream_server.encode.worker.servicer import make_plan
 from millstream_server.engines.simulated.encoder import SimulatedEncoder, SimulatedEncoderConfig
 from millstream_server.generation.ticket import TicketKey
+from millstream_server.media.decoding.pool import DecoderPool
 from millstream_server.media.items import Frames, MediaLimits, Modality
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_testing.waiting import EOF, until
@@ -73,13 +74,13 @@ class Setup:
         )
         if self.decoders is not None:
             made = self.decoders
-            options = replace(options, make_decoders=lambda *_: made)
+            options = replace(options, make_decoders=lambda *_: cast("DecoderPool", made))
         store = EmbeddingStore(self.store_bytes)
         return HostedEncoder(tower, store, options)
 
     @property
-    def serving(self) -> Serving:
-        return Serving(options=self.options, tickets=EmbeddingTickets(KEY))
+    def serving(self) -> EncodeOptions:
+        return replace(self.options, tickets=EmbeddingTickets(KEY))
 
 
 @dataclass(kw_only=True)

@@ -7,7 +7,7 @@ import contextlib
 import enum
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from millstream_server.diffusion.checks import check_tokens, jobs, outputs_of, resolve
@@ -21,7 +21,7 @@ from millstream_server.diffusion.request import (
     OutputFile,
     Progress,
 )
-from millstream_server.diffusion.worker.engine import HostedDiffuser, QueueEntry, in_thread
+from millstream_server.diffusion.worker.engine import HostedDiffuser, in_thread
 from millstream_server.diffusion.worker.files import EXTENSIONS, StoredFile, write_file
 from millstream_server.media import writing
 from millstream_server.media.items import Frames
@@ -36,11 +36,12 @@ from millstream_server.runtime.telemetry.metrics import (
     DIFFUSION_STEPS,
 )
 from millstream_server.runtime.threads import DaemonThreads
-from millstream_server.worker.open_requests import CountedRequest, OpenRequests, Stages
+from millstream_server.worker.open_requests import OpenRequests, Stages
 
 log = get_log(__name__)
 
 _CHUNK_OVERHEAD = 64
+DiffusionOutput = Output[Progress | Chunk]
 
 
 class DiffusionStage(enum.Enum):
@@ -73,7 +74,6 @@ class ProgressReporter:
     """
 
     def __init__(self, report: Callable[[Progress], None], threads: DaemonThreads) -> None:
-        """Call ``report`` on the event loop; ``threads`` write previews."""
         self._report = report
         self._threads = threads
         self._began: float | None = None
@@ -85,7 +85,6 @@ class ProgressReporter:
         """Steps that were run, over all outputs."""
 
     def waiting(self, position: int) -> None:
-        """Report a position in the queue."""
         self._report(Progress(queue_position=position))
 
     def begins(self, output: int, steps: int) -> None:
@@ -101,7 +100,6 @@ class ProgressReporter:
             self._add(Progress(output=output, steps=steps), None)
 
     def step(self, step: Step) -> None:
-        """Report that a step is done."""
         now = time.monotonic()
         self.steps += 1
         DIFFUSION_STEPS.inc()
@@ -116,7 +114,6 @@ class ProgressReporter:
         self._add(progress, step)
 
     def close(self) -> None:
-        """Report nothing more."""
         self._held = None
         self._report = lambda _: None
 
@@ -143,28 +140,21 @@ class ProgressReporter:
             self._add(*held)
 
 
+@dataclass(slots=True, eq=False)
 class Deliveries:
     """The outputs of one request, delivered in order while the next one is being made.
 
-    A caller that reads slowly holds up its own deliveries only, not the device.
+    They go to ``output``, or to the engine's storage if the request says so. A caller that reads
+    slowly holds up its own deliveries only, not the device.
     """
 
-    def __init__(
-        self,
-        engine: HostedDiffuser,
-        request: DiffusionRequest,
-        settings: DiffusionSettings,
-        output: Output[Progress | Chunk],
-        stages: DiffusionStages,
-    ) -> None:
-        """Deliver to ``output``, or to the engine's storage if the request says so."""
-        self._engine = engine
-        self._request = request
-        self._settings = settings
-        self._output = output
-        self._stages = stages
-        self._tasks: list[asyncio.Task[OutputFile]] = []
-        self._stored: list[StoredFile] = []
+    engine: HostedDiffuser
+    request: DiffusionRequest
+    settings: DiffusionSettings
+    output: DiffusionOutput
+    stages: DiffusionStages
+    _tasks: list[asyncio.Task[OutputFile]] = field(default_factory=list)
+    _stored: list[StoredFile] = field(default_factory=list)
 
     @contextlib.asynccontextmanager
     async def undone_on_failure(self) -> AsyncIterator[None]:
@@ -175,14 +165,13 @@ class Deliveries:
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
-            storage = self._engine.options.storage
+            storage = self.engine.options.storage
             if storage is not None:
                 for stored in self._stored:
                     await storage.remove(stored)
             raise
 
     def add(self, frames: Frames) -> None:
-        """Deliver the next output."""
         index = len(self._tasks)
         before = self._tasks[-1] if self._tasks else None
         self._tasks.append(asyncio.create_task(self._deliver(index, frames, before)))
@@ -194,24 +183,20 @@ class Deliveries:
                 task.result()
 
     async def all(self) -> tuple[OutputFile, ...]:
-        """Wait until all outputs are delivered.
-
-        Raises:
-            ServingError: one can't be.
-        """
+        """Wait until all outputs are delivered."""
         return tuple([await task for task in self._tasks])
 
     async def _deliver(
         self, index: int, frames: Frames, before: asyncio.Task[OutputFile] | None
     ) -> OutputFile:
-        request, settings = self._request, self._settings
-        with self._stages.timed(DiffusionStage.WRITE):
-            threads = self._engine.file_threads
+        request, settings = self.request, self.settings
+        with self.stages.timed(DiffusionStage.WRITE):
+            threads = self.engine.file_threads
             data = await in_thread(threads, write_file, frames, request, settings, index)
         if before is not None:
             await asyncio.wait({before})
             before.result()
-        with self._stages.timed(DiffusionStage.DELIVER):
+        with self.stages.timed(DiffusionStage.DELIVER):
             url = await (self._store(data) if request.to_url else self._send(index, data))
         DIFFUSION_FILES.labels(request.format.value).inc()
         DIFFUSION_FILE_BYTES.labels(request.format.value).inc(len(data))
@@ -223,19 +208,16 @@ class Deliveries:
         for start in range(0, len(data), MAX_CHUNK_BYTES):
             end = start + MAX_CHUNK_BYTES
             chunk = Chunk(index, data[start:end], end >= len(data))
-            await self._output.put(chunk, len(chunk.data) + _CHUNK_OVERHEAD)
+            await self.output.put(chunk, len(chunk.data) + _CHUNK_OVERHEAD)
         return ""
 
     async def _store(self, data: bytes) -> str:
-        storage = self._engine.options.storage
+        storage = self.engine.options.storage
         assert storage is not None  # noqa: S101 - the request was checked
-        extension = EXTENSIONS[self._request.format]
-        stored = await storage.write(self._request.request_id, extension, data)
+        extension = EXTENSIONS[self.request.format]
+        stored = await storage.write(self.request.request_id, extension, data)
         self._stored.append(stored)
         return stored.url
-
-
-DiffusionOutput = Output[Progress | Chunk]
 
 
 class DiffusionWorker:
@@ -244,7 +226,6 @@ class DiffusionWorker:
     def __init__(
         self, engine: HostedDiffuser, requests: OpenRequests, streams: OpenWork, model: str
     ) -> None:
-        """Make outputs with ``engine``; requests count in ``requests``, streams in ``streams``."""
         self._engine = engine
         self._requests = requests
         self._model = model
@@ -252,83 +233,48 @@ class DiffusionWorker:
         self.streams = streams
 
     async def run(self, request: DiffusionRequest, output: DiffusionOutput) -> Finished:
-        """Serve a request; cancel it to stop.
-
-        Raises:
-            ServingError: it failed; the message is for the caller.
-        """
+        """Serve a request; cancel it to stop."""
+        engine = self._engine
         with self._requests.running(request.request_id, request.trace, output) as opened:
-            settings, stages = self._admitted(request, opened), DiffusionStages()
-            finished = await _Making(self._engine, request, settings, output, stages).finished()
+            settings = resolve(request, engine.info, model=self._model)
+            pixel_steps = settings.pixel_steps * outputs_of(request)
+            self._requests.check(pixel_steps)
+            opened.admit(pixel_steps)
+            stages = DiffusionStages()
+            reporter = ProgressReporter(output.latest, engine.preview_threads)
+            deliveries = Deliveries(engine, request, settings, output, stages)
+            try:
+                async with deliveries.undone_on_failure():
+                    with engine.queue.join(reporter.waiting) as entry:
+                        with stages.timed(DiffusionStage.QUEUE):
+                            tokens, image = await self._prepared(request, settings)
+                            await entry.acquire()
+                        with stages.timed(DiffusionStage.RUN):
+                            for number, job in enumerate(jobs(request, settings, image)):
+                                deliveries.check()
+                                reporter.begins(number, _steps(settings))
+                                deliveries.add(await engine.diffuse(job, reporter.step))
+                    outputs = await deliveries.all()
+            finally:
+                reporter.close()
+            finished = Finished(
+                request_id=request.request_id,
+                settings=settings,
+                outputs=outputs,
+                steps=reporter.steps,
+                pixel_steps=pixel_steps,
+                prompt_tokens=tokens,
+                queued_s=stages[DiffusionStage.QUEUE],
+                running_s=stages[DiffusionStage.RUN],
+            )
             opened.attributes = _attributes(finished) | stages.attributes()
             return finished
 
-    def _admitted(self, request: DiffusionRequest, opened: CountedRequest) -> DiffusionSettings:
-        settings = resolve(request, self._engine.info, model=self._model)
-        pixel_steps = settings.pixel_steps * outputs_of(request)
-        self._requests.check(pixel_steps)
-        opened.admit(pixel_steps)
-        return settings
-
-
-class _Making:
-    """One admitted request."""
-
-    def __init__(
-        self,
-        engine: HostedDiffuser,
-        request: DiffusionRequest,
-        settings: DiffusionSettings,
-        output: DiffusionOutput,
-        stages: DiffusionStages,
-    ) -> None:
-        self._engine = engine
-        self._request = request
-        self._settings = settings
-        self._stages = stages
-        self._reporter = ProgressReporter(output.latest, engine.preview_threads)
-        self._deliveries = Deliveries(engine, request, settings, output, stages)
-
-    async def finished(self) -> Finished:
-        """Make and deliver all outputs."""
-        try:
-            async with self._deliveries.undone_on_failure():
-                with self._engine.queue.join(self._reporter.waiting) as entry:
-                    tokens = await self._made(entry)
-                outputs = await self._deliveries.all()
-        finally:
-            self._reporter.close()
-        settings, stages = self._settings, self._stages
-        return Finished(
-            request_id=self._request.request_id,
-            settings=settings,
-            outputs=outputs,
-            steps=self._reporter.steps,
-            pixel_steps=settings.pixel_steps * len(outputs),
-            prompt_tokens=tokens,
-            queued_s=stages[DiffusionStage.QUEUE],
-            running_s=stages[DiffusionStage.RUN],
-        )
-
-    async def _made(self, entry: QueueEntry) -> int:
-        """Make the outputs, in turn with other requests; return the prompt's tokens."""
-        settings = self._settings
-        with self._stages.timed(DiffusionStage.QUEUE):
-            tokens, image = await self._prepared()
-            await entry.acquire()
-        steps = settings.steps
-        if settings.strength is not None:
-            steps = max(1, round(steps * settings.strength))
-        with self._stages.timed(DiffusionStage.RUN):
-            for output, job in enumerate(jobs(self._request, settings, image)):
-                self._deliveries.check()
-                self._reporter.begins(output, steps)
-                self._deliveries.add(await self._engine.diffuse(job, self._reporter.step))
-        return tokens
-
-    async def _prepared(self) -> tuple[int, Frames | None]:
-        """Do what can be done before the device is free; return the prompt's tokens."""
-        request, settings, engine = self._request, self._settings, self._engine
+    async def _prepared(
+        self, request: DiffusionRequest, settings: DiffusionSettings
+    ) -> tuple[int, Frames | None]:
+        """Do what can be done before the device is free; return the prompt's tokens, the image."""
+        engine = self._engine
         tokens = await engine.count_tokens(request.prompt)
         check_tokens("options.prompt", tokens, engine.info)
         if request.negative_prompt:
@@ -338,6 +284,13 @@ class _Making:
         if request.input_image:
             image = await engine.decode(request.input_image, settings.width, settings.height)
         return tokens, image
+
+
+def _steps(settings: DiffusionSettings) -> int:
+    """Return about how many steps an output takes: fewer with an input image."""
+    if settings.strength is None:
+        return settings.steps
+    return max(1, round(settings.steps * settings.strength))
 
 
 def _attributes(finished: Finished) -> dict[str, Any]:

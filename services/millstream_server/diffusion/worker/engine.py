@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Self, TypeVar
-
-from prometheus_client.core import Metric
+from typing import Any, TypeVar
 
 from millstream_server.control.engine import EngineLoad
 from millstream_server.diffusion.diffuser import Diffuser, DiffuserInfo, Job, Step
@@ -25,10 +23,11 @@ from millstream_server.runtime.errors import (
     ServingError,
     UnavailableError,
 )
+from millstream_server.runtime.settings import setting
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.metrics import DIFFUSION_QUEUED
 from millstream_server.runtime.threads import DaemonThreads
-from millstream_server.worker.engine_metrics import MetricsSource
+from millstream_server.worker.host import WrappedEngine
 
 log = get_log(__name__)
 
@@ -36,10 +35,9 @@ OnPosition = Callable[[int], None]
 
 
 class QueueEntry:
-    """One request, or a probe, in the queue; for a ``with`` block, whose end removes it."""
+    """One request, or a probe, in the queue; made by `DeviceQueue.join`."""
 
     def __init__(self, queue: DeviceQueue, on_position: OnPosition | None) -> None:
-        """Use `DeviceQueue.join` to make one."""
         self.on_position = on_position
         self.position = 0
         """As last reported; 0: nobody was ahead."""
@@ -49,7 +47,6 @@ class QueueEntry:
 
     @property
     def is_request(self) -> bool:
-        """Whether it is a request, not a probe."""
         return self.on_position is not None
 
     async def acquire(self) -> None:
@@ -57,23 +54,6 @@ class QueueEntry:
         self.acquired = asyncio.get_running_loop().create_future()
         self._queue.advance()
         await self.acquired
-
-    def leave(self) -> None:
-        """Leave the queue or free the device; a second call has no effect."""
-        self._queue.leave(self)
-
-    def __enter__(self) -> Self:
-        """Return the entry."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Leave."""
-        self.leave()
 
 
 class DeviceQueue:
@@ -84,7 +64,6 @@ class DeviceQueue:
     """
 
     def __init__(self) -> None:
-        """Start with nobody in it."""
         self._waiting: list[QueueEntry] = []
         self._running: QueueEntry | None = None
 
@@ -95,11 +74,11 @@ class DeviceQueue:
 
     @property
     def queued_requests(self) -> int:
-        """Requests that wait for it."""
         return sum(entry.is_request for entry in self._waiting)
 
-    def join(self, on_position: OnPosition | None = None) -> QueueEntry:
-        """Add an entry at the end of the queue; without ``on_position`` it is a probe's.
+    @contextlib.contextmanager
+    def join(self, on_position: OnPosition | None = None) -> Iterator[QueueEntry]:
+        """Queue for the device during a ``with`` block; without ``on_position`` as a probe.
 
         ``on_position`` is called with the number of entries ahead, including the one with the
         device, at once and whenever it changes, unless it is 0: then the entry is the next one.
@@ -107,18 +86,15 @@ class DeviceQueue:
         entry = QueueEntry(self, on_position)
         self._waiting.append(entry)
         self._report()
-        return entry
-
-    def leave(self, entry: QueueEntry) -> None:
-        """See `QueueEntry.leave`."""
-        if entry is self._running:
-            self._running = None
-        elif entry in self._waiting:
-            self._waiting.remove(entry)
-        else:
-            return
-        self.advance()
-        self._report()
+        try:
+            yield entry
+        finally:
+            if entry is self._running:
+                self._running = None
+            else:
+                self._waiting.remove(entry)
+            self.advance()
+            self._report()
 
     def advance(self) -> None:
         """Give the device, if it is free, to the first who waits for it."""
@@ -152,29 +128,39 @@ _FILE_THREADS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DiffusionOptions:
-    """What a worker makes, and its limits; 0 and "" leave the model's own."""
+class DiffusionLimits:
+    """Limits and defaults of requests."""
+
+    requests_at_once: int = setting(
+        2,
+        help="requests that each Processor sends at once: one runs, the others wait here, so that "
+        "the device has no pause between two; all further ones wait at the Processors, where "
+        "priorities count and another worker may take them",
+    )
+    max_steps: int = setting(50, help="most steps; 0: the model's")
+    max_pixels: int = setting(0, help="most pixels of an output: width x height; 0: the model's")
+    max_outputs: int = setting(4, help="most outputs of a request")
+    max_frames: int = setting(0, help="most frames of a video; 0: the model's")
+    default_steps: int = setting(0, help="steps of requests that name none; 0: the model's")
+    default_width: int = setting(0, help="width of requests that name no size; 0: the model's")
+    default_height: int = setting(0, help="height of requests that name no size; 0: the model's")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffusionOptions(DiffusionLimits):
+    """What a worker makes, and its limits."""
 
     kind: Kind = Kind.IMAGE
-    requests_at_once: int = 2
-    """See `settings.DiffusionWorkerSettings.requests_at_once`."""
-    max_steps: int = 50
-    max_pixels: int = 0
-    max_outputs: int = 4
-    max_frames: int = 0
-    default_steps: int = 0
-    default_width: int = 0
-    default_height: int = 0
     max_input_bytes: int = 16 << 20
-    decoders: int = 1
     storage: Storage | None = None
 
 
-class HostedDiffuser:
-    """Satisfies `worker.host.HostedEngine`. For one event loop."""
+class HostedDiffuser(WrappedEngine):
+    """The engine that a worker's host sees. For one event loop."""
 
     def __init__(self, diffuser: Diffuser, options: DiffusionOptions) -> None:
         """Use ``diffuser`` and the storage alone; `close` closes them."""
+        super().__init__(diffuser)
         self.options = options
         self.queue = DeviceQueue()
         self.file_threads = DaemonThreads(_FILE_THREADS, "files")
@@ -182,7 +168,7 @@ class HostedDiffuser:
         self._token_threads = DaemonThreads(1, "tokens")
         self._diffuser = diffuser
         limits = MediaLimits(max_item_bytes=options.max_input_bytes, max_frames=1)
-        self._decoders = DecoderPool(limits, options.decoders)
+        self._decoders = DecoderPool(limits, 1)
         self._info: DiffuserInfo | None = None
         self._closed = False
 
@@ -202,21 +188,13 @@ class HostedDiffuser:
         self._info = narrowed(await self._diffuser.start(on_failure), self.options)
         return self._info
 
-    async def warm_up(self) -> None:
-        """See `Engine.warm_up`."""
-        await self._diffuser.warm_up()
-
     async def load(self) -> EngineLoad:
-        """Return the request that has the device, and those that wait for it."""
         return EngineLoad(
             running_requests=self.queue.running_requests,
             queued_requests=self.queue.queued_requests,
-            used_blocks=0,
-            total_blocks=0,
         )
 
     async def close(self) -> None:
-        """See `Engine.close`."""
         if self._closed:
             return
         self._closed = True
@@ -229,19 +207,11 @@ class HostedDiffuser:
             if self.options.storage is not None:
                 self.options.storage.close()
 
-    def progress(self, dp_rank: int) -> int:
-        """See `Probeable.progress`."""
-        return self._diffuser.progress(dp_rank)
-
     async def probe(self, dp_rank: int) -> None:
         """See `Probeable.probe`; it waits in the queue like a request."""
         with self.queue.join() as entry:
             await entry.acquire()
             await self._diffuser.probe(dp_rank)
-
-    def metrics(self) -> Iterable[Metric]:
-        """Return the engine's own metrics, if it has any."""
-        return self._diffuser.metrics() if isinstance(self._diffuser, MetricsSource) else ()
 
     # ---- for requests ----------------------------------------------------------------------------
 

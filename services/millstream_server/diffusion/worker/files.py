@@ -150,7 +150,6 @@ class Storage:
         await asyncio.wait({self._in_thread(self._remove, file.path)}, timeout=_CLEAN_UP_S)
 
     def close(self) -> None:
-        """Write nothing more."""
         self._threads.close()
 
     def _discard(self, writing: asyncio.Future[None], path: str) -> asyncio.Future[None]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator
+from functools import partial
 
 from millstream.v1 import diffusion_pb2, diffusion_pb2_grpc
 from millstream_server.control.engine import Role
 from millstream_server.diffusion.diffuser import DiffuserInfo
-from millstream_server.diffusion.request import DiffusionRequest, Kind
+from millstream_server.diffusion.request import Kind
 from millstream_server.diffusion.wire import (
-    Content,
     image_from_proto,
     image_response,
     video_from_proto,
@@ -18,13 +17,12 @@ from millstream_server.diffusion.wire import (
 )
 from millstream_server.diffusion.worker.core import DiffusionWorker
 from millstream_server.diffusion.worker.engine import HostedDiffuser
-from millstream_server.protobuf.common import control_of
+from millstream_server.protobuf.common import SlotCalls
 from millstream_server.runtime.errors import UnsupportedMethodError
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.channel import MAX_WORKER_MESSAGE_BYTES
 from millstream_server.runtime.rpc.serving import ServicerTable
-from millstream_server.runtime.rpc.slot_session import CancelSlot, SlotSession, StartSlot
-from millstream_server.runtime.telemetry.trace_context import TraceContext
+from millstream_server.runtime.rpc.slot_session import SlotSession
 from millstream_server.worker.host import WorkerHost, WorkerPlan
 from millstream_server.worker.open_requests import Counted
 from millstream_server.worker_info import description_to_proto
@@ -33,45 +31,24 @@ SERVICE = "millstream.v1.DiffusionService"
 STREAMS = (f"{SERVICE}/GenerateImage", f"{SERVICE}/GenerateVideo")
 
 
-class _Streams:
-    """Satisfies `runtime.rpc.slot_session.SlotService` for one kind of streams."""
-
-    def __init__(
-        self,
-        worker: DiffusionWorker,
-        read: Callable[[Any, TraceContext], DiffusionRequest],
-        response: Callable[[Content], Any],
-    ) -> None:
-        self.work = worker.work
-        self.streams = worker.streams
-        self.run = worker.run
-        self.response = response
-        self._read = read
-
-    def control(self, message: Any) -> StartSlot[DiffusionRequest] | CancelSlot:
-        return control_of(message, self._read)
-
-
 class MediaDiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
     """Serves one of GenerateImage and GenerateVideo; other workers serve the other methods."""
 
     def __init__(self, worker: DiffusionWorker, kind: Kind) -> None:
-        """Run requests of ``kind`` on ``worker``."""
         self._kind = kind
-        self._images = _Streams(worker, image_from_proto, image_response)
-        self._videos = _Streams(worker, video_from_proto, video_response)
+        calls = partial(SlotCalls, worker.work, worker.streams, worker.run)
+        self._images = calls(image_from_proto, image_response)
+        self._videos = calls(video_from_proto, video_response)
 
     async def GenerateText(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateTextRequest], call: Call
     ) -> AsyncIterator[diffusion_pb2.GenerateTextResponse]:
-        """Refuse: another kind of worker makes text."""
         self._refuse("text", "text")
         yield diffusion_pb2.GenerateTextResponse()
 
     def GenerateImage(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateImageRequest], call: Call
     ) -> AsyncGenerator[diffusion_pb2.GenerateImageResponse, None]:
-        """Serve one stream's requests; see diffusion.proto for the rules."""
         if self._kind is not Kind.IMAGE:
             self._refuse("images", "image")
         return SlotSession(self._images).responses(request_iterator)
@@ -79,7 +56,6 @@ class MediaDiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
     def GenerateVideo(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateVideoRequest], call: Call
     ) -> AsyncGenerator[diffusion_pb2.GenerateVideoResponse, None]:
-        """Serve one stream's requests; see diffusion.proto for the rules."""
         if self._kind is not Kind.VIDEO:
             self._refuse("videos", "video")
         return SlotSession(self._videos).responses(request_iterator)

@@ -27,9 +27,5 @@ class TextDiffusionSettings(WorkerSettings):
 
 
 async def run(settings: TextDiffusionSettings) -> int:
-    """Run a worker that makes text by diffusion; return the process's exit code.
-
-    Raises:
-        SettingsError: settings contradict each other.
-    """
+    """Run a worker that makes text by diffusion; return the process's exit code."""
     return await app.run(settings, Role.DIFFUSION, DIFFUSION, dllm=settings.dllm)

@@ -24,20 +24,11 @@ class EmbeddingSettings(ModelSettings):
     own: Any = group(EMBEDDERS.own_settings)
 
     def checked(self) -> Self:
-        """Return the settings with the engine's own arguments read; called once, by `load`.
-
-        Raises:
-            SettingsError: one is unknown, wrong, or managed by us, or the engine takes none.
-        """
         return EMBEDDERS.checked(self)
 
 
 async def run(settings: EmbeddingSettings) -> int:
-    """Run an embedding worker; return the process's exit code.
-
-    Raises:
-        SettingsError: settings contradict each other.
-    """
+    """Run an embedding worker; return the process's exit code."""
     if (part := EMBEDDERS.follower(settings, Role.EMBEDDING)) is not None:
         return await follower.run(settings, part, Role.EMBEDDING, SERVICE)
     engine = EMBEDDERS.make(settings, Role.EMBEDDING)

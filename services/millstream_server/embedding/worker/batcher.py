@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream_server.runtime.errors import EngineFailedError, InternalError, ServingError
+from millstream_server.runtime.errors import EngineFailedError, ServingError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.metrics import EMBED_BATCHED_INPUTS, EMBED_BATCHES
+from millstream_server.worker.open_requests import told
 
 log = get_log(__name__)
 
@@ -84,7 +85,6 @@ class Batcher:
     """
 
     def __init__(self, compute: Compute, limits: BatchLimits) -> None:
-        """Call ``compute`` with batches within ``limits``."""
         self._compute = compute
         self._limits = limits
         self._queue: deque[_Job] = deque()
@@ -92,11 +92,7 @@ class Batcher:
         self._waking = False
 
     async def run(self, inputs: Sequence[Sequence[int]]) -> AsyncGenerator[Part, None]:
-        """Yield the results of all inputs, as they finish; close it to drop the rest.
-
-        Raises:
-            ServingError: some inputs have no result.
-        """
+        """Yield the results of all inputs, as they finish; close it to drop the rest."""
         job = _Job(inputs, tokens=sum(map(len, inputs)))
         self._queue.append(job)
         self._wake()
@@ -199,7 +195,7 @@ class Batcher:
 
     def _failed(self, batch: _Batch, error: BaseException) -> None:
         """Fail a request whose inputs failed alone; else its inputs are tried alone."""
-        failure = _serving_error(error)
+        failure = told("a batch failed", error)
         again = len(batch) > 1 and not isinstance(error, EngineFailedError)
         if again:
             log.warning("a batch failed; its requests are tried alone", requests=len(batch))
@@ -241,11 +237,3 @@ class _Room:
         self.tokens -= size
         self.inputs -= 1
         return True
-
-
-def _serving_error(error: BaseException) -> ServingError:
-    if isinstance(error, ServingError):
-        return error
-    fault = InternalError.with_id()
-    log.error("a batch failed", error_id=fault.error_id, error=error)
-    return fault

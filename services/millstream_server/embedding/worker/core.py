@@ -19,7 +19,7 @@ from millstream_server.embedding.request import (
     RerankRequest,
     Vectors,
 )
-from millstream_server.embedding.worker.batcher import Batcher, BatchLimits, Part
+from millstream_server.embedding.worker.batcher import Batcher, BatchLimits, Compute, Part
 from millstream_server.runtime.errors import DeadlinePassedError
 from millstream_server.runtime.rpc.slot_session import Output
 from millstream_server.runtime.telemetry.metrics import EMBED_TOKENS
@@ -50,19 +50,16 @@ class VectorWorker:
         self._requests = requests
         self._loaded = loaded
         self._max_batch_tokens = max_batch_tokens
-        self._embedding: Batcher | None = None
-        self._ranking: Batcher | None = None
+        self._batchers: dict[Compute, Batcher] = {}
 
     async def embed(self, request: EmbedRequest, output: Output[Vectors]) -> EmbedFinished:
-        """Embed a batch; cancel the call to stop it.
-
-        Raises:
-            ServingError: it was refused, or failed; what was put in ``output`` is valid.
-        """
+        """Embed a batch; cancel it to stop. If it raises, what is in ``output`` is valid."""
         tokens = sum(map(len, request.inputs))
         with self._admitted(request, tokens, lambda info: check_embed(request, info)) as info:
             inputs: Sequence[Sequence[int]] = request.inputs  # type: ignore[assignment]  # checked
-            async with contextlib.aclosing(self._embedder(info).run(inputs)) as parts:
+            async with contextlib.aclosing(
+                self._batcher(self._engine.embed, info).run(inputs)
+            ) as parts:
                 async for part in parts:
                     vectors = _vectors(part, request)
                     await output.put(vectors, len(vectors.values))
@@ -70,16 +67,14 @@ class VectorWorker:
         return EmbedFinished(request_id=request.request_id, model=self._model, input_tokens=tokens)
 
     async def rerank(self, request: RerankRequest) -> Ranking:
-        """Score pairs; the best first, equal ones by index. Cancel the call to stop it.
-
-        Raises:
-            ServingError: it was refused, or failed.
-        """
+        """Score pairs; the best first, equal ones by index. Cancel the call to stop it."""
         self._requests.check_accepts()
         tokens = sum(map(len, request.pairs))
         with self._admitted(request, tokens, lambda info: check_rerank(request, info)) as info:
             found: list[Ranked] = []
-            async with contextlib.aclosing(self._ranker(info).run(request.pairs)) as parts:
+            async with contextlib.aclosing(
+                self._batcher(self._engine.rank, info).run(request.pairs)
+            ) as parts:
                 async for part in parts:
                     found += map(Ranked, part.indices, part.rows.tolist())
             EMBED_TOKENS.inc(tokens)
@@ -98,7 +93,6 @@ class VectorWorker:
         tokens: int,
         check: Callable[[EmbedderInfo], None],
     ) -> Iterator[EmbedderInfo]:
-        """Count a request during the ``with`` block, after it was checked."""
         opened = CountedRequest(self._requests, request.request_id, request.trace)
         try:
             info = self._loaded()
@@ -112,22 +106,15 @@ class VectorWorker:
         attributes = {"gen_ai.usage.input_tokens": tokens} if opened.traced else {}
         opened.finished("OK", attributes)
 
-    def _embedder(self, info: EmbedderInfo) -> Batcher:
-        if self._embedding is None:
-            self._embedding = Batcher(self._engine.embed, self._limits(info))
-        return self._embedding
-
-    def _ranker(self, info: EmbedderInfo) -> Batcher:
-        if self._ranking is None:
-            self._ranking = Batcher(self._engine.rank, self._limits(info))
-        return self._ranking
-
-    def _limits(self, info: EmbedderInfo) -> BatchLimits:
-        return BatchLimits(
-            max_tokens=self._max_batch_tokens or info.max_batch_tokens,
-            max_inputs=info.max_running_requests,
-            max_unread=max(1, _UNREAD_BYTES // (_FLOAT_BYTES * max(1, info.width))),
-        )
+    def _batcher(self, compute: Compute, info: EmbedderInfo) -> Batcher:
+        if compute not in self._batchers:
+            limits = BatchLimits(
+                max_tokens=self._max_batch_tokens or info.max_batch_tokens,
+                max_inputs=info.max_running_requests,
+                max_unread=max(1, _UNREAD_BYTES // (_FLOAT_BYTES * max(1, info.width))),
+            )
+            self._batchers[compute] = Batcher(compute, limits)
+        return self._batchers[compute]
 
 
 def _vectors(part: Part, request: EmbedRequest) -> Vectors:

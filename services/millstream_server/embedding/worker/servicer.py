@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
-from functools import partial
 
 from millstream.v1 import embedding_pb2, embedding_pb2_grpc
 from millstream_server.control.engine import Role
 from millstream_server.embedding.embedder import Embedder, EmbedderInfo
-from millstream_server.embedding.request import EmbedRequest
 from millstream_server.embedding.wire import (
     embed_from_proto,
     embed_response,
@@ -18,12 +16,12 @@ from millstream_server.embedding.wire import (
     rerank_from_proto,
 )
 from millstream_server.embedding.worker.core import VectorWorker
-from millstream_server.protobuf.common import control_of
+from millstream_server.protobuf.common import SlotCalls
 from millstream_server.runtime.drain import OpenWork
 from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.rpc.channel import MAX_WORKER_MESSAGE_BYTES
 from millstream_server.runtime.rpc.serving import ServicerTable
-from millstream_server.runtime.rpc.slot_session import CancelSlot, SlotSession, StartSlot
+from millstream_server.runtime.rpc.slot_session import SlotSession
 from millstream_server.runtime.settings import setting
 from millstream_server.runtime.telemetry.tracing import ambient
 from millstream_server.worker.host import WorkerHost, WorkerPlan
@@ -46,39 +44,21 @@ SERVICE = "millstream.v1.EmbeddingService"
 STREAM = f"{SERVICE}/Embed"
 
 
-class EmbedSlots:
-    """Satisfies `runtime.rpc.slot_session.SlotService`: an Embed stream's batches."""
-
-    def __init__(self, worker: VectorWorker, work: OpenWork, streams: OpenWork) -> None:
-        """Run batches on ``worker``."""
-        self.work = work
-        self.streams = streams
-        self.run = worker.embed
-        self.response = embed_response
-
-    def control(self, message: embedding_pb2.EmbedRequest) -> StartSlot[EmbedRequest] | CancelSlot:
-        """See `SlotService.control`."""
-        return control_of(message, embed_from_proto)
-
-
 class VectorServicer(embedding_pb2_grpc.EmbeddingServiceServicer):
     """Serves EmbeddingService from one engine."""
 
     def __init__(self, worker: VectorWorker, work: OpenWork, streams: OpenWork) -> None:
-        """Embed and rank on ``worker``; ``streams`` counts Embed streams."""
         self._worker = worker
-        self._slots = EmbedSlots(worker, work, streams)
+        self._slots = SlotCalls(work, streams, worker.embed, embed_from_proto, embed_response)
 
     def Embed(
         self, request_iterator: AsyncIterator[embedding_pb2.EmbedRequest], call: Call
     ) -> AsyncGenerator[embedding_pb2.EmbedResponse, None]:
-        """Embed one stream's batches; see embedding.proto for the rules."""
         return SlotSession(self._slots).responses(request_iterator)
 
     async def Rerank(
         self, request: embedding_pb2.RerankRequest, call: Call
     ) -> embedding_pb2.RerankResponse:
-        """Score pairs of query and document."""
         left_s = call.time_left_s
         deadline_s = None if left_s is None else time.monotonic() + left_s
         ranking = await self._worker.rerank(rerank_from_proto(request, ambient(), deadline_s))
@@ -107,11 +87,9 @@ def make_plan(
         services=(SERVICE,),
         add=add,
         describe=description_to_proto,
-        max_open_tokens=partial(_most_open_tokens, chosen.max_open_tokens),
+        max_open_tokens=lambda info: (
+            chosen.max_open_tokens or _OPEN_BATCHES * info.max_batch_tokens
+        ),
         max_receive_bytes=MAX_WORKER_MESSAGE_BYTES,
         without_spans=(STREAM,),
     )
-
-
-def _most_open_tokens(setting: int, info: EmbedderInfo) -> int:
-    return setting or _OPEN_BATCHES * info.max_batch_tokens

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NoReturn
 
 import grpc
@@ -13,6 +12,7 @@ from opentelemetry.context import get_current
 from opentelemetry.trace import Span, SpanKind, set_span_in_context
 
 from millstream_server.encode.fetching.peer import BrokenTransferError, Peers
+from millstream_server.encode.shared_work import SharedWork
 from millstream_server.encode.transfer.settings import EmbeddingFetchSettings, Transfer
 from millstream_server.encode.transfer.store import Lease, Leases
 from millstream_server.encode.transfer.ticket import EmbeddingTickets
@@ -36,14 +36,6 @@ log = get_log(__name__)
 _Key = tuple[str, str, TensorSpec]  # address, lease
 
 
-@dataclass(slots=True)
-class _Fetch:
-    """One transfer, for all who wait for it."""
-
-    task: asyncio.Task[Tensor]
-    waiting: int = 0
-
-
 class EmbeddingFetcher:
     """Fetches embeddings from encode workers, and from this process. For one event loop."""
 
@@ -57,13 +49,16 @@ class EmbeddingFetcher:
         local: Leases | None = None,
         tracing: Tracing | None = None,
     ) -> None:
-        """Read the leases of ``local`` directly."""
         self._tickets = tickets
         self._peers = Peers(transfer, tls)
         self._timeout_s = timeout_s
         self._local = local
-        self._tracing = tracing
-        self._running: dict[_Key, _Fetch] = {}
+        self.tracing = tracing
+        """Makes spans; None: there are none."""
+        self._running: SharedWork[_Key, Tensor] = SharedWork()
+
+    def use_local(self, leases: Leases) -> None:
+        self._local = leases
 
     async def fetch(self, ticket: EmbeddingTicket, trace: TraceContext | None = None) -> Tensor:
         """Return the tensor, in memory of its own; who fetches the same one shares it: don't write.
@@ -80,23 +75,12 @@ class EmbeddingFetcher:
             TICKETS_REFUSED.inc()
             raise
         key = (ticket.address, ticket.lease, ticket.tensor)
-        fetch = self._running.get(key)
-        if fetch is None or fetch.task.done():
-            fetch = self._running[key] = _Fetch(asyncio.create_task(self._run(ticket, trace)))
-        fetch.waiting += 1
-        try:
-            return await asyncio.shield(fetch.task)
-        finally:
-            fetch.waiting -= 1
-            if not fetch.waiting:
-                fetch.task.cancel()  # no effect when it has ended
-                if self._running.get(key) is fetch:
-                    del self._running[key]
+        async with self._running.result(key, lambda: self._run(ticket, trace)) as tensor:
+            return tensor
 
     async def close(self) -> None:
         """Close all channels; fetches that run fail."""
-        for fetch in list(self._running.values()):
-            fetch.task.cancel()
+        self._running.cancel()
         await self._peers.close()
 
     # ---- one transfer ----------------------------------------------------------------------------
@@ -149,10 +133,10 @@ class EmbeddingFetcher:
     # ---- telemetry -------------------------------------------------------------------------------
 
     def _span(self, ticket: EmbeddingTicket, trace: TraceContext | None) -> Span | None:
-        if self._tracing is None:
+        if self.tracing is None:
             return None
         parent = Tracing.extract(trace) if trace is not None else get_current()
-        return self._tracing.tracer.start_span(
+        return self.tracing.tracer.start_span(
             "fetch embedding",
             parent,
             SpanKind.CLIENT,
@@ -178,7 +162,6 @@ class _Route:
 
 
 async def _read_here(leases: Leases, lease: Lease, ticket: EmbeddingTicket) -> memoryview:
-    """Copy what this process itself holds."""
     if lease.stored.spec != ticket.tensor:
         raise InvalidRequestError.of("ticket.tensor", "is not the lease's tensor")
     with leases.store.pinned(lease.stored):

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, fields
 from typing import Any
 
 import grpc
 
 from millstream.v1 import encode_pb2, encode_pb2_grpc
-from millstream_server.encode.transfer import nixl
-from millstream_server.encode.transfer.ends import Receiver
+from millstream_server.encode.transfer import nixl, shared_memory
 from millstream_server.encode.transfer.nixl import NixlReceiver
 from millstream_server.encode.transfer.settings import Transfer
+from millstream_server.encode.transfer.shared_memory import SharedMemoryReceiver
 from millstream_server.encode.transfer.ways import (
     CHUNK_BYTES,
     WAY_OF,
@@ -43,13 +44,51 @@ class BrokenTransferError(Exception):
     """The sender didn't keep to the protocol, or ended the stream."""
 
 
+class Receiver:
+    """Reads what one sender offers. NIXL's agent is shared by all receivers of the process."""
+
+    def __init__(self, transfer: Transfer, reader: NixlReceiver | None) -> None:
+        """Take what ``transfer`` allows; ``reader`` None: no NIXL, or it isn't allowed."""
+        self._shared = transfer in (Transfer.AUTO, Transfer.SHARED_MEMORY)
+        self._nixl = reader
+        self._segments = SharedMemoryReceiver()
+        self._remote = b""
+        """Metadata of the sender's NIXL agent."""
+
+    def abilities(self) -> Abilities:
+        if self._nixl is not None and not self._shared:
+            self._nixl.begin()
+        return Abilities(
+            shared_memory.domain() if self._shared else "",
+            self._segments.open_segments,
+            self._nixl.metadata if self._nixl else b"",
+        )
+
+    async def read(self, offer: SharedMemoryOffer | NixlOffer, nbytes: int) -> memoryview:
+        """Return the bytes in memory of their own."""
+        if isinstance(offer, SharedMemoryOffer):
+            return await self._segments.read(offer, nbytes)
+        if self._nixl is None:
+            raise WayError("nixl_agent", "offered without being asked for")
+        self._remote = offer.metadata
+        return await self._nixl.read(offer, nbytes)
+
+    def went_inline(self) -> None:
+        if self._nixl is not None:
+            self._nixl.begin()
+
+    def close(self) -> None:
+        self._segments.close()
+        if self._nixl is not None and self._remote:
+            self._nixl.forget(self._remote)
+
+
 class Peer:
     """A long-lived channel to an encode worker, and what this process has open of it."""
 
     def __init__(self, address: str, tls: ClientTls | None, receiver: Receiver) -> None:
         """Connect when it is first used."""
         self.fetching = 0
-        """Fetches that run."""
         self._receiver = receiver
         self._channel = open_channel(address, tls, options=_CHANNEL_OPTIONS)
         self._stub: Any = encode_pb2_grpc.EncodeServiceStub(self._channel)
@@ -126,12 +165,7 @@ class Peer:
 
 def _start(ticket: EmbeddingTicket, abilities: Abilities) -> encode_pb2.FetchRequest:
     return encode_pb2.FetchRequest(
-        start=encode_pb2.FetchStart(
-            ticket=ticket_to_proto(ticket),
-            shared_memory_domain=abilities.shared_memory_domain,
-            open_segments=abilities.open_segments,
-            nixl_metadata=abilities.nixl_metadata,
-        )
+        start=encode_pb2.FetchStart(ticket=ticket_to_proto(ticket), **asdict(abilities))
     )
 
 
@@ -161,16 +195,10 @@ def _offer_from_proto(response: encode_pb2.FetchResponse, ticket: EmbeddingTicke
     offer = response.offer
     if offer.total_bytes != ticket.tensor.nbytes:
         raise BrokenTransferError(f"{offer.total_bytes} bytes for {ticket.tensor.nbytes}")
-    match offer.WhichOneof("way"):
-        case "inline":
-            return InlineOffer()
-        case "shared_memory":
-            shared = offer.shared_memory
-            return SharedMemoryOffer(
-                shared.segment, shared.name, shared.segment_size_bytes, shared.offset
-            )
-        case "nixl":
-            return NixlOffer(bytes(offer.nixl.metadata), offer.nixl.address)
+    for kind, way in WAY_OF.items():
+        if way == offer.WhichOneof("way"):
+            message = getattr(offer, way)
+            return kind(**{f.name: getattr(message, f.name) for f in fields(kind)})
     raise BrokenTransferError("an offer of a way that this worker doesn't know")
 
 
@@ -184,7 +212,6 @@ class Peers:
     def __init__(
         self, transfer: Transfer, tls: ClientTls | None, *, unused_s: float = UNUSED_S
     ) -> None:
-        """Offer the ways of ``transfer``."""
         self._transfer = transfer
         self._tls = tls
         self._unused_s = unused_s
@@ -195,7 +222,6 @@ class Peers:
         self._closing: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        """Return how many are connected."""
         return len(self._open)
 
     @contextlib.contextmanager

@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import asdict
+from typing import Any
 
 from opentelemetry.trace import get_current_span
 
 from millstream.v1 import encode_pb2, tensor_pb2
-from millstream_server.encode.transfer.ends import Sender
-from millstream_server.encode.transfer.store import Leases, Stored
+from millstream_server.encode.transfer import nixl
+from millstream_server.encode.transfer.nixl import NixlSender
+from millstream_server.encode.transfer.settings import Transfer
+from millstream_server.encode.transfer.shared_memory import SharedMemorySender
+from millstream_server.encode.transfer.store import EmbeddingStore, Leases, Stored
 from millstream_server.encode.transfer.ticket import EmbeddingTickets
 from millstream_server.encode.transfer.ways import (
     CHUNK_BYTES,
     WAY_OF,
     Abilities,
     InlineOffer,
-    NixlOffer,
     Opening,
-    SharedMemoryOffer,
 )
-from millstream_server.media.items import EmbeddingTicket
 from millstream_server.protobuf.media import ticket_from_proto
 from millstream_server.runtime.errors import EmbeddingTransferError, InvalidRequestError
 from millstream_server.runtime.rpc.call import Call
@@ -39,6 +41,25 @@ _CAUSE_LENGTH = 64
 
 Requests = AsyncIterator[encode_pb2.FetchRequest]
 Responses = AsyncGenerator[encode_pb2.FetchResponse, None]
+
+
+class Sender:
+    """Offers tensors of a store in the best way that both ends can."""
+
+    def __init__(self, store: EmbeddingStore, transfer: Transfer = Transfer.AUTO) -> None:
+        """Offer what ``transfer`` allows; inline always is."""
+        self._ways: list[SharedMemorySender | NixlSender] = []
+        if transfer in (Transfer.AUTO, Transfer.SHARED_MEMORY):
+            self._ways.append(SharedMemorySender(store.arena))
+        if transfer in (Transfer.AUTO, Transfer.NIXL) and nixl.available():
+            self._ways.append(NixlSender(store.arena))
+
+    async def open(self, stored: Stored, abilities: Abilities) -> Opening:
+        for way in self._ways:
+            opening = await way.open(stored, abilities)
+            if opening is not None:
+                return opening
+        return Opening(InlineOffer())
 
 
 class EmbeddingServer:
@@ -77,12 +98,13 @@ class EmbeddingServer:
         finally:
             idle.stop()
 
-    def close(self) -> None:
-        """Free what the ways hold; call it when all fetches have ended."""
-        self._sender.close()
-
     def _find(self, request: encode_pb2.FetchRequest) -> Stored:
-        ticket = self._checked(request.start)
+        ticket = ticket_from_proto(request.start.ticket, "start.ticket")
+        try:
+            self._tickets.check(ticket)
+        except InvalidRequestError:
+            TICKETS_REFUSED.inc()
+            raise
         lease = self._leases.find(ticket.lease)
         if lease is None:
             raise EmbeddingTransferError(
@@ -91,15 +113,6 @@ class EmbeddingServer:
         if lease.stored.spec != ticket.tensor:
             raise InvalidRequestError.of("start.ticket.tensor", "is not the lease's tensor")
         return lease.stored
-
-    def _checked(self, start: encode_pb2.FetchStart) -> EmbeddingTicket:
-        ticket = ticket_from_proto(start.ticket, "start.ticket")
-        try:
-            self._tickets.check(ticket)
-        except InvalidRequestError:
-            TICKETS_REFUSED.inc()
-            raise
-        return ticket
 
 
 class _ServedFetch:
@@ -137,7 +150,6 @@ class _ServedFetch:
         yield encode_pb2.FetchResponse(released=encode_pb2.FetchReleased())
 
     def end(self) -> None:
-        """Count the outcome."""
         self._opening.close()
         get_current_span().set_attribute("millstream.embedding.outcome", self._outcome)
         EMBEDDING_TRANSFERS.labels("sender", self._way, self._outcome).inc()
@@ -183,16 +195,5 @@ def _abilities(start: encode_pb2.FetchStart) -> Abilities:
 
 
 def _offer_to_proto(opening: Opening, nbytes: int) -> encode_pb2.FetchOffer:
-    message = encode_pb2.FetchOffer(total_bytes=nbytes)
-    match opening.offer:
-        case SharedMemoryOffer(segment, name, segment_size_bytes, offset):
-            message.shared_memory.segment = segment
-            message.shared_memory.name = name
-            message.shared_memory.segment_size_bytes = segment_size_bytes
-            message.shared_memory.offset = offset
-        case NixlOffer(metadata, address):
-            message.nixl.metadata = metadata
-            message.nixl.address = address
-        case _:
-            message.inline.SetInParent()
-    return message
+    way: dict[str, Any] = {WAY_OF[type(opening.offer)]: asdict(opening.offer)}
+    return encode_pb2.FetchOffer(total_bytes=nbytes, **way)

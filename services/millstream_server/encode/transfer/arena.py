@@ -27,7 +27,6 @@ class Allocator:
     """First fit over the free ranges of ``[0, size)``."""
 
     def __init__(self, size: int) -> None:
-        """All is free."""
         self._free: list[tuple[int, int]] = [(0, size)] if size else []  # (begin, end), by begin
 
     def take(self, nbytes: int) -> int | None:
@@ -43,7 +42,6 @@ class Allocator:
         return None
 
     def give_back(self, offset: int, nbytes: int) -> None:
-        """Free what `take` returned for ``nbytes``."""
         begin, end = offset, offset + aligned(nbytes)
         index = bisect.bisect(self._free, (begin, end))
         if index < len(self._free) and self._free[index][0] == end:
@@ -93,7 +91,6 @@ class Arena:
         return self._view[offset : offset + nbytes].toreadonly()
 
     def write(self, offset: int, data: memoryview) -> None:
-        """Copy ``data`` into it."""
         self._view[offset : offset + data.nbytes] = data.cast("B")
 
     def close(self) -> None:

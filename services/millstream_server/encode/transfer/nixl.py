@@ -66,7 +66,6 @@ class _Agent:
         return self._agent.register_memory([(address, nbytes, 0, "")], "DRAM")
 
     def deregister(self, registered: Any) -> None:
-        """Undo `register`."""
         self._agent.deregister_memory(registered)
 
     async def read(self, offer: NixlOffer, into: int, nbytes: int) -> None:
@@ -95,7 +94,6 @@ class _Agent:
             raise WayError("nixl_state", str(state))
 
     def forget(self, metadata: bytes) -> None:
-        """Forget a peer."""
         remote = self._remotes.pop(metadata, None)
         if remote is not None:
             self._agent.remove_remote_agent(remote)
@@ -115,7 +113,6 @@ class _Starter:
 
     @property
     def ready(self) -> _Agent | None:
-        """The agent, if it has started."""
         task = self._starting
         return task.result() if task and task.done() and not task.cancelled() else None
 
@@ -139,7 +136,7 @@ class NixlSender:
         self._starter = _Starter(lambda: _Agent(arena.address, arena.nbytes))
 
     async def open(self, stored: Stored, abilities: Abilities) -> Opening | None:
-        """See `SendingWay`."""
+        """Offer a pinned tensor; None: this receiver can't take it in this way."""
         if not abilities.nixl_metadata:
             return None
         self._starter.begin()
@@ -147,9 +144,6 @@ class NixlSender:
         if agent is None:
             return None
         return Opening(NixlOffer(agent.metadata, self._arena.address + stored.offset))
-
-    def close(self) -> None:
-        """See `SendingWay`."""
 
 
 # ---- the receiver --------------------------------------------------------------------------------
@@ -169,7 +163,6 @@ class NixlReceiver:
     """Reads from all senders into a pool of registered memory."""
 
     def __init__(self) -> None:
-        """Start nothing yet."""
         self._starter = _Starter(_Agent)
         self._idle: list[_Buffer] = []
         self._lost: list[_Buffer] = []
@@ -187,11 +180,7 @@ class NixlReceiver:
         self._starter.begin()
 
     async def read(self, offer: NixlOffer, nbytes: int) -> memoryview:
-        """Return the bytes. Once it has begun a read goes on to its end, also when cancelled.
-
-        Raises:
-            WayError: NIXL failed.
-        """
+        """Return the bytes. Once it has begun a read goes on to its end, also when cancelled."""
         agent = self._starter.ready
         if agent is None:
             raise WayError("nixl_agent")
@@ -201,7 +190,6 @@ class NixlReceiver:
         return await asyncio.shield(read)
 
     def forget(self, metadata: bytes) -> None:
-        """A sender is gone."""
         agent = self._starter.ready
         if agent is not None:
             try:

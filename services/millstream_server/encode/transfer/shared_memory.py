@@ -80,13 +80,12 @@ class SharedMemorySender:
     """Offers tensors of an arena that other processes can map."""
 
     def __init__(self, arena: Arena) -> None:
-        """Remove what killed processes left."""
         self._arena = arena
         if removed := sweep():
             log.info("names of killed processes removed", count=removed)
 
     async def open(self, stored: Stored, abilities: Abilities) -> Opening | None:
-        """See `SendingWay`."""
+        """Offer a pinned tensor; None: this receiver can't take it in this way."""
         arena = self._arena
         if arena.fd is None or not domain() or abilities.shared_memory_domain != domain():
             return None
@@ -99,9 +98,6 @@ class SharedMemorySender:
             log.warning("the memory can't be handed over; using another way", reason=str(error))
             return None
         return Opening(SharedMemoryOffer(segment, hand_over.name, size, offset), hand_over.close)
-
-    def close(self) -> None:
-        """See `SendingWay`."""
 
 
 class _HandOver:
@@ -124,7 +120,6 @@ class _HandOver:
             raise
 
     def close(self) -> None:
-        """Remove the name."""
         if self._open:
             self._open = False
             self._loop.remove_reader(self._socket.fileno())
@@ -154,20 +149,14 @@ class SharedMemoryReceiver:
     """The segments of one sender that are mapped here."""
 
     def __init__(self) -> None:
-        """Nothing is mapped."""
         self._mapped: dict[str, mmap.mmap] = {}
 
     @property
     def open_segments(self) -> tuple[str, ...]:
-        """Their ids."""
         return tuple(self._mapped)
 
     async def read(self, offer: SharedMemoryOffer, nbytes: int) -> memoryview:
-        """Return a copy of the bytes.
-
-        Raises:
-            WayError: the segment can't be mapped, or isn't what the offer says.
-        """
+        """Return a copy of the bytes."""
         mapped = self._mapped.get(offer.segment)
         if mapped is None:
             mapped = self._mapped[offer.segment] = await _mapped(offer)

@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,7 +33,6 @@ class Stored:
     def __init__(
         self, arena: Arena, digest: bytes, spec: TensorSpec, item: Any, offset: int
     ) -> None:
-        """Describe bytes of ``arena``."""
         self.arena = arena
         self.digest = digest
         self.spec = spec
@@ -45,7 +44,6 @@ class Stored:
 
     @property
     def nbytes(self) -> int:
-        """Size of the tensor."""
         return self.spec.nbytes
 
     @property
@@ -132,7 +130,6 @@ class EmbeddingStore:
 
     @contextlib.contextmanager
     def pinned(self, stored: Stored) -> Iterator[None]:
-        """Keep a tensor inside the block."""
         self.pin(stored)
         try:
             yield
@@ -194,7 +191,6 @@ class Lease:
 
     @property
     def left_s(self) -> float:
-        """Seconds until it ends, at least 0."""
         return max(0.0, self.expires_s - time.monotonic())
 
 
@@ -208,24 +204,20 @@ class Leases:
         self.store = store
         self._lease_s = lease_s
         self._on_ended = on_ended
-        self._open: dict[str, tuple[Lease, Hashable, asyncio.TimerHandle]] = {}
-        self._of: dict[Hashable, set[str]] = {}
+        self._open: dict[str, tuple[Lease, object, asyncio.TimerHandle]] = {}
 
     def __len__(self) -> int:
-        """Return how many are open."""
         return len(self._open)
 
-    def grant(self, stored: Stored, owner: Hashable) -> Lease:
+    def grant(self, stored: Stored, owner: object) -> Lease:
         """Make a lease for ``owner``, such as a stream; it pins the tensor."""
         self.store.pin(stored)
         lease = Lease(secrets.token_hex(16), stored, time.monotonic() + self._lease_s)
         timer = asyncio.get_running_loop().call_later(self._lease_s, self.release, lease.name)
         self._open[lease.name] = (lease, owner, timer)
-        self._of.setdefault(owner, set()).add(lease.name)
         return lease
 
     def find(self, name: str) -> Lease | None:
-        """Return an open lease."""
         entry = self._open.get(name)
         return entry[0] if entry else None
 
@@ -234,21 +226,16 @@ class Leases:
         entry = self._open.pop(name, None)
         if entry is None:
             return
-        lease, owner, timer = entry
+        lease, _, timer = entry
         timer.cancel()
-        names = self._of[owner]
-        names.remove(name)
-        if not names:
-            del self._of[owner]
         self.store.unpin(lease.stored)
         self._on_ended()
 
-    def release_all(self, owner: Hashable) -> None:
+    def release_all(self, owner: object) -> None:
         """End all leases of an owner: its stream has ended."""
-        for name in list(self._of.get(owner, ())):
+        for name in [name for name, (_, its, _) in self._open.items() if its == owner]:
             self.release(name)
 
     def close(self) -> None:
-        """End all."""
         for name in list(self._open):
             self.release(name)

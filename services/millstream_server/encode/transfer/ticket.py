@@ -32,7 +32,6 @@ class EmbeddingTickets:
         self._now = now
 
     def mint(self, address: str, item: EncodedItem) -> EmbeddingTicket:
-        """Make a ticket for what the encode worker at ``address`` made."""
         ticket = EmbeddingTicket(
             address=address,
             lease=item.lease,

@@ -12,9 +12,6 @@ import contextlib
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
-
-from millstream_server.encode.transfer.store import Stored
 
 CHUNK_BYTES = 2 << 20
 """Most bytes of an inline message, and of what is copied while the event loop waits."""
@@ -53,12 +50,16 @@ class NixlOffer:
 
 
 Offer = InlineOffer | SharedMemoryOffer | NixlOffer
-WAY_OF = {InlineOffer: "inline", SharedMemoryOffer: "shared_memory", NixlOffer: "nixl"}
-"""Their names in metrics and traces."""
+WAY_OF: dict[type[Offer], str] = {
+    InlineOffer: "inline",
+    SharedMemoryOffer: "shared_memory",
+    NixlOffer: "nixl",
+}
+"""Their names in metrics, traces and `FetchOffer`, whose fields are named as these types' are."""
 
 
 class WayError(Exception):
-    """A way doesn't work at the moment; the inline one may."""
+    """A way's `read` doesn't work at the moment; the inline way may."""
 
     def __init__(self, cause: str, detail: str = "") -> None:
         """``cause`` is a short word for the other end; ``detail`` is for this end's log."""
@@ -72,18 +73,6 @@ class Opening:
 
     offer: Offer
     close: Callable[[], None] = lambda: None
-
-
-class SendingWay(Protocol):
-    """A sender's end of a way."""
-
-    async def open(self, stored: Stored, abilities: Abilities) -> Opening | None:
-        """Offer a pinned tensor; None: this receiver can't take it in this way."""
-        ...
-
-    def close(self) -> None:
-        """Free what the way holds."""
-        ...
 
 
 def new_memory(nbytes: int) -> memoryview:

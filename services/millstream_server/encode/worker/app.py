@@ -11,7 +11,8 @@ from millstream_server.control.engine import Role
 from millstream_server.encode.encoder import MediaEncoder
 from millstream_server.encode.transfer.settings import EmbeddingTransferSettings
 from millstream_server.encode.transfer.ticket import EmbeddingTickets
-from millstream_server.encode.worker.servicer import Serving, make_plan
+from millstream_server.encode.worker.core import EncodeOptions
+from millstream_server.encode.worker.servicer import make_plan
 from millstream_server.encode.worker.settings import EncodingSettings
 from millstream_server.engines.adapter import EncoderSettings
 from millstream_server.engines.registry import AUTO, ENCODERS, EncoderName, encoder_for
@@ -45,11 +46,6 @@ class EncodeSettings(ModelSettings):
     transfer: EmbeddingTransferSettings = group(EmbeddingTransferSettings)
 
     def checked(self) -> Self:
-        """Return the settings with the engine's own arguments read; called once, by `load`.
-
-        Raises:
-            SettingsError: one is unknown or wrong, or the engine takes none.
-        """
         if self.engine == AUTO:
             refuse_arguments(self.common.engine_args, AUTO)
             return self
@@ -57,17 +53,12 @@ class EncodeSettings(ModelSettings):
 
 
 async def run(settings: EncodeSettings) -> int:
-    """Run an encode worker; return the process's exit code.
-
-    Raises:
-        SettingsError: settings contradict each other.
-    """
-    serving = Serving(
-        tickets=_tickets(settings.ticket_key),
-        transfer=settings.transfer.embedding_transfer,
+    """Run an encode worker; return the process's exit code."""
+    options = EncodeOptions(
+        tickets=_tickets(settings.ticket_key), transfer=settings.transfer.embedding_transfer
     )
     hosted = settings.encoding.hosted(_encoder(settings))
-    return await app.run(settings, make_plan(hosted, settings.served_name, serving))
+    return await app.run(settings, make_plan(hosted, settings.served_name, options))
 
 
 def _encoder(settings: EncodeSettings) -> MediaEncoder:

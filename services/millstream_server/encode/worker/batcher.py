@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from millstream_server.encode.encoder import Prepared
 from millstream_server.media.tensor import Tensor
-from millstream_server.runtime.errors import InternalError, ServingError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.metrics import (
     ENCODE_BATCHED_ITEMS,
@@ -19,7 +18,7 @@ from millstream_server.runtime.telemetry.metrics import (
     ENCODE_STAGE_DURATION,
 )
 from millstream_server.runtime.threads import DaemonThreads
-from millstream_server.worker.open_requests import Stages
+from millstream_server.worker.open_requests import Stages, told
 
 log = get_log(__name__)
 
@@ -81,20 +80,14 @@ class ItemBatcher:
 
     @property
     def running(self) -> int:
-        """Items in the tower."""
         return self._running
 
     @property
     def queued(self) -> int:
-        """Items that wait for it."""
         return len(self._queue)
 
     async def run(self, prepared: Prepared, stages: EncodeStages) -> Tensor:
-        """Encode an item. Cancel it to drop the result.
-
-        Raises:
-            ServingError: it failed by itself.
-        """
+        """Encode an item. Cancel it to drop the result."""
         loop = asyncio.get_running_loop()
         entry = _Entry(prepared, stages, loop.create_future())
         self._queue.append(entry)
@@ -187,12 +180,5 @@ class ItemBatcher:
             return
         for entry in batch:
             if not entry.future.done():
-                entry.future.set_exception(_serving_error(error))
-
-
-def _serving_error(error: BaseException | None) -> ServingError:
-    if isinstance(error, ServingError):
-        return error
-    fault = InternalError.with_id()
-    log.error("an item can't be encoded", error_id=fault.error_id, error=error)
-    return fault
+                failure = error or asyncio.CancelledError()
+                entry.future.set_exception(told("an item can't be encoded", failure))

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from millstream_server.encode.encoder import EncoderInfo
+from millstream_server.encode.transfer.settings import Transfer
 from millstream_server.encode.transfer.store import Lease, Leases, Stored
+from millstream_server.encode.transfer.ticket import EmbeddingTickets
 from millstream_server.encode.worker.batcher import EncodeStage, EncodeStages
-from millstream_server.encode.worker.pipeline import HostedEncoder, ItemFacts, Pipeline
-from millstream_server.encode.worker.upload import ItemUpload, UploadBytes
+from millstream_server.encode.worker.pipeline import HostedEncoder, Pipeline
 from millstream_server.media.items import EncodedItem, MediaFile
 from millstream_server.runtime.drain import OpenWork
-from millstream_server.runtime.errors import InvalidRequestError
+from millstream_server.runtime.errors import InvalidRequestError, UnavailableError
 from millstream_server.runtime.request_id import check_length
+from millstream_server.runtime.rpc.ledger import Ledger
 from millstream_server.runtime.rpc.slot_session import Output
 from millstream_server.runtime.telemetry import metrics
 from millstream_server.worker.open_requests import OpenRequests
 
+MAX_CHUNK_BYTES = 2 << 20
 _SHA256_BYTES = 32
 _HASH_HERE_BYTES = 256 << 10
 """A larger file is hashed in a thread: the event loop would wait for it."""
@@ -27,7 +32,7 @@ _HASH_HERE_BYTES = 256 << 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodeOptions:
-    """Limits of the service, besides those of files."""
+    """How EncodeService serves; what files may be is in the encoder's info."""
 
     max_upload_bytes: int = 1 << 30
     """Most bytes of files that are held at once."""
@@ -35,6 +40,96 @@ class EncodeOptions:
     """Longest wait for the next bytes of a file."""
     lease_s: float = 300.0
     """A result that isn't fetched for so long may be dropped."""
+    tickets: EmbeddingTickets | None = None
+    """Checks who may fetch; None: nobody may, the results are for this process itself."""
+    transfer: Transfer = Transfer.AUTO
+
+
+class ItemUpload:
+    """A file that is here, or comes in chunks after `received` has asked for it."""
+
+    def __init__(self, total_bytes: int, data: bytes | memoryview, idle_s: float) -> None:
+        """Take ``data`` for the whole file; if it is empty, chunks must come within ``idle_s``."""
+        self.total_bytes = total_bytes
+        self.here = bool(data)
+        """Whether the file came with the start."""
+        self._data = memoryview(data)
+        self._idle_s = idle_s
+        self._wanted = False
+        self._buffer = memoryview(b"")
+        self._filled = 0
+        self._came = asyncio.Event()
+
+    def more(self, data: bytes) -> None:
+        """Take the next chunk.
+
+        Raises:
+            InvalidRequestError: it breaks the rules; the item fails.
+        """
+        if not self._wanted:
+            raise InvalidRequestError.of("data", "bytes came that the worker hadn't asked for")
+        if not 0 < len(data) <= MAX_CHUNK_BYTES:
+            sentence = f"a message has {len(data)} bytes of it; send 1 to {MAX_CHUNK_BYTES}"
+            raise InvalidRequestError.of("data", sentence)
+        end = self._filled + len(data)
+        if end > self.total_bytes:
+            sentence = f"is {self.total_bytes}, but at least {end} bytes came"
+            raise InvalidRequestError.of("total_bytes", sentence)
+        self._buffer[self._filled : end] = data
+        self._filled = end
+        self._came.set()
+
+    async def received(self, want: Callable[[], None]) -> memoryview:
+        """Return the whole file; ``want`` asks the caller for it, if it isn't here.
+
+        Raises:
+            UnavailableError: no chunk came for too long.
+        """
+        if self.here:
+            return self._data
+        self._wanted, self._buffer = True, memoryview(bytearray(self.total_bytes))
+        want()
+        while self._filled < self.total_bytes:
+            self._came.clear()
+            try:
+                async with asyncio.timeout(self._idle_s):
+                    await self._came.wait()
+            except TimeoutError as error:
+                raise UnavailableError(
+                    f"only {self._filled} of {self.total_bytes} bytes came, and none for "
+                    f"{self._idle_s:g} s; send the item again"
+                ) from error
+        return self._buffer.toreadonly()
+
+
+class UploadBytes(Ledger):
+    """The bytes of all files that are held at once."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """Allow ``max_bytes``; one larger file may be held alone."""
+        super().__init__(
+            max_bytes,
+            busy="the worker is busy: a file of {amount} bytes and the {used} bytes that it holds "
+            "would exceed {most}; retry later",
+        )
+
+    @contextlib.contextmanager
+    def hold(self, nbytes: int) -> Iterator[None]:
+        """Hold a file during the ``with`` block.
+
+        Raises:
+            OverloadedError: others leave no room for it.
+        """
+        if self.used:
+            self.take(nbytes)
+        else:
+            self.used = nbytes
+        metrics.ENCODE_UPLOAD_BYTES.inc(nbytes)
+        try:
+            yield
+        finally:
+            self.give_back(nbytes)
+            metrics.ENCODE_UPLOAD_BYTES.dec(nbytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,12 +139,11 @@ class EncodeRequest:
     file: MediaFile
     """``data`` is what came of it with its start."""
     upload: ItemUpload
-    owner: Hashable
+    owner: object
     """Whose lease it gets: the stream."""
 
     @property
     def deadline_s(self) -> float | None:
-        """See `MediaFile.deadline_s`."""
         return self.file.deadline_s
 
 
@@ -71,7 +165,6 @@ class EncodeWorker:
         streams: OpenWork,
         options: EncodeOptions,
     ) -> None:
-        """Encode with ``engine``; items count in ``requests`` and their streams in ``streams``."""
         self._engine = engine
         self._requests = requests
         self.work = requests.work
@@ -100,8 +193,9 @@ class EncodeWorker:
                 _check(file, upload.total_bytes, self._engine.info)
             self._requests.check(0)
             opened.admit(0)
-            leased = None if upload.here else await self._found(pipeline, item, stages)
-            if leased is None:
+            if not upload.here and self._known(pipeline, file):
+                leased = await self._result(pipeline, item, stages)
+            else:
                 with self._uploads.hold(upload.total_bytes):
                     with stages.timed(EncodeStage.UPLOAD):
                         data = await upload.received(lambda: output.latest(None))
@@ -114,7 +208,7 @@ class EncodeWorker:
             }
             return leased
 
-    def _lease(self, stored: Stored, owner: Hashable) -> Lease:
+    def _lease(self, stored: Stored, owner: object) -> Lease:
         """Lease a result; it counts as open work, so that a drain waits until it is fetched."""
         lease = self.leases.grant(stored, owner)
         self.work.begin()
@@ -125,45 +219,28 @@ class EncodeWorker:
         self.work.end()
         metrics.ENCODE_LEASES.dec()
 
-    async def _found(
-        self, pipeline: Pipeline, item: EncodeRequest, stages: EncodeStages
-    ) -> LeasedItem | None:
-        """Return the result of an item whose bytes aren't here; None: they are needed."""
-        digest = pipeline.digest(item.file)
-        if pipeline.being_made(digest) or self._engine.store.get(digest):
-            return await self._result(pipeline, item, stages)
-        return None
+    def _known(self, pipeline: Pipeline, file: MediaFile) -> bool:
+        """Return whether the result is there, or being made: its bytes aren't needed then."""
+        digest = pipeline.digest(file)
+        return pipeline.being_made(digest) or self._engine.store.get(digest) is not None
 
     async def _result(
         self, pipeline: Pipeline, item: EncodeRequest, stages: EncodeStages
     ) -> LeasedItem:
-        def take(stored: Stored) -> Lease:
-            return self._lease(stored, item.owner)
-
         digest = pipeline.digest(item.file)
         stored = self._engine.store.get(digest)
         if stored is not None:
             metrics.ENCODE_LOOKUPS.labels("hit").inc()
-            return _encoded(take(stored), cached=True)
+            return _encoded(self._lease(stored, item.owner), cached=True)
         joins = pipeline.being_made(digest)
         metrics.ENCODE_LOOKUPS.labels("joined" if joins else "miss").inc()
+        take = partial(self._lease, owner=item.owner)
         return _encoded(await pipeline.encode(digest, item.file, stages, take), cached=joins)
 
 
 def _encoded(lease: Lease, *, cached: bool) -> LeasedItem:
-    stored = lease.stored
-    described: ItemFacts = stored.item
-    item = EncodedItem(
-        modality=described.modality,
-        digest=stored.digest,
-        tokens=described.tokens,
-        geometry=described.geometry,
-        tensor=stored.spec,
-        content=described.content,
-        lease=lease.name,
-        cached=cached,
-    )
-    return LeasedItem(item, lease)
+    item: EncodedItem = lease.stored.item
+    return LeasedItem(replace(item, lease=lease.name, cached=cached), lease)
 
 
 def _check(file: MediaFile, total_bytes: int, info: EncoderInfo) -> None:

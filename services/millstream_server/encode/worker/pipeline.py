@@ -6,22 +6,20 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
-
-from prometheus_client.core import Metric
+from typing import TypeVar
 
 from millstream_server.control.engine import EngineLoad
 from millstream_server.encode.encoder import EncoderInfo, MediaEncoder, Prepared
+from millstream_server.encode.shared_work import SharedWork
 from millstream_server.encode.transfer.store import EmbeddingStore, Stored
 from millstream_server.encode.worker.batcher import EncodeStage, EncodeStages, ItemBatcher
 from millstream_server.media.decoding.pool import DecoderPool
 from millstream_server.media.decoding.sampling import FrameSampling
 from millstream_server.media.items import (
     Content,
-    Frames,
-    Geometry,
+    EncodedItem,
     MediaFile,
     MediaLimits,
     Modality,
@@ -30,40 +28,14 @@ from millstream_server.media.tensor import Tensor
 from millstream_server.runtime.errors import InternalError, ServingError, UnavailableError
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.threads import DaemonThreads
-from millstream_server.worker.engine_metrics import MetricsSource
+from millstream_server.worker.host import WrappedEngine
 
 log = get_log(__name__)
 
 T = TypeVar("T")
 
 
-class Decoders(Protocol):
-    """What decodes files: `media.decoding.pool.DecoderPool`."""
-
-    async def decode(self, data: bytes | memoryview, modality: Modality) -> Frames:
-        """Decode a file; cancel it to stop.
-
-        Raises:
-            ServingError: the file can't be decoded.
-        """
-        ...
-
-    async def close(self) -> None:
-        """End the processes."""
-        ...
-
-
-MakeDecoders = Callable[[MediaLimits, int, FrameSampling], Decoders]
-
-
-@dataclass(frozen=True, slots=True)
-class ItemFacts:
-    """What the store remembers of an item, besides its tensor."""
-
-    modality: Modality
-    tokens: int
-    geometry: Geometry
-    content: Content
+MakeDecoders = Callable[[MediaLimits, int, FrameSampling], DecoderPool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,24 +44,12 @@ class PipelineOptions:
 
     limits: MediaLimits = field(default_factory=MediaLimits)
     decoders: int = 2
-    """Decoder processes."""
     prepare_threads: int = 2
     running_items: int = 32
     """Items at once that use the worker fully, if its encoder doesn't know."""
     batch_patches: int = 16384
-    """Most patches of a batch."""
     make_decoders: MakeDecoders = DecoderPool
     """Makes what decodes, from the limits, the number of processes and the model's sampling."""
-
-
-class _Making:
-    """One file that is being encoded, for all who wait for it."""
-
-    __slots__ = ("task", "waiting")
-
-    def __init__(self, task: asyncio.Task[Stored]) -> None:
-        self.task = task
-        self.waiting = 0
 
 
 class Pipeline:
@@ -102,27 +62,16 @@ class Pipeline:
         store: EmbeddingStore,
         options: PipelineOptions,
     ) -> None:
-        """Use a started ``encoder``; nothing else does."""
         self.store = store
         self._encoder = encoder
         self._info = info
         self._limits = options.limits
         self._decoders = options.make_decoders(options.limits, options.decoders, info.sampling)
         self._prepare_threads = DaemonThreads(options.prepare_threads, "prepare")
-        self._batcher = ItemBatcher(encoder.encode, options.batch_patches)
+        self.batcher = ItemBatcher(encoder.encode, options.batch_patches)
         # A few more than the processes: while one item is prepared, the next one is decoded.
         self._turns = asyncio.Semaphore(options.decoders + options.prepare_threads)
-        self._makings: dict[bytes, _Making] = {}
-
-    @property
-    def running(self) -> int:
-        """Items in the vision tower."""
-        return self._batcher.running
-
-    @property
-    def queued(self) -> int:
-        """Prepared items that wait for the tower."""
-        return self._batcher.queued
+        self._making: SharedWork[bytes, Stored] = SharedWork(store.unpin)
 
     def digest(self, file: MediaFile) -> bytes:
         """Return the digest of the result, from the SHA-256 of the file's bytes."""
@@ -137,7 +86,7 @@ class Pipeline:
 
     def being_made(self, digest: bytes) -> bool:
         """Return whether `encode` wouldn't need the file's bytes."""
-        return digest in self._makings
+        return digest in self._making
 
     async def encode(
         self, digest: bytes, file: MediaFile, stages: EncodeStages, take: Callable[[Stored], T]
@@ -150,61 +99,40 @@ class Pipeline:
         Raises:
             ServingError: it can't be encoded.
         """
-        making = self._makings.get(digest)
-        if making is None:
-            task = asyncio.create_task(self._make(digest, file, stages), name="encode")
-            making = self._makings[digest] = _Making(task)
-        making.waiting += 1
-        try:
-            return take(await asyncio.shield(making.task))
-        finally:
-            making.waiting -= 1
-            if not making.waiting:
-                self._forget(digest, making)
+        async with self._making.result(digest, lambda: self._make(digest, file, stages)) as stored:
+            return take(stored)
 
     async def close(self) -> None:
-        """Stop all work."""
-        for making in self._makings.values():
-            making.task.cancel()
+        self._making.cancel()
         await self._decoders.close()
         self._prepare_threads.close()
-        self._batcher.close()
-
-    def _forget(self, digest: bytes, making: _Making) -> None:
-        """Nobody waits any more."""
-        if self._makings.get(digest) is making:
-            del self._makings[digest]
-        task = making.task
-        if not task.done():
-            task.cancel()
-        elif not task.cancelled() and task.exception() is None:
-            self.store.unpin(task.result())
+        self.batcher.close()
 
     async def _make(self, digest: bytes, file: MediaFile, stages: EncodeStages) -> Stored:
-        """Return the result, pinned; it no longer counts as being made then."""
-        try:
-            async with self._turn(stages):
-                prepared = await self._prepared(file, stages)
-            tensor = await self._batcher.run(prepared, stages)
-            self._check(prepared, tensor)
-            described = ItemFacts(
-                prepared.modality, prepared.tokens, prepared.geometry, self._info.content
-            )
-            stored = await self.store.put_in_steps(digest, tensor, described)
-            self.store.pin(stored)
-            return stored
-        finally:
-            # Who comes from now on finds it in the store, or tries again what failed.
-            making = self._makings.get(digest)
-            if making is not None and making.task is asyncio.current_task():
-                del self._makings[digest]
+        """Return the result, pinned."""
+        async with self._turn(stages):
+            prepared = await self._prepared(file, stages)
+        tensor = await self.batcher.run(prepared, stages)
+        self._check(prepared, tensor)
+        item = EncodedItem(
+            modality=prepared.modality,
+            digest=digest,
+            tokens=prepared.tokens,
+            geometry=prepared.geometry,
+            tensor=tensor.spec,
+            content=self._info.content,
+            lease="",
+        )
+        stored = await self.store.put_in_steps(digest, tensor, item)
+        self.store.pin(stored)
+        return stored
 
     @contextlib.asynccontextmanager
     async def _turn(self, stages: EncodeStages) -> AsyncIterator[None]:
         """Bound what is decoded and prepared at once: pixels take much more memory than files."""
         began = time.monotonic()
         async with self._turns:
-            await self._batcher.room()
+            await self.batcher.room()
             stages.add(EncodeStage.QUEUE, time.monotonic() - began)
             yield
 
@@ -230,13 +158,14 @@ class Pipeline:
             raise fault
 
 
-class HostedEncoder:
-    """Satisfies `worker.host.HostedEngine`; `pipeline` encodes."""
+class HostedEncoder(WrappedEngine):
+    """The engine that a worker's host sees; `pipeline` encodes."""
 
     def __init__(
         self, encoder: MediaEncoder, store: EmbeddingStore, options: PipelineOptions
     ) -> None:
         """Use ``encoder`` and ``store`` alone; `close` closes them."""
+        super().__init__(encoder)
         self.store = store
         self.info: EncoderInfo | None = None
         """Its facts; None before `start`."""
@@ -244,9 +173,10 @@ class HostedEncoder:
         self._options = options
         self._pipeline: Pipeline | None = None
         self._closed = False
-        self._when_closing: list[Callable[[], None]] = []
         self.open_items: Callable[[], int] = lambda: 0
         """Returns how many items are open, for load reports."""
+        self.before_store_closes: Callable[[], None] = lambda: None
+        """Called when the pipeline has stopped."""
 
     @property
     def pipeline(self) -> Pipeline:
@@ -260,53 +190,27 @@ class HostedEncoder:
         return self._pipeline
 
     async def start(self, on_failure: Callable[[ServingError], None]) -> EncoderInfo:
-        """See `Engine.start`."""
         info = await self._encoder.start(on_failure)
         at_once = info.max_running_requests or self._options.running_items
         self.info = info = replace(info, limits=self._options.limits, max_running_requests=at_once)
         self._pipeline = Pipeline(self._encoder, info, self.store, self._options)
         return info
 
-    async def warm_up(self) -> None:
-        """See `Engine.warm_up`."""
-        await self._encoder.warm_up()
-
     async def load(self) -> EngineLoad:
-        """Return the items in the tower, and those that wait."""
-        running = self._pipeline.running if self._pipeline else 0
+        running = self._pipeline.batcher.running if self._pipeline else 0
         return EngineLoad(
             running_requests=running,
             queued_requests=max(0, self.open_items() - running),
-            used_blocks=0,
-            total_blocks=0,
         )
 
     async def close(self) -> None:
-        """See `Engine.close`."""
         if self._closed:
             return
         self._closed = True
         try:
             if self._pipeline:
                 await self._pipeline.close()
-            for callback in self._when_closing:
-                callback()
+            self.before_store_closes()
         finally:
             await self._encoder.close()
             self.store.close()
-
-    def when_closing(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when the pipeline has stopped, before the store is closed."""
-        self._when_closing.append(callback)
-
-    def progress(self, dp_rank: int) -> int:
-        """See `Probeable.progress`."""
-        return self._encoder.progress(dp_rank)
-
-    async def probe(self, dp_rank: int) -> None:
-        """See `Probeable.probe`."""
-        await self._encoder.probe(dp_rank)
-
-    def metrics(self) -> Iterable[Metric]:
-        """Return the encoder's own metrics, if it has any."""
-        return self._encoder.metrics() if isinstance(self._encoder, MetricsSource) else ()

@@ -5,28 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Generic
 
 from prometheus_client.core import Metric
 
 from millstream.v1 import encode_pb2, encode_pb2_grpc, worker_pb2
-from millstream_server.control.engine import EngineLoad, Role, WorkerDescription
+from millstream_server.control.engine import Role, WorkerDescription
 from millstream_server.encode.encoder import EncoderInfo
-from millstream_server.encode.fetching.serve import EmbeddingServer
-from millstream_server.encode.transfer.ends import Sender
-from millstream_server.encode.transfer.settings import Transfer
+from millstream_server.encode.fetching.serve import EmbeddingServer, Sender
 from millstream_server.encode.transfer.store import Leases
-from millstream_server.encode.transfer.ticket import EmbeddingTickets
 from millstream_server.encode.wire import file_from_proto
 from millstream_server.encode.worker.core import (
     EncodeOptions,
     EncodeRequest,
     EncodeWorker,
+    ItemUpload,
     LeasedItem,
 )
 from millstream_server.encode.worker.pipeline import HostedEncoder
-from millstream_server.encode.worker.upload import ItemUpload
 from millstream_server.protobuf.errors import error_to_proto
 from millstream_server.protobuf.media import ref_to_proto
 from millstream_server.runtime.drain import OpenWork
@@ -45,8 +42,7 @@ from millstream_server.runtime.rpc.slot_session import (
     TellSlot,
 )
 from millstream_server.runtime.telemetry.trace_context import TraceContext
-from millstream_server.worker.engine_metrics import MetricsSource
-from millstream_server.worker.host import HostedEngine, InfoT, WorkerHost, WorkerPlan
+from millstream_server.worker.host import HostedEngine, InfoT, WorkerHost, WorkerPlan, WrappedEngine
 from millstream_server.worker.open_requests import (
     DEFAULT_TIMES,
     Described,
@@ -120,7 +116,6 @@ class EncodeServicer(encode_pb2_grpc.EncodeServiceServicer):
     async def Encode(
         self, request_iterator: AsyncIterator[encode_pb2.EncodeRequest], call: Call
     ) -> AsyncIterator[encode_pb2.EncodeResponse]:
-        """Encode one stream's items; see encode.proto for the rules."""
         stream = _Stream(self._worker)
         session = SlotSession(stream)
         try:
@@ -145,21 +140,11 @@ class EncodeServicer(encode_pb2_grpc.EncodeServiceServicer):
                     yield response
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
-    """How EncodeService serves."""
-
-    options: EncodeOptions = field(default_factory=EncodeOptions)
-    tickets: EmbeddingTickets | None = None
-    """Checks who may fetch; None: nobody may, the results are for this process itself."""
-    transfer: Transfer = Transfer.AUTO
-
-
-def make_plan(engine: HostedEncoder, model: str, serving: Serving) -> WorkerPlan[EncoderInfo]:
+def make_plan(engine: HostedEncoder, model: str, options: EncodeOptions) -> WorkerPlan[EncoderInfo]:
     """Make the plan of a worker of the role ENCODE."""
 
     def add(host: WorkerHost[EncoderInfo], server: ServicerTable) -> None:
-        add_service(server, engine, host.requests, host.streams, serving)
+        add_service(server, engine, host.requests, host.streams, options)
 
     return WorkerPlan(
         engine=engine,
@@ -178,16 +163,15 @@ def add_service(
     engine: HostedEncoder,
     requests: OpenRequests,
     streams: OpenWork,
-    serving: Serving,
+    options: EncodeOptions,
 ) -> EncodeWorker:
     """Add EncodeService to ``server``; ``engine`` closes what it needs."""
-    worker = EncodeWorker(engine, requests, streams, serving.options)
+    worker = EncodeWorker(engine, requests, streams, options)
     embeddings: EmbeddingServer | None = None
-    if serving.tickets is not None:
-        sender = Sender(engine.store, serving.transfer)
-        embeddings = EmbeddingServer(worker.leases, serving.tickets, sender)
-        engine.when_closing(embeddings.close)
-    engine.when_closing(worker.leases.close)
+    if options.tickets is not None:
+        sender = Sender(engine.store, options.transfer)
+        embeddings = EmbeddingServer(worker.leases, options.tickets, sender)
+    engine.before_store_closes = worker.leases.close
     servicer = EncodeServicer(worker, embeddings)
     encode_pb2_grpc.add_EncodeServiceServicer_to_server(servicer, server)
     return worker
@@ -196,7 +180,7 @@ def add_service(
 def with_encoding(
     plan: WorkerPlan[InfoT],
     encoder: HostedEncoder,
-    serving: Serving,
+    options: EncodeOptions,
     on_leases: Callable[[Leases], None] = lambda _: None,
 ) -> WorkerPlan[InfoT]:
     """Return ``plan`` with EncodeService added.
@@ -210,7 +194,7 @@ def with_encoding(
         described = Described("encode", Role.ENCODE, plan.model)
         requests = OpenRequests(host.work, described, host.tracing, lambda: 0.0)
         engines.requests = requests
-        worker = add_service(server, encoder, requests, host.streams, serving)
+        worker = add_service(server, encoder, requests, host.streams, options)
         on_leases(worker.leases)
         plan.add(host, server)
 
@@ -227,10 +211,14 @@ def with_encoding(
     )
 
 
-class _Engines(Generic[InfoT]):
-    """Two engines as one `HostedEngine`, described by the main one."""
+class _Engines(WrappedEngine, Generic[InfoT]):
+    """Two engines as one, described by the main one.
+
+    Its load and progress are the main one's: progress of one must not hide that the other hangs.
+    """
 
     def __init__(self, main: HostedEngine[InfoT], encoder: HostedEncoder) -> None:
+        super().__init__(main)
         self.requests: OpenRequests | None = None
         self._main = main
         self._encoder = encoder
@@ -248,18 +236,11 @@ class _Engines(Generic[InfoT]):
         await self._main.warm_up()
         await self._encoder.warm_up()
 
-    async def load(self) -> EngineLoad:
-        return await self._main.load()
-
     async def close(self) -> None:
         try:
             await self._encoder.close()
         finally:
             await self._main.close()
-
-    def progress(self, dp_rank: int) -> int:
-        """Return the main engine's: progress of one must not hide that the other hangs."""
-        return self._main.progress(dp_rank)
 
     async def probe(self, dp_rank: int) -> None:
         probes = [self._main.probe(dp_rank)]
@@ -268,6 +249,4 @@ class _Engines(Generic[InfoT]):
         await asyncio.gather(*probes)
 
     def metrics(self) -> Iterable[Metric]:
-        for engine in (self._main, self._encoder):
-            if isinstance(engine, MetricsSource):
-                yield from engine.metrics()
+        return (*super().metrics(), *self._encoder.metrics())

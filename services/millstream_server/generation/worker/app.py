@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 from millstream_server.control.engine import Role
-from millstream_server.control.operations import NO_CONTROLS, Controlled, LoraAdapter
+from millstream_server.control.operations import NO_CONTROLS, Controlled
 from millstream_server.encode.fetching.fetch import EmbeddingFetcher, fetch_tls
-from millstream_server.encode.transfer.store import Leases
 from millstream_server.encode.transfer.ticket import EmbeddingTickets
 from millstream_server.engines.adapter import DllmSettings
 from millstream_server.generation.generator import GeneratorEngine, GeneratorInfo
@@ -21,53 +19,12 @@ from millstream_server.generation.worker.settings import WorkerSettings
 from millstream_server.kv_cache.events import KvEventSource
 from millstream_server.runtime.rpc.serving import ServicerTable
 from millstream_server.runtime.settings import SettingsError
-from millstream_server.runtime.telemetry.tracing import Tracing
 from millstream_server.worker import app, follower
-from millstream_server.worker.control.plan import ControlOptions, ControlPlan
+from millstream_server.worker.control.plan import ControlPlan
 from millstream_server.worker.host import WorkerHost, WorkerPlan
 from millstream_server.worker.kv_events.log import KvEventLog
 from millstream_server.worker.open_requests import DEFAULT_TIMES
 from millstream_server.worker_info import description_to_proto
-
-
-class EmbeddingSource:
-    """Makes one fetcher for the worker's life, once its host is there.
-
-    Order of calls: `use_local`, if the process encodes too; `open`; `close`.
-    """
-
-    def __init__(self, settings: WorkerSettings, key: TicketKey) -> None:
-        """Check tickets with ``key``.
-
-        Raises:
-            SettingsError: a TLS file is missing or invalid.
-        """
-        self._settings = settings
-        self._key = key
-        self._tls = fetch_tls(settings.embedding_fetch)
-        self._local: Leases | None = None
-        self._fetcher: EmbeddingFetcher | None = None
-
-    def use_local(self, leases: Leases) -> None:
-        """Read what this process itself encodes without a transfer."""
-        self._local = leases
-
-    def open(self, tracing: Tracing | None) -> EmbeddingFetcher:
-        """Make the fetcher."""
-        self._fetcher = EmbeddingFetcher(
-            EmbeddingTickets(self._key),
-            transfer=self._settings.embedding.embedding_transfer,
-            tls=self._tls,
-            local=self._local,
-            tracing=tracing,
-        )
-        return self._fetcher
-
-    async def close(self) -> None:
-        """Close its channels; fetches that run fail."""
-        if self._fetcher is not None:
-            await self._fetcher.close()
-
 
 # Enough for a start message with the longest prompt we know of (2 M tokens, 5 bytes each): a prompt
 # above the model's context then fails as one request, not with the whole stream.
@@ -81,8 +38,8 @@ _OPERATIONS = {
 
 
 Plan = WorkerPlan[GeneratorInfo]
-Extend = Callable[[Plan, EmbeddingSource | None], Plan]
-"""Adds to a worker's plan; with the source of its embeddings, None: it has none."""
+Extend = Callable[[Plan, EmbeddingFetcher | None], Plan]
+"""Adds to a worker's plan; with what fetches its embeddings, None: it has none."""
 
 
 async def run(
@@ -104,7 +61,13 @@ async def run(
         return await follower.run(settings, part, role, service.name)
     key = _ticket_key(settings.ticket_key, role)
     # A decode worker gets the KV cache, so it needs no embeddings.
-    source = EmbeddingSource(settings, key) if key and role is not Role.DECODE else None
+    fetcher: EmbeddingFetcher | None = None
+    if key and role is not Role.DECODE:
+        fetcher = EmbeddingFetcher(
+            EmbeddingTickets(key),
+            transfer=settings.embedding.embedding_transfer,
+            tls=fetch_tls(settings.embedding_fetch),
+        )
     plan = make_plan(
         settings.ENGINES.make(settings, role, dllm=dllm),
         role,
@@ -112,14 +75,14 @@ async def run(
         service,
         TicketGate(key) if key and role.hands_off else None,
         max_open_tokens=settings.max_open_tokens,
-        options=settings.control.options(settings.model_path),
-        open_fetcher=source.open if source else None,
+        control=settings.control.plan(settings.model_path),
+        fetcher=fetcher,
     )
     try:
-        return await app.run(settings, extend(plan, source))
+        return await app.run(settings, extend(plan, fetcher))
     finally:
-        if source is not None:
-            await source.close()
+        if fetcher is not None:
+            await fetcher.close()
 
 
 def make_plan(
@@ -130,17 +93,16 @@ def make_plan(
     gate: TicketGate | None,
     *,
     max_open_tokens: int = 0,
-    options: ControlOptions | None = None,
-    open_fetcher: Callable[[Tracing | None], Fetcher | None] | None = None,
+    control: ControlPlan | None = None,
+    fetcher: Fetcher | None = None,
 ) -> WorkerPlan[GeneratorInfo]:
     """Make a worker's plan; ``max_open_tokens`` 0: four times the KV cache's size.
 
-    ``open_fetcher`` makes what fetches embeddings; without it the worker refuses images and videos,
-    unless it is a decode worker, which needs none.
+    Without a ``fetcher`` of embeddings the worker refuses images and videos, unless it is a decode
+    worker, which needs none.
     """
 
     def add(host: WorkerHost[GeneratorInfo], server: ServicerTable) -> None:
-        fetcher = open_fetcher(host.tracing) if open_fetcher else None
         service.add(GenerationWorker(host, engine, gate, fetcher), server)
 
     kv: KvEventLog | None = None
@@ -155,28 +117,17 @@ def make_plan(
         services=(service.name,),
         add=add,
         describe=description_to_proto,
-        max_open_tokens=partial(_most_open_tokens, max_open_tokens),
+        max_open_tokens=lambda info: (
+            max_open_tokens or DEFAULT_TIMES * info.total_blocks * info.block_size
+        ),
         max_receive_bytes=_MAX_RECEIVE_BYTES,
         kv=kv,
         without_spans=(f"{service.name}/{service.stream}",),
-        control=_control_plan(engine, options or ControlOptions()),
+        control=replace(
+            control or ControlPlan(),
+            controls=lambda: engine.controls if isinstance(engine, Controlled) else NO_CONTROLS,
+        ),
     )
-
-
-def _control_plan(engine: GeneratorEngine, options: ControlOptions) -> ControlPlan:
-    def with_adapters(info: GeneratorInfo, adapters: tuple[LoraAdapter, ...]) -> GeneratorInfo:
-        return replace(info, adapters=adapters)
-
-    return ControlPlan(
-        controls=lambda: engine.controls if isinstance(engine, Controlled) else NO_CONTROLS,
-        adapters=lambda info: info.adapters,
-        with_adapters=with_adapters,
-        options=options,
-    )
-
-
-def _most_open_tokens(setting: int, info: GeneratorInfo) -> int:
-    return setting or DEFAULT_TIMES * info.total_blocks * info.block_size
 
 
 def _ticket_key(key: str, role: Role) -> TicketKey | None:

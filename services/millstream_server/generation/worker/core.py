@@ -40,6 +40,8 @@ class GenerationWorker:
         self._host = host
         self._engine = engine
         self._gate = gate
+        if fetcher is not None:
+            fetcher.tracing = host.tracing
         self._fetches = FetchThenSubmit(fetcher, engine) if fetcher else None
         self._requests = host.requests
         self.role = host.plan.role
@@ -48,7 +50,7 @@ class GenerationWorker:
 
     def context_length_of(self, model: str) -> int:
         """See `RequestRunner.context_length_of`; 0 until the model is loaded."""
-        info = self._host.info.value
+        info = self._host.info
         return info.context_length if info else 0
 
     def submit(self, request: GenerationRequest, sink: OutputSink) -> str:
@@ -62,7 +64,7 @@ class GenerationWorker:
         """
         opened = _OpenText(self._requests, request, sink)
         try:
-            info = self._host.info.value or self._host.loaded()
+            info = self._host.loaded()
             check_length(request.request_id)
             check_request(request, info, self.role)
             engine = self._engine_for(request)
@@ -80,7 +82,6 @@ class GenerationWorker:
         return request.engine_id
 
     def cancel(self, engine_id: str) -> None:
-        """Stop a request at any stage."""
         if engine_id and not (self._fetches and self._fetches.cancel(engine_id)):
             self._engine.abort(engine_id)
 

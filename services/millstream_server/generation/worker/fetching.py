@@ -12,15 +12,16 @@ from millstream_server.generation.output import Finish, FinishReason, OutputSink
 from millstream_server.generation.request import GenerationRequest
 from millstream_server.media.items import EmbeddingTicket, MediaInput
 from millstream_server.media.tensor import Tensor
-from millstream_server.runtime.errors import InternalError, ServingError
-from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.trace_context import TraceContext
-
-log = get_log(__name__)
+from millstream_server.runtime.telemetry.tracing import Tracing
+from millstream_server.worker.open_requests import told
 
 
 class Fetcher(Protocol):
     """Fetches tensors from encode workers."""
+
+    tracing: Tracing | None
+    """Makes spans of fetches; set by the worker that uses it."""
 
     async def fetch(self, ticket: EmbeddingTicket, trace: TraceContext | None = None) -> Tensor:
         """Fetch one tensor, with a span below ``trace``; cancelling the task stops it.
@@ -58,7 +59,6 @@ class FetchThenSubmit:
     """
 
     def __init__(self, fetcher: Fetcher, engine: Generator) -> None:
-        """Fetch with ``fetcher``, then submit to ``engine``."""
         self._fetcher = fetcher
         self._engine = engine
         self._fetches: dict[str, _Fetch] = {}
@@ -112,7 +112,7 @@ class FetchThenSubmit:
         if fetch.cancelled or task.cancelled():
             fetch.sink.finish(_cancelled(request))
         elif error is not None:
-            fetch.sink.fail(_reported(error))
+            fetch.sink.fail(told("a request with media failed", error))
         else:
             self._hand_over(fetch, task.result())
 
@@ -123,16 +123,7 @@ class FetchThenSubmit:
         try:
             self._engine.submit(replace(request, prompt=prompt), fetch.sink)
         except Exception as error:  # noqa: BLE001 - one request's bug must not end the others
-            fetch.sink.fail(_reported(error))
-
-
-def _reported(error: BaseException) -> ServingError:
-    """Return what the caller is told; a bug goes into the log."""
-    if isinstance(error, ServingError):
-        return error
-    internal = InternalError.with_id()
-    log.error("a request with media failed", error_id=internal.error_id, error=error)
-    return internal
+            fetch.sink.fail(told("a request with media failed", error))
 
 
 def _cancelled(request: GenerationRequest) -> Finish:

@@ -28,49 +28,45 @@ class GenerationService:
     """Full proto name."""
     stream: str
     """Name of its method."""
-    add: Callable[[RequestRunner, ServicerTable], None]
-    """Adds its servicer."""
+    servicer: Callable[[RequestRunner], Any]
+    add_to_server: Callable[[Any, Any], None]
+    """The generated function for it."""
+
+    def add(self, runner: RequestRunner, server: ServicerTable) -> None:
+        self.add_to_server(self.servicer(runner), server)
 
 
-class PrefillServicer(prefill_pb2_grpc.PrefillServiceServicer):
-    """Serves PrefillService from one engine."""
+class _Servicer:
+    """Serves one engine; see generation.proto for the rules of its streams."""
 
     def __init__(self, runner: RequestRunner) -> None:
-        """Run requests on ``runner``."""
         self._runner = runner
+
+
+class PrefillServicer(_Servicer, prefill_pb2_grpc.PrefillServiceServicer):
+    """Serves PrefillService."""
 
     def Prefill(
         self, request_iterator: AsyncIterator[prefill_pb2.PrefillRequest], call: Call
     ) -> AsyncGenerator[prefill_pb2.PrefillResponse, None]:
-        """Run one stream's requests; see generation.proto for the rules."""
         return WorkerSession(self._runner, prefill_pb2.PrefillResponse).responses(request_iterator)
 
 
-class DecodeServicer(decode_pb2_grpc.DecodeServiceServicer):
-    """Serves DecodeService from one engine."""
-
-    def __init__(self, runner: RequestRunner) -> None:
-        """Run requests on ``runner``."""
-        self._runner = runner
+class DecodeServicer(_Servicer, decode_pb2_grpc.DecodeServiceServicer):
+    """Serves DecodeService."""
 
     def Decode(
         self, request_iterator: AsyncIterator[decode_pb2.DecodeRequest], call: Call
     ) -> AsyncGenerator[decode_pb2.DecodeResponse, None]:
-        """Run one stream's requests; see generation.proto for the rules."""
         return WorkerSession(self._runner, decode_pb2.DecodeResponse).responses(request_iterator)
 
 
-class TextDiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
+class TextDiffusionServicer(_Servicer, diffusion_pb2_grpc.DiffusionServiceServicer):
     """Serves GenerateText; other kinds of workers serve the service's other methods."""
-
-    def __init__(self, runner: RequestRunner) -> None:
-        """Run requests on ``runner``."""
-        self._runner = runner
 
     def GenerateText(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateTextRequest], call: Call
     ) -> AsyncGenerator[diffusion_pb2.GenerateTextResponse, None]:
-        """Run one stream's requests; see generation.proto for the rules."""
         return WorkerSession(self._runner, diffusion_pb2.GenerateTextResponse).responses(
             request_iterator
         )
@@ -78,14 +74,12 @@ class TextDiffusionServicer(diffusion_pb2_grpc.DiffusionServiceServicer):
     async def GenerateImage(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateImageRequest], call: Call
     ) -> AsyncIterator[diffusion_pb2.GenerateImageResponse]:
-        """Refuse: another kind of worker makes images."""
         raise _other_kind("images", "image")
         yield
 
     async def GenerateVideo(
         self, request_iterator: AsyncIterator[diffusion_pb2.GenerateVideoRequest], call: Call
     ) -> AsyncIterator[diffusion_pb2.GenerateVideoResponse]:
-        """Refuse: another kind of worker makes videos."""
         raise _other_kind("videos", "video")
         yield
 
@@ -96,19 +90,21 @@ def _other_kind(what: str, kind: str) -> UnsupportedMethodError:
     )
 
 
-def _add_prefill(runner: RequestRunner, server: Any) -> None:
-    prefill_pb2_grpc.add_PrefillServiceServicer_to_server(PrefillServicer(runner), server)
-
-
-def _add_decode(runner: RequestRunner, server: Any) -> None:
-    decode_pb2_grpc.add_DecodeServiceServicer_to_server(DecodeServicer(runner), server)
-
-
-def _add_diffusion(runner: RequestRunner, server: Any) -> None:
-    servicer = TextDiffusionServicer(runner)
-    diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server(servicer, server)
-
-
-PREFILL = GenerationService("millstream.v1.PrefillService", "Prefill", _add_prefill)
-DECODE = GenerationService("millstream.v1.DecodeService", "Decode", _add_decode)
-DIFFUSION = GenerationService("millstream.v1.DiffusionService", "GenerateText", _add_diffusion)
+PREFILL = GenerationService(
+    "millstream.v1.PrefillService",
+    "Prefill",
+    PrefillServicer,
+    prefill_pb2_grpc.add_PrefillServiceServicer_to_server,
+)
+DECODE = GenerationService(
+    "millstream.v1.DecodeService",
+    "Decode",
+    DecodeServicer,
+    decode_pb2_grpc.add_DecodeServiceServicer_to_server,
+)
+DIFFUSION = GenerationService(
+    "millstream.v1.DiffusionService",
+    "GenerateText",
+    TextDiffusionServicer,
+    diffusion_pb2_grpc.add_DiffusionServiceServicer_to_server,
+)

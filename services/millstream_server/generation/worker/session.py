@@ -73,7 +73,6 @@ class FrameBuilder(Outgoing[Any]):
     def emit(
         self, slot: int, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] = ()
     ) -> None:
-        """Add a slot's new tokens."""
         if not self.filled:
             self._fill()
         self._slots.append(slot)
@@ -83,18 +82,15 @@ class FrameBuilder(Outgoing[Any]):
             self._logprobs.append((len(self._slots) - 1, logprobs))
 
     def finish(self, slot: int, finish: Finish) -> None:
-        """Add a slot's finish."""
         self._fill()
         self._finishes.append((slot, finish))
 
     def fail(self, slot: int, error: ServingError) -> None:
-        """See `Outgoing.fail`."""
         self._fill()
         self._errors.append((slot, error))
 
     @property
     def crowded(self) -> bool:
-        """See `Outgoing.crowded`."""
         return len(self._finishes) + len(self._errors) > _MAX_ENDS
 
     @property
@@ -224,7 +220,6 @@ class WorkerSession(Slots[Any, generation_pb2.StartGeneration, Any]):
     least_gap_s = 0.001
 
     def __init__(self, runner: RequestRunner, response_type: Callable[[], Any]) -> None:
-        """Run requests on ``runner``; ``response_type`` is a message with a field `frame`."""
         self.runner = runner
         self.frames = FrameBuilder(response_type, stream_metrics(runner.role.value))
         super().__init__(runner.work, runner.streams, self.frames)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Any
 
-from millstream_server.control.operations import LoraAdapter, MemoryTag
 from millstream_server.runtime.lifecycle.conditions import HealthConditions
 from millstream_server.worker.control.in_service import (
-    AdapterList,
     AdapterOperations,
     ProfileOperations,
 )
@@ -25,28 +22,8 @@ from millstream_server.worker.control.out_of_service import (
     MemoryOperations,
     PauseOperations,
 )
-from millstream_server.worker.control.weights import (
-    WeightOperations,
-    WorkerWeights,
-)
-from millstream_server.worker.control.weights_record import WeightsRecord
+from millstream_server.worker.control.weights import WeightOperations
 from millstream_server.worker.host import WorkerHost
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineState:
-    """What operations have set."""
-
-    drained: bool
-    paused: bool
-    released: frozenset[MemoryTag]
-    weight_version: str
-    adapters: tuple[LoraAdapter, ...]
-    profiling: bool
-    open_requests: int
-    operation: str
-    """The one that runs, by the name of its RPC; empty: none."""
-    supported: tuple[str, ...]
 
 
 class ControlCore:
@@ -63,96 +40,44 @@ class ControlCore:
 
         New requests are accepted for ``propagation_s`` after the worker has left service.
         """
-        self._host = host
-        self._plan = host.control
-        options = self._plan.options
-        self._limit_s = options.operation_limit_s
-        self._operations = operations = Operations()
-        self._controls = controls = SupportedControls(self._plan.controls, host.loaded)
-        self._stop = stop = ServiceStop(host.work, host.silence, conditions, propagation_s)
-        self.drain = DrainOperations(operations, stop)
-        self.pause = PauseOperations(operations, stop, controls)
-        self.cache = CacheOperations(operations, stop, controls)
-        self.memory = MemoryOperations(operations, stop, controls)
-        self.profile = ProfileOperations(operations, controls, options.profile_dir)
-        self.adapters = AdapterOperations(
-            operations,
-            stop,
-            controls,
-            AdapterList(read=self._adapters, write=self._set_adapters),
-            options.directories,
-        )
-        self.weights = WeightOperations(
-            operations,
-            stop,
-            controls,
-            self.memory,
-            WorkerWeights(
-                read_version=self._version,
-                write_version=self._set_version,
-                directories=options.directories,
-                max_bytes=options.max_weights_bytes,
-                record=WeightsRecord(options.weights_record, options.model_path),
-            ),
-        )
+        self.host = host
+        plan = host.plan.control
+        self._limit_s = plan.operation_limit_s
+        self.operations = operations = Operations()
+        self.controls = controls = SupportedControls(plan.controls, host.loaded)
+        self.stop = stop = ServiceStop(host.work, host.silence, conditions, propagation_s)
+        shared = (operations, stop, controls)
+        self.drain = DrainOperations(*shared)
+        self.pause = PauseOperations(*shared)
+        self.cache = CacheOperations(*shared)
+        self.memory = MemoryOperations(*shared)
+        self.profile = ProfileOperations(*shared, plan.profile_dir)
+        self.adapters = AdapterOperations(*shared, host, plan.directories)
+        self.weights = WeightOperations(*shared, host, self.memory)
         host.silence.expected = self.expects_silence
         host.work.when_leaving(self._leave)
 
-    def state(self) -> EngineState:
-        """Return what operations have set.
-
-        Raises:
-            UnavailableError: the model is being loaded.
-        """
-        return EngineState(
-            drained=self._stop.holds(Cause.DRAINED),
-            paused=self.pause.paused,
-            released=self.memory.released,
-            weight_version=self._version(),
-            adapters=self._adapters(),
-            profiling=self.profile.recording,
-            open_requests=self._stop.open_requests,
-            operation=self._operations.current,
-            supported=self._controls.names(),
-        )
-
     def report(self) -> OperationReport:
-        """Make what follows an operation for its caller."""
-        return OperationReport(lambda: self._stop.open_requests)
+        return OperationReport(lambda: self.stop.open_requests)
 
     def expects_silence(self) -> bool:
         """Return whether the engine may make no progress and still be well.
 
         It is paused, without memory, or being changed; the latter counts for a limited time only.
         """
-        changing_s = self._operations.changing_s
+        changing_s = self.operations.changing_s
         if changing_s is not None:
             return changing_s < self._limit_s
-        return self._stop.holds(Cause.PAUSED) or bool(self.memory.released)
+        return self.stop.holds(Cause.PAUSED) or bool(self.memory.released)
 
     async def until_done(self, limit_s: float) -> bool:
         """Wait for an operation that changes the engine; return whether none is left."""
-        return await self._operations.busy.until_idle(limit_s)
+        return await self.operations.busy.until_idle(limit_s)
 
     def close(self) -> None:
         """End what still runs: the engine is about to be closed."""
-        self._operations.cut()
+        self.operations.cut()
 
     def _leave(self) -> None:
-        self._operations.leave()
+        self.operations.leave()
         self.pause.leave()
-
-    # ---- what the worker tells of its engine -----------------------------------------------------
-
-    def _version(self) -> str:
-        version: str = self._host.loaded().weight_version
-        return version
-
-    def _set_version(self, version: str) -> None:
-        self._host.set_info(replace(self._host.loaded(), weight_version=version))
-
-    def _adapters(self) -> tuple[LoraAdapter, ...]:
-        return self._plan.adapters(self._host.loaded())
-
-    def _set_adapters(self, adapters: tuple[LoraAdapter, ...]) -> None:
-        self._host.set_info(self._plan.with_adapters(self._host.loaded(), adapters))

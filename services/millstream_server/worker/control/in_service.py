@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Collection, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,54 +30,29 @@ from millstream_server.runtime.errors import (
     UnsupportedFeatureError,
 )
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.worker.control.operations import (
-    Cause,
-    Operations,
-    ServiceStop,
-    SupportedControls,
-)
+from millstream_server.worker.control.operations import OperationKind
 from millstream_server.worker.control.plan import AllowedDirectories
+from millstream_server.worker.host import WorkerHost
 
 log = get_log(__name__)
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterList:
-    """Where the loaded adapters of a worker are known, by name."""
+@dataclass(slots=True, eq=False)
+class AdapterOperations(OperationKind):
+    """Loads and unloads adapters while requests run.
 
-    read: Callable[[], tuple[LoraAdapter, ...]]
-    write: Callable[[tuple[LoraAdapter, ...]], None]
-    """Tells all who follow the worker's info; requests are checked against it at once."""
+    The info of ``host`` has the loaded ones, by name: requests are checked against it at once.
+    """
 
-
-class AdapterOperations:
-    """Loads and unloads adapters while requests run."""
-
-    def __init__(
-        self,
-        operations: Operations,
-        stop: ServiceStop,
-        controls: SupportedControls,
-        loaded: AdapterList,
-        directories: AllowedDirectories,
-    ) -> None:
-        """Begin with those in ``loaded``."""
-        self._operations = operations
-        self._stop = stop
-        self._controls = controls
-        self._loaded = loaded
-        self._directories = directories
+    host: WorkerHost[Any]
+    directories: AllowedDirectories
 
     def listed(self) -> tuple[LoraAdapter, ...]:
-        """Return the loaded adapters, by name.
-
-        Raises:
-            UnsupportedFeatureError: the engine can't load any.
-        """
-        self._controls.require("ListLoras", lambda c: c.adapters)
-        return self._loaded.read()
+        """Return the loaded adapters, by name."""
+        self.controls.require("ListLoras", lambda c: c.adapters)
+        return self._loaded
 
     async def load(self, name: str, path: str) -> LoraAdapter:
         """Load an adapter.
@@ -87,20 +62,16 @@ class AdapterOperations:
             AdapterExistsError: an adapter of that name is loaded.
             InvalidWeightsError: the files aren't an adapter for this model.
             OperationConflictError: another operation runs, or memory is released.
-            UnsupportedFeatureError: the engine can't.
         """
-        control: AdapterControl = self._controls.require("LoadLora", lambda c: c.adapters)
-        with self._operations.one("LoadLora") as operation:
+        control: AdapterControl = self.controls.require("LoadLora", lambda c: c.adapters)
+        with self.operations.one("LoadLora") as operation:
             _check_name(name)
             if self._find(name) is not None:
                 raise AdapterExistsError(
                     f"a LoRA adapter {name} is loaded; unload it first or give another name"
                 )
-            if self._stop.holds(Cause.MEMORY):
-                raise OperationConflictError(
-                    "memory of the engine is released; call ResumeMemory first"
-                )
-            found = await self._directories.resolve("path", path)
+            self.stop.check_has_memory()
+            found = await self.directories.resolve("path", path)
             return await operation.apply(self._load(control.load_adapter(name, found)))
 
     async def unload(self, name: str) -> None:
@@ -108,11 +79,9 @@ class AdapterOperations:
 
         Raises:
             AdapterNotFoundError: it isn't loaded.
-            OperationConflictError: another operation runs.
-            UnsupportedFeatureError: the engine can't load any.
         """
-        control: AdapterControl = self._controls.require("UnloadLora", lambda c: c.adapters)
-        with self._operations.one("UnloadLora") as operation:
+        control: AdapterControl = self.controls.require("UnloadLora", lambda c: c.adapters)
+        with self.operations.one("UnloadLora") as operation:
             _check_name(name)
             adapter = self._find(name)
             if adapter is None:
@@ -125,19 +94,24 @@ class AdapterOperations:
         return adapter
 
     async def _unload(self, control: AdapterControl, adapter: LoraAdapter) -> None:
-        self._loaded.write(tuple(a for a in self._loaded.read() if a.name != adapter.name))
+        self.host.change_info(adapters=tuple(a for a in self._loaded if a.name != adapter.name))
         try:
             await control.unload_adapter(adapter.name)
         except BaseException:
             self._add(adapter)  # it is still there, and can be unloaded again
             raise
 
+    @property
+    def _loaded(self) -> tuple[LoraAdapter, ...]:
+        loaded: tuple[LoraAdapter, ...] = self.host.loaded().adapters
+        return loaded
+
     def _add(self, adapter: LoraAdapter) -> None:
-        every = (*self._loaded.read(), adapter)
-        self._loaded.write(tuple(sorted(every, key=lambda a: a.name)))
+        every = sorted((*self._loaded, adapter), key=lambda a: a.name)
+        self.host.change_info(adapters=tuple(every))
 
     def _find(self, name: str) -> LoraAdapter | None:
-        return next((a for a in self._loaded.read() if a.name == name), None)
+        return next((a for a in self._loaded if a.name == name), None)
 
 
 def _check_name(name: str) -> None:
@@ -147,44 +121,31 @@ def _check_name(name: str) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedFile:
-    """A file of a recording."""
+@dataclass(slots=True, eq=False)
+class ProfileOperations(OperationKind):
+    """Records profiles, one at a time, below ``directory``, which is made when it is needed.
 
-    path: Path
-    nbytes: int
-
-
-class ProfileOperations:
-    """Records profiles, one at a time.
-
-    A recording that has stopped by itself counts as recorded until `stop` has named its files.
+    A recording that has stopped by itself counts as recorded until `end` has named its files.
     """
 
-    def __init__(
-        self, operations: Operations, controls: SupportedControls, directory: Path
-    ) -> None:
-        """Record below ``directory``, which is made when it is needed."""
-        self._operations = operations
-        self._controls = controls
-        self._directory = directory
-        self._recording: Path | None = None
+    directory: Path
+    _recording: Path | None = None
 
     @property
     def recording(self) -> bool:
         """Whether a profile is recorded, or recorded and not yet fetched."""
         return self._recording is not None
 
-    async def start(self, activities: Collection[ProfileActivity], steps: int) -> Path:
-        """Begin to record; return the directory. ``steps`` 0: until `stop`.
+    async def begin(self, activities: Collection[ProfileActivity], steps: int) -> Path:
+        """Begin to record; return the directory. ``steps`` 0: until `end`.
 
         Raises:
             OperationConflictError: a profile is recorded, or another operation runs.
             UnsupportedFeatureError: the engine can't, or not this activity.
             StorageError: the directory can't be made.
         """
-        control: ProfileControl = self._controls.require("StartProfile", lambda c: c.profile)
-        with self._operations.one("StartProfile") as operation:
+        control: ProfileControl = self.controls.require("StartProfile", lambda c: c.profile)
+        with self.operations.one("StartProfile") as operation:
             if self._recording is not None:
                 raise OperationConflictError(
                     "a profile is recorded; StopProfile ends it and names its files, also those of "
@@ -192,15 +153,14 @@ class ProfileOperations:
                 )
             return await operation.apply(self._start(control, activities, steps))
 
-    async def stop(self) -> tuple[RecordedFile, ...]:
-        """End the recording; return its files, by path.
+    async def end(self) -> tuple[tuple[Path, int], ...]:
+        """End the recording; return its files and their bytes, by path.
 
         Raises:
             OperationConflictError: nothing is recorded, or another operation runs.
-            UnsupportedFeatureError: the engine can't record.
         """
-        control: ProfileControl = self._controls.require("StopProfile", lambda c: c.profile)
-        with self._operations.one("StopProfile") as operation:
+        control: ProfileControl = self.controls.require("StopProfile", lambda c: c.profile)
+        with self.operations.one("StopProfile") as operation:
             if self._recording is None:
                 raise OperationConflictError("no profile is recorded; call StartProfile first")
             return await operation.apply(self._stop(control, self._recording))
@@ -208,7 +168,7 @@ class ProfileOperations:
     async def _start(
         self, control: ProfileControl, activities: Collection[ProfileActivity], steps: int
     ) -> Path:
-        directory = self._directory / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
+        directory = self.directory / f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
         try:
             await asyncio.to_thread(directory.mkdir, mode=0o700, parents=True)
         except OSError as error:
@@ -224,15 +184,13 @@ class ProfileOperations:
         self._recording = directory
         return directory
 
-    async def _stop(self, control: ProfileControl, directory: Path) -> tuple[RecordedFile, ...]:
+    async def _stop(self, control: ProfileControl, directory: Path) -> tuple[tuple[Path, int], ...]:
         await control.stop_profile()
         self._recording = None
         return await asyncio.to_thread(_files_in, directory)
 
 
-def _files_in(directory: Path) -> tuple[RecordedFile, ...]:
+def _files_in(directory: Path) -> tuple[tuple[Path, int], ...]:
     return tuple(
-        RecordedFile(path, path.stat().st_size)
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
+        (path, path.stat().st_size) for path in sorted(directory.rglob("*")) if path.is_file()
     )

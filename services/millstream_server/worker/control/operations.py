@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import itertools
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -42,42 +43,25 @@ class OperationStage(enum.Enum):
     DONE = "done"
 
 
-@dataclass(frozen=True, slots=True)
-class OperationProgress:
-    """How far an operation is, at one time."""
-
-    stage: OperationStage
-    open_requests: int
-    bytes_done: int
-    bytes_total: int
-    elapsed_s: float
-
-
 class OperationReport:
-    """Follows one operation for its caller."""
+    """Follows one operation for its caller, from now on."""
 
     def __init__(self, open_requests: Callable[[], int] = lambda: 0) -> None:
-        """Begin now."""
         self.changed = asyncio.Event()
         """Set at each change of the stage."""
-        self._open_requests = open_requests
-        self._began_s = time.monotonic()
-        self._stage = OperationStage.CHECKING
-        self._bytes = (0, 0)
+        self.open_requests = open_requests
+        self.began_s = time.monotonic()
+        self.stage = OperationStage.CHECKING
+        self.bytes = (0, 0)
+        """Received or checked, and in all (0: not known)."""
 
     def enter(self, stage: OperationStage) -> None:
-        """Set the stage."""
-        self._stage = stage
+        self.stage = stage
         self.changed.set()
 
     def count(self, done: int, total: int) -> None:
-        """Set the bytes that were received or checked; called from any thread."""
-        self._bytes = (done, total)
-
-    def progress(self) -> OperationProgress:
-        """Return how far it is now."""
-        elapsed_s = time.monotonic() - self._began_s
-        return OperationProgress(self._stage, self._open_requests(), *self._bytes, elapsed_s)
+        """Set the bytes; called from any thread."""
+        self.bytes = (done, total)
 
 
 class Operation:
@@ -92,19 +76,14 @@ class Operation:
         self.changing_since_s: float | None = None
         """Since when it changes the engine, on the clock of `time.monotonic`."""
         self._busy = busy
-        self._task = asyncio.current_task()
+        self.task = asyncio.current_task()
         self._change: asyncio.Task[Any] | None = None
 
     def interrupt(self, failure: ServingError) -> None:
         """End it with ``failure``; no effect once it changes the engine."""
-        if self.changing_since_s is None and self.failure is None and self._task is not None:
+        if self.changing_since_s is None and self.failure is None and self.task is not None:
             self.failure = failure
-            self._task.cancel()
-
-    def uncancel(self) -> None:
-        """Take an interruption back: its task ends with an error, but its caller is there."""
-        if self._task is not None:
-            self._task.uncancel()
+            self.task.cancel()
 
     def cut(self, failure: ServingError) -> None:
         """End it with ``failure``, whatever it does."""
@@ -138,7 +117,6 @@ class Operations:
     """Lets one operation run at a time. All calls come from one event loop."""
 
     def __init__(self) -> None:
-        """Run none."""
         self.busy = OpenWork()
         """Counts the operations that change the engine."""
         self._running: list[Operation] = []
@@ -181,13 +159,13 @@ class Operations:
         except asyncio.CancelledError:
             if operation.failure is None:
                 raise
-            operation.uncancel()
+            if operation.task is not None:
+                operation.task.uncancel()  # it ends with an error, but its caller is there
             raise operation.failure from None
         finally:
             self._running.remove(operation)
 
     def interrupt(self, name: str, failure: ServingError) -> None:
-        """Interrupt the operations of that name."""
         for operation in [o for o in self._running if o.name == name]:
             # Each its own: one exception can't be raised through two RPCs at the same time.
             operation.interrupt(type(failure)(failure.message))
@@ -211,19 +189,16 @@ def _shutting_down() -> WorkerDrainingError:
 
 REFUSALS = (InvalidRequestError, InvalidWeightsError, EngineBusyError, OperationConflictError)
 """An engine that raises one of these has not been changed."""
-_WHAT = {
-    "Pause": "pause",
-    "Continue": "pause",
-    "ReleaseMemory": "release memory",
-    "ResumeMemory": "release memory",
-    "UpdateWeights": "replace its weights",
-    "FlushCache": "empty its prefix cache",
-    "StartProfile": "record profiles",
-    "StopProfile": "record profiles",
-    "LoadLora": "load LoRA adapters",
-    "UnloadLora": "load LoRA adapters",
-    "ListLoras": "load LoRA adapters",
+_CONTROLS = {
+    "pause": ("pause", ("Pause", "Continue")),
+    "memory": ("release memory", ("ReleaseMemory", "ResumeMemory")),
+    "weights": ("replace its weights", ("UpdateWeights",)),
+    "cache": ("empty its prefix cache", ("FlushCache",)),
+    "profile": ("record profiles", ("StartProfile", "StopProfile")),
+    "adapters": ("load LoRA adapters", ("LoadLora", "UnloadLora", "ListLoras")),
 }
+"""By a field of `EngineControls`: what the engine can do with it, and the RPCs that need it."""
+_WHAT = {name: what for what, names in _CONTROLS.values() for name in names}
 
 
 class SupportedControls:
@@ -253,16 +228,8 @@ class SupportedControls:
     def names(self) -> tuple[str, ...]:
         """Return the operations that the engine has, by the names of their RPCs."""
         controls = self._controls()
-        groups = (
-            (True, ("Drain", "Undrain")),
-            (controls.pause, ("Pause", "Continue")),
-            (controls.memory, ("ReleaseMemory", "ResumeMemory")),
-            (controls.weights, ("UpdateWeights",)),
-            (controls.cache, ("FlushCache",)),
-            (controls.profile, ("StartProfile", "StopProfile")),
-            (controls.adapters, ("LoadLora", "UnloadLora", "ListLoras")),
-        )
-        return tuple(name for has, names in groups if has for name in names)
+        has = [names for part, (_, names) in _CONTROLS.items() if getattr(controls, part)]
+        return tuple(itertools.chain(("Drain", "Undrain"), *has))
 
 
 class Cause(enum.Enum):
@@ -296,7 +263,6 @@ class ServiceStop:
         self._refusing = asyncio.Event()
 
     def holds(self, cause: Cause) -> bool:
-        """Return whether the worker is out of service for this cause."""
         return self._conditions[cause].holds
 
     @property
@@ -326,7 +292,6 @@ class ServiceStop:
 
     @contextlib.contextmanager
     def out_for(self, cause: Cause) -> Iterator[None]:
-        """Take the worker out of service during a ``with`` block."""
         self.take_out(cause)
         try:
             yield
@@ -363,6 +328,17 @@ class ServiceStop:
         """
         await self._silence.until_no_probe()
 
+    def check_has_memory(self) -> None:
+        """Check that no memory of the engine is released.
+
+        Raises:
+            OperationConflictError: some is.
+        """
+        if self.holds(Cause.MEMORY):
+            raise OperationConflictError(
+                "memory of the engine is released; call ResumeMemory first"
+            )
+
     def _check_not_paused(self) -> None:
         if self.holds(Cause.PAUSED) and self._work.count:
             raise OperationConflictError(
@@ -379,3 +355,17 @@ class ServiceStop:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+@dataclass(slots=True, eq=False)
+class OperationKind:
+    """Operations of one kind; what all kinds share is made by `ControlCore`.
+
+    Besides what it says itself, each raises UnsupportedFeatureError if the engine can't do it,
+    UnavailableError while the model is being loaded, and OperationConflictError while another
+    operation runs, unless it says otherwise.
+    """
+
+    operations: Operations
+    stop: ServiceStop
+    controls: SupportedControls

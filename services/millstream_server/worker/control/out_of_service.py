@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from millstream_server.control.operations import (
     CacheControl,
@@ -23,11 +23,9 @@ from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.worker.control.operations import (
     REFUSALS,
     Cause,
+    OperationKind,
     OperationReport,
-    Operations,
     OperationStage,
-    ServiceStop,
-    SupportedControls,
     to_its_end,
 )
 
@@ -36,16 +34,13 @@ log = get_log(__name__)
 _NAME = "Drain"
 
 
-class DrainOperations:
-    """Takes the worker out of service, and back."""
+@dataclass(slots=True, eq=False)
+class DrainOperations(OperationKind):
+    """Takes the worker out of service, and back. It needs no controls of the engine."""
 
-    def __init__(self, operations: Operations, stop: ServiceStop) -> None:
-        """Start in service."""
-        self._operations = operations
-        self._stop = stop
-        self._waiting = 0
-        self._settled = False
-        """Whether it stays drained without a caller who waits."""
+    _waiting: int = 0
+    _settled: bool = False
+    """Whether it stays drained without a caller who waits."""
 
     async def drain(self, report: OperationReport, timeout_s: float | None) -> None:
         """Take the worker out of service and wait until no request is open.
@@ -56,12 +51,12 @@ class DrainOperations:
             DeadlinePassedError: requests are still open; it stays out of service.
             OperationConflictError: another operation runs, or `undrain` was called.
         """
-        with self._operations.one(_NAME, report, together=True):
-            self._stop.take_out(Cause.DRAINED)
+        with self.operations.one(_NAME, report, together=True):
+            self.stop.take_out(Cause.DRAINED)
             report.enter(OperationStage.DRAINING)
             self._waiting += 1
             try:
-                await self._stop.until_idle(timeout_s, for_engine=False)
+                await self.stop.until_idle(timeout_s, for_engine=False)
                 self._settled = True
             except DeadlinePassedError:
                 self._settled = True
@@ -69,48 +64,34 @@ class DrainOperations:
             finally:
                 self._waiting -= 1
                 if not (self._settled or self._waiting):
-                    self._stop.put_back(Cause.DRAINED)
+                    self.stop.put_back(Cause.DRAINED)
 
     def undrain(self) -> bool:
         """Put the worker back into service; return whether it was drained."""
-        was_drained = self._stop.holds(Cause.DRAINED)
+        was_drained = self.stop.holds(Cause.DRAINED)
         self._settled = False
-        self._stop.put_back(Cause.DRAINED)
-        self._operations.interrupt(
+        self.stop.put_back(Cause.DRAINED)
+        self.operations.interrupt(
             _NAME, OperationConflictError("Undrain has put the worker back into service")
         )
         return was_drained
 
 
-@dataclass(frozen=True, slots=True)
-class Paused:
-    """What a pause did."""
-
-    was_paused: bool
-    open_requests: int
-
-
-class PauseOperations:
+@dataclass(slots=True, eq=False)
+class PauseOperations(OperationKind):
     """Pauses the engine and lets it go on."""
 
-    def __init__(
-        self, operations: Operations, stop: ServiceStop, controls: SupportedControls
-    ) -> None:
-        """Start with an engine that isn't paused."""
-        self._operations = operations
-        self._stop = stop
-        self._controls = controls
-        self._turn = asyncio.Lock()
-        """Pause and Continue wait for each other."""
-        self._going_on: set[asyncio.Task[bool]] = set()
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Pause and Continue wait for each other."""
+    _going_on: set[asyncio.Task[bool]] = field(default_factory=set)
 
     @property
     def paused(self) -> bool:
         """Whether the engine is paused, or about to be."""
-        return self._stop.holds(Cause.PAUSED)
+        return self.stop.holds(Cause.PAUSED)
 
-    async def pause(self, mode: PauseMode) -> Paused:
-        """Stop the engine's steps; no effect when it is paused.
+    async def pause(self, mode: PauseMode) -> tuple[bool, int]:
+        """Stop the engine's steps; return whether it was paused, and the requests that are open.
 
         New requests are accepted until routers have noticed, and wait; with ABORT they are refused
         at once.
@@ -119,40 +100,37 @@ class PauseOperations:
             UnsupportedFeatureError: the engine can't, or not in this mode.
             OperationConflictError: another operation runs, or memory is released.
         """
-        control: PauseControl = self._controls.require("Pause", lambda c: c.pause)
-        open_requests = self._stop.open_requests
+        control: PauseControl = self.controls.require("Pause", lambda c: c.pause)
+        open_requests = self.stop.open_requests
         if self.paused and not self._turn.locked():
-            return Paused(was_paused=True, open_requests=open_requests)
-        with self._operations.one("Pause") as operation:
-            if self._stop.holds(Cause.MEMORY):
+            return True, open_requests
+        with self.operations.one("Pause") as operation:
+            if self.stop.holds(Cause.MEMORY):
                 raise OperationConflictError(
                     "memory of the engine is released, so it runs nothing; call ResumeMemory first"
                 )
             async with self._turn:
-                self._stop.take_out(Cause.PAUSED, at_once=mode is PauseMode.ABORT)
+                self.stop.take_out(Cause.PAUSED, at_once=mode is PauseMode.ABORT)
                 try:
                     await operation.apply(control.pause(mode))
                 except BaseException:
-                    self._stop.put_back(Cause.PAUSED)
+                    self.stop.put_back(Cause.PAUSED)
                     raise
-        return Paused(was_paused=False, open_requests=open_requests)
+        return False, open_requests
 
     async def go_on(self) -> bool:
         """Let the engine's steps go on; return whether it was paused.
 
         It runs also while another operation does, whose requests may be the paused ones. Once
         begun it is finished, whether or not its caller is still there.
-
-        Raises:
-            UnsupportedFeatureError: the engine can't pause.
         """
-        control: PauseControl = self._controls.require("Continue", lambda c: c.pause)
+        control: PauseControl = self.controls.require("Continue", lambda c: c.pause)
         return await to_its_end(self._start_going_on(control))
 
     def leave(self) -> None:
         """Let a paused engine go on: the worker is shutting down, and its requests may end."""
         if self.paused:
-            control: PauseControl = self._controls.require("Continue", lambda c: c.pause)
+            control: PauseControl = self.controls.require("Continue", lambda c: c.pause)
             self._start_going_on(control).add_done_callback(_log_failure)
 
     def _start_going_on(self, control: PauseControl) -> asyncio.Task[bool]:
@@ -162,12 +140,12 @@ class PauseOperations:
         return going
 
     async def _go_on(self, control: PauseControl) -> bool:
-        with self._operations.busy.track():
+        with self.operations.busy.track():
             async with self._turn:
                 if not self.paused:
                     return False
                 await control.go_on()
-                self._stop.put_back(Cause.PAUSED)
+                self.stop.put_back(Cause.PAUSED)
                 return True
 
 
@@ -176,16 +154,8 @@ def _log_failure(going: asyncio.Task[bool]) -> None:
         log.error("the paused engine can't go on", error=error)
 
 
-class CacheOperations:
+class CacheOperations(OperationKind):
     """Empties the prefix cache."""
-
-    def __init__(
-        self, operations: Operations, stop: ServiceStop, controls: SupportedControls
-    ) -> None:
-        """Flush nothing yet."""
-        self._operations = operations
-        self._stop = stop
-        self._controls = controls
 
     async def flush(self, *, drain: bool, timeout_s: float | None) -> None:
         """Empty the prefix cache; with ``drain`` out of service, once no request is open.
@@ -194,25 +164,21 @@ class CacheOperations:
             EngineBusyError: without ``drain``, requests are open.
             DeadlinePassedError: with it, they still are; the worker is back in service.
             OperationConflictError: another operation runs, or memory is released.
-            UnsupportedFeatureError: the engine can't.
         """
-        control: CacheControl = self._controls.require("FlushCache", lambda c: c.cache)
-        with self._operations.one("FlushCache") as operation:
-            if self._stop.holds(Cause.MEMORY):
-                raise OperationConflictError(
-                    "memory of the engine is released; call ResumeMemory first"
-                )
+        control: CacheControl = self.controls.require("FlushCache", lambda c: c.cache)
+        with self.operations.one("FlushCache") as operation:
+            self.stop.check_has_memory()
             if not drain:
-                if count := self._stop.open_requests:
+                if count := self.stop.open_requests:
                     raise EngineBusyError(
                         f"requests are open: {count}; set `drain` to wait for them out of service"
                     )
-                await self._stop.until_no_probe()
+                await self.stop.until_no_probe()
                 await operation.apply(control.flush_cache())
                 return
-            with self._stop.out_for(Cause.CACHE):
+            with self.stop.out_for(Cause.CACHE):
                 operation.report.enter(OperationStage.DRAINING)
-                await self._stop.until_idle(timeout_s)
+                await self.stop.until_idle(timeout_s)
                 await operation.apply(control.flush_cache())
 
 
@@ -241,17 +207,11 @@ class Resumed:
     after: MemoryUse
 
 
-class MemoryOperations:
+@dataclass(slots=True, eq=False)
+class MemoryOperations(OperationKind):
     """Gives memory back and takes it again; the worker is out of service in between."""
 
-    def __init__(
-        self, operations: Operations, stop: ServiceStop, controls: SupportedControls
-    ) -> None:
-        """Start with nothing released."""
-        self._operations = operations
-        self._stop = stop
-        self._controls = controls
-        self.released: frozenset[MemoryTag] = frozenset()
+    released: frozenset[MemoryTag] = frozenset()
 
     async def release(
         self, report: OperationReport, tags: Collection[MemoryTag], timeout_s: float | None
@@ -261,36 +221,33 @@ class MemoryOperations:
         Raises:
             DeadlinePassedError: requests are still open; it is as before.
             OperationConflictError: another operation runs, or the open requests are paused.
-            UnsupportedFeatureError: the engine can't.
             ServingError: the engine failed to; the worker stays out of service until it can resume.
         """
-        control: MemoryControl = self._controls.require("ReleaseMemory", lambda c: c.memory)
-        with self._operations.one("ReleaseMemory", report) as operation:
+        control: MemoryControl = self.controls.require("ReleaseMemory", lambda c: c.memory)
+        with self.operations.one("ReleaseMemory", report) as operation:
             wanted = frozenset(tags) or _ALL
             already, fresh = wanted & self.released, wanted - self.released
             if not fresh:
                 use = await control.memory_use()
                 return Released(released=self.released, already=already, before=use, after=use)
-            self._stop.take_out(Cause.MEMORY)
+            self.stop.take_out(Cause.MEMORY)
             try:
                 report.enter(OperationStage.DRAINING)
-                await self._stop.until_idle(timeout_s)
+                await self.stop.until_idle(timeout_s)
                 before, after = await operation.apply(self._release(control, fresh))
             finally:
                 if not self.released:
-                    self._stop.put_back(Cause.MEMORY)
+                    self.stop.put_back(Cause.MEMORY)
             return Released(released=self.released, already=already, before=before, after=after)
 
     async def resume(self, tags: Collection[MemoryTag]) -> Resumed:
         """Take memory again; empty ``tags``: all that is released.
 
         Raises:
-            OperationConflictError: another operation runs.
-            UnsupportedFeatureError: the engine can't release memory.
             ServingError: the engine failed to; it stays released.
         """
-        control: MemoryControl = self._controls.require("ResumeMemory", lambda c: c.memory)
-        with self._operations.one("ResumeMemory") as operation:
+        control: MemoryControl = self.controls.require("ResumeMemory", lambda c: c.memory)
+        with self.operations.one("ResumeMemory") as operation:
             resumed = frozenset(tags or _ALL) & self.released
             after = await operation.apply(self._resume(control, resumed))
             return Resumed(resumed=resumed, released=self.released, after=after)
@@ -314,5 +271,5 @@ class MemoryOperations:
             await control.resume_memory(tags)
             self.released -= tags
             if not self.released:
-                self._stop.put_back(Cause.MEMORY)
+                self.stop.put_back(Cause.MEMORY)
         return await control.memory_use()

@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from millstream_server.control.operations import NO_CONTROLS, EngineControls, LoraAdapter
+from millstream_server.control.operations import NO_CONTROLS, EngineControls
 from millstream_server.runtime.errors import InvalidRequestError
 from millstream_server.runtime.settings import setting
 
@@ -20,7 +20,6 @@ class AllowedDirectories:
     """Paths below some directories; symbolic links are followed first."""
 
     def __init__(self, directories: Iterable[Path]) -> None:
-        """Allow these directories and all below them."""
         self._directories = tuple(directories)
 
     @classmethod
@@ -63,20 +62,21 @@ class AllowedDirectories:
         return found if allowed else None
 
 
-def default_profile_dir() -> Path:
-    """Return the directory of profiles where none is set."""
+def _default_profile_dir() -> Path:
     return Path(tempfile.gettempdir()) / "millstream-profiles"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ControlOptions:
-    """What operators may do, and where."""
+class ControlPlan:
+    """What operators may do with an engine, and where; the default: drain the worker, no more."""
 
+    controls: Callable[[], EngineControls] = lambda: NO_CONTROLS
+    """Returns them once the engine has started."""
     directories: AllowedDirectories = field(default_factory=lambda: AllowedDirectories(()))
     """Where weights and adapters may be."""
     max_weights_bytes: int = 4 << 30
     """Most bytes of tensors that an update may send."""
-    profile_dir: Path = field(default_factory=default_profile_dir)
+    profile_dir: Path = field(default_factory=_default_profile_dir)
     operation_limit_s: float = 1800.0
     """An engine that has been changed for so long is watched by the canary again: longer than the
     largest models take to load."""
@@ -84,27 +84,6 @@ class ControlOptions:
     """File that notes updates from disk for a restart (`weights_record.WeightsRecord`)."""
     model_path: Path | None = None
     """The model that the worker was started with."""
-
-
-def _no_adapters(_: Any) -> tuple[LoraAdapter, ...]:
-    return ()
-
-
-def _same_info(info: Any, _: tuple[LoraAdapter, ...]) -> Any:
-    return info
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControlPlan:
-    """An engine's controls; the default: it has none, so operators can only drain the worker."""
-
-    controls: Callable[[], EngineControls] = lambda: NO_CONTROLS
-    """Returns them once the engine has started."""
-    adapters: Callable[[Any], tuple[LoraAdapter, ...]] = _no_adapters
-    """Reads the loaded adapters from the engine's info."""
-    with_adapters: Callable[[Any, tuple[LoraAdapter, ...]], Any] = _same_info
-    """Returns the engine's info with other adapters."""
-    options: ControlOptions = field(default_factory=ControlOptions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,12 +115,12 @@ class ControlSettings:
         help="directory for profiles; empty: millstream-profiles in the system's temporary one",
     )
 
-    def options(self, model_path: Path | None) -> ControlOptions:
-        """Return what operators may do with a model of this path."""
-        return ControlOptions(
+    def plan(self, model_path: Path | None) -> ControlPlan:
+        """Return what operators may do with a model of this path; its controls are missing."""
+        return ControlPlan(
             directories=AllowedDirectories.of_model(map(Path, self.weights_dirs), model_path),
             max_weights_bytes=self.max_weights_bytes,
-            profile_dir=self.profile_dir or default_profile_dir(),
+            profile_dir=self.profile_dir or _default_profile_dir(),
             weights_record=self.weights_record,
             model_path=model_path,
         )

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from millstream.v1 import engine_control_pb2 as pb
 from millstream.v1 import engine_control_pb2_grpc
-from millstream_server.protobuf import engine_control as convert
 from millstream_server.runtime.errors import ServingError
 from millstream_server.runtime.rpc.auth import CallerIdentity, CallerKind, caller
 from millstream_server.runtime.rpc.call import Call
@@ -60,7 +59,6 @@ class EngineControlServicer(engine_control_pb2_grpc.EngineControlServiceServicer
     """Serves EngineControlService."""
 
     def __init__(self, control: ControlCore) -> None:
-        """Serve the operations of ``control``."""
         self._control = control
         self._running: set[asyncio.Task[Any]] = set()
 
@@ -68,80 +66,67 @@ class EngineControlServicer(engine_control_pb2_grpc.EngineControlServiceServicer
     async def GetEngineState(
         self, request: pb.GetEngineStateRequest, call: Call
     ) -> pb.GetEngineStateResponse:
-        """Return what operations have set."""
-        return pb.GetEngineStateResponse(state=wire.state_to_proto(self._control.state()))
+        return pb.GetEngineStateResponse(state=wire.state_to_proto(self._control))
 
     # ---- in and out of service -------------------------------------------------------------------
 
-    async def Drain(self, request: pb.DrainRequest, call: Call) -> AsyncIterator[pb.DrainResponse]:
-        """Take the worker out of service."""
-
+    def Drain(self, request: pb.DrainRequest, call: Call) -> AsyncGenerator[pb.DrainResponse, None]:
         async def work(report: OperationReport) -> None:
-            await self._control.drain.drain(report, convert.timeout_from_proto(request))
+            await self._control.drain.drain(report, wire.timeout_from_proto(request))
 
-        async with contextlib.aclosing(self._followed(call, request, work)) as steps:
-            async for progress, _ in steps:
-                yield pb.DrainResponse(progress=progress)
+        return self._followed(call, request, work, pb.DrainResponse)
 
     @_in_task
     async def Undrain(self, request: pb.UndrainRequest, call: Call) -> pb.UndrainResponse:
-        """Put the worker back into service."""
         return pb.UndrainResponse(was_drained=self._control.drain.undrain())
 
     @_in_task
     async def Pause(self, request: pb.PauseRequest, call: Call) -> pb.PauseResponse:
-        """Stop the engine's steps."""
-        paused = await self._control.pause.pause(convert.mode_from_proto(request.mode))
-        return pb.PauseResponse(was_paused=paused.was_paused, open_requests=paused.open_requests)
+        mode = wire.mode_from_proto(request.mode)
+        was_paused, open_requests = await self._control.pause.pause(mode)
+        return pb.PauseResponse(was_paused=was_paused, open_requests=open_requests)
 
     @_in_task
     async def Continue(self, request: pb.ContinueRequest, call: Call) -> pb.ContinueResponse:
-        """Let the engine's steps go on."""
         return pb.ContinueResponse(was_paused=await self._control.pause.go_on())
 
     # ---- memory, weights, cache ------------------------------------------------------------------
 
-    async def ReleaseMemory(
+    def ReleaseMemory(
         self, request: pb.ReleaseMemoryRequest, call: Call
-    ) -> AsyncIterator[pb.ReleaseMemoryResponse]:
-        """Give memory back."""
-
+    ) -> AsyncGenerator[pb.ReleaseMemoryResponse, None]:
         async def work(report: OperationReport) -> pb.MemoryReleased:
-            tags = convert.tags_from_proto(request.tags)
-            timeout_s = convert.timeout_from_proto(request)
+            tags = wire.tags_from_proto(request.tags)
+            timeout_s = wire.timeout_from_proto(request)
             released = await self._control.memory.release(report, tags, timeout_s)
             return wire.released_to_proto(released)
 
-        async with contextlib.aclosing(self._followed(call, request, work)) as steps:
-            async for progress, result in steps:
-                yield pb.ReleaseMemoryResponse(progress=progress, result=result)
+        return self._followed(call, request, work, pb.ReleaseMemoryResponse)
 
     @_in_task
     async def ResumeMemory(
         self, request: pb.ResumeMemoryRequest, call: Call
     ) -> pb.ResumeMemoryResponse:
-        """Take memory again."""
-        tags = convert.tags_from_proto(request.tags)
+        tags = wire.tags_from_proto(request.tags)
         return wire.resumed_to_proto(await self._control.memory.resume(tags))
 
     async def UpdateWeights(
         self, request_iterator: AsyncIterator[pb.UpdateWeightsRequest], call: Call
     ) -> AsyncIterator[pb.UpdateWeightsResponse]:
-        """Replace the model's weights."""
         start = await anext(request_iterator, None)
 
         async def work(report: OperationReport) -> pb.WeightsUpdated:
             asked = wire.update_from_proto(start, request_iterator)
             return wire.updated_to_proto(await self._control.weights.update(report, asked))
 
-        async with contextlib.aclosing(self._followed(call, start, work)) as steps:
-            async for progress, result in steps:
-                yield pb.UpdateWeightsResponse(progress=progress, result=result)
+        responses = self._followed(call, start, work, pb.UpdateWeightsResponse)
+        async with contextlib.aclosing(responses):
+            async for response in responses:
+                yield response
 
     @_in_task
     async def FlushCache(self, request: pb.FlushCacheRequest, call: Call) -> pb.FlushCacheResponse:
-        """Empty the prefix cache."""
-        timeout_s = convert.timeout_from_proto(request)
+        timeout_s = wire.timeout_from_proto(request)
         await self._control.cache.flush(drain=request.drain, timeout_s=timeout_s)
         return pb.FlushCacheResponse()
 
@@ -151,39 +136,34 @@ class EngineControlServicer(engine_control_pb2_grpc.EngineControlServiceServicer
     async def StartProfile(
         self, request: pb.StartProfileRequest, call: Call
     ) -> pb.StartProfileResponse:
-        """Begin to record."""
-        activities = convert.activities_from_proto(request.activities)
-        directory = await self._control.profile.start(activities, request.steps)
+        activities = wire.activities_from_proto(request.activities)
+        directory = await self._control.profile.begin(activities, request.steps)
         return pb.StartProfileResponse(directory=str(directory))
 
     @_in_task
     async def StopProfile(
         self, request: pb.StopProfileRequest, call: Call
     ) -> pb.StopProfileResponse:
-        """End the recording."""
         return pb.StopProfileResponse(
             files=[
-                pb.ProfileFile(path=str(file.path), bytes=file.nbytes)
-                for file in await self._control.profile.stop()
+                pb.ProfileFile(path=str(path), bytes=nbytes)
+                for path, nbytes in await self._control.profile.end()
             ]
         )
 
     @_in_task
     async def LoadLora(self, request: pb.LoadLoraRequest, call: Call) -> pb.LoadLoraResponse:
-        """Load an adapter."""
         adapter = await self._control.adapters.load(request.name, request.path)
-        return pb.LoadLoraResponse(adapter=convert.adapter_to_proto(adapter))
+        return pb.LoadLoraResponse(adapter=wire.adapter_to_proto(adapter))
 
     @_in_task
     async def UnloadLora(self, request: pb.UnloadLoraRequest, call: Call) -> pb.UnloadLoraResponse:
-        """Remove an adapter."""
         await self._control.adapters.unload(request.name)
         return pb.UnloadLoraResponse()
 
     @_in_task
     async def ListLoras(self, request: pb.ListLorasRequest, call: Call) -> pb.ListLorasResponse:
-        """List the adapters."""
-        adapters = map(convert.adapter_to_proto, self._control.adapters.listed())
+        adapters = map(wire.adapter_to_proto, self._control.adapters.listed())
         return pb.ListLorasResponse(adapters=adapters)
 
     # ---- for all of them -------------------------------------------------------------------------
@@ -215,8 +195,9 @@ class EngineControlServicer(engine_control_pb2_grpc.EngineControlServiceServicer
         self,
         call: Call,
         request: Any,
-        work: Callable[[OperationReport], Coroutine[Any, Any, T]],
-    ) -> AsyncGenerator[tuple[pb.OperationProgress, T | None], None]:
+        work: Callable[[OperationReport], Coroutine[Any, Any, Any]],
+        response: Callable[..., T],
+    ) -> AsyncGenerator[T, None]:
         """Run an operation; yield its progress while it runs, and at last its result."""
         report = self._control.report()
         task = self.start(call, request, work(report))
@@ -224,7 +205,7 @@ class EngineControlServicer(engine_control_pb2_grpc.EngineControlServiceServicer
         try:
             while not task.done():
                 report.changed.clear()
-                yield wire.progress_to_proto(report.progress()), None
+                yield response(progress=wire.progress_to_proto(report))
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_REPEAT_S):
                         await report.changed.wait()
@@ -232,7 +213,8 @@ class EngineControlServicer(engine_control_pb2_grpc.EngineControlServiceServicer
         finally:
             task.cancel()  # no effect when it has ended
         report.enter(OperationStage.DONE)
-        yield wire.progress_to_proto(report.progress()), result
+        fields = {} if result is None else {"result": result}
+        yield response(progress=wire.progress_to_proto(report), **fields)
 
 
 def _named(who: CallerIdentity) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from typing import Any
 
 from millstream_server.control.operations import (
     BroadcastWeights,
@@ -25,15 +26,13 @@ from millstream_server.runtime.errors import (
 from millstream_server.worker.control.operations import (
     REFUSALS,
     Cause,
+    OperationKind,
     OperationReport,
-    Operations,
     OperationStage,
-    ServiceStop,
-    SupportedControls,
 )
 from millstream_server.worker.control.out_of_service import MemoryOperations
-from millstream_server.worker.control.plan import AllowedDirectories
 from millstream_server.worker.control.weights_record import WeightsRecord
+from millstream_server.worker.host import WorkerHost
 
 _SILENCE_S = 60.0
 """Longest wait for the next piece: an operation that waits keeps all others from beginning."""
@@ -170,14 +169,8 @@ _BACKENDS = ("nccl", "gloo")
 _SMALLEST_GROUP = 2
 
 
-@dataclass(frozen=True, slots=True)
-class DirectoryNamed:
-    """A checkpoint directory as its caller names it."""
-
-    path: str
-
-
-Source = DirectoryNamed | TensorsInCall | BroadcastWeights | IpcWeights
+Source = DiskWeights | TensorsInCall | BroadcastWeights | IpcWeights
+"""The directory of `DiskWeights` is the caller's word, not checked yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,39 +191,14 @@ class Updated:
     out_of_service_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerWeights:
-    """A worker's weights: where their version is known, and what may replace them."""
+@dataclass(slots=True, eq=False)
+class WeightOperations(OperationKind):
+    """Replaces the engine's weights; their version is in the info of ``host``."""
 
-    read_version: Callable[[], str]
-    write_version: Callable[[str], None]
-    """Tells all who follow the worker's info."""
-    directories: AllowedDirectories
-    max_bytes: int
-    """Of tensors that are sent."""
-    record: WeightsRecord
-    """Notes updates from disk for a restart."""
-
-
-class WeightOperations:
-    """Replaces the engine's weights."""
-
-    def __init__(
-        self,
-        operations: Operations,
-        stop: ServiceStop,
-        controls: SupportedControls,
-        memory: MemoryOperations,
-        weights: WorkerWeights,
-    ) -> None:
-        """Replace nothing yet."""
-        self._operations = operations
-        self._stop = stop
-        self._controls = controls
-        self._memory = memory
-        self._weights = weights
-        self._unknown = False
-        """An update failed in a way that leaves open which weights the engine has."""
+    host: WorkerHost[Any]
+    memory: MemoryOperations
+    _unknown: bool = False
+    """An update failed in a way that leaves open which weights the engine has."""
 
     async def update(self, report: OperationReport, update: Update) -> Updated:
         """Check new weights, then replace the old ones out of service.
@@ -245,21 +213,21 @@ class WeightOperations:
             ServingError: the engine failed to. Which weights it has isn't known: the worker stays
             out of service until another update succeeds.
         """
-        control: WeightControl = self._controls.require("UpdateWeights", lambda c: c.weights)
-        with self._operations.one("UpdateWeights", report) as operation:
-            previous = self._weights.read_version()
+        control: WeightControl = self.controls.require("UpdateWeights", lambda c: c.weights)
+        with self.operations.one("UpdateWeights", report) as operation:
+            previous = self.host.loaded().weight_version
             self._check(update.version, previous)
             source = await self._prepared(update.source, report)
             await control.check_weights(source, report.count)
             out_since_s = time.monotonic()
-            self._stop.take_out(Cause.WEIGHTS)
+            self.stop.take_out(Cause.WEIGHTS)
             try:
                 report.enter(OperationStage.DRAINING)
-                await self._stop.until_idle(update.timeout_s)
+                await self.stop.until_idle(update.timeout_s)
                 await operation.apply(self._replace(control, source, update.version))
             finally:
                 if not self._unknown:
-                    self._stop.put_back(Cause.WEIGHTS)
+                    self.stop.put_back(Cause.WEIGHTS)
             return Updated(
                 previous_version=previous,
                 version=update.version,
@@ -274,18 +242,18 @@ class WeightOperations:
             )
         if version == current and not self._unknown:
             raise InvalidRequestError.of(field, f"{version} is the current one; name another")
-        if MemoryTag.WEIGHTS in self._memory.released:
+        if MemoryTag.WEIGHTS in self.memory.released:
             raise OperationConflictError(
                 "the weights' memory is released; call ResumeMemory with the tag WEIGHTS first"
             )
 
     async def _prepared(self, source: Source, report: OperationReport) -> WeightSource:
+        plan = self.host.plan.control
         match source:
             case TensorsInCall():
-                return await Received(self._weights.max_bytes, report.count).all_of(source)
-            case DirectoryNamed(path):
-                found = await self._weights.directories.resolve("start.disk.path", path)
-                return DiskWeights(found)
+                return await Received(plan.max_weights_bytes, report.count).all_of(source)
+            case DiskWeights(path):
+                return DiskWeights(await plan.directories.resolve("start.disk.path", str(path)))
             case BroadcastWeights():
                 _check_broadcast(source)
             case IpcWeights():
@@ -294,7 +262,8 @@ class WeightOperations:
         return source
 
     async def _replace(self, control: WeightControl, source: WeightSource, version: str) -> None:
-        record = self._weights.record
+        plan = self.host.plan.control
+        record = WeightsRecord(plan.weights_record, plan.model_path)
         files = await record.about_to_load(source.path) if isinstance(source, DiskWeights) else {}
         before, self._unknown = self._unknown, True
         try:
@@ -303,7 +272,7 @@ class WeightOperations:
             self._unknown = before  # refused: the old ones are in place
             raise
         self._unknown = False
-        self._weights.write_version(version)
+        self.host.change_info(weight_version=version)
         if isinstance(source, DiskWeights):
             await record.note(version, source.path, files)
         else:

@@ -141,15 +141,14 @@ async def restored(info: InfoT, plan: ControlPlan) -> InfoT:
     Raises:
         ServingError: the engine failed. The next start doesn't try again.
     """
-    options = plan.options
-    record = WeightsRecord(options.weights_record, options.model_path)
+    record = WeightsRecord(plan.weights_record, plan.model_path)
     noted = await record.read()
     control = plan.controls().weights if noted else None
     if noted is None or control is None:
         return info
     log.phase("loading the weights of the last update")
     try:
-        path = await options.directories.resolve("path", noted.path)
+        path = await plan.directories.resolve("path", noted.path)
         await _expect(path, noted)
         source = DiskWeights(path)
         await control.check_weights(source, lambda _done, _total: None)

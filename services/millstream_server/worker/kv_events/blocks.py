@@ -41,29 +41,20 @@ class FreezableDict(Generic[V]):
     """
 
     def __init__(self) -> None:
-        """Start empty and not frozen."""
         self._base: dict[int, V] = {}
         self._changes: dict[int, V | _Gone] | None = None
         self._size = 0
 
     def __len__(self) -> int:
-        """Return the current number of keys."""
         return self._size
 
-    @property
-    def changes(self) -> int:
-        """Number of keys that changed since it was frozen."""
-        return len(self._changes or ())
-
     def get(self, key: int, default: D) -> V | D:
-        """Return the current value, or ``default``."""
         if self._changes and key in self._changes:
             value = self._changes[key]
             return default if isinstance(value, _Gone) else value
         return self._base.get(key, default)
 
     def set(self, key: int, value: V) -> None:
-        """Add or replace a key's value."""
         if self._changes is None:
             self._base[key] = value
             self._size = len(self._base)
@@ -73,7 +64,6 @@ class FreezableDict(Generic[V]):
         self._changes[key] = value
 
     def discard(self, key: int) -> None:
-        """Remove a key, if it is there."""
         if self._changes is None:
             self._base.pop(key, None)
             self._size = len(self._base)
@@ -85,7 +75,6 @@ class FreezableDict(Generic[V]):
                 del self._changes[key]
 
     def __contains__(self, key: int) -> bool:
-        """Tell whether the key is there now."""
         if self._changes and key in self._changes:
             return self._changes[key] is not _GONE
         return key in self._base
@@ -126,37 +115,21 @@ def _kind(media: int, adapter: str) -> Kind:
     return (media, adapter)
 
 
-@functools.lru_cache(16)
-def media_of(bits: int) -> frozenset[Medium]:
-    """Return the media of a `Kind`."""
-    return frozenset(medium for medium, bit in _BITS.items() if bits & bit)
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenBlocks:
-    """The set at one moment."""
-
-    parents: Mapping[int, int | None]
-    kinds: Mapping[int, Kind]
-
-    def chains(self, max_hashes: int) -> Iterator[BlocksStored]:
-        """Yield all blocks as chains of at most ``max_hashes``, once for each medium.
-
-        A block comes after its parent if it was cached after it.
-        """
-        chain: list[int] = []
-        before: int | None = None
-        last, kind = None, _PLAIN
-        kinds = self.kinds
-        for block, parent in self.parents.items():
-            its_kind = kinds.get(block, _PLAIN) if kinds else _PLAIN
-            if chain and parent == last and its_kind == kind and len(chain) < max_hashes:
-                chain.append(block)
-            else:
-                yield from _stored(chain, before, kind)
-                chain, before, kind = [block], parent, its_kind
-            last = block
-        yield from _stored(chain, before, kind)
+def _chains(
+    parents: Mapping[int, int | None], kinds: Mapping[int, Kind], max_hashes: int
+) -> Iterator[BlocksStored]:
+    chain: list[int] = []
+    before: int | None = None
+    last, kind = None, _PLAIN
+    for block, parent in parents.items():
+        its_kind = kinds.get(block, _PLAIN) if kinds else _PLAIN
+        if chain and parent == last and its_kind == kind and len(chain) < max_hashes:
+            chain.append(block)
+        else:
+            yield from _stored(chain, before, kind)
+            chain, before, kind = [block], parent, its_kind
+        last = block
+    yield from _stored(chain, before, kind)
 
 
 def _stored(chain: list[int], parent: int | None, kind: Kind) -> Iterator[BlocksStored]:
@@ -177,7 +150,6 @@ class CachedBlocks:
     """
 
     def __init__(self) -> None:
-        """Start empty."""
         self._parents: FreezableDict[int | None] = FreezableDict()
         self._kinds: FreezableDict[Kind] = FreezableDict()  # of blocks that aren't _PLAIN
 
@@ -186,7 +158,6 @@ class CachedBlocks:
         return len(self._parents)
 
     def apply(self, event: KvEvent) -> None:
-        """Change the set."""
         match event:
             case BlocksStored():
                 self._store(event)
@@ -196,26 +167,16 @@ class CachedBlocks:
                 self._parents.clear()
                 self._kinds.clear()
 
-    def media(self, block: int) -> frozenset[Medium]:
-        """Return where a block is cached; empty: nowhere."""
-        if block not in self._parents:
-            return frozenset()
-        return media_of(self._kinds.get(block, _PLAIN)[0])
+    def freeze(self, max_hashes: int) -> Iterator[BlocksStored]:
+        """Return all blocks of now, or of the moment when it was frozen; valid until `thaw`.
 
-    def freeze(self) -> FrozenBlocks:
-        """Return the set at this moment, or at the moment when it was frozen; valid until `thaw`.
-
-        Nothing is copied. Until `thaw` each block that changes costs an entry more.
+        They come as chains of at most ``max_hashes``, once for each medium; a block comes after its
+        parent if it was cached after it. Nothing is copied. Until `thaw` each block that changes
+        costs an entry more.
         """
-        return FrozenBlocks(self._parents.freeze(), self._kinds.freeze())
-
-    @property
-    def changes(self) -> int:
-        """Number of blocks that changed since it was frozen."""
-        return self._parents.changes + self._kinds.changes
+        return _chains(self._parents.freeze(), self._kinds.freeze(), max_hashes)
 
     def thaw(self) -> None:
-        """Give up what `freeze` returned."""
         self._parents.thaw()
         self._kinds.thaw()
 
@@ -278,13 +239,10 @@ class MessageRing:
     """
 
     def __init__(self, max_hashes: int) -> None:
-        """Start empty."""
         self._max_hashes = max_hashes
         self._messages: deque[_Message] = deque()
         self.hashes = 0
-        """Hashes in it."""
         self.events = 0
-        """Events in it."""
         self.last = 0
         """Number of the last message; 0: there was none."""
 

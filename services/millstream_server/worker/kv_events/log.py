@@ -24,7 +24,6 @@ from millstream_server.kv_cache.events import (
     KvMessage,
     KvPosition,
     KvSnapshotPart,
-    Medium,
 )
 from millstream_server.runtime.telemetry.metrics import KV_CACHED_BLOCKS, KV_EVENTS, KV_SNAPSHOTS
 from millstream_server.worker.kv_events.blocks import DEFAULT_BUFFER, CachedBlocks, MessageRing
@@ -39,7 +38,6 @@ class Snapshot:
     def __init__(
         self, sequence: int, chains: Iterator[BlocksStored], on_close: Callable[[Snapshot], None]
     ) -> None:
-        """Made by `RankLog.snapshot`."""
         self.sequence = sequence
         self._chains: Iterator[BlocksStored] | None = chains
         self._on_close = on_close
@@ -76,19 +74,6 @@ class RankLog:
         self._gauge = KV_CACHED_BLOCKS.labels(str(dp_rank))
         self._gauge.set(0)
 
-    def __len__(self) -> int:
-        """Return the number of cached blocks."""
-        return len(self._blocks)
-
-    @property
-    def held_changes(self) -> int:
-        """Number of entries that are held because snapshots are read."""
-        return self._blocks.changes
-
-    def media(self, block: int) -> frozenset[Medium]:
-        """Return where a block is cached; empty: nowhere."""
-        return self._blocks.media(block)
-
     def changed(self, events: Sequence[KvEvent]) -> None:
         """Take over changes and wake readers."""
         for event in events:
@@ -106,7 +91,7 @@ class RankLog:
         """Return a snapshot that the ring's messages continue; its reader must close it."""
         if not self._snapshots:
             self._frozen_at = self.ring.last
-        chains = self._blocks.freeze().chains(_CHAIN_HASHES)
+        chains = self._blocks.freeze(_CHAIN_HASHES)
         snapshot = Snapshot(self._frozen_at, chains, self._closed)
         self._snapshots.add(snapshot)
         return snapshot
