@@ -9,7 +9,7 @@ import asyncio
 import zlib
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millstream_server.runtime.errors import (
     Code,
@@ -19,7 +19,10 @@ from millstream_server.runtime.errors import (
 )
 from millstream_server.runtime.rpc.served_call import CallOverError
 from millstream_server.runtime.transport.h2_state import WINDOW_BYTES
-from millstream_server.runtime.transport.output import PREFIX, Carrier
+from millstream_server.runtime.transport.output import PREFIX
+
+if TYPE_CHECKING:
+    from millstream_server.runtime.transport.connection import Connection
 
 END: Any = object()
 """What `Inbox.read` returns after the last message."""
@@ -33,20 +36,20 @@ _MESSAGE_BYTES = 64
 class Inbox:
     """Messages that wait for the handler, and the one begun; counted in the bound of all."""
 
-    __slots__ = ("_buffer", "_carrier", "_compressed", "_counted", "_encoding", "_id",
+    __slots__ = ("_buffer", "_compressed", "_connection", "_counted", "_encoding", "_id",
                  "_message_bytes", "_messages", "_missing", "_most", "_over", "_parse",
                  "_uncredited", "_woken", "begun", "ended")  # fmt: skip
 
     def __init__(
         self,
-        carrier: Carrier,
+        connection: Connection,
         stream_id: int,
         encoding: bytes,
         max_bytes: int,
         parse: Callable[[bytes], Any],
     ) -> None:
         """Take messages of up to ``max_bytes``, unpacked, compressed by ``encode``."""
-        self._carrier = carrier
+        self._connection = connection
         self._id = stream_id
         self._encoding = encoding
         self._most = max_bytes
@@ -165,7 +168,7 @@ class Inbox:
                 return END
             if self._over:
                 raise CallOverError
-            self._woken = self._carrier.loop.create_future()
+            self._woken = self._connection.loop.create_future()
             await self._woken
         message = self._messages.popleft()
         if not isinstance(message, bytes):
@@ -187,10 +190,9 @@ class Inbox:
             return  # later, when the handler has read it
         if self._uncredited >= WINDOW_BYTES // 2 or self._missing > 0:
             credit, self._uncredited = self._uncredited, 0
-            h2 = self._carrier.h2
+            h2 = self._connection.h2
             if credit and h2.can_send(self._id):
                 h2.increment_flow_control_window(credit, self._id)
-                self._carrier.out.collect()
 
     def close(self) -> None:
         """Note that the RPC has ended: nothing more can be read."""
@@ -212,11 +214,11 @@ class Inbox:
         if (more := held - self._counted) == 0:
             return
         self._counted = held
-        received = self._carrier.bounds.received
+        received = self._connection.bounds.received
         if more > 0:
-            received.add(self._carrier, more)
+            received.add(self._connection, more)
         else:
-            received.remove(self._carrier, -more)
+            received.remove(self._connection, -more)
 
 
 def is_known_encoding(encoding: bytes) -> bool:
