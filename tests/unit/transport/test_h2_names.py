@@ -15,7 +15,6 @@ from millstream_server.runtime.transport.h2_state import ServerState
 from millstream_server.runtime.transport.options import TransportOptions
 
 PRIVATE = {
-    "_begin_new_stream": ["stream_id", "allowed_ids"],
     "_handle_data_on_closed_stream": ["events", "exc", "frame"],
     "_prepare_for_sending": ["frames"],
     "_receive_data_frame": ["frame"],

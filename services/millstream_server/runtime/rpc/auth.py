@@ -25,7 +25,7 @@ _LOAD = frozenset({"/xds.service.orca.v3.OpenRcaService/StreamCoreMetrics"})
 _BEARER = "bearer "
 
 
-class CallerKind(enum.Enum):
+class CallerKind(enum.StrEnum):
     """How a caller was authenticated."""
 
     ANONYMOUS = "anonymous"
@@ -43,7 +43,7 @@ class CallerIdentity:
     @property
     def key(self) -> str:
         """`Call.caller_key` of a caller that is known."""
-        return f"{self.kind.value}:{self.name}"
+        return f"{self.kind}:{self.name}"
 
 
 ANONYMOUS = CallerIdentity("anonymous", CallerKind.ANONYMOUS)

@@ -108,7 +108,7 @@ class _ServedRpc(Visit):
     def ended(self, outcome: Outcome) -> None:
         method = self._method
         _OPEN[method.name] -= 1
-        method.observe(outcome.code.name, time.perf_counter() - self._started)
+        method.observe(outcome.code, time.perf_counter() - self._started)
         if self._span is not None:
             _end_span(self._span, outcome)
 

@@ -69,7 +69,7 @@ class _SentRpc:
     def done(self, call: Any) -> None:
         """Record the status; called when gRPC has it."""
         code = _at_once(call.code(), grpc.StatusCode.UNKNOWN)
-        self._method.observe(code.name, time.perf_counter() - self._started)
+        self._method.observe(code, time.perf_counter() - self._started)
         span = self._span
         if span is None:
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import os
 import sys
@@ -28,13 +29,13 @@ class Method:
         self.name = full_name.lstrip("/")
         self.attributes = {"rpc.system.name": "grpc", "rpc.method": self.name}
         self._durations = durations
-        self._by_code: dict[str, Histogram] = {}
+        self._by_code: dict[enum.Enum, Histogram] = {}
 
-    def observe(self, code: str, seconds: float) -> None:
-        """Count a call that ended with ``code``, a status code's name."""
+    def observe(self, code: enum.Enum, seconds: float) -> None:
+        """Count a call that ended with ``code``, ours or grpcio's."""
         child = self._by_code.get(code)
         if child is None:
-            child = self._by_code[code] = self._durations.labels("grpc", self.name, code)
+            child = self._by_code[code] = self._durations.labels("grpc", self.name, code.name)
         child.observe(seconds)
 
 

@@ -7,7 +7,7 @@ from struct import Struct
 from typing import Any
 
 from h2.config import H2Configuration
-from h2.connection import AllowedStreamIDs, ConnectionState, H2Connection
+from h2.connection import ConnectionState, H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
     ConnectionTerminated,
@@ -25,7 +25,7 @@ from h2.exceptions import (
     StreamClosedError,
 )
 from h2.settings import SettingCodes, Settings
-from h2.stream import StreamClosedBy, StreamState
+from h2.stream import H2Stream, StreamClosedBy, StreamState
 from hpack import Decoder, Encoder, HPACKError
 from hyperframe.frame import DataFrame, Frame, GoAwayFrame, HeadersFrame, RstStreamFrame
 
@@ -231,7 +231,13 @@ class ServerState(H2Connection):
             return None
         self.reader.blocks += 1
         self._forget_ended()
-        machine = self._begin_new_stream(stream_id, AllowedStreamIDs.ODD).state_machine
+        theirs, ours = self.local_settings, self.remote_settings
+        stream = H2Stream(
+            stream_id, self.config, theirs.initial_window_size, ours.initial_window_size
+        )
+        stream.max_outbound_frame_size = self.max_outbound_frame_size
+        self.streams[stream_id], self.highest_inbound_stream_id = stream, stream_id
+        machine = stream.state_machine
         machine.state, machine.client, machine.headers_received = _OPEN, False, True
         return (RequestReceived(stream_id=stream_id, headers=headers),)
 

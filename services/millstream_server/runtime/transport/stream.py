@@ -23,7 +23,7 @@ from millstream_server.runtime.rpc.serving import Method
 from millstream_server.runtime.rpc.status import to_trailers
 from millstream_server.runtime.security.certificate_names import CertificateName
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.runtime.transport.headers import RequestHead, status_headers
+from millstream_server.runtime.transport.headers import RequestHead, ok_headers, status_headers
 from millstream_server.runtime.transport.inbox import END, Inbox
 from millstream_server.runtime.transport.intake import MESSAGE_S, REQUEST_S
 from millstream_server.runtime.transport.output import Sender
@@ -246,7 +246,9 @@ class Stream(ServedCall):
 
     def complete(self) -> None:
         """See `ServedCall`."""
-        self._send_status(Code.OK, "", self.trailers)
+        if self._life is not Life.OVER:
+            self.sender.send_trailers(ok_headers(self.trailers))
+            self._end()
 
     async def abort(self, code: Code, message: str, trailers: Trailers) -> None:
         """See `ServedCall`."""
