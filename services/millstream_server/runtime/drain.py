@@ -29,7 +29,6 @@ class OpenWork:
     """Counts open work; one per process. All calls come from one event loop."""
 
     def __init__(self) -> None:
-        """Start with no open work."""
         self.count = 0
         self.leaving = False
         """The shutdown was announced; new work is still accepted."""
@@ -59,7 +58,6 @@ class OpenWork:
 
     @contextlib.contextmanager
     def track(self) -> Iterator[None]:
-        """Count a ``with`` block as one piece of work."""
         self.begin()
         try:
             yield

@@ -73,7 +73,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     """Serves AdminService."""
 
     def __init__(self, subject: Subject) -> None:
-        """Serve the state of ``subject``."""
         self._subject = subject
         self._start_time = datetime.now(UTC)
         self._started_s = time.monotonic()
@@ -81,7 +80,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
     async def GetServerStatus(  # noqa: N802 - the proto's name
         self, request: admin_pb2.GetServerStatusRequest, call: Call
     ) -> admin_pb2.GetServerStatusResponse:
-        """Describe the process."""
         subject = self._subject
         status = admin_pb2.ServerStatus(
             services=subject.services,
@@ -141,7 +139,6 @@ class Channelz:
     """grpcio's channelz servicer, whose failures become a `StatusError`."""
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        """Return the method of that name, which takes a `Call`."""
         method = getattr(ChannelzServicer, name)
 
         async def serve(request: Any, _call: Call) -> Any:

@@ -42,7 +42,6 @@ class CallerIdentity:
 
     @property
     def key(self) -> str:
-        """`Call.caller_key` of a caller that is known."""
         return f"{self.kind}:{self.name}"
 
 
@@ -78,7 +77,6 @@ class PeerIdentities:
                 )
 
     def allowed(self, names: Iterable[CertificateName]) -> str | None:
-        """Return the first name that may call, or None."""
         return next((n.value for n in names if any(map(_matcher(n), self._patterns))), None)
 
 
@@ -127,11 +125,9 @@ class AuthLayer:
         self._open = open_methods
 
     def covers(self, method: str) -> bool:
-        """See `Layer.covers`: all but the open methods, also those that don't exist."""
         return method not in self._open
 
     def enter(self, call: Call) -> None:
-        """Authenticate the caller, or raise; see `Layer.enter`."""
         known = self._recognize(call)
         _CALLER.set(known)  # each RPC is a task with its own context
         call.caller_key = known.key

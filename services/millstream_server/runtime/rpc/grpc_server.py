@@ -53,11 +53,9 @@ class GrpcServer:
         self._died = died
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Handler]) -> None:
-        """Add a service's methods."""
         self._server.add_registered_method_handlers(service, dict(handlers))  # type: ignore[attr-defined]
 
     def add_generic_rpc_handlers(self, handlers: Iterable[Any]) -> None:
-        """Add `grpc.GenericRpcHandler`s."""
         self._server.add_generic_rpc_handlers(tuple(handlers))
 
     def bind(self, address: str, tls: ServerTls | None = None) -> int:
@@ -69,7 +67,6 @@ class GrpcServer:
         return bind(self._server, address, tls.credentials() if tls else None)
 
     async def start(self) -> None:
-        """Accept connections."""
         await self._server.start()
         self._watching = asyncio.ensure_future(self._watch())
 
@@ -171,19 +168,16 @@ class GrpcCall(ServedCall):
 
     @property
     def metadata(self) -> Sequence[tuple[str, str | bytes]]:
-        """See `Call`."""
         if self._metadata is None:
             self._metadata = self.context.invocation_metadata() or ()
         return self._metadata
 
     @property
     def peer(self) -> str:
-        """See `Call`."""
         return self.context.peer()  # type: ignore[no-any-return]
 
     @property
     def certificate_names(self) -> Sequence[CertificateName] | None:
-        """See `Call`."""
         facts: Mapping[str, Sequence[bytes]] = self.context.auth_context()
         if "x509_pem_cert" not in facts:
             return None
@@ -195,7 +189,6 @@ class GrpcCall(ServedCall):
 
     @property
     def time_left_s(self) -> float | None:
-        """See `Call`."""
         return self.context.time_remaining()  # type: ignore[no-any-return]
 
     async def _keep(self, response: Any) -> None:
@@ -207,7 +200,6 @@ class GrpcCall(ServedCall):
             self.context.set_trailing_metadata(self.trailers)
 
     async def abort(self, code: Code, message: str, trailers: Trailers) -> None:
-        """See `ServedCall`."""
         try:
             await self.context.abort(GRPC_CODES[code], message, trailers)
         except grpc.aio.AbortError as aborted:
@@ -216,7 +208,6 @@ class GrpcCall(ServedCall):
             raise CallOverError from error
 
     def is_late(self, error: BaseException) -> bool:
-        """See `ServedCall`."""
         return isinstance(error, _TOO_LATE)
 
 

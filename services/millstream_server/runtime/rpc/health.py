@@ -105,12 +105,10 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
     @property
     def states(self) -> Mapping[str, bool]:
-        """The health of each name: True is SERVING."""
         return dict(self._serving)
 
     @property
     def told(self) -> Health:
-        """What probes by HTTP are told."""
         return Health(self.states, self._conditions())
 
     def _wake(self, name: str) -> None:
@@ -176,7 +174,6 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
     @contextlib.contextmanager
     def _watching(self, name: str) -> Iterator[asyncio.Event]:
-        """Register an event that is set when ``name`` may have changed."""
         changed = asyncio.Event()
         self._watches.setdefault(name, set()).add(changed)
         try:

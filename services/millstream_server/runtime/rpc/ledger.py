@@ -85,13 +85,11 @@ class Ledger:
         self.used += amount
 
     def give_back(self, amount: int) -> None:
-        """Count less as held, of what was taken."""
         self.used -= amount
 
     # ---- who holds most pays ---------------------------------------------------------------------
 
     def of(self, holder: Holder) -> int:
-        """Return what one holds."""
         return self._held.get(holder.caller_key, {}).get(holder, 0)
 
     def add(self, holder: Holder, amount: int = 1) -> None:
@@ -137,7 +135,6 @@ class Ledger:
             self._relieving = False
 
     def _largest(self, callers: Any) -> Any:
-        """Return which of some callers holds most; None: there are none."""
         return max(callers, key=self._by_caller.__getitem__, default=None)
 
 
@@ -147,13 +144,11 @@ class Hold:
     __slots__ = ("_amount", "_closed", "_ledger")
 
     def __init__(self, ledger: Ledger) -> None:
-        """Hold nothing yet."""
         self._ledger = ledger
         self._amount = 0
         self._closed = False
 
     def take(self, amount: int) -> None:
-        """Hold more; see `Ledger.take`."""
         self._ledger.take(amount)
         self._amount += amount
 
@@ -175,7 +170,6 @@ class Place:
     __slots__ = ("_places", "caller_key", "give_up", "opened", "since_s")
 
     def __init__(self, places: Places, caller_key: Hashable, give_up: Callable[[], object]) -> None:
-        """Made by `Places.open`."""
         self.caller_key = caller_key
         self.give_up = give_up
         self.since_s = time.monotonic()
@@ -197,7 +191,6 @@ class Place:
             unused[self] = None
 
     def close(self) -> None:
-        """Close what has it, in the way that is right now."""
         self.give_up()
 
     def free(self) -> None:
@@ -247,11 +240,9 @@ class Places(Ledger):
         return key is not None and self._take_away(key, 1 + self.most // _BATCH)
 
     def all(self) -> list[Place]:
-        """Return all places."""
         return [place for held in self._held.values() for place in held]
 
     def unused_of(self, place: Place) -> dict[Place, None]:
-        """Return the unused places of a place's caller."""
         return self._unused.get(place.caller_key, {})
 
     def freed(self, place: Place) -> None:

@@ -87,11 +87,9 @@ class OrcaLayer:
         self._services = frozenset(services)
 
     def covers(self, method: str) -> bool:
-        """See `Layer.covers`: the services it was made for."""
         return service_of(method) in self._services
 
     def enter(self, call: Call) -> Visit:
-        """Add the trailer when the servicer has ended; see `Layer.enter`."""
         return _Reporting(call, self._report)
 
 
@@ -112,7 +110,6 @@ class OrcaServicer(service_pb2_grpc.OpenRcaServiceServicer):
     """Sends each client a report at the interval it requests."""
 
     def __init__(self, source: LoadSource) -> None:
-        """Report the load that ``source`` returns."""
         self._report = _Report(source)
         self._shares = Shares(MAX_STREAMS, "load report streams")
         self._closed = asyncio.Event()

@@ -159,7 +159,6 @@ def _pool_of(service_names: Iterable[str]) -> DescriptorPool:
 
 
 def _v1_file() -> bytes:
-    """Make reflection's v1 file from its v1alpha file; only the package differs."""
     file = FileDescriptorProto()
     reflection_pb2.DESCRIPTOR.CopyToProto(file)
     file.name = "grpc/reflection/v1/reflection.proto"

@@ -61,7 +61,6 @@ class ServedCall(Call, ABC):
     send_from: Callable[[Source], Awaitable[None]]
 
     def __init__(self, method: str) -> None:
-        """Make a call of ``method``, its full name."""
         self.method = method
         self.trailers: Trailers = ()
         self._all_came = False
@@ -79,7 +78,6 @@ class ServedCall(Call, ABC):
 
     @property
     def caller_key(self) -> str:
-        """See `Call`."""
         if self._caller_key is None:
             self._caller_key = key_of_address(self.peer)
         return self._caller_key
@@ -90,21 +88,17 @@ class ServedCall(Call, ABC):
 
     @property
     def all_read(self) -> bool:
-        """See `Call`."""
         return False
 
     def add_trailer(self, key: str, value: str | bytes) -> None:
-        """See `Call`."""
         self.trailers = (*self.trailers, (key, value))
 
     def cancel(self) -> None:
-        """See `Call`."""
         self.fail(RequestCancelledError("the server cancelled this call"))
 
     # ---- its requests: no generator, which is one coroutine more per message --------------------
 
     def __aiter__(self) -> Self:
-        """Iterate over the requests."""
         return self
 
     async def __anext__(self) -> Any:
@@ -169,17 +163,14 @@ class OpenCalls(OpenWork):
     """A server's RPCs whose handlers run. All calls come from one event loop."""
 
     def __init__(self) -> None:
-        """Start with no RPC."""
         super().__init__()
         self._calls: set[ServedCall] = set()
 
     def add(self, call: ServedCall) -> None:
-        """Add an RPC whose handler begins."""
         self.begin()
         self._calls.add(call)
 
     def remove(self, call: ServedCall) -> None:
-        """Remove an RPC whose handler has ended."""
         self._calls.discard(call)
         self.end()
 

@@ -66,11 +66,9 @@ class TelemetryLayer:
         }
 
     def covers(self, method: str) -> bool:
-        """See `Layer.covers`: all methods but those that are called automatically."""
         return bool(_OBSERVED(SimpleNamespace(method=method)))
 
     def enter(self, call: Call) -> Visit:
-        """Start the measurement and the span; see `Layer.enter`."""
         return _ServedRpc(self._methods.get(call.method) or self._methods[_OTHER], call)
 
 

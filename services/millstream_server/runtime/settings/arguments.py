@@ -45,12 +45,10 @@ class EngineArguments:
 
     @property
     def given(self) -> bool:
-        """Whether there are any."""
         return bool(self.file or self.environment or self.flags)
 
     @property
     def values(self) -> dict[str, Any]:
-        """What the engine gets."""
         return {name: argument.value for name, argument in self.read.items()}
 
     @property
@@ -170,7 +168,6 @@ class _Parser(argparse.ArgumentParser):
         return [f"{flag}={_text(value)}"]
 
     def read(self, words: Sequence[str], source: str) -> dict[str, ReadArgument]:
-        """Read the words of one source."""
         self._source = {
             "file": "in engine_args of the file",
             "environment": "in MILLSTREAM_ENGINE_ARGS",

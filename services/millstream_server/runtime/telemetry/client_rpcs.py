@@ -67,7 +67,6 @@ class _SentRpc:
         self._started = time.perf_counter()
 
     def done(self, call: Any) -> None:
-        """Record the status; called when gRPC has it."""
         code = _at_once(call.code(), grpc.StatusCode.UNKNOWN)
         self._method.observe(code, time.perf_counter() - self._started)
         span = self._span

@@ -43,14 +43,12 @@ class RequestCounts:
     """Requests on the worker streams of one role, at either end, with the labels set."""
 
     def __init__(self, role: str) -> None:
-        """Look the metrics up once."""
         self._role = role
         # Read at each scrape, which is cheaper than to set the gauge at every request.
         metrics.STREAM_REQUESTS_OPEN.labels(role).set_function(lambda: _OPEN[role])
         self._outcomes: dict[str, prometheus_client.Counter] = {}
 
     def begun(self) -> None:
-        """Count a request as open."""
         _OPEN[self._role] += 1
 
     def ended(self, outcome: str) -> None:
@@ -66,13 +64,11 @@ class StreamMetrics(RequestCounts):
     """Those of text requests, and their frames; recorded per frame and request, not per token."""
 
     def __init__(self, role: str) -> None:
-        """Look the metrics up once."""
         super().__init__(role)
         self._frames = metrics.STREAM_FRAMES.labels(role)
         self._tokens = metrics.STREAM_TOKENS.labels(role)
 
     def frame(self, tokens: int) -> None:
-        """Count a step frame."""
         self._frames.inc()
         self._tokens.inc(tokens)
 

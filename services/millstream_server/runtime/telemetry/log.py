@@ -43,26 +43,21 @@ class Log:
     __slots__ = ("_logger",)
 
     def __init__(self, logger: logging.Logger) -> None:
-        """Write to ``logger``."""
         self._logger = logger
 
     def debug(self, event: str, *, error: BaseException | None = None, **fields: Any) -> None:
-        """Log details for finding a fault."""
         if self._logger.isEnabledFor(logging.DEBUG):
             self._write(logging.DEBUG, event, fields, error)
 
     def info(self, event: str, *, error: BaseException | None = None, **fields: Any) -> None:
-        """Log normal operation."""
         if self._logger.isEnabledFor(logging.INFO):
             self._write(logging.INFO, event, fields, error)
 
     def warning(self, event: str, *, error: BaseException | None = None, **fields: Any) -> None:
-        """Log what may need an operator's attention."""
         if self._logger.isEnabledFor(logging.WARNING):
             self._write(logging.WARNING, event, fields, error)
 
     def error(self, event: str, *, error: BaseException | None = None, **fields: Any) -> None:
-        """Log what needs attention."""
         if self._logger.isEnabledFor(logging.ERROR):
             self._write(logging.ERROR, event, fields, error)
 

@@ -50,7 +50,6 @@ class Ending:
                  "caller_leaves")  # fmt: skip
 
     def __init__(self, options: TransportOptions, h2: ServerState, now_s: float) -> None:
-        """Start with a connection just made."""
         age_s = options.max_connection_age_s * random.uniform(0.9, 1.1)  # noqa: S311 - to spread
         self._leaves_s = now_s + age_s if age_s else math.inf
         self._grace_s = options.max_connection_age_grace_s or math.inf
@@ -72,7 +71,6 @@ class Ending:
         return self.caller_leaves or self._last_stream < LAST_STREAM
 
     def takes(self, stream_id: int) -> bool:
-        """Return whether a new RPC is served."""
         return stream_id <= self._last_stream
 
     def heard(self, now_s: float) -> None:
@@ -86,7 +84,6 @@ class Ending:
         return now_s - last_s < self._options.min_ping_interval_s
 
     def is_dead(self, now_s: float) -> bool:
-        """Return whether a ping was not answered in time."""
         return bool(self._pinged_s) and now_s - self._pinged_s > self._options.keepalive_timeout_s
 
     def begin(self, now_s: float) -> None:
@@ -105,7 +102,6 @@ class Ending:
             self.refuse_new()
 
     def refuse_new(self, code: int = 0, why: str = "") -> None:
-        """Take no new RPCs from here on."""
         self._refuses_s = math.inf
         self._goaway(self._h2.highest_inbound_stream_id, code, why)
 
@@ -169,7 +165,6 @@ class Connection(asyncio.Protocol):
     # ---- the socket ------------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
-        """Send the settings."""
         self._transport = transport
         self.out.open(transport, self.h2)
         self._intake.open(transport)
@@ -180,7 +175,6 @@ class Connection(asyncio.Protocol):
         self.server.connections.add(self)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes."""
         self.ending.heard(self.loop.time())
         self.bounds.taken_bytes += len(data)
         self._intake.take(data)
@@ -204,7 +198,6 @@ class Connection(asyncio.Protocol):
         self.bounds.unsent.add(self, self.stuck_bytes)
 
     def resume_writing(self) -> None:
-        """Note that it has room."""
         self._unstuck()
         self.out.resume()
 
@@ -213,7 +206,6 @@ class Connection(asyncio.Protocol):
         self.bounds.unsent.remove(self, stuck)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel all RPCs."""
         self._ended = True
         for stream in list(self.streams.values()):
             stream.lost()
@@ -239,7 +231,6 @@ class Connection(asyncio.Protocol):
         self.loop.call_later(_LINGER_S, self._transport.abort)
 
     def abort(self) -> None:
-        """Close at once."""
         self._ended = True
         self._unstuck()
         self._intake.stop()
@@ -248,7 +239,6 @@ class Connection(asyncio.Protocol):
     # ---- for streams ----------------------------------------------------------------------------
 
     def awaits_message(self, stream_id: int) -> None:
-        """Watch that an RPC's first message comes in time."""
         self.silent[stream_id] = self.streams[stream_id]
         self.bounds.silent.add(self)
 
@@ -259,7 +249,6 @@ class Connection(asyncio.Protocol):
             self.bounds.silent.remove(self)
 
     def over(self, stream_id: int) -> None:
-        """Forget an RPC that is over."""
         if self.streams.pop(stream_id, None) is not None:
             self.bounds.streams.remove(self)
             if not self.streams:

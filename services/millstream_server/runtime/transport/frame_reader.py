@@ -52,7 +52,6 @@ class StreamFrameError(Exception):
     """A frame that is wrong for its stream alone."""
 
     def __init__(self, stream_id: int, code: ErrorCodes) -> None:
-        """Reset this stream with this code."""
         super().__init__(f"a bad frame on stream {stream_id}")
         self.stream_id = stream_id
         self.code = code
@@ -65,7 +64,6 @@ class FrameReader:
                  "block_bytes", "blocks")  # fmt: skip
 
     def __init__(self, max_frame_bytes: int, max_block_bytes: int) -> None:
-        """Bound frames, and header blocks, which may be in several frames."""
         self._max_frame = max_frame_bytes
         self._most_block = max_block_bytes
         self._data = b""
@@ -81,7 +79,6 @@ class FrameReader:
 
     @property
     def in_block(self) -> bool:
-        """Whether a header block has begun and hasn't come whole."""
         if self._block:
             return True
         return self._data[self._at + _TYPE_AT : self._at + _TYPE_AT + 1] == _HEADERS
@@ -196,7 +193,6 @@ class HeaderBlock:
     __slots__ = ("_number", "_reader", "_received", "_since_s", "nbytes")
 
     def __init__(self, reader: FrameReader, received: Ledger, now_s: float) -> None:
-        """Count what ``reader`` holds in ``received``."""
         self._reader = reader
         self._received = received
         self._number = 0
@@ -206,7 +202,6 @@ class HeaderBlock:
         """What it holds, as counted."""
 
     def count(self, holder: Holder) -> None:
-        """Count what it holds now."""
         more = self._reader.block_bytes - self.nbytes
         if more:
             self.nbytes += more
@@ -216,7 +211,6 @@ class HeaderBlock:
                 self._received.remove(holder, -more)
 
     def drop(self, holder: Holder) -> None:
-        """Count it no more."""
         self._received.remove(holder, self.nbytes)
         self.nbytes = 0
 

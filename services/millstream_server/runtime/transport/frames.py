@@ -62,7 +62,6 @@ def take_frame(connection: Connection, data: bytes) -> bool:
 
 
 def _request(connection: Connection, event: events.RequestReceived) -> None:
-    """Begin the RPC of a request, or refuse it."""
     stream_id = event.stream_id
     if not connection.h2.can_send(stream_id):
         return  # reset by bytes that came with it

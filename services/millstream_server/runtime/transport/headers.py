@@ -49,7 +49,6 @@ class NotGrpcError(Exception):
     """The request is HTTP/2, but not gRPC: answered with an HTTP status."""
 
     def __init__(self, http_status: int, message: str, method: str, path: str) -> None:
-        """Answer with this HTTP status."""
         super().__init__(message)
         self.http_status = http_status
         self.method = method
@@ -57,7 +56,6 @@ class NotGrpcError(Exception):
 
     @property
     def reads(self) -> bool:
-        """Whether it is a GET or HEAD, as HTTP probes send."""
         return self.method in ("GET", "HEAD")
 
 

@@ -73,7 +73,6 @@ class Inbox:
         self._over = False
 
     def __bool__(self) -> bool:
-        """Whether something waits for the handler."""
         return bool(self._messages)
 
     @property
@@ -83,7 +82,6 @@ class Inbox:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that it takes."""
         return self._message_bytes + _MESSAGE_BYTES * len(self._messages) + len(self._buffer)
 
     def feed(self, data: bytes, nbytes: int) -> int:
@@ -125,7 +123,6 @@ class Inbox:
         return completed
 
     def _read_prefix(self, data: bytes, at: int) -> int:
-        """Read a prefix, or what there is of it; return where the message begins."""
         if not self._buffer and len(data) - at >= PREFIX.size:
             head = data[at : at + PREFIX.size]
             at += PREFIX.size
@@ -195,7 +192,6 @@ class Inbox:
                 h2.increment_flow_control_window(credit, self._id)
 
     def close(self) -> None:
-        """Note that the RPC has ended: nothing more can be read."""
         self._over = True
         self.drop()
 
@@ -242,7 +238,6 @@ def _unpacked(message: bytes, encoding: bytes, most: int) -> bytes:
 
 
 def _too_large(what: str, most: int) -> StatusError:
-    """Make the error of a message above the limit."""
     return StatusError(
         Code.RESOURCE_EXHAUSTED,
         f"{what} is larger than max, the {most} bytes that this server takes; send less at once",

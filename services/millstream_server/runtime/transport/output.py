@@ -65,7 +65,6 @@ class Outbox:
         return self._paused or bool(self._waiting) or self._bytes > _FULL_BYTES
 
     def send(self, frame: bytes) -> None:
-        """Write a frame with the others of this loop turn."""
         self._frames.append(frame)
         self._bytes += len(frame)
         if not self._scheduled:
@@ -80,7 +79,6 @@ class Outbox:
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write now."""
         self._scheduled = True  # by this call itself
         if self._ready:
             ready, self._ready = self._ready, []
@@ -102,11 +100,9 @@ class Outbox:
             self.pump()
 
     def pause(self) -> None:
-        """Note that the socket's buffer is full."""
         self._paused = True
 
     def resume(self) -> None:
-        """Note that it has room."""
         self._paused = False
         self.pump()
 
@@ -130,7 +126,6 @@ class Outbox:
                 sender.queued = False
 
     def close(self) -> None:
-        """Forget what waits."""
         self._waiting.clear()
         self._ready.clear()
 
@@ -184,7 +179,6 @@ class Sender:
         return True
 
     async def write(self, response: Any) -> None:
-        """See `ServedCall.write`: send it at once, or in parts as room comes; wait for the last."""
         data = self._serialize(response)
         if self._over:
             raise CallOverError
@@ -204,7 +198,6 @@ class Sender:
             self.drop()
 
     def close(self) -> None:
-        """Note that the RPC has ended: nothing more can be sent."""
         self._over = True
         self.drop()
 
@@ -227,7 +220,6 @@ class Sender:
             self._connection.bounds.unsent.remove(self._connection, counted)
 
     def window_grew(self) -> None:
-        """Send more of what waits."""
         if self.unsent or self.asked:
             self._connection.out.enqueue(self)
 
@@ -264,14 +256,12 @@ class Sender:
         return self.asked and window.outbound_flow_control_window > 0
 
     def ready(self) -> None:
-        """See `Call.ready`."""
         if not self.asked:
             self.asked = True
             if self._source is not None and not self.unsent:
                 self._connection.out.ask(self)
 
     async def send_from(self, source: Source) -> None:
-        """See `Call.send_from`."""
         if self._over:
             raise CallOverError
         self._source = source
@@ -310,7 +300,6 @@ class Sender:
             self._end(None)
 
     def _end(self, error: Exception | None) -> None:
-        """Let go on who waits until all is sent."""
         self._source = None
         if self._sent is None or self._sent.done():
             return

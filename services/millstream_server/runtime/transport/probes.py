@@ -97,7 +97,6 @@ class Http1Connection(asyncio.Protocol):
     """Answers one request, then closes."""
 
     def __init__(self, states: States, place: Place) -> None:
-        """Answer with the health that ``states`` returns."""
         self._states = states
         self._place = place
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=_MAX_HEAD_BYTES)
@@ -106,7 +105,6 @@ class Http1Connection(asyncio.Protocol):
         self._answered = False
 
     def connection_made(self, transport: Any) -> None:
-        """Wait for a request."""
         self._transport = transport
         self._end_after(_HEAD_S)
 
@@ -129,7 +127,6 @@ class Http1Connection(asyncio.Protocol):
             self._respond(event)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Give the place back."""
         if self._timer is not None:
             self._timer.cancel()
         self._place.free()

@@ -60,7 +60,6 @@ class H2Server(MethodTable):
         return self._listener.bind(address, tls)
 
     async def start(self) -> None:
-        """Accept connections."""
         self.bounds.show()
         self._listener.start()
         self._tick()
@@ -98,7 +97,6 @@ class H2Server(MethodTable):
             connection.drain()
 
     def forget(self, connection: Connection) -> None:
-        """Note that a connection is over."""
         self.connections.discard(connection)
         if not self.connections:
             self._empty.set()
@@ -162,6 +160,5 @@ def _shed_unsent(connection: Connection) -> None:
 
 
 def _busy(cause: str, why: str) -> OverloadedError:
-    """Make the error of an RPC that is ended for a bound."""
     log.warning("RPC ended to stay within a bound", bound=cause)
     return overloaded(cause, f"the server is busy: {why}")

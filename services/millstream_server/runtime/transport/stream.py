@@ -96,7 +96,6 @@ class Stream(ServedCall):
 
     @property
     def time_left_s(self) -> float | None:
-        """See `Call`."""
         if self._deadline_s is None:
             return None
         return max(0.0, self._deadline_s - self._connection.loop.time())
@@ -150,7 +149,6 @@ class Stream(ServedCall):
             self._cut(failure)
 
     def lost(self) -> None:
-        """Handle that the caller reset the stream, or that the connection was lost."""
         self._cut(asyncio.CancelledError())
 
     def _deadline_passed(self) -> None:
@@ -193,12 +191,10 @@ class Stream(ServedCall):
 
     @property
     def all_read(self) -> bool:
-        """See `Call`."""
         return self.inbox.ended and not self.inbox
 
     @property
     def has_request(self) -> bool:
-        """See `ServedCall`."""
         return bool(self.inbox)
 
     def received(self, data: bytes, nbytes: int) -> None:
@@ -226,7 +222,6 @@ class Stream(ServedCall):
         inbox.credit()
 
     def closed_by_client(self) -> None:
-        """Take the end of the caller's side."""
         if not self.inbox.ended:
             self._take_no_more()
             self.inbox.end()
@@ -238,20 +233,17 @@ class Stream(ServedCall):
         self.inbox.ended = True
 
     def _wake(self) -> None:
-        """Let the handler read."""
         if self._life is Life.WAITS:
             self._serve()
         else:
             self.inbox.wake()
 
     def complete(self) -> None:
-        """See `ServedCall`."""
         if self._life is not Life.OVER:
             self.sender.send_trailers(ok_headers(self.trailers))
             self._end()
 
     async def abort(self, code: Code, message: str, trailers: Trailers) -> None:
-        """See `ServedCall`."""
         if self._life is Life.OVER:
             raise CallOverError
         self._send_status(code, message, trailers)
