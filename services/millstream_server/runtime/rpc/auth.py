@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from millstream_server.runtime.errors import PermissionDeniedError, UnauthenticatedError
-from millstream_server.runtime.rpc.call import Call
+from millstream_server.runtime.rpc.call import Call, CertificateName
 from millstream_server.runtime.security.api_keys import ApiKeys
-from millstream_server.runtime.security.certificate_names import CertificateName
 from millstream_server.runtime.settings import SettingsError
 
 _HEALTH = frozenset(f"/grpc.health.v1.Health/{name}" for name in ("Check", "Watch", "List"))

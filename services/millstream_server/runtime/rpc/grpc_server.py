@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Literal
 import grpc
 
 from millstream_server.runtime.errors import Code
+from millstream_server.runtime.rpc.call import CertificateName
 from millstream_server.runtime.rpc.channel import ChannelArguments, bind
 from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall, Trailers
 from millstream_server.runtime.rpc.serving import Handler, Method, Rpcs
 from millstream_server.runtime.rpc.status import GRPC_CODES
-from millstream_server.runtime.security.certificate_names import CertificateName
 from millstream_server.runtime.security.tls import ServerTls
 from millstream_server.runtime.telemetry.log import get_log
 

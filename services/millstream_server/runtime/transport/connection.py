@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from h2.errors import ErrorCodes
 
-from millstream_server.runtime.rpc.call import key_of_address
+from millstream_server.runtime.rpc.call import CertificateName, key_of_address
 from millstream_server.runtime.rpc.ledger import Place
 from millstream_server.runtime.rpc.serving import no_first_message
-from millstream_server.runtime.security.certificate_names import CertificateName
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.transport.frame_reader import HeaderBlock
 from millstream_server.runtime.transport.frames import take_frame

@@ -12,10 +12,9 @@ from millstream_server.runtime.rpc.ledger import overloaded
 from millstream_server.runtime.rpc.serving import MethodTable, Rpcs
 from millstream_server.runtime.security.tls import ServerTls
 from millstream_server.runtime.telemetry.log import get_log
-from millstream_server.runtime.transport.bounds import Bounds
 from millstream_server.runtime.transport.connection import Connection
 from millstream_server.runtime.transport.listener import Listener
-from millstream_server.runtime.transport.options import TransportOptions
+from millstream_server.runtime.transport.options import Bounds, TransportOptions
 from millstream_server.runtime.transport.probes import States
 
 log = get_log(__name__)

@@ -18,10 +18,10 @@ from millstream_server.runtime.errors import (
     ServingError,
     StatusError,
 )
+from millstream_server.runtime.rpc.call import CertificateName
 from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall, Trailers
 from millstream_server.runtime.rpc.serving import Method
 from millstream_server.runtime.rpc.status import to_trailers
-from millstream_server.runtime.security.certificate_names import CertificateName
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.transport.headers import RequestHead, ok_headers, status_headers
 from millstream_server.runtime.transport.inbox import END, Inbox
