@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from grpc_health.v1 import health_pb2_grpc
 from prometheus_client.registry import Collector
@@ -24,12 +24,10 @@ from millstream_server.runtime.rpc.auth import AuthPolicy, PeerIdentities
 from millstream_server.runtime.rpc.channel import is_loopback
 from millstream_server.runtime.rpc.grpc_server import RpcInterceptor
 from millstream_server.runtime.rpc.health import ACCEPTING, SERVICE_NAME, HealthServicer
-from millstream_server.runtime.rpc.limits import RpcLimits
 from millstream_server.runtime.rpc.serving import Rpcs
 from millstream_server.runtime.security.api_keys import ApiKeys
 from millstream_server.runtime.security.tls import ServerTls, TlsFiles
 from millstream_server.runtime.settings import SettingsError
-from millstream_server.runtime.telemetry.counts import LoadMeter
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.telemetry.metrics import CERTIFICATE_EXPIRY
 from millstream_server.runtime.telemetry.metrics_endpoint import MetricsEndpoint
@@ -44,25 +42,15 @@ _MOST_PROBES = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServicePlan:
-    """What a service serves."""
+class ServicePlan(ServerOptions):
+    """What a service serves; its settings say the certificate and the tracing."""
 
     services: tuple[str, ...]
     """Full proto names."""
-    max_receive_bytes: int
-    load: LoadMeter | None
-    """None: no load reports."""
     open_work: Callable[[], Mapping[str, int]]
     """Returns the amount of open work by kind, for operators."""
-    health_only: bool = False
-    """The services' names have a health, but nothing serves them."""
-    clients: TransportOptions | None = None
-    """See `ServerOptions`."""
-    auth: AuthPolicy = field(default_factory=AuthPolicy)
     admin_services: tuple[AdminService, ...] = ()
     """On the admin address only."""
-    limits: RpcLimits | None = None
-    without_spans: Collection[str] = ()
     collectors: tuple[Collector, ...] = ()
     """Collectors of metrics besides those of `runtime.telemetry.metrics`."""
 
@@ -107,20 +95,7 @@ class Service:
         """
         settings = self._settings
         self._plan = plan
-        self.server = Server(
-            plan.services,
-            ServerOptions(
-                max_receive_bytes=plan.max_receive_bytes,
-                clients=plan.clients,
-                tls=self._tls,
-                auth=plan.auth,
-                limits=plan.limits,
-                tracing=self.tracing,
-                without_spans=plan.without_spans,
-                load=plan.load,
-                health_only=plan.health_only,
-            ),
-        )
+        self.server = Server(plan.services, replace(plan, tls=self._tls, tracing=self.tracing))
         if settings.admin_listen:
             self._admin = self._make_admin(plan)
         if settings.health_listen:

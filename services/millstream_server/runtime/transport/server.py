@@ -10,7 +10,6 @@ from millstream_server.runtime.errors import OverloadedError
 from millstream_server.runtime.rpc.health import Health
 from millstream_server.runtime.rpc.ledger import overloaded
 from millstream_server.runtime.rpc.serving import MethodTable, Rpcs
-from millstream_server.runtime.security.tls import ServerTls
 from millstream_server.runtime.telemetry.log import get_log
 from millstream_server.runtime.transport.connection import Connection
 from millstream_server.runtime.transport.listener import Listener
@@ -46,17 +45,9 @@ class H2Server(MethodTable):
         bounds.streams.shed, bounds.silent.shed = _shed_stream, _shed_silent
         bounds.received.shed, bounds.unsent.shed = _shed_received, _shed_unsent
         self._listener = Listener(partial(Connection, self), states, options)
+        self.bind = self._listener.bind
         self._ticking: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
-
-    def bind(self, address: str, tls: ServerTls | None = None) -> int:
-        """Listen on HOST:PORT, [IPv6]:PORT or unix:/path; return the port, 0 for a Unix socket.
-
-        Raises:
-            OSError: the address can't be bound.
-            SettingsError: OpenSSL refuses the files of ``tls``.
-        """
-        return self._listener.bind(address, tls)
 
     async def start(self) -> None:
         self.bounds.show()
