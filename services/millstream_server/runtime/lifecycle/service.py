@@ -79,7 +79,7 @@ class Service:
         self._probes: H2Server | None = None
         self._metrics: MetricsEndpoint | None = None
         self._listens_aside = False
-        self._plan: ServicePlan | None = None
+        self._collectors: tuple[Collector, ...] = ()
         self.tracing = Tracing.from_settings(
             settings.otlp_endpoint,
             settings.trace_sample_ratio,
@@ -94,7 +94,7 @@ class Service:
             SettingsError: settings contradict each other.
         """
         settings = self._settings
-        self._plan = plan
+        self._collectors = plan.collectors
         self.server = Server(plan.services, replace(plan, tls=self._tls, tracing=self.tracing))
         if settings.admin_listen:
             self._admin = self._make_admin(plan)
@@ -128,8 +128,7 @@ class Service:
         self.server.health.set(ACCEPTING, serving=False)
         settings = self._settings
         if settings.metrics_listen:
-            collectors = self._plan.collectors if self._plan else ()
-            self._metrics = MetricsEndpoint(settings.metrics_listen, self._name, collectors)
+            self._metrics = MetricsEndpoint(settings.metrics_listen, self._name, self._collectors)
             log.info("listening", on="metrics", port=self._metrics.port)
         if self._admin is not None:
             port = await self._admin.listen(settings.admin_listen)

@@ -76,24 +76,20 @@ class PeerIdentities:
                 )
 
     def allowed(self, names: Iterable[CertificateName]) -> str | None:
-        return next((n.value for n in names if any(map(_matcher(n), self._patterns))), None)
+        return next(
+            (n.value for n in names if any(_matches(n, each) for each in self._patterns)), None
+        )
 
 
-def _matcher(name: CertificateName) -> Callable[[str], bool]:
-    is_uri = name.kind == "uri"
-    plain = name.value if is_uri else name.value.lower()
-
-    def matches(pattern: str) -> bool:
-        if pattern == "*":
-            return plain != ""
-        if is_uri != (":" in pattern):
-            return False
-        if pattern.endswith("*"):
-            stem = pattern[:-1]
-            return plain.startswith(stem) and plain != stem
-        return plain == (pattern if is_uri else pattern.lower())
-
-    return matches
+def _matches(name: CertificateName, pattern: str) -> bool:
+    if pattern == "*":
+        return name.value != ""
+    if name.kind == "dns":
+        return ":" not in pattern and name.value.lower() == pattern.lower()
+    if pattern.endswith("*"):
+        stem = pattern[:-1]
+        return name.value.startswith(stem) and name.value != stem
+    return ":" in pattern and name.value == pattern
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

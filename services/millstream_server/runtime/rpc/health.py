@@ -33,6 +33,9 @@ ACCEPTING = "accepting"
 checks of gRPC clients that balance. A server that can't serve for another reason, such as a
 Processor without workers, says so in the error of a call; a client that leaves the server out would
 only see its own deadline pass."""
+UNKNOWN_NAME = (
+    "this server knows no service of that name; grpc.health.v1.Health/List names those it knows"
+)
 MAX_NAME = 256
 """Longest name in a request. Callers aren't authenticated."""
 MAX_WATCHES = 4096
@@ -125,11 +128,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         """
         _check_name(request.service)
         if request.service not in self._serving:
-            raise StatusError(
-                Code.NOT_FOUND,
-                "this server knows no service of that name; grpc.health.v1.Health/List names those "
-                "it knows",
-            )
+            raise StatusError(Code.NOT_FOUND, UNKNOWN_NAME)
         return _Status(status=self._status(request.service))
 
     @max_request_bytes(SMALL_REQUEST_BYTES)

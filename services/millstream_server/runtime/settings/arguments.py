@@ -12,6 +12,11 @@ from typing import Any, NoReturn
 
 from millstream_server.runtime.settings.declare import SettingsError
 
+_SOURCES = {
+    "file": "in engine_args of the file",
+    "environment": "in MILLSTREAM_ENGINE_ARGS",
+    "flag": "behind --",
+}
 _SECRET = re.compile(r"(^|_)(api_key|password|secret|watermark_key\w*)$")
 
 
@@ -112,15 +117,8 @@ def refuse_arguments(given: EngineArguments, engine: str) -> None:
         SettingsError: there are some.
     """
     if given.given:
-        where = [
-            name
-            for name, there in (
-                ("behind --", given.flags),
-                ("in MILLSTREAM_ENGINE_ARGS", given.environment),
-                ("in engine_args of the file", given.file),
-            )
-            if there
-        ]
+        there = {"flag": given.flags, "environment": given.environment, "file": given.file}
+        where = [_SOURCES[source] for source, words in there.items() if words]
         raise SettingsError(
             f"there are an engine's own arguments {' and '.join(where)}, but the engine is "
             f"{engine}, which takes none"
@@ -152,7 +150,7 @@ class _Parser(argparse.ArgumentParser):
 
     def words(self, name: str, value: Any) -> list[str]:
         """Return the words of a command line that say what the file says."""
-        self._source = "in engine_args of the file"
+        self._source = _SOURCES["file"]
         action = self._action(name)
         flag = action.option_strings[0]
         if value is None:
@@ -168,10 +166,7 @@ class _Parser(argparse.ArgumentParser):
         return [f"{flag}={_text(value)}"]
 
     def read(self, words: Sequence[str], source: str) -> dict[str, ReadArgument]:
-        self._source = {
-            "file": "in engine_args of the file",
-            "environment": "in MILLSTREAM_ENGINE_ARGS",
-        }.get(source, "behind --")
+        self._source = _SOURCES[source]
         self._texts = {}
         words = [self._checked(word) for word in words]
         try:

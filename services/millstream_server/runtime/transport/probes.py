@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import h11
 
-from millstream_server.runtime.rpc.health import LIVENESS, Health
+from millstream_server.runtime.rpc.health import LIVENESS, UNKNOWN_NAME, Health
 from millstream_server.runtime.rpc.ledger import Place
 
 States = Callable[[], Health]
@@ -76,11 +76,7 @@ def refusal(status: int, why: str) -> ProbeResponse:
 def _health(name: str, health: Health) -> ProbeResponse:
     serving = health.states.get(name)
     if serving is None:
-        return _sentence(
-            404,
-            "this server knows no service of that name; grpc.health.v1.Health/List names those it "
-            "knows",
-        )
+        return _sentence(404, UNKNOWN_NAME)
     said: dict[str, object] = {"service": name, "status": "SERVING" if serving else "NOT_SERVING"}
     if not serving and health.conditions:
         said["conditions"] = list(health.conditions)
