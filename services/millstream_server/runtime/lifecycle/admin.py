@@ -21,9 +21,10 @@ from millstream.v1 import admin_pb2, admin_pb2_grpc
 from millstream_server.runtime.errors import Code, InvalidRequestError, StatusError
 from millstream_server.runtime.rpc import health, reflection
 from millstream_server.runtime.rpc.call import Call
-from millstream_server.runtime.rpc.channel import bind, server_options
-from millstream_server.runtime.rpc.grpc_server import RpcInterceptor
+from millstream_server.runtime.rpc.channel import server_options
+from millstream_server.runtime.rpc.grpc_server import GrpcServer, RpcInterceptor
 from millstream_server.runtime.rpc.serving import ServicerTable
+from millstream_server.runtime.security.tls import ServerTls
 from millstream_server.runtime.settings import describe
 from millstream_server.runtime.telemetry.log import get_log
 
@@ -175,16 +176,13 @@ class AdminServer:
         self,
         subject: Subject,
         interceptor: RpcInterceptor,
-        credentials: grpc.ServerCredentials | None = None,
+        tls: ServerTls | None = None,
         further: Sequence[AdminService] = (),
     ) -> None:
-        """Serve ``subject`` and ``further`` services; in plaintext without ``credentials``."""
+        """Serve ``subject`` and ``further`` services; in plaintext without ``tls``."""
         largest = max((s.max_receive_bytes for s in further), default=_MAX_RECEIVE_BYTES)
-        self._credentials = credentials
-        self.grpc = grpc.aio.server(
-            interceptors=[interceptor],
-            options=server_options(max_receive_bytes=largest),
-        )
+        self._tls = tls
+        self.grpc = GrpcServer(interceptor, server_options(max_receive_bytes=largest))
         admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(subject), self.grpc)
         channelz_pb2_grpc.add_ChannelzServicer_to_server(Channelz(), self.grpc)
         health_pb2_grpc.add_HealthServicer_to_server(subject.health, self.grpc)
@@ -199,7 +197,7 @@ class AdminServer:
         Raises:
             OSError: the address can't be bound.
         """
-        port = bind(self.grpc, address, self._credentials)
+        port = self.grpc.bind(address, self._tls)
         await self.grpc.start()
         return port
 

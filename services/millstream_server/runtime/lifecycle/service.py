@@ -177,7 +177,7 @@ class Service:
                     (*SERVICES, *(service.name for service in plan.admin_services)),
                 )
             ),
-            credentials=tls.credentials() if tls else None,
+            tls,
             further=plan.admin_services,
         )
 

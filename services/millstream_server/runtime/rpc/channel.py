@@ -102,23 +102,6 @@ def server_options(
     ]
 
 
-def bind(
-    server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None
-) -> int:
-    """Let a server listen on an address, HOST:PORT; in plaintext without credentials.
-
-    Raises:
-        OSError: it can't be bound.
-    """
-    try:
-        if credentials is None:
-            return server.add_insecure_port(address)
-        return server.add_secure_port(address, credentials)
-    except RuntimeError as error:
-        message = f"can't listen on {address}: is the port taken?"
-        raise OSError(message) from error
-
-
 def open_channel(
     address: str,
     tls: ClientTls | None,

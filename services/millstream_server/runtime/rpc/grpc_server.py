@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import grpc
 
 from millstream_server.runtime.errors import Code
 from millstream_server.runtime.rpc.call import CertificateName
-from millstream_server.runtime.rpc.channel import ChannelArguments, bind
+from millstream_server.runtime.rpc.channel import ChannelArguments
 from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall, Trailers
 from millstream_server.runtime.rpc.serving import Handler, Method, Rpcs
 from millstream_server.runtime.rpc.status import GRPC_CODES
@@ -42,21 +42,17 @@ class GrpcServer:
         self,
         interceptor: RpcInterceptor,
         arguments: ChannelArguments,
-        died: Callable[[], None] = lambda: None,
+        died: Callable[[], None] | None = None,
     ) -> None:
         """Serve RPCs through ``interceptor``.
 
         ``died`` is called when gRPC accepts no more calls; only a new process helps.
         """
-        self._server = grpc.aio.server(interceptors=[interceptor], options=arguments)
+        self._server: Any = grpc.aio.server(interceptors=[interceptor], options=arguments)
         self._watching: asyncio.Task[None] | None = None
         self._died = died
-
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Handler]) -> None:
-        self._server.add_registered_method_handlers(service, dict(handlers))  # type: ignore[attr-defined]
-
-    def add_generic_rpc_handlers(self, handlers: Iterable[Any]) -> None:
-        self._server.add_generic_rpc_handlers(tuple(handlers))
+        self.add_registered_method_handlers = self._server.add_registered_method_handlers
+        self.add_generic_rpc_handlers = self._server.add_generic_rpc_handlers
 
     def bind(self, address: str, tls: ServerTls | None = None) -> int:
         """Bind an address, HOST:PORT; return the port.
@@ -64,11 +60,18 @@ class GrpcServer:
         Raises:
             OSError: it can't be bound.
         """
-        return bind(self._server, address, tls.credentials() if tls else None)
+        try:
+            if tls is None:
+                return int(self._server.add_insecure_port(address))
+            return int(self._server.add_secure_port(address, tls.credentials()))
+        except RuntimeError as error:
+            message = f"can't listen on {address}: is the port taken?"
+            raise OSError(message) from error
 
     async def start(self) -> None:
         await self._server.start()
-        self._watching = asyncio.ensure_future(self._watch())
+        if self._died is not None:
+            self._watching = asyncio.ensure_future(self._watch(self._died))
 
     async def stop(self, grace_s: float | None) -> None:
         """Take no more connections and RPCs; after ``grace_s`` cut what is open. None: at once."""
@@ -76,20 +79,20 @@ class GrpcServer:
             self._watching.cancel()
         await self._server.stop(grace_s)
 
-    async def _watch(self) -> None:
+    async def _watch(self, died: Callable[[], None]) -> None:
         """Detect that gRPC serves no more: a `:path` that isn't UTF-8 ends grpcio 1.85's own loop.
 
         It happens before any code of ours runs. Open streams go on, new connections are refused,
         and gRPC reports nothing.
         """
-        core: Any = self._server._server  # type: ignore[attr-defined]  # noqa: SLF001 - no public way
+        core = self._server._server  # noqa: SLF001 - no public way
         while core.is_running():  # noqa: ASYNC110 - it sets no event
             await asyncio.sleep(_WATCH_S)
         log.error(
             "gRPC's serving loop died; this process finishes its work and exits",
             cause="a caller's frame, most likely a :path that isn't UTF-8",
         )
-        self._died()
+        died()
 
 
 class RpcInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]

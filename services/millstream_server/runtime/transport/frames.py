@@ -24,7 +24,7 @@ from millstream_server.runtime.transport.headers import (
     status_headers,
 )
 from millstream_server.runtime.transport.inbox import is_known_encoding
-from millstream_server.runtime.transport.probes import refusal, respond
+from millstream_server.runtime.transport.probes import PROBE_METHODS, refusal, respond
 from millstream_server.runtime.transport.stream import Stream
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def _refuse(connection: Connection, stream_id: int, headers: Sequence[Header]) -
 
 
 def _answer_http(connection: Connection, stream_id: int, error: NotGrpcError) -> None:
-    if error.reads:
+    if error.method in PROBE_METHODS:
         response = respond(error.method, error.path, "", connection.server.states)
     else:
         response = refusal(error.http_status, str(error))

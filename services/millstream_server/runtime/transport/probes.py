@@ -24,7 +24,7 @@ from millstream_server.runtime.rpc.ledger import Place
 States = Callable[[], Health]
 
 _NAMES = {"/livez": LIVENESS, "/readyz": "", "/healthz": ""}
-_READS = ("GET", "HEAD")
+PROBE_METHODS = ("GET", "HEAD")
 _PORT = (
     "this port serves gRPC, which needs HTTP/2; HTTP probes may GET /livez, /readyz or /healthz, "
     "with ?service=NAME for one service"
@@ -63,8 +63,8 @@ def respond(method: str, target: str, content_type: str, states: States) -> Prob
         if content_type.startswith("application/grpc"):
             return _sentence(426, _PORT, ("upgrade", "HTTP/2.0"))
         return _sentence(404, _PORT)
-    if method not in _READS:
-        return _sentence(405, _PORT, ("allow", ", ".join(_READS)))
+    if method not in PROBE_METHODS:
+        return _sentence(405, _PORT, ("allow", ", ".join(PROBE_METHODS)))
     return _health(query.get("service", [name])[0], states())
 
 
