@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from grpc_channelz.v1 import channelz_pb2_grpc
@@ -183,13 +183,14 @@ class AdminServer:
         largest = max((s.max_receive_bytes for s in further), default=_MAX_RECEIVE_BYTES)
         self._tls = tls
         self.grpc = GrpcServer(interceptor, server_options(max_receive_bytes=largest))
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(subject), self.grpc)
-        channelz_pb2_grpc.add_ChannelzServicer_to_server(Channelz(), self.grpc)
-        health_pb2_grpc.add_HealthServicer_to_server(subject.health, self.grpc)
+        methods = cast("ServicerTable", self.grpc)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(AdminServicer(subject), methods)
+        channelz_pb2_grpc.add_ChannelzServicer_to_server(Channelz(), methods)
+        health_pb2_grpc.add_HealthServicer_to_server(subject.health, methods)
         for service in further:
-            service.add(self.grpc)
+            service.add(methods)
         names = (*SERVICES, *(service.name for service in further))
-        self._reflection = reflection.add_reflection(self.grpc, names)
+        self._reflection = reflection.add_reflection(methods, names)
 
     async def listen(self, address: str) -> int:
         """Bind and start; returns the port.

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 import grpc
 
 from millstream_server.runtime.errors import Code
-from millstream_server.runtime.rpc.call import CertificateName
+from millstream_server.runtime.rpc.call import CertificateName, key_of_address
 from millstream_server.runtime.rpc.channel import ChannelArguments
 from millstream_server.runtime.rpc.served_call import CallOverError, ServedCall, Trailers
 from millstream_server.runtime.rpc.serving import Handler, Method, Rpcs
@@ -48,11 +48,12 @@ class GrpcServer:
 
         ``died`` is called when gRPC accepts no more calls; only a new process helps.
         """
-        self._server: Any = grpc.aio.server(interceptors=[interceptor], options=arguments)
+        server = cast("Any", grpc.aio.server(interceptors=[interceptor], options=arguments))
+        self._server = server
         self._watching: asyncio.Task[None] | None = None
         self._died = died
-        self.add_registered_method_handlers = self._server.add_registered_method_handlers
-        self.add_generic_rpc_handlers = self._server.add_generic_rpc_handlers
+        self.add_registered_method_handlers = server.add_registered_method_handlers
+        self.add_generic_rpc_handlers = server.add_generic_rpc_handlers
 
     def bind(self, address: str, tls: ServerTls | None = None) -> int:
         """Bind an address, HOST:PORT; return the port.
@@ -168,6 +169,7 @@ class GrpcCall(ServedCall):
         self.write = context.write if streaming else self._keep
         self._metadata: Sequence[tuple[str, str | bytes]] | None = None
         self._task = asyncio.current_task()
+        self.caller_key = key_of_address(self.peer)
 
     @property
     def metadata(self) -> Sequence[tuple[str, str | bytes]]:

@@ -9,7 +9,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, ClassVar, Self, cast
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -26,7 +25,7 @@ from millstream_server.runtime.errors import (
     StatusError,
     UnavailableError,
 )
-from millstream_server.runtime.rpc.call import Call, Source, Visit, key_of_address
+from millstream_server.runtime.rpc.call import Call, Source, Visit
 
 _LENGTH_DELIMITED = 2
 _MAX_DEPTH = 16
@@ -45,7 +44,7 @@ class ServedCall(Call, ABC):
     A transport adds how messages and statuses are read and sent, and the rest of `Call`.
     """
 
-    __slots__ = ("_all_came", "_caller_key", "_task", "ending", "failure", "method", "trailers",
+    __slots__ = ("_all_came", "_task", "caller_key", "ending", "failure", "method", "trailers",
                  "visits")  # fmt: skip
 
     method: str
@@ -72,19 +71,8 @@ class ServedCall(Call, ABC):
         """The task that serves it; set by the transport."""
         self.ending = False
         """The servicer has ended, or the RPC has without it: `fail` then has no effect."""
-        self._caller_key: str | None = None
 
     # ---- what servicers and layers use; see `Call` -----------------------------------------------
-
-    @property
-    def caller_key(self) -> str:
-        if self._caller_key is None:
-            self._caller_key = key_of_address(self.peer)
-        return self._caller_key
-
-    @caller_key.setter
-    def caller_key(self, key: str) -> None:
-        self._caller_key = key
 
     @property
     def all_read(self) -> bool:
@@ -113,8 +101,8 @@ class ServedCall(Call, ABC):
         if message is self.END:
             self._all_came = True
             raise StopAsyncIteration
-        if message.__class__ is Malformed:
-            raise message.error
+        if isinstance(message, StatusError):
+            raise message
         for visit in self.visits:
             visit.received(message)
         return message
@@ -185,17 +173,10 @@ class OpenCalls(OpenWork):
 # ---- requests that don't parse -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Malformed:
-    """Takes the place of a request that didn't parse."""
-
-    error: StatusError
-
-
 def tolerant(
     deserialize: Callable[[bytes], Any] | None, max_bytes: int | None = None
 ) -> Callable[[bytes], Any]:
-    """Wrap a generated deserializer: it returns `Malformed` for a message that it can't take.
+    """Wrap a generated deserializer: it returns the error of a message that it can't take.
 
     That is one that doesn't parse, or has more than ``max_bytes``. Without a deserializer requests
     stay bytes, as in gRPC.
@@ -206,11 +187,11 @@ def tolerant(
 
     def parse(data: bytes) -> Any:
         if max_bytes is not None and len(data) > max_bytes:
-            return Malformed(_too_large(len(data), max_bytes))
+            return _too_large(len(data), max_bytes)
         try:
             return deserialize(data)
         except DecodeError:
-            return Malformed(_explain(descriptor, data))
+            return _explain(descriptor, data)
 
     return parse
 

@@ -70,7 +70,7 @@ class Method:
         self.parse: Callable[[bytes], Any] = tolerant(
             handler.request_deserializer, self.max_request_bytes
         )
-        """Parses a request; returns `Malformed` for what can't be parsed."""
+        """Parses a request; returns the error of what can't be parsed."""
         self.serialize: Callable[[Any], bytes] = handler.response_serializer or bytes
         self.response_streaming: bool = handler.response_streaming
         self._sends = handler.response_streaming and inspect.iscoroutinefunction(self._servicer)

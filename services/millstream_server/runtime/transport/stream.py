@@ -60,7 +60,7 @@ class Stream(ServedCall):
     """
 
     __slots__ = ("_connection", "_context", "_deadline_s", "_life", "_method",
-                 "_timer", "begun_s", "caller_key", "certificate_names", "id", "inbox", "limit_s",
+                 "_timer", "begun_s", "certificate_names", "id", "inbox", "limit_s",
                  "metadata", "peer", "read", "ready", "send_from", "sender", "write")  # fmt: skip
 
     END: ClassVar[Any] = END
