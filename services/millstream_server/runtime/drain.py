@@ -43,7 +43,8 @@ class OpenWork:
     def begin(self, on_leaving: Callable[[], None] | None = None) -> None:
         """Count one more; call ``on_leaving`` when the shutdown is announced, or was already."""
         self.count += 1
-        self._idle.clear()
+        if self.count == 1:
+            self._idle.clear()
         if on_leaving is not None:
             self._told.add(on_leaving)
             if self.leaving:

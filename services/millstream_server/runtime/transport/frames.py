@@ -122,6 +122,8 @@ def _answer_http(connection: Connection, stream_id: int, error: NotGrpcError) ->
 
 
 def _data(connection: Connection, event: events.DataReceived) -> None:
+    if not event.flow_controlled_length:
+        return  # it only ends the stream
     # At once: a stream whose handler doesn't read must not stop the others.
     connection.h2.consumed(event.flow_controlled_length)
     stream = connection.streams.get(event.stream_id)

@@ -200,7 +200,8 @@ class Inbox:
         self._messages.clear()
         self._message_bytes = 0
         self._buffer = bytearray()
-        self.count()
+        if self._counted:
+            self.count()
 
     def count(self) -> None:
         """Tell the bound of all how much is held; it may drop this in turn."""
