@@ -221,7 +221,8 @@ class _Text(logging.Formatter):
         for name, value in _fields(record).items():
             # Nearly all fields: without a call for each.
             kind = value.__class__
-            plain = kind is int or (kind is str and len(value) <= _LONGEST and _plain(value))
+            plain = kind is int or kind is float
+            plain = plain or (kind is str and len(value) <= _LONGEST and _plain(value))
             line += f" {name}={value if plain else _value(value)}"
         # May contain text from clients: keep it on one line.
         line = _printable(line)
@@ -235,10 +236,7 @@ _quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def _value(value: Any) -> str:
-    kind = value.__class__
-    if kind is int or kind is float:
-        return str(value)
-    text = _cut(str(value).lower() if kind is bool else str(value))
+    text = _cut(str(value).lower() if value.__class__ is bool else str(value))
     if _plain(text):
         return text
     quoted: str = _quoted(text)

@@ -45,7 +45,7 @@ _LEAST_DECODED_BYTES = 64 << 10
 _LONGEST_REASON = 200
 _MOST_KEPT, _LONGEST_KEPT = 16, 64
 """Header blocks that are kept, and the bytes and headers of a request's."""
-_LONGEST_SENT = 256
+_LONGEST_SENT = 128
 """Bytes of a response's: a load report's take 100."""
 _DATA, _HEADERS, _WINDOW_UPDATE, _CONTINUATION = 0, 1, 8, 9
 _END_STREAM, _END_HEADERS, _PADDED, _PRIORITY = 0x1, 0x4, 0x8, 0x20
