@@ -219,10 +219,10 @@ class _Text(logging.Formatter):
         at = f"{self._seconds(record.created)},{int(record.msecs):03d}"
         line = f"{at} {record.levelname} {record.name}: {_cut(record.getMessage())}"
         for name, value in _fields(record).items():
-            # Nearly all fields: without a call for each.
             kind = value.__class__
-            plain = kind is int or kind is float
-            plain = plain or (kind is str and len(value) <= _LONGEST and _plain(value))
+            # Nearly all fields: without a call for each.
+            short = kind is str and len(value) <= _LONGEST
+            plain = _plain(value) if short else kind is int or kind is float
             line += f" {name}={value if plain else _value(value)}"
         # May contain text from clients: keep it on one line.
         line = _printable(line)
