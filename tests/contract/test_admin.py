@@ -61,13 +61,12 @@ class Running:
 
 @contextlib.asynccontextmanager
 async def running(work: dict[str, int] | None = None) -> AsyncIterator[Running]:
-    health = HealthServicer((PUBLIC,))
+    health = HealthServicer((PUBLIC,), lambda: ("loading", "paused"))
     subject = Subject(
         services=(PUBLIC,),
         settings=Settings(ticket_key="5ec2e7"),
         health=health,
         open_work=lambda: work or {},
-        conditions=lambda: ("loading", "paused"),
     )
     server = AdminServer(subject, RpcInterceptor())
     port = await server.listen("127.0.0.1:0")

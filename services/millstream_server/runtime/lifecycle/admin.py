@@ -54,8 +54,6 @@ class Subject:
     """The health servicer of its public address; the admin address serves the same one."""
     open_work: Callable[[], Mapping[str, int]]
     """Returns the amount of open work by kind."""
-    conditions: Callable[[], Sequence[str]] = tuple
-    """Returns the names of the health conditions that hold (`runtime.lifecycle.conditions`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +87,7 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             settings={name: _text(v) for name, v in describe(subject.settings).items()},
             health=subject.health.states,
             open_work=subject.open_work(),
-            health_conditions=subject.conditions(),
+            health_conditions=subject.health.told.conditions,
         )
         status.start_time.FromDatetime(self._start_time)
         status.uptime.FromTimedelta(timedelta(seconds=time.monotonic() - self._started_s))

@@ -168,7 +168,6 @@ class Service:
                 services=plan.services,
                 settings=self._settings,
                 health=self.server.health,
-                conditions=lambda: self.server.conditions.holding,
                 open_work=plan.open_work,
             ),
             RpcInterceptor(

@@ -159,7 +159,7 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
             UnavailableError: the servicer was closed.
         """
         _check_name(request.service)
-        with self._shares.share(call.caller_key), self._watching(request.service) as changed:
+        with self._shares.share(call), self._watching(request.service) as changed:
             last, ended = None, self._closed
             while not ended:
                 changed.clear()

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, Protocol
 
-from millstream_server.runtime.errors import OverloadedError
+from millstream_server.runtime.errors import OverloadedError, UnavailableError
 from millstream_server.runtime.retry_delay import jittered
+from millstream_server.runtime.rpc.call import Call
 from millstream_server.runtime.telemetry import metrics
 
 _RETRY_S = 1.0
@@ -289,33 +290,33 @@ class Shares(Ledger):
         """Allow ``most`` in sum; ``what`` names the streams in the error."""
         super().__init__(most)
         self._what = what
+        self._closed = ""
 
     @contextlib.contextmanager
-    def share(self, caller_key: str) -> Iterator[None]:
-        """Hold one while the block runs.
+    def share(self, call: Call) -> Iterator[None]:
+        """Hold one while the block runs, of the handler of ``call``.
 
         Raises:
+            UnavailableError: `close` was called.
             OverloadedError: too many are open, of this caller or in sum.
         """
-        held = self._by_caller.get(caller_key, 0)
+        if self._closed:
+            raise UnavailableError(self._closed)
+        held = self._by_caller.get(call.caller_key, 0)
         if held >= self.most - self.used:
             raise OverloadedError(
                 f"{self.used} {self._what} are open on this server, {held} of them yours; "
                 f"it allows {self.most}, and one caller as many as are free",
                 retry_delay_s=_SHARE_RETRY_S,
             )
-        holder = _Share(caller_key)
-        self.add(holder)
+        self.add(call)
         try:
             yield
         finally:
-            self.remove(holder)
+            self.remove(call)
 
-
-class _Share:
-    """One stream."""
-
-    __slots__ = ("caller_key",)
-
-    def __init__(self, caller_key: str) -> None:
-        self.caller_key = caller_key
+    def close(self, why: str) -> None:
+        """End all with UNAVAILABLE and refuse new ones: an open one would delay a server's stop."""
+        self._closed = why
+        for call in [call for held in self._held.values() for call in held]:
+            call.fail(UnavailableError(why))
