@@ -84,7 +84,10 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             services=subject.services,
             millstream_version=version("millstream"),
             pid=os.getpid(),
-            settings={name: _text(v) for name, v in describe(subject.settings).items()},
+            settings={
+                name: value if isinstance(value, str) else json.dumps(value)
+                for name, value in describe(subject.settings).items()
+            },
             health=subject.health.states,
             open_work=subject.open_work(),
             health_conditions=subject.health.told.conditions,
@@ -116,10 +119,6 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
             "log level changed", of=target.name, to=_name(request.level), was=_name(previous)
         )
         return admin_pb2.SetLogLevelResponse(previous_level=previous)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _level_to_proto(level: int) -> admin_pb2.LogLevel.ValueType:

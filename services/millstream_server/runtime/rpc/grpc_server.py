@@ -230,8 +230,9 @@ class _Plain(logging.Filter):
         return True
 
 
+_plain = _Plain()
+
+
 def plain_grpc_log() -> None:
     """Make the lines plain, for the whole process; may be called again."""
-    logger = logging.getLogger(LOGGER)
-    if not any(isinstance(found, _Plain) for found in logger.filters):
-        logger.addFilter(_Plain())
+    logging.getLogger(LOGGER).addFilter(_plain)  # once, however often it is called

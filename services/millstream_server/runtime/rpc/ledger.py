@@ -252,7 +252,7 @@ class Places(Ledger):
             return
         self.remove(place)
         self.unused_of(place).pop(place, None)
-        place.give_up = _nothing  # keeps what had it in memory
+        place.give_up = bool  # the old one keeps what had it in memory
         if place.caller_key not in self._held:
             del self._unused[place.caller_key]
         if not self.used:
@@ -272,10 +272,6 @@ class Places(Ledger):
         if first is None or time.monotonic() - first.since_s < self._patience_s:
             return None
         return first
-
-
-def _nothing() -> None:
-    """Stand for what is closed."""
 
 
 class Shares(Ledger):

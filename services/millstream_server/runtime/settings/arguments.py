@@ -156,7 +156,8 @@ class _Parser(argparse.ArgumentParser):
         if value is None:
             return []
         if isinstance(value, bool) and isinstance(action, argparse.BooleanOptionalAction):
-            return [flag if value else _negated(action)]
+            negated = next(each for each in action.option_strings if each.startswith("--no-"))
+            return [flag if value else negated]
         if isinstance(value, bool) and action.nargs == 0:
             return [flag] if value else []
         if action.nargs == 0:
@@ -225,10 +226,6 @@ def _plain_name(name: str) -> str:
 def _like(name: str, found: str) -> str:
     """Write a name in the way that another is written."""
     return "--" + found.replace("_", "-") if name.startswith("-") else found
-
-
-def _negated(action: argparse.Action) -> str:
-    return next(option for option in action.option_strings if option.startswith("--no-"))
 
 
 def _text(value: Any) -> str:

@@ -164,7 +164,7 @@ class ServerState(H2Connection):
     """h2 remembers how so many streams ended, for frames that come late."""
     decoder: _Decoder
 
-    def __init__(self, options: TransportOptions, send: Callable[[bytes], None]) -> None:
+    def __init__(self, options: TransportOptions, send: Callable[[bytes], object]) -> None:
         """Announce the limits of ``options``; frames go to ``send``."""
         super().__init__(_CONFIG)
         table = self._frame_dispatch_table
@@ -195,7 +195,7 @@ class ServerState(H2Connection):
     def release(self) -> None:
         """Break cycles, so that its memory is free at once; receive nothing after it."""
         self._frame_dispatch_table = {}
-        self._send = _drop
+        self._send = bool
 
     def next_events(self) -> Sequence[Event] | None:
         """Return what the next frame of `reader` means; None: it has none.
@@ -387,7 +387,3 @@ _QUICK: dict[int, Callable[[ServerState, int, int, bytes], Sequence[Event] | Non
     _HEADERS: ServerState._quick_headers,  # noqa: SLF001
     _WINDOW_UPDATE: ServerState._quick_window,  # noqa: SLF001
 }
-
-
-def _drop(_: bytes) -> None:
-    """Stand for the connection that is over."""
